@@ -15,7 +15,7 @@ from kd.launch.child import end_with_parent, wait_asleep
 from kd.launch.cluster import is_rank_zero
 from kd.launch.sagemaker import tell_failure
 from kd.run.request import translate
-from kd.run.streams import unbroken_output
+from kd.run.streams import quiet_libraries, unbroken_output
 
 
 def __getattr__(name: str) -> Callable[..., int]:
@@ -29,6 +29,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
     """Runs a command; what fails before a run has its folder ends in one line and status 2."""
     end_with_parent()
     wait_asleep()
+    quiet_libraries()
     with unbroken_output():
         return _status(command, sys.argv[1:] if argv is None else argv)
 
@@ -58,7 +59,12 @@ def commands() -> dict[str, str]:
 
 def _status(command: str, argv: Sequence[str]) -> int:
     try:
-        return import_module(f"kd.commands.{command}").run(translate(argv))
+        module, request = import_module(f"kd.commands.{command}"), translate(argv)
+        status = module.run(request)
+        if status is None:
+            print(module.usage() if hasattr(module, "usage") else module.HELP, end="")
+            return 0 if "help" in request.flags else 2
+        return status
     except UserError as error:
         if is_rank_zero():
             print(f"kd-{command}: {error}", file=sys.stderr)

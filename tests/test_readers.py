@@ -71,7 +71,6 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.ship.export": {"importlib.import_module": NAMES},
     "kd.ship.export.backbone": {"safetensors.torch.load_file": WEIGHTS, "timm.create_model": BUILT},
     "kd.ship.export.base": {"importlib.import_module": NAMES},
-    "kd.ship.export.formats": {"importlib.import_module": NAMES},
     "kd.ship.export.hub": {"timm.create_model": OURS},
     "kd.ship.export.onnx": {"onnx.load": OURS,
                             "runtime.InferenceSession": "a graph without code, checked at the start"},

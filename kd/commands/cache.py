@@ -29,11 +29,10 @@ Stored answers are kept: run the same command again to resume. config=ddp_8gpu s
 """
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> int | None:
     describing = "describe" in request.flags
     if "help" in request.flags or not (request.recipe or describing):
-        print(HELP, end="")
-        return 0 if "help" in request.flags else 2
+        return None
     if describing and len(request.rest) != 1:
         raise UserError(f"--describe: needs one folder, got {', '.join(request.rest) or 'none'}")
     if request.rest and not describing:

@@ -4,9 +4,10 @@ import sys
 from pathlib import Path
 
 from kd.errors import UserError
+from kd.run.own_keys import take
 from kd.run.request import Request
 from kd.storage.checkpoints import write_text
-from kd.storage.run_urls import run_at
+from kd.storage.run_urls import finished_at
 
 HELP = """\
 kd-card: a model card: data, teacher, losses, accuracy by class, fidelity, speed, exports, limits, how to load.
@@ -23,25 +24,20 @@ The card leaves out what the run does not have: kd-eval, kd-latency and kd-expor
 LICENSES = ("license", "teacher_license", "data_license")
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> int | None:
     if "help" in request.flags or len(request.rest) != 1:
-        print(HELP, end="")
-        return 0 if "help" in request.flags else 2
+        return None
     from kd.report.card import card
     from kd.report.records import read_run
 
-    own = dict(item.split("=", 1) for item in request.overrides)
-    taken = (*LICENSES, "out")
-    foreign = [key for key in own if key not in taken]
-    if foreign:
-        raise UserError(f"no key '{foreign[0]}' (it takes {', '.join(f'{key}=' for key in taken)})")
-    folder = run_at(request.rest[0])
-    if not (folder / "summary.json").is_file() or not (folder / "student.safetensors").is_file():
-        raise UserError(f"{folder} is no finished run: it has no summary.json and student.safetensors")
+    own = take(request, *LICENSES, "out")
+    for item in request.overrides:
+        known = ", ".join(f"{key}=" for key in (*LICENSES, "out"))
+        raise UserError(f"no key '{item.partition('=')[0]}' (it takes {known})")
+    folder = finished_at(request.rest[0], "summary.json")
     hub = folder / "export" / "hub"
-    files = (
-        [Path(own["out"])] if "out" in own else [folder / "README.md", *([hub / "README.md"] if hub.is_dir() else [])]
-    )
+    usual = [folder / "README.md", *([hub / "README.md"] if hub.is_dir() else [])]
+    files = [Path(own["out"])] if "out" in own else usual
     if not files[0].resolve().parent.is_dir():
         raise UserError(f"out: there is no folder {files[0].resolve().parent}")
     missing = [f"{key}=" for key in LICENSES if not own.get(key)]

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kd.errors import UserError, did_you_mean
-from kd.run.own_keys import take, truth, whole_number
+from kd.errors import UserError
+from kd.run.own_keys import take_all, truth, whole_number
 from kd.run.request import Request
 
 if TYPE_CHECKING:
@@ -37,10 +37,9 @@ calibration, classes, confusions. Computed in float32, as plain timm would.
 OWN = ("split", "folder", "out", "robust", "arch", "img_size")
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> int | None:
     if "help" in request.flags or not request.rest:
-        print(HELP, end="")
-        return 0 if "help" in request.flags else 2
+        return None
     found = evaluated(request)
     from kd.data.sources import said
     from kd.report.terminal import print_evaluation, print_features, print_side_by_side
@@ -60,18 +59,12 @@ def run(request: Request) -> int:
 def evaluated(request: Request) -> "Evaluation":
     options = _options(request)
     from kd.run.measure import evaluate
-    from kd.run.streams import quiet_libraries
 
-    quiet_libraries()
     return evaluate(request, options)
 
 
 def _options(request: Request) -> "Options":
-    own = take(request, *OWN)
-    foreign = next((o for o in request.overrides if not o.startswith(("data.", "model.teacher"))), None)
-    if foreign:
-        hint, keys = did_you_mean(foreign.split("=")[0], OWN), ", ".join(f"{key}=" for key in OWN)
-        raise UserError(f"it takes {keys}, data.* and model.teacher.*, not '{foreign}'{hint}")
+    own = take_all(request, *OWN)
     robust, out = truth(own, "robust"), Path(own["out"]) if "out" in own else None
     size = whole_number(own, "img_size", 1) if "img_size" in own else None
     if out is not None and (out.suffix not in (".csv", ".json") or not out.resolve().parent.is_dir()):

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kd.errors import UserError
-from kd.run.own_keys import take, truth, whole_number
+from kd.run.own_keys import take_all, truth, whole_number
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import remember_made
 
 if TYPE_CHECKING:
-    from kd.ship.export.base import Limits
     from kd.ship.export.manifest import Layout
 
 HELP = """\
@@ -28,9 +27,9 @@ kd-export: a run's student for other programs, compared with the student in torc
   to=backbone       backbone.safetensors: the layers below the classifier, for detectors built on timm
   int8=true         int8 weights and activations, calibrated on training pictures (extra openvino)
   layout=nhwc       or nchw: of the pictures that go in
-  out=FOLDER        default: RUN_FOLDER/export/FORMAT, with _int8 behind it
+  out=FOLDER        default: RUN_FOLDER/export/FORMAT, with _int8 after it
   calibrate=300     so many training pictures calibrate
-  min_agreement=99.9    of a float export with the student, in per cent of validation's answers
+  min_agreement=99.9    of a float export: per cent of validation's answers that are the student's
   max_drop=1            what an int8 export may lose of the main metric, in points
   data.key=...      as for kd-train: data.source.root=DIR, ...
 
@@ -40,16 +39,16 @@ An export that loses more is not kept: exit status 1. The comparison goes to RUN
 KEYS = ("to", "int8", "out", "layout", "calibrate", "min_agreement", "max_drop")
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> int | None:
     if "help" in request.flags or len(request.rest) != 1:
-        print(HELP, end="")
-        return 0 if "help" in request.flags else 2
-    from kd.ship.export.formats import find_format
+        return None
+    from kd.ship.export.base import Limits, find_format
 
-    own = take(request, *KEYS)
+    own = take_all(request, *KEYS)
     if "to" not in own:
         raise UserError("to: say which format, to=onnx for example (kd-export --help lists them)")
-    int8, calibrate, limits = truth(own, "int8"), whole_number(own, "calibrate", 300), _limits(own)
+    int8, calibrate = truth(own, "int8"), whole_number(own, "calibrate", 300)
+    limits = Limits(_share(own, "min_agreement", 99.9), _share(own, "max_drop", 1))
     layout: Layout = "nchw" if own.get("layout") == "nchw" else "nhwc"
     if own.get("layout", layout) != layout:
         raise UserError(f"layout: must be nhwc or nchw, got '{own['layout']}'")
@@ -57,7 +56,7 @@ def run(request: Request) -> int:
     if int8 and not kind.quantises:
         raise UserError(f"int8: to={own['to']} has no int8 (to=onnx, openvino, triton, sagemaker have)")
     kind.check(f"to={own['to']}", int8)  # before torch is loaded
-    opened = Run.open(request.rest[0], request, KEYS)
+    opened = Run.open(request.rest[0], request)
     from kd.ship.export.gate import Wanted, export, lines
 
     wanted = Wanted(own["to"], kind, int8, layout, calibrate, limits)
@@ -73,15 +72,11 @@ def run(request: Request) -> int:
     return 0
 
 
-def _limits(own: dict[str, str]) -> "Limits":
-    from kd.ship.export.base import Limits
-
-    numbers = {}
-    for key, default in (("min_agreement", 99.9), ("max_drop", 1.0)):
-        try:
-            numbers[key] = float(own.get(key, default))
-            if not 0 <= numbers[key] <= 100:
-                raise ValueError
-        except ValueError:
-            raise UserError(f"{key}: must be a number between 0 and 100, got '{own[key]}'") from None
-    return Limits(numbers["min_agreement"] / 100, numbers["max_drop"] / 100)
+def _share(own: dict[str, str], key: str, default: float) -> float:
+    try:
+        percent = float(own.get(key, default))
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent <= 100:
+        raise UserError(f"{key}: must be a number between 0 and 100, got '{own[key]}'")
+    return percent / 100

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from kd.run.own_keys import positive, take, whole_numbers
+from kd.run.own_keys import positive, take_all, whole_numbers
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import made_here
@@ -27,20 +27,19 @@ goes to RUN_FOLDER/export/latency.json and into the report.
 KEYS = ("runtime", "batch", "threads", "seconds")
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> int | None:
     if "help" in request.flags or len(request.rest) != 1:
-        print(HELP, end="")
-        return 0 if "help" in request.flags else 2
+        return None
     from kd.machine import cores
     from kd.report.html import write_report
     from kd.report.records import read_run
     from kd.report.rules import Explained
 
-    own = take(request, *KEYS)
+    own = take_all(request, *KEYS)
     batches = whole_numbers(own, "batch", "1,8,64")  # ascending: memory's peak is that of the batches so far
     threads = whole_numbers(own, "threads", f"1,{cores()}")
     seconds = positive("seconds", own.get("seconds", "1"), 3600)
-    opened = Run.open(request.rest[0], request, KEYS)
+    opened = Run.open(request.rest[0], request)
     from kd.ship.latency import measure, runtimes_of
 
     trusted = "trust" in request.flags

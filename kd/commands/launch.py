@@ -41,11 +41,9 @@ All other keys are the run's (kd-train --keys). Keys of the places:
 """
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> int | None:
     if "help" in request.flags or not request.rest:
-        lines = ((place, key, text) for place in TARGETS for key, text in _target(place).keys.items())
-        print(HELP + "".join(f"  {place:<12} {key + '=':<16} {text}\n" for place, key, text in lines), end="")
-        return 0 if "help" in request.flags else 2
+        return None
     place = request.rest.pop(0)
     if place == "endpoint":
         from kd.fleet import endpoint
@@ -78,6 +76,11 @@ def run(request: Request) -> int:
     folder = job.runs_dir / job.recipe / "jobs" / job.name
     send(target, job, folder, files, place)
     return 0 if own.get("wait") == "false" else follow(folder, _target)
+
+
+def usage() -> str:
+    lines = ((place, key, text) for place in TARGETS for key, text in _target(place).keys.items())
+    return HELP + "".join(f"  {place:<12} {key + '=':<16} {text}\n" for place, key, text in lines)
 
 
 def _target(place: str, *search: object) -> Target:

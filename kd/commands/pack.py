@@ -3,6 +3,7 @@
 import re
 
 from kd.errors import UserError
+from kd.run.own_keys import take
 from kd.run.request import Request
 from kd.run.run import Run
 
@@ -16,17 +17,15 @@ kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for dat
 """
 
 
-def run(request: Request) -> int:
-    own = dict(item.split("=", 1) for item in request.overrides if item.startswith(("out=", "short_side=")))
+def run(request: Request) -> int | None:
+    own = take(request, "out", "short_side")
     if "help" in request.flags or not request.recipe or "out" not in own:
-        print(HELP, end="")
-        return 0 if "help" in request.flags else 2
+        return None
     if not own["out"]:
         raise UserError("out: must name a folder or a URL, got nothing")
     side = own.get("short_side")
     if side is not None and not (re.fullmatch("[0-9]{1,6}", side) and int(side) > 0):
         raise UserError(f"short_side: must be a number of pixels, got '{side}'")
-    request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
     config = Run.of(request).config
     from kd.data.pack import pack
     from kd.data.sources import labelled

@@ -4,7 +4,7 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-from kd.run.own_keys import take, whole_number
+from kd.run.own_keys import take_all, whole_number
 from kd.run.request import Request
 from kd.run.run import Run
 
@@ -24,16 +24,15 @@ Damaged pictures are named and left out. Exit status: 0 done, 1 no picture could
 """
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> int | None:
     if "help" in request.flags or len(request.rest) < 2:
-        print(HELP, end="")
-        return 0 if "help" in request.flags else 2
+        return None
     from kd.ship.predict import check_out, choose_device, find_pictures, predict, write
 
-    own = take(request, "out", "top", "device")
+    own = take_all(request, "out", "top", "device")
     top, out = whole_number(own, "top", 5), Path(own["out"]) if "out" in own else None
     files = find_pictures(request.rest[1:])
-    opened = Run.open(request.rest[0], request, ("out", "top", "device"))
+    opened = Run.open(request.rest[0], request)
     check_out(opened.kind, out)
     bad: dict[str, str] = {}
     answers = predict(opened, files, choose_device(own.get("device")), bad)

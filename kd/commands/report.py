@@ -32,13 +32,12 @@ Needs neither torch nor a network.
 """
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> int | None:
     from kd.report.html import write_comparison, write_report
     from kd.report.rules import Explained
 
     if "help" in request.flags or not (request.rest or {"alarms", "alerts", "dashboard"} & request.flags):
-        print(HELP, end="")
-        return 0 if "help" in request.flags else 2
+        return None
     modes = {"alarms": _alarms, "alerts": _alerts, "dashboard": _dashboard, "live": _live, "what-if": _what_if}
     if asked := [command for mode, command in modes.items() if mode in request.flags]:
         return asked[0](request)

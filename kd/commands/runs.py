@@ -24,10 +24,9 @@ MAIN = ("acc1", "miou", "map", "f1", "knn1", "feature_loss")
 COLUMNS = ("run", "status", "metric", "teacher", "student", "images/s", "limit", "age", "MB", "delete")
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> int | None:
     if "help" in request.flags:
-        print(HELP, end="")
-        return 0
+        return None
     if len(request.rest) > 1 or request.overrides or request.recipe:
         raise UserError("it takes one folder of runs, and --json")
     folder = Path(request.rest[0] if request.rest else "runs")
@@ -89,7 +88,6 @@ def _print(found: list[dict[str, Any]]) -> None:
 
 
 def _age(seconds: float) -> str:
-    """How long ago, in one unit."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"

@@ -31,10 +31,9 @@ how far the fit is from what was measured. Writes runs/<recipe>/scale/<number>/r
 """
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> int | None:
     if "help" in request.flags or not request.recipe:
-        print(HELP, end="")
-        return 0 if "help" in request.flags else 2
+        return None
     if request.rest:
         raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME")
     own = take(request, "processes", "strategies", "steps", "machines", "network")

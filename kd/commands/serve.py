@@ -40,11 +40,10 @@ A run without an ONNX export is exported first (kd-export). SIGTERM finishes wha
 OWN = ("host", "hosts", "port", "threads", "teacher", "int8")
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> int | None:
     if "help" in request.flags or len(request.rest) != 1:
-        print(HELP, end="")
-        return 0 if "help" in request.flags else 2
-    from kd.run.own_keys import positive, refuse_foreign, take, truth, whole_number
+        return None
+    from kd.run.own_keys import positive, take_all, truth, whole_number
     from kd.ship.export.base import need
 
     for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client"):
@@ -56,8 +55,7 @@ def run(request: Request) -> int:
     from kd.ship.serving.run import bind, serve
 
     keys = (*OWN, *(f.name for f in fields(Limits)))
-    own = take(request, *keys)
-    refuse_foreign(request, keys)
+    own = take_all(request, *keys)
     numbers: dict[str, Any] = {}
     for name, kind in ((f.name, f.type) for f in fields(Limits) if f.name in own):
         whole = kind in (int, "int")
@@ -106,7 +104,7 @@ def _model(request: Request, int8: bool) -> Path:
 def _teacher(request: Request, manifest: "Manifest") -> "Runtime":
     if not (Path(request.rest[0]) / "config.yaml").is_file():
         raise UserError("teacher: give the run's folder, an export does not know its teacher")
-    opened = Run.open(request.rest[0], request, OWN)
+    opened = Run.open(request.rest[0], request)
     teacher = opened.teacher_runtime(manifest.layout)
     if teacher is None:
         raise UserError(f"teacher: {opened.folder} has none that answers in classes")

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.fleet.sizing.plan import KEYS, plan
+from kd.fleet.sizing.plan import plan
+from kd.run.own_keys import take_all
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import made_here
@@ -32,11 +33,9 @@ config=FILE. After any stop, run the same command again to resume: what was meas
 """
 
 
-def run(request: Request) -> int:
-    """Runs the command; returns its exit status."""
+def run(request: Request) -> int | None:
     if "help" in request.flags or not (request.recipe or request.rest):
-        print(HELP, end="")
-        return 0 if "help" in request.flags else 2
+        return None
     if len(request.rest) > bool(not request.recipe):
         raise UserError(f"what is '{request.rest[-1]}'? Settings are key=value, recipes recipe=NAME")
     if request.rest:
@@ -70,7 +69,8 @@ def _compare(place: str, request: Request) -> int:
     from kd.report.records import read_run
     from kd.report.sized import candidate_of
 
-    opened = Run.open(place, request, KEYS)
+    take_all(request)
+    opened = Run.open(place, request)
     known = candidate_of(opened.folder, opened.config)
     if known is None:
         raise UserError(f"{opened.folder}: no search (kd-size recipe=...) has a student of its size")

@@ -33,18 +33,15 @@ kill, run the same command again to resume; given on several machines that share
 """
 
 
-def run(request: Request) -> int:
+def run(request: Request) -> int | None:
     if "help" in request.flags or not request.recipe:
-        print(HELP, end="")
-        return 0 if "help" in request.flags else 2
+        return None
     if request.rest:
         raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, spaces search.KEY=SPACE")
     Request(request.recipe, request.overlays).parser_args()  # reports a wrong name before torch is imported
     import kd.fleet.tuning.study  # noqa: F401 - likewise where the extra is missing
     from kd.fleet.tuning.plan import plan
-    from kd.run.streams import quiet_libraries
 
-    quiet_libraries()
     planned = plan(request)
     from kd.fleet.tuning.confirm import search_and_confirm
 

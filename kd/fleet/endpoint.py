@@ -14,12 +14,12 @@ from kd.fleet.jobs.job import Machines, Needs, read_machines
 from kd.fleet.jobs.sagemaker import aws_session, boto_errors, check_request, check_type
 from kd.fleet.jobs.target import Outcome, followed
 from kd.launch.groups import has_gpus
-from kd.run.own_keys import refuse_foreign, take, truth
+from kd.run.own_keys import take_all, truth
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import remember_made
 from kd.storage.elsewhere import json_of
-from kd.storage.run_urls import run_at
+from kd.storage.run_urls import finished_at
 
 if TYPE_CHECKING:
     from kd.ship.finished import FinishedRun
@@ -97,12 +97,8 @@ class Endpoint(Needs):
 def run(request: Request) -> int:
     if len(request.rest) != 1:
         raise UserError("endpoint: takes one run's folder (kd-launch endpoint RUN instances=1xml.c5.xlarge)")
-    own = take(request, *KEYS)
-    refuse_foreign(request, tuple(KEYS))
-    folder = run_at(request.rest[0])
-    for file in ("config.yaml", "student.safetensors"):
-        if not (folder / file).is_file():
-            raise UserError(f"{folder} is no finished run: it has no {file}")
+    own = take_all(request, *KEYS)
+    folder = finished_at(request.rest[0], "config.yaml")
     found = _read(folder, own)
     if "delete" in request.flags:
         return delete(found.name)
@@ -116,7 +112,7 @@ def run(request: Request) -> int:
     if missing:
         raise UserError(missing)
     aws_session()  # before torch is loaded
-    opened = Run.open(str(folder), request, tuple(KEYS))
+    opened = Run.open(str(folder), request)
     _create(calls, _archive(opened))
     again = f"kd-launch endpoint {request.rest[0]} --delete"
     kind = "transform_job" if "batch" in own else "endpoint"
@@ -144,8 +140,7 @@ def _read(folder: Path, own: dict[str, str]) -> Endpoint:
 
 
 def _archive(opened: "FinishedRun") -> Path:
-    from kd.ship.export.base import Limits
-    from kd.ship.export.formats import find_format
+    from kd.ship.export.base import Limits, find_format
     from kd.ship.export.gate import Wanted, export
 
     out = opened.folder / "export" / "sagemaker"

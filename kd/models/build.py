@@ -113,13 +113,10 @@ def timm_model(arch: str, **kwargs: Any) -> nn.Module:
 def check_arch(arch: str, key: str) -> None:
     """Raises a UserError with the nearest name when timm has no model ``arch``."""
     if not arch:
-        raise UserError(
-            f"{key}.arch: which model? Give the name of one of timm's (timm.list_models()), or a "
-            f"{key}.checkpoint that says it"
-        )
+        raise UserError(f"{key}.arch: which model? Give one of timm.list_models(), or a {key}.checkpoint with its name")
     if arch.startswith(("hf_hub:", "hf-hub:")):
         loads = f"{key}.builder={HUGGING_FACE} {key}.builder.path={arch[7:]}"
-        raise UserError(f"{key}.arch: '{arch}' is none of timm's own; download it: {key}.checkpoint=DIR, or {loads}")
+        raise UserError(f"{key}.arch: '{arch}' is not a timm model; download it ({key}.checkpoint=DIR), or {loads}")
     if not timm.is_model(arch):
         raise UserError(f"{key}.arch: timm has no model '{arch}'{did_you_mean(arch, timm.list_models(), 0.5)}")
 

@@ -49,7 +49,7 @@ def assemble(
     objective = Objective(task, losses, weight, taps, teacher_of, teacher_drop)
     if student.freeze and not (objective.task_loss_weight or objective.trains_logits):
         raise UserError("model.student.freeze: backbone leaves the classifier alone to train, and nothing trains it; "
-                        "give model.task_loss_weight or a loss over logits (SimKDLoss is none)")  # fmt: skip
+                        "give model.task_loss_weight or a loss over logits (not SimKDLoss)")  # fmt: skip
     task.settle(len(data.classes), data.ignore_index)
     student = completed(student, "model.student")
     classes = data.classes if student.head else []
@@ -111,7 +111,7 @@ def choose_start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None
 
 
 def not_inheritable(model: nn.Module, teacher: RunTeacher) -> str:
-    """Why the student can't start from the teacher's layers; empty where it can."""
+    """Why the student can't start from the teacher's layers; empty if it can."""
     if teacher.closed:
         return f"the teacher {teacher.closed}"
     from kd.distill.inherit import check_pair

@@ -1,39 +1,36 @@
 """Objects from resolved settings. What a run folder's ``config.yaml`` says is enough: no command line's parser."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from torch import nn
 
 from kd.data.datamodule import DistillationDataModule
-from kd.errors import UserError
+from kd.errors import UserError, causes
 from kd.models import Preprocess, TeacherSpec
-from kd.run.checks import build, told_by_key
 from kd.run.request import Request
 from kd.run.trust import ALL, trusted_class
-from kd.run.typed import TYPES, no_class
+from kd.run.typed import no_class
 from kd.ship.export.student import builder_in, load_student
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
-
-T = TypeVar("T")
 
 
 def data_of(config: Mapping[str, Any]) -> DistillationDataModule:
     data = {**config["data"], "seed": config.get("seed", 0)}
     if data.get("engine") == "ray":
         data |= {"engine": "torch", "tier": None, "num_workers": "auto"}
-    return _told(config, lambda: cast(DistillationDataModule, made(DistillationDataModule, data, "data")))
+    return cast(DistillationDataModule, made(DistillationDataModule, data, "data"))
 
 
 def task_of(config: Mapping[str, Any]) -> Task:
-    task = config["model"].get("task")
-    return _told(config, lambda: cast(Task | None, made(Task | None, task, "model.task"))) or Classification()
+    return cast(Task | None, made(Task | None, config["model"].get("task"), "model.task")) or Classification()
 
 
 def metrics_of(config: dict[str, Any]) -> list[str]:
@@ -47,8 +44,8 @@ def metrics_of(config: dict[str, Any]) -> list[str]:
 
 
 def teacher_specs(config: Mapping[str, Any]) -> dict[str, TeacherSpec]:
-    given = teachers_in(config["model"])
-    found = _told(config, lambda: {k: cast(TeacherSpec, made(TeacherSpec, spec, k)) for k, spec in given.items()})
+    """The settings of a run's teachers by name; a single teacher's name is empty."""
+    found = {key: cast(TeacherSpec, made(TeacherSpec, spec, key)) for key, spec in teachers_in(config["model"]).items()}
     return {key.removeprefix("model.teachers.").removeprefix("model.teacher"): spec for key, spec in found.items()}
 
 
@@ -64,17 +61,10 @@ def student_in(file: Path, request: Request, config: Mapping[str, Any]) -> tuple
     return load_student(file, trusted_class(builder_in(file), trusted))
 
 
-def _told(config: Mapping[str, Any], make: Callable[[], T]) -> T:
-    try:
-        return make()
-    except Exception as error:
-        raise told_by_key(error, dict(config)) from error
-
-
 def made(kind: object, value: object, key: str) -> object:
     """A value as an annotation (``kind``) wants it: a dataclass or a class from its arguments, else a plain value.
 
-    Raises a UserError that names ``key``, and :class:`kd.run.checks.Unbuilt` where a class refuses its arguments.
+    Raises a UserError that names ``key``, also where a class refuses its arguments.
     """
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     plain = [one for one in kinds if isinstance(one, type) and get_origin(one) is None and one is not Any]
@@ -86,25 +76,30 @@ def made(kind: object, value: object, key: str) -> object:
         if "class_path" in value:
             return _named(value, key)
         group = next((one for one in plain if is_dataclass(one) or one is DistillationDataModule), None)
-        return value if group is None else _object(group, value, key)
+        inner = _inner(kinds, dict)
+        entries = {name: made(inner, entry, f"{key}.{name}") for name, entry in value.items()}
+        return entries if group is None else _object(group, value, key)
     if isinstance(value, list):
-        return tuple(value) if any(get_origin(one) is tuple for one in kinds) else value
+        items = [made(_inner(kinds, list), item, key) for item in value]
+        return tuple(items) if any(get_origin(one) is tuple for one in kinds) else items
     if str in plain and not isinstance(value, str):
         return value if type(value) in plain else str(value)
     if float in plain and isinstance(value, int | str) and type(value) not in (bool, *plain):
         return _number(value, key)
-    if isinstance(value, str | int) and {*plain} <= {int, float, bool, NoneType}:
-        _check_plain(value, kinds, key)
     return value
 
 
-def _check_plain(value: str | int, kinds: Sequence[Any], key: str) -> None:
-    names = [name for one in kinds if get_origin(one) is Literal for name in get_args(one)]
-    if value in names or type(value) in kinds or Any in kinds:
-        return
-    plain = [getattr(one, "__name__", str(one)) for one in kinds if one is not NoneType and get_origin(one) != Literal]
-    words = [*(TYPES.get(name, name) for name in plain), *([f"one of {', '.join(names)}"] if names else [])]
-    raise UserError(f"{key}: must be {' or '.join(words)}, got '{value}'")
+def _inner(kinds: Sequence[Any], of: type) -> Any:
+    return next((get_args(one)[-1] for one in kinds if get_origin(one) is of), Any)
+
+
+def arguments_of(kind: Callable[..., object], given: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Arguments of a function or class from settings."""
+    hints: dict[str, Any] = {}
+    for of in (kind, kind.__init__):
+        with suppress(NameError, TypeError):  # of a user's class: plain values are what it gets
+            hints |= get_type_hints(of)
+    return {name: made(hints.get(name, Any), value, f"{key}.{name}") for name, value in given.items()}
 
 
 def _number(value: int | str, key: str) -> float:
@@ -119,18 +114,31 @@ def _named(value: Mapping[str, Any], key: str) -> object:
     kind, given = named_class(value["class_path"], key), value.get("init_args") or {}
     if kind.__module__.startswith("kd."):
         given = {name: own for name, own in given.items() if name in signature(kind).parameters}
-    return _object(kind, {**given, **(value.get("dict_kwargs") or {})}, key)
+    given = {**given, **(value.get("dict_kwargs") or {})}
+    try:
+        return _object(kind, given, key)
+    except Exception as error:
+        mistake = next((cause for cause in causes(error) if isinstance(cause, UserError)), None)
+        raise mistake or UserError(_refusal(kind, given, key, error)) from error
+
+
+def _refusal(kind: type, given: Mapping[str, Any], key: str, error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if "NoneType" in reason:
+        nulls = [p.name for p in signature(kind).parameters.values() if p.default and given.get(p.name, 0) is None]
+        return f"{', '.join(f'{key}.{name}' for name in nulls) or key}: can't be null"
+    return f"{key}: {kind.__name__} can't be built: {reason[:200]}"
 
 
 def _object(kind: type, given: Mapping[str, Any], key: str) -> object:
-    hints: dict[str, Any] = {}
-    for of in (kind, kind.__init__):  # type: ignore[misc]
-        try:
-            hints |= get_type_hints(of)
-        except (NameError, TypeError):  # of a user's class: plain values are what it gets
-            continue
-    arguments = {name: made(hints.get(name, Any), value, f"{key}.{name}") for name, value in given.items()}
-    return build(kind, **arguments)
+    arguments = arguments_of(kind, given, key)
+    try:
+        return kind(**arguments)
+    except ValueError as error:
+        first, _, rest = " ".join(str(error).split()).partition(" ")  # our constructors name their argument first
+        if isinstance(error, UserError) or first not in given:
+            raise
+        raise UserError(f"{key}.{first}: {rest}") from error
 
 
 def named_class(name: str, key: str) -> type:

@@ -1,11 +1,10 @@
-"""What the types let pass and a run could not stand, by its key."""
+"""Checks of settings that the types can't make; each error names its key."""
 
 import copy
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from inspect import signature
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from kd.errors import UserError, causes
 from kd.losses import LogitLoss
 from kd.run import keys, typed
 from kd.run.files import flatten, leaves, read
-from kd.run.messages import one_line
 from kd.run.trust import check_plain
 from kd.storage.elsewhere import yaml_of
 
@@ -128,69 +126,13 @@ def check_losses(objective: Objective, key: str, classes: int) -> None:
             raise UserError(f"{key}.distill_losses.{name}: is not finite on a trial batch ({given})")
 
 
-class Unbuilt(ValueError):
-    """A class that the settings name has refused its arguments."""
-
-    def __init__(self, kind: type, arguments: dict[str, Any], reason: Exception) -> None:
-        super().__init__(str(reason))
-        self.kind, self.arguments, self.reason = kind, arguments, reason
-
-
-def build(kind: type, *args: object, **arguments: object) -> object:
-    try:
-        return kind(*args, **arguments)
-    except Exception as error:
-        raise Unbuilt(kind, arguments, error) from error
-
-
-def blamed(config: dict[str, Any], unbuilt: Unbuilt) -> str | None:
-    """Which of the configured classes could not be built, and why; arguments built of settings are not compared."""
-    for key, node in _classes(config):
-        own, given = node.get("init_args") or {}, unbuilt.arguments
-        same = (isinstance(v, (dict, list)) or v == given.get(k) or str(v) == str(given.get(k)) for k, v in own.items())
-        if node["class_path"].rpartition(".")[2] == unbuilt.kind.__name__ and all(same):
-            return _blamed(key, unbuilt.kind, own, unbuilt.reason)
-    return None
-
-
 def told_by_key(error: Exception, config: dict[str, Any]) -> Exception:
     """The user's mistake behind what was raised while settings became objects; any other error as it is."""
     mistake = next((cause for cause in causes(error) if isinstance(cause, UserError)), None)
-    if mistake is not None:
-        return mistake
-    unbuilt = next((cause for cause in causes(error) if isinstance(cause, Unbuilt)), None)
-    culprit = unbuilt and blamed(config, unbuilt)
-    if culprit:
-        return UserError(culprit)
-    error = unbuilt.reason if unbuilt else error
-    if not isinstance(error, ValueError):
-        return error
-    message, flat = one_line(str(error), []), flatten(config)
-    value = re.search(r"\w+ must be .*?(?= - Expected a |$)", message)  # it tries each of a union's types
-    message = value.group(0) if value else message
+    if mistake is not None or not isinstance(error, ValueError):
+        return mistake or error
+    message, flat = " ".join(str(error).split()), flatten(config)
     name = message.split(" ", 1)[0]  # our constructors begin a ValueError with the argument's name
     keys = [k for k in flat if k.split(".")[-1] == name]
     found = [k for k in keys if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")] or keys
     return UserError(message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message)
-
-
-def _blamed(key: str, kind: type, arguments: dict[str, Any], error: Exception) -> str:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    first = reason.split(" ", 1)[0]
-    if first in arguments and isinstance(error, ValueError):  # our constructors name their argument first
-        return f"{key}.{first}: {reason.removeprefix(first).strip()}"
-    if "NoneType" in reason:
-        nulls = [p.name for p in signature(kind).parameters.values() if p.default and arguments.get(p.name, 0) is None]
-        return f"{', '.join(f'{key}.{name}' for name in nulls) or key}: can't be null"
-    return f"{key}: {kind.__name__} can't be built: {reason[:200]}"
-
-
-def _classes(tree: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _classes(value, path if key == "init_args" else f"{path}.{key}".lstrip("."))
-        if "class_path" in tree:
-            yield path, tree
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _classes(value, path)

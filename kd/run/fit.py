@@ -1,4 +1,4 @@
-"""Trains a run; one that fails says in a line how it is resumed."""
+"""Trains a run; reports in one line how a failed run is resumed."""
 
 import os
 import re

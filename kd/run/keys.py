@@ -39,17 +39,12 @@ class Key:
 
 @cache
 def _files() -> dict[str, tuple[Path, list[str]]]:
-    """Where each class and function of ours, and Lightning's Trainer, is defined, and a class's bases' names."""
+    """Where each class of ours, and Lightning's Trainer, is defined, and its bases' names."""
     found: dict[str, tuple[Path, list[str]]] = {}
-    functions: dict[str, tuple[Path, list[str]]] = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         if not {"export", "report"} & set(file.relative_to(PACKAGE).parts):
-            text = file.read_text(encoding="utf-8")
-            for name, bases in re.findall(r"^class (\w+)(?:\(([^)]*)\))?:", text, re.M):
+            for name, bases in re.findall(r"^class (\w+)(?:\(([^)]*)\))?:", file.read_text("utf-8"), re.M):
                 found.setdefault(name, (file, re.findall(r"\w+", bases)))
-            for name in re.findall(r"^def (\w+)", text, re.M):
-                functions.setdefault(name, (file, []))
-    found = functions | found
     found |= {name: (SETTINGS, found[name][1]) for name in re.findall(r"^class (\w+)", SETTINGS.read_text(), re.M)}
     lightning = find_spec("pytorch_lightning")
     if lightning and lightning.submodule_search_locations:
@@ -62,14 +57,12 @@ def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def definition(name: str) -> ast.ClassDef | ast.FunctionDef | None:
-    tree = _parsed(_files()[name][0]) if name in _files() else None
-    nodes = [node for node in (tree.body if tree else []) if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
-    return next((node for node in nodes if node.name == name), None)
+def definition(name: str) -> ast.ClassDef | None:
+    nodes = _parsed(_files()[name][0]).body if name in _files() else []
+    return next((node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name), None)
 
 
 def arguments(name: str) -> dict[str, Key]:
-    """What a class or function of ours takes, by name."""
     node = definition(name)
     if node is None:
         return {}
@@ -77,11 +70,9 @@ def arguments(name: str) -> dict[str, Key]:
     for base in _files()[name][1]:
         inherited |= arguments(base) if base in _files() else {}
     texts = {key.name: key.text for key in inherited.values()} | _texts(ast.get_docstring(node) or "")
-    if isinstance(node, ast.FunctionDef):
-        return _parameters(node.args, 0, texts)
     init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
     if init is not None:
-        return _parameters(init.args, 1, texts | _texts(ast.get_docstring(init) or ""))
+        return _parameters(init.args, texts | _texts(ast.get_docstring(init) or ""))
     if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         return inherited
     fields = [n for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
@@ -89,9 +80,9 @@ def arguments(name: str) -> dict[str, Key]:
     return inherited | {key.name: key for key in own}
 
 
-def _parameters(given: ast.arguments, skip: int, texts: dict[str, str]) -> dict[str, Key]:
-    names = [*given.args[skip:], *given.kwonlyargs]
-    defaults: list[ast.expr | None] = [None] * (len(given.args) - skip - len(given.defaults))
+def _parameters(given: ast.arguments, texts: dict[str, str]) -> dict[str, Key]:
+    names = [*given.args[1:], *given.kwonlyargs]  # without self
+    defaults: list[ast.expr | None] = [None] * (len(given.args) - 1 - len(given.defaults))
     defaults += [*given.defaults, *given.kw_defaults]
     return {a.arg: _key(a.arg, a.annotation, d, texts) for a, d in zip(names, defaults, strict=True)}
 

@@ -182,7 +182,6 @@ def evaluate(request: Request, options: Options) -> Evaluation:
 
 
 def _check_same_pictures(measured: Sequence[Subject], options: Options) -> None:
-    """Raises a UserError where models would be compared on different pictures or labels."""
     splits = ((subject.data.split(options.place), subject.classes) for subject in measured)
     first, *others = ((len(split.targets), identity(split), classes) for split, classes in splits)
     for subject, found in zip(measured[1:], others, strict=True):
@@ -286,7 +285,6 @@ def _features_of_run(word: str, request: Request, options: Options) -> dict[str,
 
 
 def _models(opened: FinishedRun, device: torch.device) -> Models:
-    """Each model's call on uint8 pictures, and its number of parameters."""
     student, prepare = opened.model.to(device), opened.preprocess
     models: Models = {"student": (lambda images: student(prepare(images)), count_parameters(student))}
     for name, teacher in opened.feature_teachers().items():

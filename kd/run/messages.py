@@ -8,10 +8,7 @@ from kd.run.trust import refused
 from kd.run.typed import TYPES, no_class, no_plain_value
 
 LENGTH = 300
-PROTOCOLS = {
-    "Builder": "it needs the method build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module, with "
-    "these annotations"
-}
+BUILDER = "build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module, with these annotations"
 
 
 def one_line(message: str, known: list[str]) -> str:
@@ -37,7 +34,6 @@ def one_line(message: str, known: list[str]) -> str:
 
 
 def missing(message: str) -> str:
-    """jsonargparse's list of required arguments in our words."""
     return re.sub(r"the following arguments are required: (.*)", r"needs \1", message)
 
 
@@ -64,18 +60,22 @@ def _reason(key: str, given: str, reasons: list[str]) -> str:
         last = reasons[-1]
     wrong_class = re.search(r"Expected a dot import path string: (\S+)|Unexpected import path format: (\S+)", last)
     if wrong_class:
-        return _wrong_class(key, wrong_class[1] or wrong_class[2])
+        named = any(part in key for part in ("source", "losses", "callbacks", "logger", "strategy", "task"))
+        path = wrong_class[1] or wrong_class[2]
+        return f"{key}: {no_class(key, path)}" if named else no_plain_value(key, path)
     denied = re.search(r"Importing '([\w.]+)' is not allowed", " ".join(reasons))
     if denied:
         return f"{key} {refused(denied[1])}"
     option = re.search(r"Option '([\w.]+)' is not accepted|Key '([\w.]+)' is not expected", last)
     if option:
-        return f"{key}: no option '{option[1] or option[2]}'{near(option[1] or option[2], _argument_names())}"
+        name = option[1] or option[2]
+        kinds = [kind for bases in keys.CLASSES.values() for kind in keys.subclasses(*bases)]
+        known = {argument for kind in [*kinds, "Projection", "TapSpec"] for argument in keys.arguments(kind)}
+        return f"{key}: no option '{name}'{near(name, sorted(known | {k.rpartition('.')[2] for k in keys.schema()}))}"
     protocol = re.search(r"Import path ([\w.]*) ?does not implement protocol (\w+)", last)
     if protocol:
-        return (
-            f"{key}: {protocol[1] or given} is no {protocol[2]}: {PROTOCOLS.get(protocol[2], 'it lacks its methods')}"
-        )
+        needs = f"needs the method {BUILDER}" if protocol[2] == "Builder" else "lacks its methods"
+        return f"{key}: {protocol[1] or given} is no {protocol[2]}: it {needs}"
     wanted = [name for name in (_wanted(part) for part in reasons) if name]
     if wanted and len(wanted) == len(reasons):
         return f"{key}: must be {' or '.join(dict.fromkeys(wanted))}, got '{given}'"
@@ -91,15 +91,3 @@ def _wanted(reason: str) -> str | None:
         return None
     name = kind[1].rpartition(".")[2]
     return TYPES.get(name, name)
-
-
-def _wrong_class(key: str, given: str) -> str:
-    if any(part in key for part in ("source", "losses", "callbacks", "logger", "strategy", "task")):
-        return f"{key}: {no_class(key, given)}"
-    return no_plain_value(key, given)
-
-
-def _argument_names() -> list[str]:
-    ours = [name for bases in keys.CLASSES.values() for name in keys.subclasses(*bases)]
-    found = {argument for name in [*ours, "Projection", "TapSpec"] for argument in keys.arguments(name)}
-    return sorted(found | {name.rpartition(".")[2] for name in keys.schema()})

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from kd.errors import UserError
+from kd.errors import UserError, did_you_mean
 from kd.run.request import Request
 
 
@@ -46,8 +46,11 @@ def truth(own: dict[str, str], key: str) -> bool:
     return text == "true"
 
 
-def refuse_foreign(request: Request, takes: tuple[str, ...]) -> None:
+def take_all(request: Request, *keys: str) -> dict[str, str]:
+    """Removes a command's own items; refuses all others but those of the data and the teachers."""
+    own = take(request, *keys)
     foreign = [item for item in request.overrides if not item.startswith(("data.", "model.teacher"))]
     if foreign:
-        known = ", ".join(f"{key}=" for key in takes)
-        raise UserError(f"no key '{foreign[0].split('=')[0]}' (it takes {known}{', ' * bool(known)}data.*)")
+        key, known = foreign[0].split("=")[0], ", ".join(f"{key}=" for key in keys)
+        raise UserError(f"no key '{key}'{did_you_mean(key, keys)} (it takes {known}{', ' * bool(known)}data.*)")
+    return own

@@ -1,24 +1,23 @@
-"""The typed configuration: LightningCLI with our keys. The only file that knows jsonargparse."""
+"""The typed configuration, and the objects of a run. The only file that knows jsonargparse."""
 
 import copy
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import MISSING, fields
-from functools import reduce
+from functools import cache, reduce
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import yaml
-from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
 from lightning_fabric.plugins.environments import ClusterEnvironment
 from lightning_fabric.utilities.seed import seed_everything
 from omegaconf.errors import OmegaConfBaseException
-from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI
+from pytorch_lightning import Callback, Trainer, __version__
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
 
@@ -40,7 +39,7 @@ from kd.callbacks.run_folder import RunFolder
 from kd.callbacks.summary import Summary
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
-from kd.errors import UserError, causes
+from kd.errors import UserError
 from kd.fit_to_machine.precision import choose_kernels, choose_precision
 from kd.launch.cluster import Cluster
 from kd.lightning_internals import runs_in_child_processes
@@ -49,7 +48,8 @@ from kd.monitor.keys import MonitorSpec, monitors
 from kd.optim import OptimSpec
 from kd.report.metric import PROBE, less_is_better
 from kd.run.assemble import assemble
-from kd.run.checks import Unbuilt, build, check_losses, check_student, check_values, loggers_with_folders, told_by_key
+from kd.run.build import arguments_of, made
+from kd.run.checks import check_losses, check_student, check_values, loggers_with_folders, told_by_key
 from kd.run.files import BEGIN, END, flatten
 from kd.run.messages import one_line
 from kd.run.request import TRUSTED
@@ -62,44 +62,46 @@ from kd.teachers import shared_teachers
 from kd.teachers.open_cache import check_precision
 
 FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # for what was dumped here; never for files from elsewhere
-_built: list[LightningArgumentParser] = []  # one a process: it takes longer to build than to use
 
 
-class Parser(LightningArgumentParser):
-    def instantiate_classes(self, cfg: Namespace) -> Namespace:
-        failed: list[Unbuilt] = []
-
-        def noted(kind: type, *args: object, **arguments: object) -> object:
-            try:
-                return build(kind, *args, **arguments)
-            except Unbuilt as error:
-                failed.append(error)
-                raise
-
-        try:
-            return self.instantiate(cfg, instantiators=[(noted, object, True)])
-        except Exception as error:
-            if failed and not any(isinstance(cause, Unbuilt) for cause in causes(error)):
-                raise failed[-1] from failed[-1].reason  # where several types are tried only the texts are left
-            raise
-
+class Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise UserError(one_line(message, list(known_keys(self)))) from ex
+        raise UserError(one_line(message, known_keys(self))) from ex
 
 
-def known_keys(parser: LightningArgumentParser) -> Iterator[str]:
+def known_keys(parser: Parser) -> list[str]:
     """All keys that the command line takes, the short ones of losses and sources aside."""
-    for action in parser._actions:
-        if action.dest and action.dest not in ("help", "config", "print_config"):
-            yield action.dest
+    return [a.dest for a in parser._actions if a.dest and a.dest not in ("help", "config", "print_config")]
 
 
-def _add_model(parser: LightningArgumentParser) -> None:
+def _empty_parser() -> Parser:
+    header = [f"pytorch_lightning=={__version__}"]
+    return Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False, dump_header=header)
+
+
+@cache
+def _whole_parser() -> Parser:  # one a process: it takes longer to build than to use
+    parser = _empty_parser()
+    parser.add_argument("-c", "--config", action=ActionConfigFile)
+    for own in fields(Settings):
+        if own.default is not MISSING:
+            parser.add_argument(f"--{own.name}", type=own.type, default=own.default)
+    parser.add_class_arguments(Trainer, "trainer", fail_untyped=False, sub_configs=True)
+    parser.set_defaults({f"trainer.{own.name}": own.default for own in fields(TrainerSettings)})
+    _add_model(parser)
+    parser.add_class_arguments(DistillationDataModule, "data", fail_untyped=False, sub_configs=True)
+    for key, spec in (("optim", OptimSpec), ("checkpoint", CheckpointSpec), ("monitor", MonitorSpec)):
+        parser.add_class_arguments(spec, key)
+    parser.link_arguments("seed", "data.seed")
+    return parser
+
+
+def _add_model(parser: Parser) -> None:
     parser.add_function_arguments(assemble, "model", skip={"data", "optim"}, sub_configs=True)
     parser.set_defaults({"model.task": {"class_path": "kd.tasks.Classification"}})
 
 
-class KDCLI(LightningCLI):
+class KDCLI:
     """Parses recipe, overlays and overrides into one typed configuration, and builds the objects."""
 
     def __init__(self, args: list[str]) -> None:
@@ -110,18 +112,11 @@ class KDCLI(LightningCLI):
         self.student_configs: dict[str, str] = {}
         self._yaml, self._plain = "", dict[str, Any]()  # made after a change alone
         with warnings.catch_warnings(action="ignore"):
-            super().__init__(
-                assemble,
-                DistillationDataModule,
-                save_config_callback=None,
-                trainer_defaults={own.name: own.default for own in fields(TrainerSettings)},
-                parser_class=Parser,
-                parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": False, "allow_abbrev": False},
-                args=args[len(own) :],
-                run=False,
-                auto_configure_optimizers=False,
-                load_from_checkpoint_support=False,
-            )
+            self.parser = _whole_parser()
+            self.config = self._parse(args[len(own) :])
+            found = self.as_dict()
+            check_resolved(found, self._trusted)
+            check_values({**found, "name": self.config.name})
 
     def change(self, settings: Mapping[str, Any]) -> None:
         for key, value in settings.items():
@@ -134,72 +129,33 @@ class KDCLI(LightningCLI):
         with warnings.catch_warnings(action="ignore"):
             self._build()
 
-    def setup_parser(self, *arguments: Any) -> None:
-        if not _built:
-            super().setup_parser(*arguments)
-            _built.append(self.parser)
-        self.parser = _built[0]
-
-    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        for own in fields(Settings):
-            if own.default is not MISSING:
-                parser.add_argument(f"--{own.name}", type=own.type, default=own.default)
-
-    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """As Lightning's, but what is below ``model`` stays settings: one set of them may make several students."""
-        parser.add_lightning_class_args(Trainer, "trainer")
-        parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
-        _add_model(parser)
-        parser.add_lightning_class_args(DistillationDataModule, "data")
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_class_arguments(OptimSpec, "optim")
-        parser.add_class_arguments(CheckpointSpec, "checkpoint")
-        parser.add_class_arguments(MonitorSpec, "monitor")
-        parser.link_arguments("seed", "data.seed")
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        items = list(args or [])
+    def _parse(self, items: list[str]) -> Namespace:
         set_parsing_settings(
             import_path_denylist=[] if ALL in self._trusted else ["*"],
             import_path_allowlist=importable(self._trusted),
             instantiate_subclass_spec_in_any=False,
         )
         try:
-            self.config: Namespace = parser.parse_args(items)
+            config = self.parser.parse_args(items)
         except UserError as error:
             if "trainer.logger: needs save_dir" not in str(error):
                 raise
             items.append(loggers_with_folders(items) or f"--trainer.logger.save_dir={RUN}")
-            self.config = parser.parse_args(items)
+            config = self.parser.parse_args(items)
         except OmegaConfBaseException as error:
             text = " ".join(str(error).split("full_key")[0].split())
             raise UserError(f"{error.full_key}: {text}") from error
-        strategy = self.config.trainer.strategy
+        strategy = config.trainer.strategy
         if isinstance(strategy, str) and "." in strategy:  # a class path alone; the parser takes it for a name
-            self.config = parser.parse_args([*items, f"--trainer.strategy={json.dumps({'class_path': strategy})}"])
-            if isinstance(self.config.trainer.strategy, str):
+            config = self.parser.parse_args([*items, f"--trainer.strategy={json.dumps({'class_path': strategy})}"])
+            if isinstance(config.trainer.strategy, str):
                 raise UserError(f"trainer.strategy: no class '{strategy}'")
-        found = self.as_dict()
-        check_resolved(found, self._trusted)
-        check_values({**found, "name": self.config.name})
-
-    def _set_seed(self) -> None:
-        """Nothing: settings are parsed without."""
-
-    def instantiate_classes(self) -> None:
-        """Nothing: :meth:`build` does, when all settings are known."""
+        return config
 
     def check_groups(self) -> None:
         """Reports mistakes in the groups that are built in a run alone: before machines cost money."""
-        config = self.as_dict()
         for key, spec in (("monitor", MonitorSpec), ("optim", OptimSpec)):
-            try:
-                spec(**config[key])
-            except UserError:
-                raise
-            except ValueError as error:  # it begins with the argument's name
-                raise UserError(f"{key}." + str(error).replace(" ", ": ", 1)) from error
+            made(spec, self.as_dict()[key], key)
 
     def _seed(self) -> None:
         logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
@@ -211,12 +167,13 @@ class KDCLI(LightningCLI):
         if self.config.trainer.precision is None:
             chosen, self.precision_note = choose_precision(str(self.config.trainer.accelerator))
             self.change({"trainer.precision": chosen})
-        self._set_loggers_aside()
         try:
             with shared_teachers() if self.config.students else nullcontext():
-                self.config_init = self.parser.instantiate_classes(self.config)
-                self.datamodule = self.config_init.data
-                self.model = self._together() if self.config.students else self._module(self.config_init)
+                given = self.config.as_dict()
+                trainer = {**given["trainer"], "logger": self._plain_loggers(given["trainer"]["logger"])}
+                self._given = arguments_of(Trainer, trainer, "trainer")
+                self.datamodule = cast(DistillationDataModule, made(DistillationDataModule, given["data"], "data"))
+                self.model = self._together() if self.config.students else self._module(self.config)
                 self.trainer = self.instantiate_trainer()
         except Exception as error:
             raise told_by_key(error, self.as_dict()) from error
@@ -230,16 +187,14 @@ class KDCLI(LightningCLI):
         if runs_in_child_processes(self.trainer):  # the run would be in a child process, and lost with it
             raise UserError(f"trainer.strategy: '{self.config.trainer.strategy}' is not supported; take ddp")
 
-    def _set_loggers_aside(self) -> None:
-        self._logger = self.config.trainer.logger
-        loggers = self.as_dict()["trainer"]["logger"]
-        self.loggers = [x for x in (loggers if isinstance(loggers, list) else [loggers]) if isinstance(x, dict)]
+    def _plain_loggers(self, given: object) -> object:
+        """Lightning's own value of ``trainer.logger``; loggers with arguments are built once the run has a folder."""
+        self.loggers = [spec for spec in (given if isinstance(given, list) else [given]) if isinstance(spec, dict)]
         for spec in self.loggers:
             check_packages(spec)
-        if self.loggers:
-            self.config.trainer.logger = False
+        return False if self.loggers else given
 
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+    def instantiate_trainer(self) -> Trainer:
         config = self.config
         taught = bool(self.model.teacher and self.model.teacher.has_head)
         known = [f"val/{name}" for name in self.model.task.metric_names(taught)]
@@ -276,9 +231,11 @@ class KDCLI(LightningCLI):
         ]  # fmt: skip
         if config.trainer.enable_progress_bar is not False:
             ours.append(Progress(next((w.so_far for w in watching if isinstance(w, Phases)), None)))
-        self.trainer_defaults = {**self.trainer_defaults, "callbacks": ours}
+        own = self._given["callbacks"] or []
+        callbacks = [*(own if isinstance(own, list) else [own]), *ours]
+        given = {**self._given, "callbacks": callbacks, "enable_progress_bar": False, "plugins": self._plugins()}
         try:
-            trainer = super().instantiate_trainer(enable_progress_bar=False, plugins=self._plugins(), **kwargs)
+            trainer = Trainer(**given)
         except UserError:
             raise
         except Exception as error:  # all that Lightning and the packages it looks for have against the settings
@@ -293,18 +250,20 @@ class KDCLI(LightningCLI):
         return trainer
 
     def _plugins(self) -> list[object] | None:
-        own = self.config_init.trainer.plugins
+        own = self._given["plugins"]
         plugins = [*own] if isinstance(own, list | tuple) else [own] if own else []
         environment = self.cluster.environment() if self.cluster else None
         if environment and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
             plugins.append(environment)
         return plugins or None
 
-    def _module(self, built: Namespace) -> DistillationModule:
-        return assemble(self.datamodule.info, optim=built.optim, **built.model)
+    def _module(self, config: Namespace) -> DistillationModule:
+        given = config.as_dict()
+        optim = cast(OptimSpec, made(OptimSpec, given["optim"], "optim"))
+        return assemble(self.datamodule.info, optim=optim, **arguments_of(assemble, given["model"], "model"))
 
     def _together(self) -> DistillationModule:
-        parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
+        parser = _empty_parser()
         parser.add_class_arguments(OptimSpec, "optim")
         _add_model(parser)
         found: dict[str, DistillationModule] = {}
@@ -313,11 +272,10 @@ class KDCLI(LightningCLI):
             items = [f"--{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in (own or {}).items()]
             settings = parser.parse_args(items, Namespace(optim=self.config.optim, model=self.config.model).clone())
             config = Namespace({**vars(self.config.clone()), **vars(settings), "students": None})
-            config.trainer.logger = self._logger
             self.student_configs[name] = self._dump(config)
             remember(self.student_configs[name], yaml.load(self.student_configs[name], FAST))
             self._seed()
-            found[name] = self._module(parser.instantiate_classes(settings))
+            found[name] = self._module(settings)
         return DistillationModule.together(found)
 
     def as_dict(self) -> dict[str, Any]:
@@ -334,6 +292,4 @@ class KDCLI(LightningCLI):
 
 
 def build_loggers(specs: list[dict[str, Any]]) -> list[Logger]:
-    parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--loggers", type=list[Logger], default=[])
-    return parser.instantiate_classes(parser.parse_object({"loggers": specs})).loggers
+    return [cast(Logger, made(Logger, spec, "trainer.logger")) for spec in specs]

@@ -1,13 +1,12 @@
 """Recipes and overlays by their names; paths in the place of a class: a source from its folder or list."""
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kd.errors import UserError
+from kd.errors import UserError, did_you_mean
 from kd.run import files, keys
 from kd.storage.objects import is_url
 
@@ -106,7 +105,8 @@ def folder(kind: str) -> Path:
 
 
 def names(kind: str) -> dict[str, str]:
-    return {p.stem: _first_comment(p) for p in sorted(folder(kind).glob("*.yaml"))}
+    first = {p.stem: p.read_text(encoding="utf-8").splitlines()[0] for p in sorted(folder(kind).glob("*.yaml"))}
+    return {name: line[1:].strip() if line.startswith("#") else "" for name, line in first.items()}
 
 
 def listing(kind: str, prefix: str) -> str:
@@ -119,11 +119,6 @@ def part_of(overlay: str, recipe: str) -> list[Path]:
     return [file] if file.is_file() else []
 
 
-def _first_comment(path: Path) -> str:
-    first = path.read_text(encoding="utf-8").splitlines()[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
-
-
 def find(kind: str, name: str) -> Path:
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or "/" in name:
@@ -134,9 +129,7 @@ def find(kind: str, name: str) -> Path:
     if found.is_file():
         return found
     what = {"recipes": "recipe", "configs": "overlay"}[kind]
-    near = difflib.get_close_matches(name, names(kind), 1, 0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise UserError(f"no {what} '{name}'{hint} (kd-train --list)")
+    raise UserError(f"no {what} '{name}'{did_you_mean(name, names(kind), 0.5)} (kd-train --list)")
 
 
 def listed(kind: str) -> str:

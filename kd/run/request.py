@@ -32,8 +32,6 @@ KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 
 @dataclass
 class Request:
-    """A command line, sorted by kind."""
-
     recipe: str | None = None  # name or path
     overlays: list[str] = field(default_factory=list)  # names or paths, in order
     overrides: list[str] = field(default_factory=list)  # ``key=value`` items, in order

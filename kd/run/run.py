@@ -17,12 +17,11 @@ from kd.launch.child import PARENT
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.machine import cache_dir, log_nccl
 from kd.run.keys import arguments
-from kd.run.own_keys import refuse_foreign
 from kd.run.place import Place, check_start, place_of, resumed_by
 from kd.run.request import Request, merge, translate
 from kd.storage.mirror import Mirror
 from kd.storage.objects import is_url
-from kd.storage.run_urls import run_at
+from kd.storage.run_urls import finished_at
 
 if TYPE_CHECKING:
     from kd.ship.finished import FinishedRun
@@ -96,18 +95,16 @@ class Run:
         return Run.of(own).config if file is None and request.recipe is not None else own.over(file)
 
     @staticmethod
-    def open(place: str, request: Request | None = None, takes: tuple[str, ...] = ()) -> "FinishedRun":
+    def open(place: str, request: Request | None = None) -> "FinishedRun":
         """A finished run: its ``config.yaml``, as data, and its student's file are read; nothing else is built."""
         from kd.run.build import data_of, student_in, task_of, teacher_specs
         from kd.run.streams import quiet_libraries
         from kd.ship.export.student import read_metadata
-        from kd.ship.finished import FinishedRun, check_finished
+        from kd.ship.finished import FinishedRun
 
         quiet_libraries()
         given = request or Request()
-        folder = run_at(place)
-        check_finished(folder)
-        refuse_foreign(given, takes)
+        folder = finished_at(place, "config.yaml")
         file = folder / "student.safetensors"
         config = Run.settings(folder / "config.yaml", given)
         model, preprocess, classes = student_in(file, given, config)

@@ -1,4 +1,4 @@
-"""The terminal is left to the run; one whose reader has gone (``kd-train ... | head``) must not end it."""
+"""Output continues when its reader has gone (``kd-train ... | head``); libraries are kept quiet."""
 
 import errno
 import logging
@@ -33,7 +33,7 @@ class Unbroken:
             self._silence(error)
 
     def _silence(self, error: OSError) -> None:
-        """All who hold the stream, Python's own flush at the exit too, write to nowhere from now on."""
+        """Points the stream at /dev/null for all its holders, also for Python's flush at the exit."""
         if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: of a terminal that was closed
             raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)

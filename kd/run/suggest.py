@@ -138,7 +138,6 @@ def _runs(name: str) -> list[str]:
 
 
 def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
-    """The suggestion as the end of a message."""
     if key == "data.source.root":
         return ": the data.source of this recipe has none; data.source=ImageFolder data.source.root=DIR reads a folder"
     return did_you_mean(suggest(key, accepted, losses)) or " (kd-train --keys)"

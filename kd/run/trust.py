@@ -86,12 +86,10 @@ def trusted_class(name: str, trusted: list[str]) -> type | None:
 
 
 def importable(trusted: Iterable[str]) -> list[str]:
-    """The packages that settings may name classes of."""
     return [*PACKAGES, *{name.split(".")[0] for name in trusted if NAMED.fullmatch(f"{name}.x")}]
 
 
 def refused(name: str) -> str:
-    """Why a class can't be named."""
     return f"names {name}, code outside {', '.join(PACKAGES[:-1])}{_remedy(name)}"
 
 
@@ -136,7 +134,6 @@ def _refused_class(value: str, certain: bool) -> str | None:
 
 
 def _trusted(value: str, trusted: Iterable[str]) -> bool:
-    """Whether a class is, or lies below, what the user stands for, by any of its names."""
     kind = _loaded(value)
     names = [value, *([f"{kind.__module__}.{kind.__qualname__}"] if kind else [])]
     same = kind is not None and kind in map(_loaded, trusted)

@@ -55,7 +55,6 @@ CLASS = re.compile(
 
 
 def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], losses: Iterable[str] = ()) -> None:
-    """Refuses unknown classes, values of the wrong type and values out of range."""
     for key, value in given:
         name = plain(key)
         meant = meant_by(name, value, losses)
@@ -85,7 +84,6 @@ def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], los
 
 
 def _kind(name: str, known: Mapping[str, Key]) -> ast.expr | None:
-    """The type of a setting, or of an entry of one that is a dict."""
     name = re.sub(r"^model\.teachers\.[^.]+\.", "model.teacher.", name)
     if name in known:
         return known[name].kind

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from kd.data.datamodule import DistillationDataModule
 from kd.data.transforms import height_width
 from kd.errors import UserError
 from kd.models import Preprocess, TeacherSpec
-from kd.ship.export.base import Runtime
+from kd.ship.export.base import Runtime, in_torch
 from kd.ship.export.manifest import Layout, Manifest
 from kd.ship.export.prepared import Prepared
 from kd.ship.export.student import read_metadata
@@ -74,7 +73,12 @@ class FinishedRun:
     @cached_property
     def has_teacher(self) -> bool:
         """Whether there are teachers with classifiers, whose checkpoints are still there."""
-        return bool(self.config["model"]["student"].get("head", True)) and can_answer(self.teachers)
+        if not self.teachers or not self.config["model"]["student"].get("head", True):
+            return False
+        gone = [spec.checkpoint for spec in self.teachers.values() if not _is_there(spec)]
+        if gone:
+            print(f"the teacher's checkpoint {gone[0]} is gone: the student alone", file=sys.stderr)
+        return not gone and all(spec.head for spec in self.teachers.values())
 
     def teacher(self) -> RunTeacher | None:
         """The run's teacher or teachers on the student's device; None where one can't answer in classes."""
@@ -85,9 +89,8 @@ class FinishedRun:
         found: dict[str, RunTeacher] = {}
         for name, spec in self.teachers.items():
             if not spec.pretrained and not _is_there(spec):
-                print(
-                    f"the teacher's checkpoint {spec.checkpoint} is gone: {name or 'it'} is left out", file=sys.stderr
-                )
+                gone = f"the teacher's checkpoint {spec.checkpoint} is gone"
+                print(f"{gone}: {name or 'it'} is left out", file=sys.stderr)
                 continue
             own = replace(spec, placement="same", head=False)
             found[name] = build_teacher(own, 0, [], f"model.teachers.{name}" if name else "model.teacher")
@@ -108,36 +111,18 @@ class FinishedRun:
         for picture in pictures.permute(0, 2, 3, 1) if layout == "nhwc" else pictures:
             yield picture.contiguous()[None].numpy()
 
-    def student_runtime(self) -> Callable[[np.ndarray], object]:
-        """The student in torch on uint8 pictures ``(N, H, W, 3)``."""
-        student = self.prepared("nhwc")
-        return torch.inference_mode()(lambda pictures: student(torch.from_numpy(pictures)))
+    def student_runtime(self) -> Runtime:
+        return in_torch(self.prepared("nhwc"))
 
     def teacher_runtime(self, layout: Layout) -> Runtime | None:
         """The teacher in torch on uint8 pictures; None where none answers in classes."""
         teacher = self.teacher()
-        if teacher is None:
-            return None
-
-        @torch.inference_mode()
-        def run(pictures: np.ndarray) -> np.ndarray:
-            images = torch.from_numpy(pictures)
-            return teacher(images.permute(0, 3, 1, 2).contiguous() if layout == "nhwc" else images).numpy()
-
-        return run
+        return None if teacher is None else in_torch(teacher, layout)
 
 
 def check_classes(data: DistillationDataModule, classes: list[str]) -> None:
     if list(data.source.classes) != classes:
         raise UserError(f"data.source: its {len(data.source.classes)} classes are not the student's {len(classes)}")
-
-
-def can_answer(specs: Specs) -> bool:
-    """Whether there are teachers, all with a classifier and a checkpoint; one that is gone is named."""
-    gone = [spec.checkpoint for spec in specs.values() if not _is_there(spec)]
-    if gone:
-        print(f"the teacher's checkpoint {gone[0]} is gone: the student alone", file=sys.stderr)
-    return not gone and bool(specs) and all(spec.head for spec in specs.values())
 
 
 def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | None:
@@ -149,13 +134,3 @@ def _is_there(spec: TeacherSpec) -> bool:
     """Whether a teacher has a checkpoint; that a URL leads to one shows when it is fetched."""
     place = spec.checkpoint
     return bool(place) and (is_url(str(place)) or Path(str(place)).exists())
-
-
-def check_finished(folder: Path) -> None:
-    for name in ("config.yaml", "student.safetensors"):
-        if (folder / name).is_file():
-            continue
-        several = sorted(path.parent.name for path in folder.glob("students/*/student.safetensors"))
-        if several:
-            raise UserError(f"{folder} holds several students: name one, {folder}/students/{several[0]}")
-        raise UserError(f"{folder} is no finished run: it has no {name}")

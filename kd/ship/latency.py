@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from kd.callbacks.phases import processor
 from kd.errors import UserError
 from kd.progress import bar
 from kd.report.records import percentile
-from kd.ship.export.stopwatch import ExportedFile, Stopwatch
+from kd.ship.export.stopwatch import Stopwatch, open_export
 from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import json_of, text_of
 
@@ -31,19 +30,11 @@ Measure = Callable[[int], tuple[list[float], float]]
 K = TypeVar("K", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class InTorch:
-    """Opens a run's ``student`` or ``teacher`` in torch, in the process that times it."""
-
-    reopen: Reopen
-    model: str
-    threads: int
-
-    def __call__(self) -> Callable[[np.ndarray], object]:
-        """Takes uint8 pictures ``(N, H, W, 3)``."""
-        torch.set_num_threads(self.threads)
-        run = self.reopen()
-        return (run.teacher_runtime("nhwc") if self.model == "teacher" else None) or run.student_runtime()
+def open_in_torch(reopen: Reopen, model: str, threads: int) -> Callable[[np.ndarray], object]:
+    """A run's ``student`` or ``teacher``, in the process that times it."""
+    torch.set_num_threads(threads)
+    run = reopen()
+    return (run.teacher_runtime("nhwc") if model == "teacher" else None) or run.student_runtime()
 
 
 def measure(
@@ -80,7 +71,6 @@ def runtimes_of(run: Path, asked: str | None, made_here: Callable[[Path], bool])
 def _turns(
     run: FinishedRun, reopen: Reopen, runtimes: Runtimes, batches: Sequence[int], threads: int, seconds: float
 ) -> list[Row]:
-    """One number of threads: all models at once in memory, in turns at each batch."""
     watches: dict[tuple[str, str], Stopwatch] = {}
     rows: list[Row] = []
     try:
@@ -91,7 +81,8 @@ def _turns(
             for batch in batches:
                 pictures = np.random.RandomState(0).randint(0, 256, (batch, *run.size, 3), dtype=np.uint8)
                 planes = np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))
-                given = {key: pictures if _is_nhwc(key, runtimes) else planes for key in watches}
+                layouts = {name: export.get("layout", "nhwc") for name, export in runtimes.items()}
+                given = {key: pictures if layouts.get(key[1]) == "nhwc" else planes for key in watches}
                 timed = in_turns(
                     {key: partial(watch.measure, given[key]) for key, watch in watches.items()}, seconds, shown
                 )
@@ -122,10 +113,6 @@ def _start(load: Callable[[], Callable[[np.ndarray], object]], threads: int, key
         raise UserError(f"{' on '.join(key)}: {error}") from error
 
 
-def _is_nhwc(key: tuple[str, str], runtimes: Runtimes) -> bool:
-    return runtimes.get(key[1], {}).get("layout", "nhwc") == "nhwc"
-
-
 def _repeats(measure: Measure, seconds: float) -> int:
     """So many that a round takes its share of ``seconds``; these first runs warm up."""
     ms, _ = measure(3)
@@ -133,14 +120,13 @@ def _repeats(measure: Measure, seconds: float) -> int:
 
 
 def _loaders(run: FinishedRun, reopen: Reopen, runtimes: Runtimes, threads: int) -> dict[tuple[str, str], Any]:
-    """What each process loads, by model and runtime; the teacher as it came, in torch."""
     found: dict[tuple[str, str], Any] = {}
     if "torch" in runtimes:
         models = ["teacher", "student"] if run.has_teacher else ["student"]
-        found |= {(name, "torch"): InTorch(reopen, name, threads) for name in models}
+        found |= {(name, "torch"): partial(open_in_torch, reopen, name, threads) for name in models}
     for name, export in runtimes.items():
         if export:
-            found["student", name] = ExportedFile(export["to"], Path(export["file"]), threads)
+            found["student", name] = partial(open_export, export["to"], Path(export["file"]), threads)
     return found
 
 

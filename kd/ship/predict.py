@@ -48,7 +48,6 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def find_pictures(words: Sequence[str]) -> list[str]:
-    """The picture files that files, folders and patterns name, each once, in order."""
     found: dict[str, None] = {}
     for word in words:
         if Path(word).is_dir():
@@ -110,7 +109,6 @@ def _read(name: str, view: Callable[[Any], Any]) -> tuple[torch.Tensor, tuple[in
 def _forward(
     model: nn.Module, preprocess: Prepare, pictures: torch.Tensor, device: torch.device, size: int
 ) -> tuple[torch.Tensor, int]:
-    """Answers on the CPU, and the batch that fitted."""
     while True:
         try:
             with torch.inference_mode():
@@ -142,7 +140,7 @@ def write(
     part = out.with_name(f".{out.name}.part")
     try:
         with part.open("w", encoding="utf-8", newline="") as opened_file:
-            {".csv": _write_csv, ".json": _write_json, ".jsonl": _write_jsonl}[out.suffix](opened_file, rows)
+            _write_rows(opened_file, out.suffix, rows)
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
@@ -159,24 +157,19 @@ def _columns(row: dict[str, Any]) -> dict[str, object]:
     return found | {f"{fact}_{what}": x for fact, values in row.get("facts", {}).items() for what, x in values.items()}
 
 
-def _write_csv(file: TextIO, rows: Rows) -> None:
-    table = csv.writer(file)
-    for number, columns in enumerate(map(_columns, rows)):
-        if number == 0:
-            table.writerow(columns)
-        table.writerow(columns.values())
-
-
-def _write_json(file: TextIO, rows: Rows) -> None:
-    file.write("[")
+def _write_rows(file: TextIO, suffix: str, rows: Rows) -> None:
+    if suffix == ".csv":
+        table = csv.writer(file)
+        for number, columns in enumerate(map(_columns, rows)):
+            if number == 0:
+                table.writerow(columns)
+            table.writerow(columns.values())
+        return
+    begin, between, end = ("[\n", ",\n", "\n]\n") if suffix == ".json" else ("", "\n", "\n")
+    file.write(begin)
     for number, row in enumerate(rows):
-        file.write(("," if number else "") + "\n" + json.dumps(row, ensure_ascii=False))
-    file.write("\n]\n")
-
-
-def _write_jsonl(file: TextIO, rows: Rows) -> None:
-    for row in rows:
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        file.write((between if number else "") + json.dumps(row, ensure_ascii=False))
+    file.write(end)
 
 
 def _print_rows(rows: Rows) -> None:

@@ -29,6 +29,19 @@ def run_at(place: str) -> Path:
     return fetched_run(place, "run", checkpoints=False) if is_url(place) else run_folder(Path(place))
 
 
+def finished_at(place: str, *needed: str) -> Path:
+    """A finished run's folder: one with a student and the files that are needed of it."""
+    folder = run_at(place)
+    for name in (*needed, "student.safetensors"):
+        if (folder / name).is_file():
+            continue
+        several = sorted(path.parent.name for path in folder.glob("students/*/student.safetensors"))
+        if several:
+            raise UserError(f"{folder} holds several students: name one, {folder}/students/{several[0]}")
+        raise UserError(f"{folder} is no finished run: it has no {name}")
+    return folder
+
+
 def folder_of_runs(place: str, command: str) -> Path:
     if is_url(place):
         raise UserError(f"runs_dir: {command} writes to a folder of this machine, got {place}")

@@ -20,8 +20,8 @@ from kd.data import transforms
 from kd.data.transforms import EvalView
 from kd.run.settings import Augment
 from kd.ship.export.manifest import Manifest
+from kd.ship.serving.bodies import Refused
 from kd.ship.serving.pictures import view
-from kd.ship.serving.room import Refused
 from kd.storage.decoding import LONGEST, TooLarge, frame
 from tests._helpers import ROOT
 

@@ -11,7 +11,7 @@ from kd.errors import UserError
 from kd.run import keys
 from kd.run.checks import check_student
 from kd.run.messages import missing, one_line
-from kd.run.own_keys import positive, refuse_foreign, take, truth, whole_number, whole_numbers
+from kd.run.own_keys import positive, take, take_all, truth, whole_number, whole_numbers
 from kd.run.request import Request
 from kd.run.streams import Unbroken, unbroken_output
 from kd.run.typed import check_values
@@ -21,10 +21,10 @@ def test_a_command_takes_its_own_keys_and_leaves_the_rest() -> None:
     request = Request(overrides=["batch=1", "data.img_size=8", "batch=4,2"])
     assert take(request, "batch", "seconds") == {"batch": "4,2"}
     assert request.overrides == ["data.img_size=8"]
-    refuse_foreign(request, ("batch",))
+    assert take_all(request, "batch") == {}
     request.overrides.append("optim.lr=1")
     with pytest.raises(UserError, match=r"no key 'optim.lr' \(it takes batch=, data\.\*\)"):
-        refuse_foreign(request, ("batch",))
+        take_all(request, "batch")
 
 
 def test_numbers_and_truths_of_a_command() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kd.errors import UserError
 from kd.run.own_keys import positive, take, truth, whole_number, whole_numbers
 from kd.run.request import Request
-from kd.ship.export.formats import find_format
+from kd.ship.export.base import find_format
 
 BUDGETS = {"latency_ms": "ms", "mb": "MB", "params_m": "M parameters"}
 RUNTIMES = ("torch", "onnx", "openvino")

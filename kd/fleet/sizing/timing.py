@@ -18,12 +18,11 @@ from kd.fleet.sizing.candidates import Candidate, drawing
 from kd.fleet.sizing.plan import Conditions
 from kd.models import StudentSpec, preprocess_for
 from kd.progress import bar
-from kd.ship.export.base import Job
-from kd.ship.export.formats import find_format
+from kd.ship.export.base import Job, find_format, in_torch
 from kd.ship.export.gate import size_mb
 from kd.ship.export.manifest import Manifest
 from kd.ship.export.prepared import Prepared
-from kd.ship.export.stopwatch import ExportedFile, Stopwatch
+from kd.ship.export.stopwatch import Stopwatch, open_export
 from kd.ship.latency import ROUNDS, in_turns
 
 CALIBRATE = 8  # pictures: int8's kernels, and so their time, do not depend on the scales
@@ -46,8 +45,7 @@ class Drawn:
 
     def __call__(self) -> Call:
         torch.set_num_threads(self.threads)
-        model = self.prepared()
-        return torch.inference_mode()(lambda pictures: model(torch.from_numpy(pictures)))
+        return in_torch(self.prepared())
 
 
 @dataclass(frozen=True)
@@ -103,4 +101,4 @@ def _export(
 
     folder.mkdir()
     file = find_format(given.runtime).write(Job(model, model.model, manifest, folder, calibration), folder)
-    return ExportedFile(given.runtime, file, given.threads), size_mb(folder)
+    return partial(open_export, given.runtime, file, given.threads), size_mb(folder)

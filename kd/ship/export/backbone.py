@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import timm
 import torch
 from safetensors.torch import load_file, save
@@ -14,7 +13,7 @@ from torch import nn
 from kd.models import Preprocess
 from kd.models.arguments import check_arguments
 from kd.models.loading import classifier_names
-from kd.ship.export.base import Format, Job, Runtime
+from kd.ship.export.base import Format, Job, Runtime, in_torch
 from kd.ship.export.hub import made_of, model_size
 from kd.ship.export.manifest import from_metadata
 from kd.ship.export.student import in_order, read_metadata, tensors_in
@@ -57,26 +56,14 @@ class Backbone(Format):
         model: Any = timm.create_model(meta["arch"], **kwargs)
         model.load_state_dict(load_file(file), strict=not json_of(meta["dense"]))  # a dense student ends earlier
         prepare = Preprocess(json_of(meta["img_size"]), manifest.mean, manifest.std)
-
-        model.eval()
-
-        def run(pictures: np.ndarray) -> np.ndarray:
-            images = torch.from_numpy(pictures)
-            images = images.permute(0, 3, 1, 2) if manifest.layout == "nhwc" else images
-            with torch.inference_mode():
-                return _below_the_classifier(model, prepare(images)).numpy()
-
-        return run
-
-
-def _below_the_classifier(model: Any, images: torch.Tensor) -> torch.Tensor:
-    return model.forward_features(images).flatten(1)
+        below = _Features(model.eval())
+        return in_torch(lambda images: below(prepare(images)), manifest.layout)
 
 
 class _Features(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return _below_the_classifier(self.model, images)
+        return self.model.forward_features(images).flatten(1)

@@ -10,15 +10,26 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from kd.errors import UserError, needs_extra
-from kd.ship.export.manifest import Manifest
+from kd.errors import UserError, did_you_mean, needs_extra
+from kd.ship.export.manifest import Layout, Manifest
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from kd.ship.export.prepared import Prepared
 
 INPUT, OUTPUT = "pictures", "answer"  # Names of the exported graph's input and output
+
+FORMATS = {
+    "onnx": "kd.ship.export.onnx.Onnx",
+    "openvino": "kd.ship.export.openvino.OpenVino",
+    "torch_export": "kd.ship.export.torch_export.TorchExport",
+    "triton": "kd.ship.export.triton.Triton",
+    "sagemaker": "kd.ship.export.sagemaker.SageMaker",
+    "hub": "kd.ship.export.hub.Hub",
+    "backbone": "kd.ship.export.backbone.Backbone",
+}
+"""By the names that ``kd-export to=`` takes; another format is given by its class path."""
 
 Calibration = Callable[[], Iterator[np.ndarray]]  # Training pictures, one at a time: uint8 ``(1, *manifest.shape)``
 
@@ -74,6 +85,27 @@ class Format(ABC):
     def reference(self, job: Job) -> "nn.Module":
         """What the export must agree with: uint8 pictures -> answers, in torch."""
         return job.prepared
+
+
+def find_format(name: str) -> Format:
+    module, _, kind = FORMATS.get(name, name).rpartition(".")
+    try:
+        return getattr(import_module(module), kind)()
+    except (ImportError, AttributeError, ValueError) as error:
+        hint = did_you_mean(name, FORMATS)
+        raise UserError(f"to: must be one of {', '.join(FORMATS)}, got '{name}'{hint}") from error
+
+
+def in_torch(call: "Callable[[Tensor], Tensor]", layout: Layout = "nchw") -> Runtime:
+    """A runtime of a model in torch; pictures of layout ``nhwc`` become ``(N, 3, H, W)`` first."""
+    import torch
+
+    @torch.inference_mode()
+    def run(pictures: np.ndarray) -> np.ndarray:
+        images = torch.from_numpy(pictures)
+        return call(images.permute(0, 3, 1, 2).contiguous() if layout == "nhwc" else images).numpy()
+
+    return run
 
 
 def need(module: str, extra: str, what: str) -> ModuleType:

@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import timm
-import torch
 
 from kd.errors import UserError
 from kd.models import Preprocess
-from kd.ship.export.base import Format, Job, Runtime
+from kd.ship.export.base import Format, Job, Runtime, in_torch
 from kd.ship.export.manifest import read_manifest
 from kd.ship.export.student import read_metadata, timm_config, write_timm_folder
 from kd.storage.elsewhere import json_of
@@ -33,13 +31,7 @@ class Hub(Format):
         model: Any = timm.create_model(f"local-dir:{file}", pretrained=True).eval()
         cfg, layout = model.pretrained_cfg, read_manifest(file).layout
         prepare = Preprocess(cfg["input_size"][1:], cfg["mean"], cfg["std"])
-
-        def run(pictures: np.ndarray) -> np.ndarray:
-            images = torch.from_numpy(pictures)
-            with torch.inference_mode():
-                return model(prepare(images.permute(0, 3, 1, 2) if layout == "nhwc" else images)).numpy()
-
-        return run
+        return in_torch(lambda images: model(prepare(images)), layout)
 
 
 def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import onnx
     import openvino
 
-PICTURES = 300  # Training pictures that calibrate (NNCF's own default)
-
 
 def quantized(model: "onnx.ModelProto | openvino.Model", job: Job) -> "onnx.ModelProto | openvino.Model":
     nncf = need("nncf", "openvino", "int8=true")

@@ -67,8 +67,7 @@ def _program(job: Job) -> "torch.onnx.ONNXProgram":
 
     # Two pictures: of a batch of one the exporter takes the 1 for a constant.
     example = torch.from_numpy(np.zeros((2, *job.manifest.shape), np.uint8))
-    with warnings.catch_warnings(), torch.inference_mode(), _quiet("torch.onnx", "onnxscript"):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), torch.inference_mode(), _quiet("torch.onnx", "onnxscript"):
         try:
             program = torch.onnx.export(
                 job.prepared, (example,), dynamo=True, input_names=[INPUT], output_names=[OUTPUT],

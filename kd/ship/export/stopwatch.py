@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,16 +14,10 @@ import numpy as np
 from kd.errors import UserError
 
 
-@dataclass(frozen=True)
-class ExportedFile:
-    to: str  # its format
-    file: Path  # what the format opens
-    threads: int  # of the runtime
+def open_export(to: str, file: Path, threads: int) -> Callable[[np.ndarray], object]:
+    from kd.ship.export.base import find_format
 
-    def __call__(self) -> Callable[[np.ndarray], object]:
-        from kd.ship.export.formats import find_format
-
-        return find_format(self.to).open(self.file, self.threads)
+    return find_format(to).open(file, threads)
 
 
 class Stopwatch:

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from kd.errors import UserError
-from kd.ship.export.base import INPUT, Format, Job, Runtime
+from kd.ship.export.base import INPUT, Format, Job, Runtime, in_torch
 
 
 class TorchExport(Format):
@@ -30,10 +28,4 @@ class TorchExport(Format):
     def open(self, file: Path, threads: int = 0) -> Runtime:
         import torch
 
-        module = torch.export.load(file).module()
-
-        def run(pictures: np.ndarray) -> np.ndarray:
-            with torch.inference_mode():
-                return module(torch.from_numpy(pictures)).numpy()
-
-        return run
+        return in_torch(torch.export.load(file).module())

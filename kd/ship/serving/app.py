@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -22,13 +23,11 @@ from kd.ship.export.base import Runtime
 from kd.ship.export.manifest import Manifest
 from kd.ship.serving import open_inference
 from kd.ship.serving.answers import answer
-from kd.ship.serving.batcher import Batcher
-from kd.ship.serving.bodies import Limits, read_body, read_uploads
+from kd.ship.serving.batcher import Batcher, Daemons
+from kd.ship.serving.bodies import Busy, Limits, Refused, Room, Share, read_body, read_uploads
 from kd.ship.serving.hosts import KnownHosts
 from kd.ship.serving.metrics import Metrics
 from kd.ship.serving.pictures import view
-from kd.ship.serving.room import Busy, Refused, Room, Share
-from kd.ship.serving.threads import Daemons
 
 PAGE = Path(__file__).parent / "page.html"
 RETRY_S = 1
@@ -64,20 +63,14 @@ class Server:
         for batcher in self.batchers.values():
             await batcher.stop()
 
-    async def predict(self, request: Request) -> Response:
-        return await self._counted(request, self._predictions)
-
-    async def infer(self, request: Request) -> Response:
-        return await self._counted(request, self._inferred)
-
-    async def _counted(self, request: Request, work: Work) -> Response:
+    async def _counted(self, work: Work, request: Request) -> Response:
         start = time.perf_counter()
-        response = await self._answered(request, work)
+        response = await self._answered(work, request)
         self.metrics.requests.labels(response.status_code).inc()
         self.metrics.seconds.observe(time.perf_counter() - start)
         return response
 
-    async def _answered(self, request: Request, work: Work) -> Response:
+    async def _answered(self, work: Work, request: Request) -> Response:
         if self.open_requests >= self.limits.queue:
             return _busy()
         self.open_requests += 1
@@ -127,9 +120,8 @@ class Server:
     def _name(self, request: Request) -> str:
         name, version = request.path_params["name"], request.path_params.get("version", "1")
         if name not in self.batchers or version != "1":
-            raise Refused(
-                404, f"no model {name[:40]!r} of version {version[:10]!r}; there is {', '.join(self.batchers)}"
-            )
+            known = ", ".join(self.batchers)
+            raise Refused(404, f"no model {name[:40]!r} of version {version[:10]!r}; there is {known}")
         return name
 
     def _answer(self, numbers: np.ndarray, top: int) -> dict[str, Any]:
@@ -174,7 +166,6 @@ class Server:
         return JSONResponse(about)
 
     async def model(self, request: Request) -> Response:
-        """A model's metadata, or whether it is ready."""
         try:
             name = self._name(request)
         except Refused as error:
@@ -190,21 +181,16 @@ class Server:
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
 
     def app(self) -> Starlette:
-        pages = {"/": self.page, "/healthz": self.healthz, "/readyz": self.readyz, "/metrics": self.numbers}
-        pages |= {
-            "/ping": self.readyz,
-            "/v2": self.about,
-            "/v2/health/live": self.live,
-            "/v2/health/ready": self.readyz,
-        }
-        posts = {"/predict": self.predict, "/invocations": self.predict}
+        pages = dict.fromkeys(("/readyz", "/ping", "/v2/health/ready"), self.readyz)
+        pages |= {"/": self.page, "/healthz": self.healthz, "/metrics": self.numbers}
+        pages |= {"/v2": self.about, "/v2/health/live": self.live}
+        predictions, inferred = partial(self._counted, self._predictions), partial(self._counted, self._inferred)
+        posts = {"/predict": predictions, "/invocations": predictions}
         for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
             pages |= {model: self.model, f"{model}/ready": self.model}
-            posts[f"{model}/infer"] = self.infer
-        routes = [
-            *(Route(*page) for page in pages.items()),
-            *(Route(*post, methods=["POST"]) for post in posts.items()),
-        ]
+            posts[f"{model}/infer"] = inferred
+        routes = [Route(*page) for page in pages.items()]
+        routes += [Route(*post, methods=["POST"]) for post in posts.items()]
         middleware = [Middleware(KnownHosts, names=self.hosts)]
         handlers = {HTTPException: _refused}  # no such path or method
         return Starlette(routes=routes, middleware=middleware, lifespan=self.life, exception_handlers=handlers)

@@ -1,27 +1,58 @@
 """Single pictures -> batches: while one runs, the next one gathers."""
 
 import asyncio
+import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future
 from contextlib import suppress
+from threading import Thread
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
 from kd.ship.export.base import Runtime
+from kd.ship.serving.bodies import Busy
 from kd.ship.serving.metrics import Metrics
-from kd.ship.serving.room import Busy
-from kd.ship.serving.threads import Daemons
 
 ENDING_S = 5.0  # A batch that runs at the server's end has so long
+P = ParamSpec("P")
+T = TypeVar("T")
 Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
+
+
+class Daemons(Executor):
+    """A pool of daemon threads; ThreadPoolExecutor's are joined at the interpreter's end, whatever they do."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        for i in range(count):
+            Thread(target=self._work, name=f"{name}_{i}", daemon=True).start()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def call() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(fn(*args, **kwargs))
+                except BaseException as error:  # whoever waits for it decides
+                    future.set_exception(error)
+
+        self._calls.put(call)
+        return future
+
+    def _work(self) -> None:
+        while True:
+            self._calls.get()()
 
 
 class Batcher:
     """Runs a model in one thread on up to ``max_batch`` pictures, gathered for ``max_wait_s`` or while it is busy."""
 
-    def __init__(self, runtime: Runtime, max_batch: int, max_wait_s: float, queue: int, metrics: Metrics) -> None:
+    def __init__(self, runtime: Runtime, max_batch: int, max_wait_s: float, most: int, metrics: Metrics) -> None:
         self.runtime, self.max_batch, self.max_wait_s, self.metrics = runtime, max_batch, max_wait_s, metrics
-        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(queue)
+        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(most)
         self._thread = Daemons(1, "model")
         self._task: asyncio.Task[None] | None = None
 
@@ -51,41 +82,24 @@ class Batcher:
             if wanted:
                 pictures = np.stack([picture for picture, _ in wanted])
                 start = time.perf_counter()
+                answers: Iterable[np.ndarray | Exception]
                 try:
                     answers = await loop.run_in_executor(self._thread, self.runtime, pictures)
-                except Exception as error:  # the clients get an error, the server continues
-                    _settle(wanted, lambda i, e=error: e)  # type: ignore[misc]
-                else:
                     self.metrics.batch.observe(len(wanted))
                     self.metrics.model.observe(time.perf_counter() - start)
-                    _settle(wanted, lambda i, a=answers: a[i])  # type: ignore[misc]
+                except Exception as error:  # the clients get an error, the server continues
+                    answers = [error] * len(wanted)
+                for (_, future), answer in zip(wanted, answers, strict=True):
+                    if not future.done():
+                        future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
             for _ in batch:
                 self._queue.task_done()
 
     async def _gather(self) -> list[Waiting]:
         batch = [await self._queue.get()]
-        end = time.monotonic() + self.max_wait_s
-        while len(batch) < self.max_batch:
-            if self._queue.empty():
-                left = end - time.monotonic()
-                if left <= 0:
-                    break
-                try:
-                    batch.append(await asyncio.wait_for(self._queue.get(), left))
-                except TimeoutError:
-                    break
-            else:
-                batch.append(self._queue.get_nowait())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.max_wait_s):
+                while len(batch) < self.max_batch:
+                    batch.append(await self._queue.get())
         self.metrics.waiting.set(self._queue.qsize())
         return batch
-
-
-def _settle(batch: list[Waiting], answer: Callable[[int], np.ndarray | Exception]) -> None:
-    for i, (_, future) in enumerate(batch):
-        if future.done():
-            continue
-        found = answer(i)
-        if isinstance(found, Exception):
-            future.set_exception(found)
-        else:
-            future.set_result(found)

@@ -4,12 +4,12 @@ import base64
 import binascii
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Self
 
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from kd.ship.serving.room import Refused, Share
 from kd.storage.elsewhere import json_of
 
 DROPPED = 8  # A body of so many times the limit is cut off
@@ -17,6 +17,41 @@ MARKS = 10_000
 """More brackets, commas and colons of JSON than any list of pictures has: parsed, they would take much memory."""
 Upload = tuple[str, bytes]  # A picture's name and its encoded bytes
 Elsewhere = Callable[..., Awaitable[list[Upload]]]
+
+
+class Refused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Busy(Exception):
+    """Too much waits already."""
+
+
+class Room:
+    def __init__(self, most: float) -> None:
+        self.most, self.held = most, 0.0
+
+
+class Share:
+    def __init__(self, room: Room) -> None:
+        self._room, self._mine = room, 0.0
+
+    def take(self, amount: float) -> None:
+        """Takes more. Room for as much again must be left, so that large requests are refused before small ones."""
+        if self._room.held + self._mine + amount > self._room.most:
+            raise Busy
+        self._room.held += amount
+        self._mine += amount
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._room.held -= self._mine
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from starlette.responses import Response
 from kd.ship.export.base import INPUT
 from kd.ship.export.manifest import Manifest
 from kd.ship.serving.answers import mask_type, probabilities
-from kd.ship.serving.bodies import check_count, from_base64
-from kd.ship.serving.room import Refused
+from kd.ship.serving.bodies import Refused, check_count, from_base64
 from kd.storage.elsewhere import json_of
 
 HEADER = "Inference-Header-Content-Length"

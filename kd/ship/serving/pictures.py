@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from kd.ship.export.manifest import Manifest
-from kd.ship.serving.room import Refused
+from kd.ship.serving.bodies import Refused
 from kd.storage.decoding import BadPicture, TooLarge, decoded, frame, open_picture
 
 

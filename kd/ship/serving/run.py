@@ -27,8 +27,6 @@ FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close
 
 
 class _Lingering:
-    """A transport that calls ``end`` where it would be closed."""
-
     def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
         self._transport, self.close, self.ended = transport, end, False
 

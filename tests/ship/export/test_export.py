@@ -18,8 +18,7 @@ from kd.cli import main
 from kd.errors import needs_extra
 from kd.run.run import Run
 from kd.ship.export import onnx
-from kd.ship.export.base import Job
-from kd.ship.export.formats import find_format
+from kd.ship.export.base import Job, find_format
 from tests._helpers import ARCH, CLASSES, draw_folder, save_teacher, write_recipe
 
 EXTRAS = {"onnx": "onnxscript", "triton": "onnxscript", "sagemaker": "onnxscript", "openvino": "openvino"}

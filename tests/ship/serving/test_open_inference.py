@@ -17,8 +17,8 @@ for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client",
     pytest.importorskip(package)
 
 from kd.ship.export.manifest import Manifest  # noqa: E402
+from kd.ship.serving.bodies import Refused  # noqa: E402
 from kd.ship.serving.open_inference import Inference, metadata, read, respond  # noqa: E402
-from kd.ship.serving.room import Refused  # noqa: E402
 from tests._serving import ABOUT, mean_colour, serving  # noqa: E402
 
 

@@ -10,10 +10,9 @@ import pytest
 pytest.importorskip("starlette")
 from starlette.requests import Request
 
-from kd.ship.serving.bodies import Limits, read_uploads
+from kd.ship.serving.batcher import Daemons
+from kd.ship.serving.bodies import Busy, Limits, Refused, Room, Share, read_uploads
 from kd.ship.serving.hosts import KnownHosts
-from kd.ship.serving.room import Busy, Refused, Room, Share
-from kd.ship.serving.threads import Daemons
 
 
 async def status_of(host: str, origin: str | None = None, names: tuple[str, ...] = ()) -> int:
