@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from kd.errors import UserError
-from kd.run.own_keys import take
+from kd.run.own_keys import take_all
 from kd.run.request import Request
 from kd.storage.checkpoints import write_text
 from kd.storage.run_urls import finished_at
@@ -30,10 +30,7 @@ def run(request: Request) -> int | None:
     from kd.report.card import card
     from kd.report.records import read_run
 
-    own = take(request, *LICENSES, "out")
-    for item in request.overrides:
-        known = ", ".join(f"{key}=" for key in (*LICENSES, "out"))
-        raise UserError(f"no key '{item.partition('=')[0]}' (it takes {known})")
+    own = take_all(request, *LICENSES, "out", of_data=False)
     folder = finished_at(request.rest[0], "summary.json")
     hub = folder / "export" / "hub"
     usual = [folder / "README.md", *([hub / "README.md"] if hub.is_dir() else [])]

@@ -11,14 +11,14 @@ LENGTH = 300
 BUILDER = "build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module, with these annotations"
 
 
-def one_line(message: str, known: list[str]) -> str:
+def one_line(message: str) -> str:
     """jsonargparse's message, which can be a paragraph, in one line that starts with the key."""
     text = " ".join(message.split())
     unknown = re.search(r"unrecognized arguments: --([\w.+-]+)|^Option '([\w.]+)' is not accepted", text, re.I)
     group = re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", text)
     if unknown or group:
         key = ".".join(group.groups()) if group else next(k for k in unknown.groups() if k)  # type: ignore[union-attr]
-        return f"no key '{key}'{hint(key, known)}"
+        return f"no key '{key}'{hint(key, keys.schema())}"
     found = re.findall(r'[Pp]arser key "([^"]+)":', text)
     if not found:
         return _short(text)

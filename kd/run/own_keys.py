@@ -46,11 +46,11 @@ def truth(own: dict[str, str], key: str) -> bool:
     return text == "true"
 
 
-def take_all(request: Request, *keys: str) -> dict[str, str]:
-    """Removes a command's own items; refuses all others but those of the data and the teachers."""
+def take_all(request: Request, *keys: str, of_data: bool = True) -> dict[str, str]:
+    """Removes a command's own items; refuses all others, but for those of the data and the teachers (``of_data``)."""
     own = take(request, *keys)
-    foreign = [item for item in request.overrides if not item.startswith(("data.", "model.teacher"))]
+    foreign = [item for item in request.overrides if not (of_data and item.startswith(("data.", "model.teacher")))]
     if foreign:
-        key, known = foreign[0].split("=")[0], ", ".join(f"{key}=" for key in keys)
-        raise UserError(f"no key '{key}'{did_you_mean(key, keys)} (it takes {known}{', ' * bool(known)}data.*)")
+        key, known = foreign[0].split("=")[0], [*(f"{key}=" for key in keys), *["data.*"] * of_data]
+        raise UserError(f"no key '{key}' (it takes {', '.join(known)}){did_you_mean(key, keys)}")
     return own

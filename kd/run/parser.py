@@ -66,39 +66,26 @@ FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # for what was dumped here
 
 class Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise UserError(one_line(message, known_keys(self))) from ex
-
-
-def known_keys(parser: Parser) -> list[str]:
-    """All keys that the command line takes, the short ones of losses and sources aside."""
-    return [a.dest for a in parser._actions if a.dest and a.dest not in ("help", "config", "print_config")]
-
-
-def _empty_parser() -> Parser:
-    header = [f"pytorch_lightning=={__version__}"]
-    return Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False, dump_header=header)
+        raise UserError(one_line(message)) from ex
 
 
 @cache
 def _whole_parser() -> Parser:  # one a process: it takes longer to build than to use
-    parser = _empty_parser()
+    header = [f"pytorch_lightning=={__version__}"]
+    parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False, dump_header=header)
     parser.add_argument("-c", "--config", action=ActionConfigFile)
     for own in fields(Settings):
         if own.default is not MISSING:
             parser.add_argument(f"--{own.name}", type=own.type, default=own.default)
     parser.add_class_arguments(Trainer, "trainer", fail_untyped=False, sub_configs=True)
     parser.set_defaults({f"trainer.{own.name}": own.default for own in fields(TrainerSettings)})
-    _add_model(parser)
+    parser.add_function_arguments(assemble, "model", skip={"data", "optim"}, sub_configs=True)
+    parser.set_defaults({"model.task": {"class_path": "kd.tasks.Classification"}})
     parser.add_class_arguments(DistillationDataModule, "data", fail_untyped=False, sub_configs=True)
     for key, spec in (("optim", OptimSpec), ("checkpoint", CheckpointSpec), ("monitor", MonitorSpec)):
         parser.add_class_arguments(spec, key)
     parser.link_arguments("seed", "data.seed")
     return parser
-
-
-def _add_model(parser: Parser) -> None:
-    parser.add_function_arguments(assemble, "model", skip={"data", "optim"}, sub_configs=True)
-    parser.set_defaults({"model.task": {"class_path": "kd.tasks.Classification"}})
 
 
 class KDCLI:
@@ -206,7 +193,7 @@ class KDCLI:
         if monitor in {f"val/{name}" for name in PROBE} - set(known):
             raise UserError(f"checkpoint.monitor: {monitor} needs labelled pictures: data.probe.root=DIR")
         if monitor not in known:
-            raise ValueError(f"monitor must be one of {', '.join(known)}, got '{monitor}'")
+            raise UserError(f"checkpoint.monitor: must be one of {', '.join(known)}, got '{monitor}'")
         usual = "min" if less_is_better(monitor) else "max"
         mode = config.checkpoint.mode or usual
         if mode != usual and type(self.model.task).__module__.startswith("kd."):
@@ -263,19 +250,16 @@ class KDCLI:
         return assemble(self.datamodule.info, optim=optim, **arguments_of(assemble, given["model"], "model"))
 
     def _together(self) -> DistillationModule:
-        parser = _empty_parser()
-        parser.add_class_arguments(OptimSpec, "optim")
-        _add_model(parser)
         found: dict[str, DistillationModule] = {}
         for name, own in self.config.students.items():
             check_student(name, own or {})
             items = [f"--{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in (own or {}).items()]
-            settings = parser.parse_args(items, Namespace(optim=self.config.optim, model=self.config.model).clone())
-            config = Namespace({**vars(self.config.clone()), **vars(settings), "students": None})
+            config = self.parser.parse_args(items, self.config.clone())
+            config.students = None
             self.student_configs[name] = self._dump(config)
             remember(self.student_configs[name], yaml.load(self.student_configs[name], FAST))
             self._seed()
-            found[name] = self._module(settings)
+            found[name] = self._module(config)
         return DistillationModule.together(found)
 
     def as_dict(self) -> dict[str, Any]:

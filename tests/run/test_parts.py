@@ -46,9 +46,9 @@ def test_numbers_and_truths_of_a_command() -> None:
 
 
 def test_the_parsers_words_become_one_line() -> None:
-    assert one_line("unrecognized arguments: --optim.lrr", ["optim.lr"]).startswith("no key 'optim.lrr'; did you mean")
-    assert one_line("a\n  b", []) == "a b"
-    assert len(one_line("x" * 1000, [])) == 300
+    assert one_line("unrecognized arguments: --optim.lrr").startswith("no key 'optim.lrr'; did you mean")
+    assert one_line("a\n  b") == "a b"
+    assert len(one_line("x" * 1000)) == 300
     assert missing("the following arguments are required: data.source") == "needs data.source"
 
 

@@ -34,7 +34,7 @@ def test_merged() -> None:
 
 def test_one_line() -> None:
     assert (
-        one_line("Parser key \"optim.lr\":\n  Expected a <class 'float'>. Got value: abc", [])
+        one_line("Parser key \"optim.lr\":\n  Expected a <class 'float'>. Got value: abc")
         == "optim.lr: must be a number, got 'abc'"
     )
 
