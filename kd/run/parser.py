@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from functools import cache, reduce
+from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -17,7 +18,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsin
 from lightning_fabric.plugins.environments import ClusterEnvironment
 from lightning_fabric.utilities.seed import seed_everything
 from omegaconf.errors import OmegaConfBaseException
-from pytorch_lightning import Callback, Trainer, __version__
+from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
 
@@ -71,7 +72,7 @@ class Parser(ArgumentParser):
 
 @cache
 def _whole_parser() -> Parser:  # one a process: it takes longer to build than to use
-    header = [f"pytorch_lightning=={__version__}"]
+    header = [f"pytorch_lightning=={version('pytorch-lightning')}"]
     parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False, dump_header=header)
     parser.add_argument("-c", "--config", action=ActionConfigFile)
     for own in fields(Settings):
