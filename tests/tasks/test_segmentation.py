@@ -340,5 +340,5 @@ def test_the_largest_at_each_pixel_are_exact_and_the_mass_of_the_others_too(k: i
 
 
 def test_maps_of_bytes_take_less_than_half_precision() -> None:
-    int8, half = (MapCodec((8, 24, 32), None, precision, 4).record_bytes for precision in ("int8", "half"))
+    int8, half = (MapCodec((8, 24, 32), None, precision).record_bytes for precision in ("int8", "half"))
     assert int8 < half
