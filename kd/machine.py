@@ -1,17 +1,24 @@
 """What this process may use of its machine: cores, a cache folder, a Ray of its own, the network EFA."""
 
 import os
+import platform
 import re
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 
 def core_ids() -> list[int] | None:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def processor() -> str:
+    with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    return platform.processor() or "CPU"
 
 
 def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:

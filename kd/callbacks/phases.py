@@ -7,7 +7,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from kd.clock import Clock, StepTimes, annotate, process_start, run_clock
 from kd.data.batch import Batch
 from kd.fit_to_machine.memory import Memory, available_bytes
 from kd.fit_to_machine.precision import bfloat16_time
-from kd.machine import core_ids, cores, has_efa, nccl_network
+from kd.machine import core_ids, cores, has_efa, nccl_network, processor
 from kd.models.taps import TRIAL
 from kd.report.facts import Facts
 from kd.report.records import PHASES, Run, Writer
@@ -300,9 +300,3 @@ def cacheable_features(run: RunContext) -> int | None:
     if teacher is None or len(teacher.members) > 1 or wanted.maps or any(shape[0] != TRIAL for shape in shapes):
         return None
     return sum(2 * math.prod(shape[1:]) for shape in shapes)  # half precision
-
-
-def processor() -> str:
-    with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
-        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
-    return platform.processor() or "CPU"

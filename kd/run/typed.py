@@ -133,8 +133,8 @@ def _class_names(key: str) -> list[str]:
         return sorted(subclasses(*CLASSES[part]))
     lightning = find_spec("pytorch_lightning") if part else None
     file = Path(next(iter(lightning.submodule_search_locations or ())) if lightning else "", part, "__init__.py")
-    theirs = re.findall(r'^    "(\w+)",', file.read_text("utf-8"), re.M) if file.is_file() else []
-    return theirs + list(subclasses("Callback") if part == "callbacks" else ())
+    public = re.findall(r'^    "(\w+)",', file.read_text("utf-8"), re.M) if file.is_file() else []
+    return public + list(subclasses("Callback") if part == "callbacks" else ())
 
 
 def _unknown_class(key: str, value: object) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from kd.callbacks.phases import processor
 from kd.errors import UserError
+from kd.machine import processor
 from kd.progress import bar
 from kd.report.records import percentile
 from kd.ship.export.stopwatch import Stopwatch, open_export

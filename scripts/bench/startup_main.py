@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.callbacks.phases import processor
+from kd.machine import processor
 from kd.report.facts import Facts
 from kd.report.records import read_run
 from scripts.bench.harness import options, spread, write

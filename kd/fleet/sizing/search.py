@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kd.callbacks.phases import processor
 from kd.distill.headless import HeadlessStudent
 from kd.errors import UserError
 from kd.fleet.sizing.candidates import Candidate, candidates
 from kd.fleet.sizing.plan import BUDGETS, Plan
 from kd.fleet.sizing.scores import TEACHER, fitted_on, hold_out, score, split_of
 from kd.fleet.sizing.timing import latencies
+from kd.machine import processor
 from kd.models import StudentSpec, count_parameters
 from kd.report.facts import Facts
 from kd.report.metric import less_is_better
