@@ -45,7 +45,9 @@ class Clock:
         self._open = [REST]
         self.scope: str | None = None
         self._thread = threading.get_ident()
-        self._schedule = _open_schedule()
+        self._schedule: int | None = None
+        with suppress(OSError):  # the kernel's account of this thread (Documentation/scheduler), in ns
+            self._schedule = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         self._pending: deque[tuple[StepTimes, Any, list[tuple[str, Any]]]] = deque()
         self._finished: list[StepTimes] = []
         self._begin()
@@ -154,20 +156,11 @@ class Clock:
         return done
 
 
-def _open_schedule() -> int | None:
-    """The kernel's account of this thread: CPU time and time on the run queue, in ns (Documentation/scheduler)."""
-    with suppress(OSError):
-        return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
-    return None
-
-
 def process_start() -> float:
-    """Unix time when this program began: its process's start, or kd's import in a process that was a shell before.
-
-    By the process's age: the kernel's start time is off where the clock was set since.
-    """
+    """Unix time when this program began: its process's start, or kd's import in a process that was a shell before."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return max(kd._IMPORTED, psutil.Process().create_time())
+    # by the process's age: the kernel's start time is off where the clock was set since
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     return max(kd._IMPORTED, time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started))
 

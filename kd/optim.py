@@ -210,10 +210,7 @@ def settle_resumed(
 
 
 def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_steps: int) -> int:
-    """The step of its schedule that a resumed run is at: what is left of the schedule is what is left of the run.
-
-    A run bounded by epochs counts the samples that it has seen, one bounded by ``max_steps`` counts steps.
-    """
+    """The step of its schedule that a resumed run is at: what is left of the schedule is what is left of the run."""
     if max_steps < 0:
         return by_epochs
     return max(0, int(min(total_by_epochs, max_steps) - min(total_by_epochs - by_epochs, max_steps - global_step)))

@@ -1,6 +1,6 @@
 """The LightningDataModule: a source's pictures as batches ``{"image", "target", "index"}``."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 from kd.data.batch import Batch, DataInfo, Target
 from kd.data.class_facts import ClassFacts, read_class_facts
 from kd.data.loader import Loader
-from kd.data.sampler import EvalBatches, Key, TrainBatches, ViewBatches
+from kd.data.sampler import EvalBatches, Key, TrainBatches
 from kd.data.samples import Collate, PictureSet
 from kd.data.sources import FoodTagMini, Source, Split, identity
 from kd.data.splits import Splits, info_of
@@ -153,11 +153,6 @@ class DistillationDataModule(LightningDataModule):
         """A split without its damaged pictures; the first call for it checks them, see :meth:`prepare_data`."""
         return self.splits.split(name)
 
-    def use_folder(self, folder: str, classes: Sequence[str]) -> None:
-        """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``."""
-        self.source.classes = list(classes)
-        self.splits.add_folder(folder, classes)
-
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
@@ -226,8 +221,8 @@ class DistillationDataModule(LightningDataModule):
     ) -> DataLoader:
         """Batches of one view without those all ``present(view, index)``; ``answering`` wraps the collate function."""
         order = self._batches(0, 1).order(view) if self.augment.mixes else np.arange(len(self.split("train").targets))
-        batches = ViewBatches(order, self.batch_size, view, rank, world_size)
-        batches.batches = [batch for batch in batches.batches if not present(view, batch).all()]
+        dealt = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)][rank::world_size]
+        batches = [[(int(i), view) for i in batch] for batch in dealt if not present(view, batch).all()]
         if self._filling is None:  # for all views: a data tier learns it once
             pictures, collate = self._training()
             self._filling = pictures, answering(collate) if answering else collate

@@ -166,21 +166,6 @@ def _turns(order: np.ndarray) -> np.ndarray:
     return turns
 
 
-class ViewBatches(Sampler[list[Key]]):
-    """The samples of one view once, dealt to the ranks in turn, a batch each."""
-
-    def __init__(self, order: np.ndarray, batch_size: int, view: int, rank: int = 0, world_size: int = 1) -> None:
-        batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-        self.batches, self.view = batches[rank::world_size], view
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        for batch in self.batches:
-            yield [(int(i), self.view) for i in batch]
-
-
 class EvalBatches(Sampler[list[Key]]):
     """Every sample once, in order, dealt to the ranks in turn.
 

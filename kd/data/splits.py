@@ -35,7 +35,6 @@ class Splits:
         self._pictures: dict[str, Sequence[str]] = {}  # identities: hashes of their bytes, or their paths
 
     def check_fraction(self) -> None:
-        """Raises a UserError where a share of the training pictures is to be held out and none is needed."""
         if self.val_fraction != DataSettings.val_fraction and self.source.has("val"):
             raise UserError(f"data.val_fraction: {self.val_fraction} has no effect: data.source has validation "
                             "pictures of its own")  # fmt: skip
@@ -137,7 +136,9 @@ class Splits:
             raise UserError(f"data.source: all {len(shared)} validation pictures are training pictures ({what}); give "
                             "others, or none, and data.val_fraction of the training pictures is held out")  # fmt: skip
 
-    def add_folder(self, folder: str, classes: Sequence[str]) -> None:
+    def use_folder(self, folder: str, classes: Sequence[str]) -> None:
+        """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``."""
+        self.source.classes = list(classes)
         place = place_of(folder, "folder", self.cache_bytes)
         self._listed["folder"] = [labelled_folder(joined(folder), classes, "folder", place)]
         self.split("folder")
@@ -151,14 +152,11 @@ class Splits:
 
 
 def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
-    """Numbers of the held-out training pictures, ascending: ``fraction`` of each class, at least one of two or more.
-
-    Pictures of several labels, with masks or without labels are drawn from all of them alike.
-    """
+    """Numbers of the held-out training pictures, ascending: ``fraction`` of each class, at least one of two or more."""
     rng = np.random.default_rng([seed, 2])
     classes: dict[Hashable, list[int]] = {}
     for i, target in enumerate(targets):
-        classes.setdefault(target if isinstance(target, int) else None, []).append(i)
+        classes.setdefault(target if isinstance(target, int) else None, []).append(i)  # others: of all alike
     counts = {kind: min(max(1, round(fraction * len(found))), len(found) - 1) for kind, found in classes.items()}
     return np.sort(np.concatenate([rng.permutation(found)[: counts[kind]] for kind, found in classes.items()]))
 

@@ -13,13 +13,11 @@ from kd.teachers.answer import ALL
 
 
 def check_task(task: Task, data: DataInfo) -> None:
-    """Raises a UserError where the data gives other targets than the task needs."""
     if not task.learns_from(data.kind):
         raise UserError(f"model.task: {type(task).__name__} needs {task.kind}, data.source gives {data.kind}")
 
 
 def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teacher: RunTeacher | None) -> None:
-    """Raises a UserError where a loss, or the teacher that it uses, does not exist."""
     members = list(teacher.members) if teacher is not None else []
     for name, member in teacher_of.items():
         if name not in losses:
@@ -30,7 +28,6 @@ def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teache
 
 
 def check_dropping(losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, str], task_loss_weight: float) -> None:
-    """Raises a UserError where there is no teacher to leave out, or a loss has no teacher or no value a picture."""
     if task_loss_weight:
         raise UserError("model.teacher_drop: is for losses over teachers' features alone; model.task_loss_weight=0")
     if len({teacher_of.get(name, ALL) for name in losses}) < 2:
@@ -42,7 +39,6 @@ def check_dropping(losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, s
 
 
 def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher: RunTeacher | None) -> None:
-    """Raises a UserError where a loss is not defined for the task, the data's labels or the teacher."""
     kind = type(loss).__name__
     if isinstance(loss, LogitLoss) and (refused := task.refuses(loss)):
         raise UserError(f"{key}: {kind} {refused}")
@@ -53,7 +49,6 @@ def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher:
 
 
 def check_batch(losses: Mapping[str, DistillLoss], batch_size: int, processes: int) -> None:
-    """Raises a UserError where a loss that compares a batch's pictures has too few of them to learn from."""
     for name, loss in losses.items():
         pictures = batch_size * (processes if getattr(loss, "gather", False) else 1)
         if pictures < loss.least_batch:

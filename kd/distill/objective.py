@@ -31,10 +31,7 @@ class Terms:
 
 
 class Objective(nn.Module):
-    """``task_loss_weight * task_loss + sum(loss.weight * loss)``; see :class:`kd.distill.step.Distillation`.
-
-    ``teacher_drop``: the chance in [0, 1] of :func:`kd.losses.functional.teacher_shares`.
-    """
+    """``task_loss_weight * task_loss + sum(loss.weight * loss)``; see :class:`kd.distill.step.Distillation`."""
 
     def __init__(
         self,
@@ -59,7 +56,7 @@ class Objective(nn.Module):
         self.losses = nn.ModuleDict(dict(losses or {}))
         self.task = task
         self.task_loss_weight = task_loss_weight
-        self.teacher_drop = teacher_drop
+        self.teacher_drop = teacher_drop  # the chance in [0, 1] of teacher_shares()
         self.feature_taps, self._teacher_of = FeatureTaps(taps or {}, teacher_of or {}), dict(teacher_of or {})
         self._factors: dict[str, float] = {}  # of headless teachers, which have no mean, each one's weight
 

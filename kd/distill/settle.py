@@ -23,10 +23,7 @@ from kd.teachers.answer import Answer
 def settle_losses(
     students: Students, teacher: RunTeacher, sample: Callable[[int], Tensor], broadcast: Callable[[Any], Any]
 ) -> None:
-    """Standardises the teachers' features by a sample, and fits linear projections of inherited features to it.
-
-    ``broadcast`` gives the first process's value to all: another machine's eigenvectors may differ in sign.
-    """
+    """Standardises the teachers' features by a sample, and fits linear projections of inherited features to it."""
     for student in students.named().values():
         active = student.objective.active
         parts = [part for loss in active.values() for part in loss.modules()]
@@ -40,7 +37,7 @@ def settle_losses(
                 pair = loss.settle(ours, wanted)
                 if fitted:
                     fit_projection(loss.projection, *pair)
-        for standardizer in found:
+        for standardizer in found:  # the first process's for all: another machine's eigenvectors may differ in sign
             standardizer.load_state_dict(broadcast(standardizer.state_dict()))
 
 

@@ -7,7 +7,7 @@ from functools import cache, partial
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.plugins.precision import MixedPrecision, Precision
-from torch import Tensor, nn
+from torch import nn
 
 from kd.errors import UserError
 
@@ -48,11 +48,9 @@ def precision_of_cpu(capabilities: Mapping[str, object], measured: Callable[[], 
 def bfloat16_time() -> float:
     """How many times as long a product of matrices in bfloat16 takes as one in float32 on this CPU; some 10 ms."""
     wide = torch.ones(SIDE, SIDE)
-    return _product_s(wide.bfloat16()) / _product_s(wide)
-
-
-def _product_s(matrix: Tensor) -> float:
-    return min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=6)[1:])
+    products = (partial(torch.matmul, matrix, matrix) for matrix in (wide.bfloat16(), wide))
+    narrow_s, wide_s = (min(timeit.repeat(product, number=1, repeat=6)[1:]) for product in products)
+    return narrow_s / wide_s
 
 
 def choose_kernels(trainer: Trainer, models: Iterable[nn.Module], products: str, benchmark: bool) -> None:

@@ -50,7 +50,6 @@ def build_model(
 def _built(
     spec: ModelSpec, builder: Builder, num_classes: int, key: str, head: bool, dense: bool
 ) -> nn.Module:  # fmt: skip
-    """The model of a user's builder."""
     if dense:
         raise UserError(f"{key}.builder: dense prediction is built on timm's models alone, give {key}.arch")
     own = getattr(builder, "num_classes", None)
@@ -111,7 +110,6 @@ def timm_model(arch: str, **kwargs: Any) -> nn.Module:
 
 
 def check_arch(arch: str, key: str) -> None:
-    """Raises a UserError with the nearest name when timm has no model ``arch``."""
     if not arch:
         raise UserError(f"{key}.arch: which model? Give one of timm.list_models(), or a {key}.checkpoint with its name")
     if arch.startswith(("hf_hub:", "hf-hub:")):

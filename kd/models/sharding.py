@@ -32,7 +32,6 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, frozen: bool = False) -> None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether :func:`shard` was called on it."""
     return isinstance(model, FSDPModule)
 
 

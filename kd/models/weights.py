@@ -84,7 +84,6 @@ def weights_file(path: Path, key: str) -> Path:
 
 
 def describe(file: Path) -> About:
-    """What the file says of its model."""
     config = file.with_name("config.json")
     if file.name in TIMM_FILES and config.is_file():
         content = json_of(text_of(config))

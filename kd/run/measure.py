@@ -155,7 +155,7 @@ def _foreign(word: str, config: dict[str, Any], options: Options) -> Found:
 def _data(config: dict[str, Any], options: Options, classes: list[str] | None) -> DistillationDataModule:
     data = data_of(config)
     if options.folder:
-        data.use_folder(options.folder, classes or [])
+        data.splits.use_folder(options.folder, classes or [])
     data.split(options.place)
     if classes is not None:
         check_classes(data, classes)

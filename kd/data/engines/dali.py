@@ -23,7 +23,6 @@ from kd.run.settings import Augment
 
 
 def check(augment: Augment, source: Source) -> None:
-    """Raises a UserError where DALI is missing, or the engine can't make these views."""
     if source.kind.cut_with_picture:
         raise UserError(f"data.engine: dali makes views of pictures alone, data.source has {source.kind.name}; "
                         "engine=device")  # fmt: skip

@@ -37,10 +37,7 @@ class Recipe:
 
 
 class Plan:
-    """What the device needs beside the pixels: recipes, and (index, view) of each view.
-
-    Neither a collection nor a dataclass, which Lightning would copy and send to the device piece by piece.
-    """
+    """What the device needs beside the pixels. No dataclass: Lightning would send one to the device piece by piece."""
 
     def __init__(self, recipes: list[Recipe], keys: list[Key], encoded: Sequence[Any] = ()) -> None:
         self.recipes, self.keys = recipes, keys

@@ -159,7 +159,8 @@ class RayCluster:
             raise UserError(f"data.tier.address: no Ray cluster at {address}: {plain(error)}") from error
         self.joined = True
         if self._mine:
-            self._keep_quiet()
+            with suppress(AttributeError):  # it prints a failed machine's log into the training's output, unasked
+                self.ray._private.worker.print_to_stdstream = lambda *_, **__: None
         if not self.machines():
             there = sum(node["Alive"] for node in self.ray.nodes())
             self.leave()
@@ -167,11 +168,6 @@ class RayCluster:
                 f"data.tier.label: none of the cluster's {there} machine(s) carries {self.spec.label}; start those "
                 f"that make batches with: ray start --address=HEAD:6379 --labels={self.spec.label}"
             )
-
-    def _keep_quiet(self) -> None:
-        """Ray prints the log of a machine that has failed into the training's output, and has no switch for it."""
-        with suppress(AttributeError):
-            self.ray._private.worker.print_to_stdstream = lambda *_, **__: None
 
     def _start_here(self) -> None:
         """A Ray of this process's own; a guard ends what Ray would leave behind where this process is killed."""

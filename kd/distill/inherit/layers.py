@@ -69,10 +69,7 @@ class BlockActivations:
 
     @classmethod
     def of(cls, block: Any, before: Tensor, kept: Tensor, guides: bool) -> tuple["BlockActivations", Tensor]:
-        """Runs a block on what the norms see of the stream before it; also returns that of all tokens after it.
-
-        What decides on heads and units is kept where it ``guides``, else dropped, and the largest rest halved.
-        """
+        """Runs a block on what the norms see of the stream before it; also returns that of all tokens after it."""
         first = [getattr(block.mlp, name) for name, _ in FIRST_LAYERS[type(block.mlp)]]
         layers = [block.attn.qkv, block.attn.proj, block.mlp.fc2, *first]
         with _caught(*layers) as seen:
@@ -80,7 +77,7 @@ class BlockActivations:
             after = seen_by_norms(middle + block.drop_path2(block.ls2(block.mlp(block.norm2(middle)))), block.norm2)
         (_, qkv), (heads, _), (units, _), *hidden = [tuple(x[:, kept] for x in seen[layer]) for layer in layers]
         large, ends = [qkv, *(out for _, out in hidden)], (middle[:, kept], after[:, kept])
-        if not guides:
+        if not guides:  # what decides on heads and units is dropped, the largest of the rest halved
             large, heads, units = [x.bfloat16() for x in large], torch.empty(0), torch.empty(0)
         return cls(block, large[0], heads, units, large[1:], *ends), after
 
@@ -88,11 +85,8 @@ class BlockActivations:
 def inherit_block(
     block: Any, found: Sequence[BlockActivations], streams: Sequence[Tensor], projection: Tensor, shares: Tensor | None
 ) -> list[Tensor]:
-    """Fits a block to the teacher's: the student's stream before it -> after it, (N, L, D_student) in parts.
-
-    The first part decides which heads and units are kept. ``shares``: how much each token counts, (L,).
-    """
-    guide = found[0]
+    """Fits a block: the student's stream before it -> after it, (N, L, D) in parts; ``shares`` of the tokens: (L,)."""
+    guide = found[0]  # decides which heads and units are kept
     teacher = guide.block
     write = projection @ (_gamma(teacher.ls1)[:, None] * teacher.attn.proj.weight)
     write = _fit_qkv(block, found, streams, projection, write, shares)
@@ -138,7 +132,6 @@ def _fit_qkv(
 
 
 def inherit_head(student: ViT, teacher: ViT, streams: Sequence[Tensor], projection: Tensor, logits: Tensor) -> None:
-    """Fits the classifier to the teacher's logits."""
     start = _folded(teacher.head, final_norm(teacher), projection, torch.arange(teacher.num_classes))
     features = torch.cat([student.forward_head(student.norm(x), pre_logits=True) for x in streams])
     ridge = min(1.0, GUIDE / len(logits))  # one row a picture: where they are few, the start weighs more

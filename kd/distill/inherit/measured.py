@@ -12,10 +12,7 @@ from kd.models.preprocess import Images, Preprocess
 
 
 class MeasuredTeacher:
-    """What the fits read of a plain ViT on a sample, uint8 (N, 3, H, W), each computed when it is first read.
-
-    The sample comes in parts. Their streams go through the blocks together, one block at a time.
-    """
+    """What the fits read of a plain ViT on a sample, uint8 (N, 3, H, W), each computed when it is first read."""
 
     def __init__(self, model: ViT, pictures: Images, prepare: Preprocess) -> None:
         self.model, self.pictures, self.prepare = model, pictures, prepare
@@ -28,10 +25,7 @@ class MeasuredTeacher:
         return torch.cat([self.model(self.prepare(part)) for part in self.pictures.split(64)])
 
     def see_as(self, student: ViT, size: tuple[int, int]) -> None:
-        """Measures the stream with the student's patches of pictures of a size; kept until another grid is read.
-
-        Of the first part: :attr:`moment` of all layers, and :attr:`last`, what the norms see after the last block.
-        """
+        """Measures the stream with the student's patches of pictures of a size; kept until another grid is read."""
         grid = grid_of(student, size)
         if grid == self._grid:
             return

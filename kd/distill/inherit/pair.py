@@ -107,7 +107,6 @@ def _qk_norm(attention: Any) -> str:
 
 
 def inherits_head(student: ViT, teacher: ViT) -> bool:
-    """Whether the classifier is taken over."""
     linear = isinstance(student.head, nn.Linear) and isinstance(teacher.head, nn.Linear)
     return linear and student.num_classes == teacher.num_classes
 

@@ -70,10 +70,7 @@ def read_by_classifier(teacher: ViT, last: Tensor, most: int) -> Tensor:
 
 
 def moment_of(streams: list[Tensor], classes: int) -> Tensor:
-    """Second moment of the normalised stream over all layers, (D_teacher, D_teacher).
-
-    The class token counts as much as all patches together, since it alone is classified.
-    """
+    """Second moment (D, D) of the normalised streams; the class token, which is classified, counts as all patches."""
     width = streams[0].shape[-1]
     moment = torch.zeros(width, width, dtype=torch.float64)
     for stream in streams:
