@@ -130,8 +130,7 @@ class Phases(Recording):
         self._total: dict[str, Any] = {}
         self._last_total = 0.0
         self._step: dict[str, Any] | None = None
-        self._first_of_run = True
-        self._first_of_epoch = True
+        self._epoch: int | None = None  # of the newest step
         self._fit_started = self._train_started = 0.0
         self._cuda = False
 
@@ -188,14 +187,11 @@ class Phases(Recording):
             self.clock.turn("communication")
         return allreduce_hook(state, bucket)  # type: ignore[arg-type]  # None: all processes
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._first_of_epoch = True
-
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
         self._step = {"step": trainer.fit_loop.epoch_loop.total_batch_idx, "epoch": trainer.current_epoch}
-        if self._first_of_epoch:
+        if self._epoch != trainer.current_epoch:
             self._step["first"] = True
-            self._first_of_epoch = False
+        self._epoch = trainer.current_epoch
 
     def _end_step(self) -> None:
         if self._step is None:
@@ -217,12 +213,11 @@ class Phases(Recording):
             "data_cpu_ms": round(times.data_cpu_ms, 3), "launch_ms": round(times.launch_ms, 3),
         }  # fmt: skip
         self._writer.write(record)
-        self.recent.append(record)
-        if self._first_of_run:
-            self._first_of_run = False
-            self._write_startup(times)
-        else:
+        if self.recent:
             _add(self._total, record)
+        else:
+            self._write_startup(times)
+        self.recent.append(record)
         if times.t > self._last_total + TOTAL_EVERY_S:
             self._last_total = times.t
             self._write_total()

@@ -66,7 +66,6 @@ class Headspace(Callback):
         self._ends: dict[int, list[float]] = {0: [], 1: [], 2: []}
         self._answers: dict[int, Answer] = {}
         self._batch_idx = 0
-        self._free_teacher = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         run = RunContext.of(trainer)
@@ -82,18 +81,16 @@ class Headspace(Callback):
         run.data.wrap_loader = Replay
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Before the run has a folder: is there enough to measure, and a teacher whose answers can be replayed?"""
-        run = RunContext.of(trainer)
+        """Before the run has a folder: is there enough to measure?"""
         if trainer.num_training_batches < 10:
             raise UserError(
                 f"trainer.limit_train_batches: a headspace run needs 10, got {trainer.num_training_batches}"
             )
-        self._free_teacher = run.module.teacher is not None
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Epoch 1 remembers the teacher's answers, epoch 2 gives them back."""
         run = RunContext.of(trainer)
-        if not self._free_teacher or trainer.current_epoch == 0:
+        if run.module.teacher is None or trainer.current_epoch == 0:
             return
         remembering = trainer.current_epoch == 1
         replayed: Any = Remembered(run.teacher, self._answers, lambda: self._batch_idx, remembering)
@@ -114,15 +111,15 @@ class Headspace(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        steps = trainer.num_training_batches - 1 - WARM_UP
+        run, steps = RunContext.of(trainer), trainer.num_training_batches - 1 - WARM_UP
         now, free_input, both = (1000 * (ends[1] - ends[0]) / steps for ends in self._ends.values())
         found = {"now_ms": round(now, 3), "free_input_ms": round(free_input, 3)}
-        if self._free_teacher:
+        if run.module.teacher is not None:
             found["free_input_and_teacher_ms"] = round(both, 3)
-        writer = Writer(RunContext.of(trainer).folder / "records" / "headspace.jsonl", {"of": "headspace"})
+        writer = Writer(run.folder / "records" / "headspace.jsonl", {"of": "headspace"})
         writer.write({"kind": "event", "name": "headspace", **found})
         writer.close()
         lines = [f"a step takes {now:.1f} ms", f"with a perfect input {free_input:.1f} ms ({now / free_input:.2f}x)"]
-        if self._free_teacher:
+        if run.module.teacher is not None:
             lines.append(f"with a free teacher as well {both:.1f} ms ({now / both:.2f}x)")
         print("\nheadspace: " + "; ".join(lines), flush=True)
