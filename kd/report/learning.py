@@ -97,8 +97,6 @@ def _mistakes(run: Run, student: str, newest: dict[str, Any]) -> Section:
     counts, names = newest["counts"], run.classes
     rows = [[f"{names[true]} \u2192 {names[given]}", n, f"{100 * n / counts[true]:.1f}"]
             for true, given, n in newest["pairs"][:HARDEST]]  # fmt: skip
-    title, columns = (
-        f"Mistakes{_of(student)} (epoch {newest['epoch'] + 1})",
-        ["class \u2192 taken for", "times", "% of the class"],
-    )
+    title = f"Mistakes{_of(student)} (epoch {newest['epoch'] + 1})"
+    columns = ["class \u2192 taken for", "times", "% of the class"]
     return table(title, columns, rows, empty="None: every validation picture is right.")

@@ -241,12 +241,7 @@ def swing(facts: Facts) -> Swing | None:
 
 
 def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
-    """Training and loader processes wait for a core for a share ``at`` of the step: too many processes, or other jobs.
-
-    The evidence is the kernel's run queue. Where that is not recorded, it is a computing phase that varies while more
-    processes run than cores. Fewer loader processes do not shrink their work: a step takes at least the CPU time of
-    both over the cores.
-    """
+    """Training and loader processes wait for a core for a share ``at`` of the step: too many of them, or other jobs."""
     step, workers, cores, threads, processes = facts.step_ms, facts.workers, facts.cores, facts.threads, facts.processes
     queued = facts.queued if workers else 0.0  # without loader processes it is the training's own delay
     ready_ms, crowded = facts.ready_ms + queued, processes * (workers + threads) > cores

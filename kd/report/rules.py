@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Any
@@ -60,16 +60,6 @@ def thresholds_of(rule: str) -> dict[str, float]:
     """What of a rule can be set, with its default."""
     found = {name: p.default for name, p in inspect.signature(RULES[rule]).parameters.items() if name not in READ}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
-
-
-def findings_of(facts: Facts, limits: Sequence[Limit]) -> list[Finding]:
-    """All rules that fire on a run, with the thresholds of its settings; ``limits`` are the run's."""
-    own = by_rule((facts.run.config.get("monitor") or {}).get("thresholds") or {})
-    rules = {name: partial(rule, **own.get(name, {})) for name, rule in RULES.items()}
-    held_up = any(limit.bound in ("host", "data", "communication") for limit in limits[:1])
-    found = [*_machine(facts, rules, held_up), *_steps(facts, rules), *_training(facts, rules)]
-    few = 0 < facts.steps_counted < FEWEST
-    return [f for f in found if f is not None and (f.rule in ALWAYS or not few)]
 
 
 def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
@@ -230,23 +220,6 @@ def _largest(facts: Facts) -> Limit:
     return Limit("none", f"no part of the step stands out; most of it ({groups[name]:.0%}) is {named}", "", None)
 
 
-def verdict_of(facts: Facts, found: Sequence[Limit]) -> dict[str, Any]:
-    """The headline of a run's limits; it needs :data:`FEWEST` steps."""
-    phases = {name: round(ms, 3) for name, ms in facts.phases.items() if name in PHASES}
-    if not found or facts.steps_counted < FEWEST:
-        text = f"too few steps were recorded to find the limit of the speed ({facts.steps_counted} of {FEWEST})"
-        return {"bound": "none", "text": text, "lever": "", "predicted_speedup": None, "phases_ms": phases}
-    first, *others = found
-    return {
-        "bound": first.bound,
-        "text": sentence(first),
-        "lever": first.lever,
-        "predicted_speedup": round(first.gain, 2) if first.gain else None,
-        "phases_ms": phases,
-        "others": [asdict(limit) for limit in others],
-    }
-
-
 def sentence(limit: Limit) -> str:
     """``data-bound: <evidence>; <lever> <gain>x``."""
     head = f"{NAMES[limit.bound]}: {limit.text}"
@@ -267,9 +240,28 @@ class Explained:
 
     @cached_property
     def verdict(self) -> dict[str, Any]:
-        """The headline as ``summary.json`` holds it: bound, text, lever, predicted_speedup, phases_ms."""
-        return verdict_of(self.facts, self.limits)
+        """The headline as ``summary.json`` holds it; it needs :data:`FEWEST` steps."""
+        facts = self.facts
+        phases = {name: round(ms, 3) for name, ms in facts.phases.items() if name in PHASES}
+        if not self.limits or facts.steps_counted < FEWEST:
+            text = f"too few steps were recorded to find the limit of the speed ({facts.steps_counted} of {FEWEST})"
+            return {"bound": "none", "text": text, "lever": "", "predicted_speedup": None, "phases_ms": phases}
+        first, *others = self.limits
+        return {
+            "bound": first.bound,
+            "text": sentence(first),
+            "lever": first.lever,
+            "predicted_speedup": round(first.gain, 2) if first.gain else None,
+            "phases_ms": phases,
+            "others": [asdict(limit) for limit in others],
+        }
 
     @cached_property
     def findings(self) -> list[Finding]:
-        return findings_of(self.facts, self.limits)
+        """All rules that fire, with the thresholds of the run's settings."""
+        facts, own = self.facts, by_rule((self.run.config.get("monitor") or {}).get("thresholds") or {})
+        rules = {name: partial(rule, **own.get(name, {})) for name, rule in RULES.items()}
+        held_up = any(limit.bound in ("host", "data", "communication") for limit in self.limits[:1])
+        found = [*_machine(facts, rules, held_up), *_steps(facts, rules), *_training(facts, rules)]
+        few = 0 < facts.steps_counted < FEWEST
+        return [f for f in found if f is not None and (f.rule in ALWAYS or not few)]

@@ -277,11 +277,7 @@ def tensor_variance(spread: Mapping[str, float], low: float = 1e-10, high: float
 def check_input_images(
     inputs: Sequence[Mapping[str, Any]], constant: float = 0.05, duplicated: float = 0.1
 ) -> Finding | None:
-    """Training pictures of a single colour, the same picture several times in a batch, or values of a wrong range.
-
-    A reading has the shares ``constant`` and ``duplicated`` of a batch, its ``low``est and ``high``est value, and
-    ``bytes`` (whether pictures are uint8).
-    """
+    """Training pictures of a single colour, the same picture several times in a batch, or values of a wrong range."""
     if not inputs:
         return None
     shares = {name: mean([i[name] for i in inputs]) for name in ("constant", "duplicated")}

@@ -168,11 +168,7 @@ def batch_ms(facts: Facts) -> float:
 
 
 def maker_ms(facts: Facts) -> float:
-    """Ms that one process of a data tier takes for a batch, on its own core.
-
-    With a tier: as recorded, with the overhead of sending where the step waits for busy makers. Without one: a loader
-    process's time less its wait for a core.
-    """
+    """Ms that one process of a data tier takes for a batch, on its own core; without a tier by a loader process's."""
     tier, now = facts.tier, present(facts)
     if tier is None or now is None:
         cost = batch_ms(facts)
@@ -202,12 +198,7 @@ def _makers(facts: Facts, machines: DataMachines, processes: int, workers: int |
 def tier_step(
     facts: Facts, phases: Mapping[str, float], machines: DataMachines, processes: int, workers: int | None = None
 ) -> float:
-    """Ms of a step with a data tier: the longest of what runs at the same time.
-
-    1. The step without its wait for data (with it, where the run hardly waits).
-    2. The makers' time for a batch of each process.
-    3. The transfer to the training processes, where the run has measured it.
-    """
+    """Ms of a step with a data tier: the longest of the rest of the step, the makers' time and the transfer."""
     rest = sum(ms for name, ms in phases.items() if name != "data")
     rest += 0.0 if waits(facts) else phases.get("data", 0.0)
     made = maker_ms(facts) / _makers(facts, machines, processes, workers)
@@ -215,10 +206,7 @@ def tier_step(
 
 
 def local_step(facts: Facts, phases: Mapping[str, float], workers: int | None) -> float:
-    """Ms of a step with loader processes on the training machines, at least the CPU time over the cores.
-
-    A run that had a tier gets as many loader processes as its training leaves cores, unless ``workers`` is given.
-    """
+    """Ms of a step with loader processes on the training machines, at least the CPU time over the cores."""
     rest = sum(ms for name, ms in phases.items() if name != "data")
     if workers is None and facts.workers == 0 and facts.tier is None:
         return rest + phases.get("data", 0.0)
@@ -250,12 +238,8 @@ class Outlook:
 def predict(facts: Facts, change: Change) -> Outlook:
     """Time and cost of the run with ``change``; with none, of the run as it is.
 
-    A step is the sum of its phases. A cache computes each of its views once; all other steps go without the teacher,
-    and with kept pixels without a wait for data (Amdahl). Loaders: a batch costs a process what it takes to make
-    it; a step waits for the slower of both. A data tier makes all batches in the loaders' place
-    (:func:`tier_step`). More processes share an epoch's batches; the part of an all-reduce that
-    is not hidden grows as a ring's, ``(n - 1) / n``; every process brings as many cores as now, and a data tier
-    stays as it is.
+    More processes share an epoch's batches; the part of an all-reduce that is not hidden grows as a ring's,
+    ``(n - 1) / n``; every process brings as many cores as now, and a data tier stays as it is.
     """
     epochs = change.epochs or facts.length
     if not facts.step_ms or not epochs or not math.isfinite(facts.batches_per_epoch):
@@ -304,11 +288,7 @@ def _step(facts: Facts, phases: dict[str, float], change: Change) -> float:
 
 
 def _price(facts: Facts, change: Change) -> float | None:
-    """Price of an hour of the changed job: training machines by processes, data machines by number.
-
-    ``monitor.price_per_hour`` includes the tier. Its part is known from the job, ``monitor.instances``, or a
-    ``data_instance`` with as many cores.
-    """
+    """Price of an hour of the changed job; that of the run includes its tier."""
     if change.price is not None or facts.price is None:
         return change.price
     now, then, more = present(facts), wanted(facts, change), (change.gpus or facts.devices) / facts.devices
