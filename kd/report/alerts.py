@@ -3,20 +3,18 @@
 import inspect
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from kd.report.rules import RULES, thresholds_of
 
 PERIOD_S = 60  # of CloudWatch's values and alarms
 
 
-class Alert(NamedTuple):
-    """One alert on the series of ``monitor.prometheus_port`` or of kd-serve's ``/metrics``."""
-
-    name: str
-    expression: str  # in PromQL
-    held: str  # how long it must hold
-    summary: str
+def _alert(name: str, expression: str, held: str, summary: str) -> dict[str, Any]:
+    """Prometheus's rule on the series of ``monitor.prometheus_port`` or of kd-serve's ``/metrics``; in PromQL."""
+    summary = f"{{{{ $labels.instance }}}}: {summary}"
+    return {"alert": name, "expr": expression, "for": held, "labels": {"severity": "warning"},
+            "annotations": {"summary": summary}}  # fmt: skip
 
 
 def summary_of(rule: str) -> str:
@@ -32,22 +30,17 @@ def summary_of(rule: str) -> str:
 
 REFUSED, ALL = 'rate(kd_requests_total{code="503"}[5m])', "rate(kd_requests_total[5m])"
 ALERTS = [
-    *(Alert(rule, f'kd_rule_fired{{rule="{rule}"}} > 0', "1m", summary_of(rule)) for rule in RULES),
-    Alert("ServerRefuses", f"sum by (instance) ({REFUSED}) / sum by (instance) ({ALL}) > 0.05", "5m",
-          "kd-serve answers 503 to more than 5 % of the requests: they come faster than it computes."),
-    Alert("ServerFails", 'sum by (instance) (rate(kd_requests_total{code=~"5..",code!="503"}[5m])) > 0', "1m",
-          "kd-serve answers with errors of its own: see its log."),
+    *(_alert(rule, f'kd_rule_fired{{rule="{rule}"}} > 0', "1m", summary_of(rule)) for rule in RULES),
+    _alert("ServerRefuses", f"sum by (instance) ({REFUSED}) / sum by (instance) ({ALL}) > 0.05", "5m",
+           "kd-serve answers 503 to more than 5 % of the requests: they come faster than it computes."),
+    _alert("ServerFails", 'sum by (instance) (rate(kd_requests_total{code=~"5..",code!="503"}[5m])) > 0', "1m",
+           "kd-serve answers with errors of its own: see its log."),
 ]  # fmt: skip
 
 
 def prometheus_rules() -> dict[str, Any]:
     """A file of alerting rules as Prometheus reads it."""
-    rules = [
-        {"alert": a.name, "expr": a.expression, "for": a.held, "labels": {"severity": "warning"},
-         "annotations": {"summary": f"{{{{ $labels.instance }}}}: {a.summary}"}}
-        for a in ALERTS
-    ]  # fmt: skip
-    return {"groups": [{"name": "kd", "rules": rules}]}
+    return {"groups": [{"name": "kd", "rules": ALERTS}]}
 
 
 def alarms(namespace: str, topic: str | None = None) -> list[dict[str, Any]]:

@@ -43,6 +43,7 @@ def card(
     name = f"{summary.get('recipe', run.folder.name)} {student.get('arch', 'student')}"
     best = student.get("best_val") or student.get("val") or {}
     rows = fidelity.get("per_class") or []
+    licenses = {"student": license_name, "teacher": teacher_license, "training pictures": data_license}
     environment = Environment(keep_trailing_newline=True, finalize=_plain)
     environment.filters["percent"] = "{:.1%}".format
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
@@ -54,12 +55,7 @@ def card(
         classes=[(r["name"], r["count"], _percent(r.get("teacher")), _percent(r["student"])) for r in rows],
         latency=latency, speed=_speed(latency), exports=_exports(_read(run.folder / "export" / "export.json")),
         lost=lost_classes(rows)[:LOST], unseen=data.get("classes", len(rows)) - len(rows) if rows else 0,
-        licenses=[
-            (what, name or "not stated")
-            for what, name in (
-                ("student", license_name), ("teacher", teacher_license), ("training pictures", data_license)
-            )
-        ],
+        licenses=[(what, name or "not stated") for what, name in licenses.items()],
         few=sum(r["count"] < 10 for r in rows) if fidelity.get("kind") == "classification" else 0,
     )  # fmt: skip
 

@@ -37,12 +37,7 @@ class Finding:
 
 
 def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
-    """The step waits for its batch in at least a share ``at`` of its time, without the training's own wait for a core.
-
-    A batch costs one process ``wait`` ms (no workers) or about ``workers * step`` (workers that can't keep up).
-    With ``k`` workers a step takes the longest of: the rest of the step; ``cost / k``; and the CPU time of both over
-    the cores, ``(busy * cost + threads * rest) / cores``. The first batch of an epoch is waited for in any case.
-    """
+    """The step waits for its batch for a share ``at`` of its time, without the training's own wait for a core."""
     step, wait = facts.step_ms, facts.phases.get("data", 0.0) - facts.queued
     if not step or wait / step < at:
         return None

@@ -9,7 +9,6 @@ from kd.errors import UserError, needs_extra
 from kd.report.charts import Section, table
 from kd.report.records import Run, Writer
 
-TITLE = "GPU time of each rank in the profiled window (%)"
 COLUMNS = ["rank", "computing", "communication, copies", "idle", "communication behind computing"]
 
 
@@ -58,4 +57,4 @@ def section(run: Run) -> Section | None:
     if found is None:
         return None
     rows = [[str(r["rank"]), r["computing"], r["other"], r["idle"], r["overlap"]] for r in found["ranks"]]
-    return table(TITLE, COLUMNS, rows)
+    return table("GPU time of each rank in the profiled window (%)", COLUMNS, rows)

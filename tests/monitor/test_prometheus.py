@@ -145,7 +145,7 @@ def test_prometheus_scrapes_and_every_panel_has_data(recipe: Path, tmp_path: Pat
         server.wait(10)
     from tests.monitor.test_prometheus import Scrape as Used
 
-    assert all(Used.found.pop(f"alert {alert.name}") for alert in ALERTS)
+    assert all(Used.found.pop(f"alert {alert['alert']}") for alert in ALERTS)
     without_gpu = {title: n for title, n in Used.found.items() if not title.startswith("GPU")}
     seldom = {"Rules that fire"}  # none may
     assert len(without_gpu) == len(grafana()["panels"]) - 3
@@ -206,15 +206,15 @@ def test_alerts_name_series_that_there_are(tmp_path: Path, capsys: pytest.Captur
     """Of a run or of the server; one for each rule."""
     served = {f"{family.name}_total" for family in Metrics().registry.collect() if family.type == "counter"}
     for alert in ALERTS:
-        named = set(re.findall(r"kd_\w+", alert.expression))
+        named = set(re.findall(r"kd_\w+", alert["expr"]))
         assert named and named <= served | {f"kd_{name}" for name in GAUGES}
-        assert "`" not in alert.summary and alert.summary.endswith(".")
-    assert [re.findall('rule="(.+)"', a.expression)[0] for a in ALERTS if "rule=" in a.expression] == list(RULES)
+        assert "`" not in (summary := alert["annotations"]["summary"]) and summary.endswith(".")
+    assert [re.findall('rule="(.+)"', a["expr"])[0] for a in ALERTS if "rule=" in a["expr"]] == list(RULES)
     assert report_main(["--alerts", str(tmp_path / "none" / "alerts.yaml")]) == 2
     assert report_main(["--alerts", str(tmp_path / "alerts.yaml")]) == 0
     assert "alerts.yaml: can't be written" in capsys.readouterr().err
     written = yaml_of((tmp_path / "alerts.yaml").read_text())["groups"][0]["rules"]
-    assert [rule["alert"] for rule in written] == [alert.name for alert in ALERTS]
+    assert [rule["alert"] for rule in written] == [alert["alert"] for alert in ALERTS]
     if shutil.which("promtool"):
         done = subprocess.run(["promtool", "check", "rules", str(tmp_path / "alerts.yaml")], check=False)
         assert done.returncode == 0

@@ -48,15 +48,10 @@ class Drawn:
         return in_torch(self.prepared())
 
 
-@dataclass(frozen=True)
-class Several:
+def several(loads: Sequence[Callable[[], Call]]) -> Call:
     """Opens models in one process, which then runs one of them: ``(which, pictures)``."""
-
-    loads: Sequence[Callable[[], Call]]
-
-    def __call__(self) -> Call:
-        calls = [load() for load in self.loads]
-        return lambda given: calls[given[0]](given[1])
+    calls = [load() for load in loads]
+    return lambda given: calls[given[0]](given[1])
 
 
 def latencies(
@@ -66,7 +61,7 @@ def latencies(
     with TemporaryDirectory(prefix="kd-size-") as folder:
         shown = bar(candidates, label=f"making candidates for {given.runtime}", unit=" candidates")
         made = [_export(one, student, data, given, Path(folder) / one.name) for one in shown]
-        watch = Stopwatch(Several([load for load, _ in made]), given.threads)
+        watch = Stopwatch(partial(several, [load for load, _ in made]), given.threads)
         try:
             pictures = np.random.RandomState(0).randint(0, 256, (given.batch, *data.size, 3), dtype=np.uint8)
             measures = {i: partial(watch.measure, (i, pictures)) for i in range(len(made))}

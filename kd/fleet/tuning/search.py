@@ -47,7 +47,10 @@ class Search:
         with self.lock:
             directions = [objective.direction for objective in plan.objectives]
             self.study = Study(plan.folder, directions, plan.sampler, plan.pruner, plan.epochs, plan.config["seed"])
-            self._check_settings()
+            now = plan.settings()
+            if changed_one := difference(self.study.begun_with(now), now):
+                raise UserError(f"name: the search in {plan.folder} was begun with {changed_one}; give the same "
+                                "settings to resume it, or name=OTHER to begin another")  # fmt: skip
         self.free, self.places = list(free), len(free)
         self.running: list[Running] = []
         self.going: list[Job] = []
@@ -55,13 +58,6 @@ class Search:
         self.began = time.monotonic()
         self.seconds: list[float] = []
         self.extra: list[str] = []
-
-    def _check_settings(self) -> None:
-        now = self.plan.settings()
-        changed = difference(self.study.begun_with(now), now)
-        if changed:
-            raise UserError(f"name: the search in {self.plan.folder} was begun with {changed}; give the same "
-                            "settings to resume it, or name=OTHER to begin another")  # fmt: skip
 
     def run(self) -> None:
         with signals_kept(self._on_signal):

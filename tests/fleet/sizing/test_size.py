@@ -16,7 +16,7 @@ from kd.fleet.sizing.page import headline, sections, table
 from kd.fleet.sizing.plan import KEYS, Conditions, plan
 from kd.fleet.sizing.scores import hold_out
 from kd.fleet.sizing.search import check, choose, predict
-from kd.fleet.sizing.timing import Several
+from kd.fleet.sizing.timing import several
 from kd.report.sized import candidate_of, card_of
 from kd.run.request import translate
 from kd.run.run import Run
@@ -93,7 +93,7 @@ def test_the_help_names_every_key() -> None:
 
 
 def test_one_process_runs_the_candidate_that_is_named() -> None:
-    call = Several([lambda: str, lambda: float])()
+    call = several([lambda: str, lambda: float])
     assert (call((0, 3)), call((1, 3))) == ("3", 3.0)
 
 
