@@ -157,14 +157,14 @@ def result_of(run: Path) -> dict[str, Any]:
     return found
 
 
-def run(repo: Path, only: list[str]) -> dict[str, Any]:
-    """All scenarios: name -> what each of their runs gave."""
+def run(repo: Path, only: list[str], more: list[str]) -> dict[str, Any]:
+    """All scenarios, with ``more`` settings each: name -> what each of their runs gave."""
     results: dict[str, Any] = {}
     for name in only or NAMES:
         with tempfile.TemporaryDirectory() as folder:
             runs = Runs(Path(folder))
             for items in runs.of(name):
-                train(repo, runs.folder / "cache", [*items, "trainer.log_every_n_steps=1"])
+                train(repo, runs.folder / "cache", [*items, "trainer.log_every_n_steps=1", *more])
             made = sorted(p for p in (Path(folder) / "runs").glob("*/*") if p.is_dir() and not p.is_symlink())
             results[name] = [result_of(path) for path in made]
         steps = sum(len(rows) for r in results[name] for rows in r["logged"].values())
@@ -203,12 +203,13 @@ def main() -> int:
     one.add_argument("out", type=Path)
     one.add_argument("--repo", type=Path, default=ROOT)
     one.add_argument("--only", nargs="*", default=[], choices=NAMES)
+    one.add_argument("--set", nargs="*", default=[], help="settings of every run, such as trainer.precision=32-true")
     two = commands.add_parser("compare")
     two.add_argument("before", type=Path)
     two.add_argument("after", type=Path)
     args = parser.parse_args()
     if args.command == "run":
-        args.out.write_text(json.dumps(run(args.repo.resolve(), args.only)) + "\n")
+        args.out.write_text(json.dumps(run(args.repo.resolve(), args.only, args.set)) + "\n")
         return 0
     return 0 if compare(json.loads(args.before.read_text()), json.loads(args.after.read_text())) else 1
 
