@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests._helpers import ARCH, TINY, draw_folder, save_teacher, write_recipe  # noqa: E402
-from tests.tasks.test_segmentation import draw as draw_masks  # noqa: E402
+from tests._scenes import draw as draw_masks  # noqa: E402
 
 TAPS = {"hint": ("blocks.0", "blocks.1"), "at": ("blocks.0", "blocks.0"), "rkd": ("prelogits", "prelogits")}
 STUDENTS: dict[str, dict[str, Any]] = {
