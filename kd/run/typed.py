@@ -66,6 +66,10 @@ def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], los
         group = kind is None and any(key.startswith(f"{name}.") for key in known)
         if group and not (value is None or isinstance(value, dict) or str(value).endswith(SETTINGS)):
             raise UserError(no_plain_value(name, value))
+        above = known.get(name.rpartition(".")[0])
+        if kind is None and above and _takes(above.kind, {}) is False:
+            words = " or ".join(dict.fromkeys(_words(above.kind)))
+            raise UserError(f"no key '{name}': {name.rpartition('.')[0]} has no keys of its own, it is {words}")
         if kind is None or "${" in str(value):
             continue
         if isinstance(value, float) and not math.isfinite(value):

@@ -74,6 +74,8 @@ def test_a_wrong_value_of_every_setting_is_told_without_torch() -> None:
     known = [key for key in keys.schema().values() if key.name not in CLASSES | TEXT]
     items = {f"{key.name}={value}": key.name for key in known for value in wrong_values(key)}
     assert {*items.values()} == {key.name for key in known}, "a setting without a wrong value is in TEXT or CLASSES"
+    plain = [key.name for key in keys.schema().values() if _takes(key.kind, {}) is False]
+    items |= {f"{name}.x=1": name for name in plain if name not in ("recipe", "seed")}  # a setting without keys
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, input=json.dumps([*items]), capture_output=True,
                           text=True, check=True)  # fmt: skip
     told = json.loads(done.stdout)
