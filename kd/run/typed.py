@@ -63,13 +63,8 @@ def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], los
         if problem := _unknown_class(name, value) or _unknown_to_timm(name, value):
             raise UserError(f"{name.removesuffix('.class_path')}: {problem}")
         kind = _kind(name, known)
-        group = kind is None and any(key.startswith(f"{name}.") for key in known)
-        if group and not (value is None or isinstance(value, dict) or str(value).endswith(SETTINGS)):
-            raise UserError(no_plain_value(name, value))
-        above = known.get(name.rpartition(".")[0])
-        if kind is None and above and _takes(above.kind, {}) is False:
-            words = " or ".join(dict.fromkeys(_words(above.kind)))
-            raise UserError(f"no key '{name}': {name.rpartition('.')[0]} has no keys of its own, it is {words}")
+        if kind is None and (problem := _misplaced(name, value, known)):
+            raise UserError(problem)
         if kind is None or "${" in str(value):
             continue
         if isinstance(value, float) and not math.isfinite(value):
@@ -85,6 +80,17 @@ def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], los
         for limit in _limits(kind):
             if problem := limit.refuses(_number(value)):
                 raise UserError(f"{name}: {problem}, got {_shown(value)}{near(value, _allowed(kind))}")
+
+
+def _misplaced(name: str, value: object, known: Mapping[str, Key]) -> str:
+    """What is wrong with a plain value for a group of settings, or with a key below a plain setting."""
+    above, _, _ = name.rpartition(".")
+    if above in known and _takes(known[above].kind, {}) is False:
+        words = " or ".join(dict.fromkeys(_words(known[above].kind)))
+        return f"no key '{name}': {above} has no keys of its own, it is {words}"
+    group = any(key.startswith(f"{name}.") for key in known)
+    fits = value is None or isinstance(value, dict) or str(value).endswith(SETTINGS)
+    return no_plain_value(name, value) if group and not fits else ""
 
 
 def _kind(name: str, known: Mapping[str, Key]) -> ast.expr | None:
