@@ -96,12 +96,19 @@ SMALL = [
 ]  # fmt: skip
 
 
+FEATURES = [
+    command for command in OURS
+    if re.search(r"kd-train .*(vits? config=|cache=|monitor\.|distill_losses|Shards|unlabeled|name=|freeze)", command)
+]  # fmt: skip
+"""Recipes that other commands train, with a feature that the tests of its room train: here the settings are parsed."""
+
+
 def commands_once() -> Iterator[Any]:
-    """The commands; one that differs from an earlier one by the name of the run alone is slow."""
+    """The commands; slow: one that differs from an earlier one by the name of the run alone, and ``FEATURES``."""
     seen: set[str] = set()
     for command in OURS:
         program = re.sub(r"\bruns/\w+/", "runs/NAME/", command)
-        yield pytest.param(command, marks=[pytest.mark.slow] * (program in seen))
+        yield pytest.param(command, marks=[pytest.mark.slow] * (program in seen or command in FEATURES))
         seen.add(program)
 
 
@@ -109,8 +116,7 @@ def commands_once() -> Iterator[Any]:
 def test_the_command_runs(
     command: str, filled: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("IMAGE", "ROLE", "BUCKET", "DIR", "TEACHER", "PACK", "SCENES", "MORE"):
-        command = re.sub(rf"\b{name}\b", filled[name], command)
+    command = with_places(command, filled)
     program, *items = shlex.split(command)
     monkeypatch.chdir(filled["HOME"])
     if os.environ.get("RANK"):
@@ -132,6 +138,22 @@ def test_the_command_runs(
     if name == "train" and not {"--list", "--help", "--keys", "--print_config"} & {*items, *small}:
         said = capsys.readouterr().out
         assert "run folder: runs/" in said or ("resume=" in command and "epochs of runs/" in said)
+
+
+@pytest.mark.parametrize("command", FEATURES)
+def test_the_settings_of_the_command_are_right(
+    command: str, filled: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(filled["HOME"])
+    _, *items = shlex.split(with_places(command, filled))
+    assert train_main([*items, "--print_config"]) == 0
+    assert "\nrecipe: " in capsys.readouterr().out
+
+
+def with_places(command: str, filled: dict[str, str]) -> str:
+    for name in ("IMAGE", "ROLE", "BUCKET", "DIR", "TEACHER", "PACK", "SCENES", "MORE"):
+        command = re.sub(rf"\b{name}\b", filled[name], command)
+    return command
 
 
 def prepare(command: str, items: list[str], filled: dict[str, str]) -> None:
