@@ -323,7 +323,7 @@ def _keep_header(run: Run, record: dict[str, Any]) -> None:
 
 def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
     try:
-        found = yaml_of(text_of(file))  # JSON is YAML
+        found = json_of(text_of(file)) if file.suffix == ".json" else yaml_of(text_of(file))
         if isinstance(found, dict):
             return found
         notes.append(f"{file.name} is {'empty' if found is None else 'no mapping'}")

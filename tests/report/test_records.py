@@ -80,6 +80,12 @@ def test_a_newer_schema_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
     assert "config.yaml is missing" in run.notes
 
 
+def test_a_small_number_of_the_summary_is_a_number(tmp_path: Path) -> None:
+    """YAML takes 1e-05, as JSON writes it, for a word."""
+    (tmp_path / "summary.json").write_text(json.dumps({"student": {"lr": 1e-5}}))
+    assert read_run(tmp_path).summary["student"]["lr"] == 1e-5
+
+
 def test_a_repeated_step_counts_once_and_the_newest_wins(tmp_path: Path) -> None:
     file = tmp_path / "records" / "phases.rank0.jsonl"
     write_steps(file, [1.0, 2.0, 3.0], limit=100)
