@@ -1,5 +1,6 @@
 """Fixtures. The tests' cache folder is their own, so that the user's is neither read nor written."""
 
+import functools
 import gc
 import os
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning_fabric.utilities import registry
 
 from tests._clock import HandClock
 from tests._helpers import draw_folder, save_teacher, write_recipe
@@ -33,6 +35,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     torch.set_num_threads(1)
     # Each of a run's 24 files is forced to the disk, milliseconds each, against a power cut, which no test makes.
     os.fsync = lambda handle: None
+    # Each run reads the entry points of every installed package.
+    registry.entry_points = functools.cache(registry.entry_points)
     # A loader's worker looks every 5 s whether its parent is gone or has no work left: many tests would wait for it.
     torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2
     torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 1.0  # how long the loader waits for it at the end

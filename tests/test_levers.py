@@ -144,8 +144,11 @@ def test_num_workers_auto_measures_and_changes_nothing(recipe: Path, capsys: pyt
 
 
 @pytest.mark.skipif(cores() < 2, reason="one core leaves nothing to try")
-def test_num_workers_auto_tries_on_all_processes_at_once(pictures: Path, tmp_path: Path) -> None:
+def test_num_workers_auto_tries_on_all_processes_at_once(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pictures that wait for their disk: a loader process is worth it, and both ranks take as many."""
+    monkeypatch.setattr("kd.fit_to_machine.measure.TRIAL_S", 0.3)
     slow = {"class_path": "scripts.bench.plants.SlowFolder", "init_args": {"root": str(pictures), "sleep_s": 0.02}}
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=1)
     log = tmp_path / "log.txt"

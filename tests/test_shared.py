@@ -30,21 +30,20 @@ def test_class_ids_of_real_photographs(shared: Path) -> None:
 
 
 def test_one_photograph_of_some_classes(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The real teacher in its own order of classes, and a student that begins with its layers."""
+    """The real teacher in its own order of classes. A student that begins with its layers: the next test."""
     source, few = shared / "data" / "grocery", tmp_path / "data"
     for folder in [*source.glob("train/*"), *sorted(source.glob("val/*"))[::4]]:
         for path in sorted(folder.iterdir())[:1]:
             (few / path.relative_to(source)).parent.mkdir(parents=True)
             (few / path.relative_to(source)).symlink_to(path)
     items = ["trainer.limit_train_batches=1", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=5",
-             "model.student.inherit_pictures=32", "optim.lr=0", f"data.source.root={few}"]  # fmt: skip
+             "model.student.inherit=false", f"data.source.root={few}"]  # fmt: skip
     assert train_main(grocery(shared, tmp_path, *items)) == 0
     said = re.search(r"right on (\d+ of \d+) validation pictures", capsys.readouterr().out)
     assert said is not None
     assert said[1] == "12 of 15"
     summary = json.loads((tmp_path / "grocery_vit" / "000" / "summary.json").read_text())
     assert summary["teacher"]["val"]["acc1"] == pytest.approx(12 / 15, abs=1e-5)
-    assert summary["student"]["val"]["acc1"] > 0.1  # without its teacher's layers: near 1/81
 
 
 @pytest.mark.slow

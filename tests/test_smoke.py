@@ -15,7 +15,9 @@ from kd.data.sources import ImageFolder
 from tests._runs import run_folders
 
 FOOD = ["recipe=foodtag_vit", "data.source.train_per_class=4", "data.source.val_per_class=8", "data.batch_size=8"]
-SHORT = ["trainer.fast_dev_run=true", "trainer.limit_val_batches=2", "trainer.overfit_batches=2", "config=debug"]
+SHORT = ["trainer.fast_dev_run=true", "trainer.limit_val_batches=2", "config=debug",
+         # what it trains on: test_overfitting_repeats_the_same_pictures; what it validates on is a limit, as above
+         pytest.param("trainer.overfit_batches=2", marks=pytest.mark.slow)]  # fmt: skip
 
 
 @pytest.mark.parametrize("item", SHORT)

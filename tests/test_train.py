@@ -89,7 +89,12 @@ def test_another_seed_is_another_run(plain: Path, recipe: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [[], ["model.ema_decay=0.9", "trainer.accumulate_grad_batches=2", "data.augment.mixup=1"]]
+    "extra",
+    [
+        # in the middle of one: test_a_signal_leaves_a_checkpoint_to_go_on_from
+        pytest.param([], marks=pytest.mark.slow),
+        ["model.ema_decay=0.9", "trainer.accumulate_grad_batches=2", "data.augment.mixup=1"],
+    ],
 )
 def test_resume_at_an_epochs_end_equals_the_uninterrupted_run(recipe: Path, extra: list[str]) -> None:
     whole = run(recipe, *extra)
@@ -152,9 +157,9 @@ def test_a_damaged_checkpoint_is_named(recipe: Path, capsys: pytest.CaptureFixtu
     "items",
     [
         ["trainer.limit_val_batches=0"],
-        ["trainer.max_steps=3", "trainer.max_epochs=-1"],
         ["data.batch_size=7", "data.augment.mixup=0.8"],
-        ["model.student.arch=resnet10t", "model.student.kwargs={}"],
+        # test_a_recipe_bends_to_its_student
+        pytest.param(["model.student.arch=resnet10t", "model.student.kwargs={}"], marks=pytest.mark.slow),
         ["model.student.img_size=48", "data.img_size=40"],
         ["trainer.logger=CSVLogger", "trainer.logger.save_dir=logs", "trainer.callbacks+=LearningRateMonitor"],
         ["trainer.enable_progress_bar=false", "checkpoint.monitor=val/agreement", "trainer.accumulate_grad_batches=4"],
@@ -274,12 +279,20 @@ def test_a_signal_leaves_a_checkpoint_to_go_on_from(
     assert_same(student_of(folder), student_of(plain))
 
 
-def test_two_processes_and_a_sharded_optimizer(recipe: Path) -> None:
+TWO = ["config=ddp_2cpu", "data.batch_size=4", "trainer.precision=32-true", "trainer.max_epochs=1"]
+
+
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> Path:
+    """The folder of a run of one epoch on two processes."""
+    recipe = write_recipe(tmp_path_factory.mktemp("two") / "tiny.yaml", pictures, teacher)
+    run_ranks([f"recipe={recipe}", *TWO], recipe.parent / "log")
+    return run_folders(recipe)[-1]
+
+
+def test_two_processes_and_a_sharded_optimizer(recipe: Path, on_two: Path) -> None:
     """ZeRO over two gloo processes learns what AdamW over two learns, and its checkpoint resumes on one."""
-    items = [f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=4", "trainer.precision=32-true"]
-    items += ["trainer.max_epochs=1"]
-    run_ranks(items, recipe.parent / "log")
-    plain = run_folders(recipe)[-1]
+    items = [f"recipe={recipe}", *TWO]
     watch = json.dumps({"class_path": "tests._sockets.Listening"})
     items += ["config=zero", f"trainer.callbacks+={watch}"]
     log = recipe.parent / "log"  # this run starts its second process itself
@@ -289,26 +302,23 @@ def test_two_processes_and_a_sharded_optimizer(recipe: Path) -> None:
     assert "listening: ::" not in log.read_text()
     sharded = run_folders(recipe)[-1]
     assert json.loads((sharded / "summary.json").read_text())["world_size"] == 2
-    assert losses(plain) == losses(sharded)
-    assert_same(student_of(plain), student_of(sharded))
+    assert losses(on_two) == losses(sharded)
+    assert_same(student_of(on_two), student_of(sharded))
     assert train_main([
         f"resume={sharded}", "trainer.max_epochs=2", "optim.zero=false", "trainer.devices=1", "trainer.strategy=auto",
     ]) == 0  # fmt: skip
     assert json.loads((sharded / "summary.json").read_text())["epochs"] == 2
 
 
-def test_two_processes_see_what_one_sees(recipe: Path) -> None:
+def test_two_processes_see_what_one_sees(recipe: Path, on_two: Path) -> None:
     """The same global batches: after one epoch, one process and two agree up to the order of summation."""
     single = run(recipe, "trainer.max_epochs=1", "trainer.precision=32-true")
-    items = ["config=ddp_2cpu", "data.batch_size=4", "trainer.max_epochs=1", "trainer.precision=32-true"]
-    run_ranks([f"recipe={recipe}", *items], recipe.parent / "log")
-    double = run_folders(recipe)[-1]
     for key, value in student_of(single).items():
-        torch.testing.assert_close(student_of(double)[key], value, rtol=1e-3, atol=1e-4)
-    summaries = [json.loads((f / "summary.json").read_text()) for f in (single, double)]
+        torch.testing.assert_close(student_of(on_two)[key], value, rtol=1e-3, atol=1e-4)
+    summaries = [json.loads((f / "summary.json").read_text()) for f in (single, on_two)]
     assert summaries[0]["student"]["val"] == summaries[1]["student"]["val"]
     assert summaries[0]["teacher"] == summaries[1]["teacher"]
-    faithful = [json.loads((f / "fidelity.json").read_text()) for f in (single, double)]
+    faithful = [json.loads((f / "fidelity.json").read_text()) for f in (single, on_two)]
     assert faithful[0]["pictures"] == faithful[1]["pictures"] == summaries[0]["data"]["val"]
     assert faithful[0]["per_class"] == faithful[1]["per_class"]
     for key in ("agreement", "kl"):

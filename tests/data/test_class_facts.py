@@ -50,8 +50,7 @@ def test_predictions_and_exports_have_the_facts(tmp_path: Path) -> None:
     known = {"apple": "52.0", "bread": "250.0", "cake": "370.0", "dates": ""}
     assert all(row["kcal_of_label"] == known[row["label_1"]] for row in rows)
     assert all(52 <= float(row["kcal_expected"]) <= 370 for row in rows)
-    pytest.importorskip("onnxruntime")
-    assert export_main([str(run), "to=onnx"]) == 0
-    manifest = read_manifest(run / "export" / "onnx")
+    assert export_main([str(run), "to=hub"]) == 0
+    manifest = read_manifest(run / "export" / "hub")
     assert answer(np.array([0.0, 9.0, 0.0, 0.0]), manifest, 1)["facts"]["kcal"]["of_label"] == 250.0
-    assert json.loads((run / "export" / "onnx" / "manifest.json").read_text())["facts"]["kcal"][3] is None
+    assert json.loads((run / "export" / "hub" / "manifest.json").read_text())["facts"]["kcal"][3] is None

@@ -74,7 +74,7 @@ def items_for(recipe: Path, *more: str) -> list[str]:
 @pytest.mark.usefixtures("wire")
 def test_two_machines_learn_what_one_learns(recipe: Path) -> None:
     log = recipe.parent / "log"
-    pids = [start_on(host, items_for(recipe), log.with_suffix(f".{host}")) for host in HOSTS]
+    pids = [start_on(host, items_for(recipe, "trainer.max_epochs=1"), log.with_suffix(f".{host}")) for host in HOSTS]
     assert [status_of(pid) for pid in pids] == [0, 0], log.with_suffix(".kd-test-a").read_text()
     said = log.with_suffix(".kd-test-a").read_text()
     (line,) = [text for text in said.splitlines() if text.startswith("processes:")]
@@ -82,7 +82,7 @@ def test_two_machines_learn_what_one_learns(recipe: Path) -> None:
     assert "(10.77.0.1): rank 0; " in line
     assert line.endswith("(10.77.0.2): rank 1")
     assert "processes:" not in log.with_suffix(".kd-test-b").read_text()
-    pids = start_ranks([*items_for(recipe), "trainer.devices=2"], log.with_suffix(".txt"))
+    pids = start_ranks([*items_for(recipe, "trainer.max_epochs=1"), "trainer.devices=2"], log.with_suffix(".txt"))
     assert [status_of(pid) for pid in pids] == [0, 0]
     a, b = (load_file(recipe.parent / "runs" / "tiny" / n / "student.safetensors") for n in ("000", "001"))
     assert all(torch.equal(a[key], b[key]) for key in a)

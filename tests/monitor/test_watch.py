@@ -93,8 +93,10 @@ def address() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_webhook_is_told_once_and_tried_again(recipe: Path, address: str) -> None:
-    items = ["monitor.actions.TemperatureTooHigh=webhook", f"monitor.webhook={address}", "trainer.max_epochs=8"]
+def test_a_webhook_is_told_once_and_tried_again(recipe: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kd.monitor.watch.PAUSE_S", 0.1)
+    monkeypatch.setattr("kd.monitor.watch.ask_rules", lambda folder: HOT)  # another process, as above
+    items = ["monitor.actions.TemperatureTooHigh=webhook", f"monitor.webhook={address}", "trainer.max_epochs=4"]
     assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
     (told,) = Hook.seen
     assert told["rule"] == "TemperatureTooHigh"
@@ -124,7 +126,7 @@ def test_a_webhook_that_is_no_http_is_told_once_and_the_limits_hold(
     with socketserver.TCPServer(("127.0.0.1", 0), NoHttp) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}/"
-        items = ["monitor.actions.TemperatureTooHigh=webhook", f"monitor.webhook={address}", "monitor.max_hours=0.0008"]
+        items = ["monitor.actions.TemperatureTooHigh=webhook", f"monitor.webhook={address}", "monitor.max_hours=0.0005"]
         assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
         server.shutdown()
     assert newest(recipe).summary["status"] == "stopped: MaxHours"
@@ -147,7 +149,7 @@ def test_an_action_that_fails_leaves_the_others(
 
     monkeypatch.setattr("kd.monitor.watch.Writer", Full)
     monkeypatch.setattr("kd.monitor.watch.ask_rules", lambda folder: HOT)
-    items = ["monitor.actions.TemperatureTooHigh=log", "monitor.max_hours=0.0008"]
+    items = ["monitor.actions.TemperatureTooHigh=log", "monitor.max_hours=0.0005"]
     assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
     assert newest(recipe).summary["status"] == "stopped: MaxHours"
     assert capsys.readouterr().err.count("kd-train: monitor: TemperatureTooHigh: no room\n") == 1

@@ -171,7 +171,8 @@ def feature_recipe(tmp_path: Path, pictures: Path, teacher: Path, kind: str) -> 
 
 @pytest.mark.parametrize(
     "kind",
-    ["maps", "class token, no logits", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(FEATURES)[2:])],
+    # a class token: test_several_teachers_each_with_a_cache, test_one_teachers_cache_serves_recipes_...
+    [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "maps")) for kind in FEATURES],
 )
 def test_cached_features_teach_what_live_ones_do(
     tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], kind: str, capsys: pytest.CaptureFixture[str]

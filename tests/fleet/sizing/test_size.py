@@ -10,7 +10,7 @@ import yaml
 import kd
 from kd.cli import report_main, size_main, train_main
 from kd.commands.size import HELP
-from kd.fleet.sizing import search
+from kd.fleet.sizing import search, timing
 from kd.fleet.sizing.candidates import candidates
 from kd.fleet.sizing.page import headline, sections, table
 from kd.fleet.sizing.plan import KEYS, Conditions, plan
@@ -20,7 +20,7 @@ from kd.fleet.sizing.timing import several
 from kd.report.sized import candidate_of, card_of
 from kd.run.request import translate
 from kd.run.run import Run
-from tests._helpers import ARCH, TINY, draw_folder, save_teacher, write_recipe
+from tests._helpers import ARCH, TINY, StopwatchHere, draw_folder, save_teacher, write_recipe
 
 LARGE = {**TINY, "embed_dim": 64, "depth": 4, "num_heads": 4}
 
@@ -45,7 +45,11 @@ def built(recipe: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def found(recipe: Path) -> tuple[list[dict], dict | None]:
-    return kd.size(recipe, {"candidates": 4, "steps": 2})
+    """In this process: others time models in tests/ship/export/test_latency.py and in the slow tests below."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "Stopwatch", StopwatchHere)
+        patch.setattr(timing, "SECONDS", 0.1)
+        return kd.size(recipe, {"candidates": 4, "steps": 2})
 
 
 def sizes(recipe: Path) -> Path:
