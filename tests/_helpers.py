@@ -199,10 +199,14 @@ class LossTester:
         halves = [self.function(student[i : i + 4], teacher[i : i + 4], target[i : i + 4]).item() for i in (0, 4)]
         assert (abs(whole - sum(halves) / 2) < 1e-9 * abs(whole)) == self.per_sample
 
-    def check_compiled(self) -> None:
+    def check_traced(self) -> None:
         """Traces into one graph, with the value and the gradient of the plain call."""
+        self.check_compiled("eager")
+
+    def check_compiled(self, backend: str = "aot_eager") -> None:
+        """The backward pass is traced too."""
         torch.compiler.reset()
-        compiled = torch.compile(self.function, backend="aot_eager", fullgraph=True)
+        compiled = torch.compile(self.function, backend=backend, fullgraph=True)
         results = []
         for function in (self.function, compiled):
             student, teacher, target = self.inputs()

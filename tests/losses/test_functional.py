@@ -268,7 +268,8 @@ LOSSES = {
     ),
     "pairwise": LossTester(lambda s, t, y: L.pairwise_loss(s, t), np_pairwise, maps),
 }  # fmt: skip
-CHECKS = ["reference", "gradient", "zero", "low_precision", "extreme", "batch_of_one", "halves", "compiled"]
+CHECKS = ["reference", "gradient", "zero", "low_precision", "extreme", "batch_of_one", "halves", "traced"]
+CHECKS += [pytest.param("compiled", marks=pytest.mark.slow)]  # the backward pass is torch's own
 
 
 @pytest.mark.parametrize("check", CHECKS)
