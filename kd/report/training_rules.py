@@ -205,12 +205,16 @@ def exploding_tensor(norms: Sequence[float | None], factor: float = 100) -> Find
 
 def dead_relu(dead: Mapping[str, float], share: float = 0.5) -> Finding | None:
     """More than ``share`` of a layer's units never fire."""
-    layers = {name: d for name, d in dead.items() if d > share}
-    if not layers:
-        return None
-    worst = max(layers, key=lambda name: layers[name])
-    text = f"{len(layers)} layer{'s' * (len(layers) > 1)} with dead units, {worst}: {layers[worst]:.0%} never fire"
-    return Finding("DeadRelu", text, "a lower optim.lr or longer optim.warmup_epochs")
+    text = "{} layer{} with dead units, {}: {:.0%} never fire"
+    return _worst_layer("DeadRelu", dead, share, text, "a lower optim.lr or longer optim.warmup_epochs")
+
+
+def _worst_layer(rule: str, shares: Mapping[str, float], limit: float, text: str, lever: str) -> Finding | None:
+    """``text`` counts the layers above ``limit`` and names the worst."""
+    layers = {name: share for name, share in shares.items() if share > limit}
+    worst = max(layers, key=layers.__getitem__, default="")
+    found = text.format(len(layers), "s" * (len(layers) > 1), worst, layers.get(worst, 0.0))
+    return Finding(rule, found, lever) if layers else None
 
 
 def poor_weight_initialization(spread: Mapping[str, float], factor: float = 1000) -> Finding | None:
@@ -225,12 +229,8 @@ def poor_weight_initialization(spread: Mapping[str, float], factor: float = 1000
 
 def saturated_activation(saturated: Mapping[str, float], share: float = 0.8) -> Finding | None:
     """More than ``share`` of a sigmoid's or tanh's outputs lie at its ends, where it has no gradient."""
-    layers = {name: s for name, s in saturated.items() if s > share}
-    if not layers:
-        return None
-    worst = max(layers, key=lambda name: layers[name])
-    text = f"{len(layers)} saturated layer{'s' * (len(layers) > 1)}, {worst}: {layers[worst]:.0%} of its outputs"
-    return Finding("SaturatedActivation", text, "a lower optim.lr, or smaller weights before it (optim.weight_decay)")
+    text, lever = "{} saturated layer{}, {}: {:.0%} of its outputs", "a lower optim.lr, or smaller weights before it"
+    return _worst_layer("SaturatedActivation", saturated, share, text, f"{lever} (optim.weight_decay)")
 
 
 def weight_update_ratio(ratios: Sequence[float], low: float = 1e-8, high: float = 0.1) -> Finding | None:
