@@ -4,6 +4,8 @@ import json
 import random
 import re
 import shutil
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,13 @@ BROWSER = next((b for b in ("chromium", "chromium-browser", "google-chrome") if 
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
          "--disable-background-networking", "--disable-component-update"]  # fmt: skip
+
+
+def dom(page: Path) -> str:
+    """A page as a browser has built it."""
+    with tempfile.TemporaryDirectory() as profile:
+        command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=5000", "--dump-dom"]
+        return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=240).stdout
 
 
 def write_run(

@@ -52,7 +52,6 @@ def run(request: Request) -> int | None:
 
 
 def sized(request: Request) -> tuple[dict[str, Any], Path]:
-    """Searches as a command line says: what ``sizes.json`` holds, and its folder."""
     planned = plan(request)
     run = Run.of(request)
     run.with_teacher()

@@ -12,7 +12,6 @@ SETTINGS = (*SAME, "checkpoint", "pretrained", "inherit")  # which distinguish c
 
 
 def folder_of_sizes(runs_dir: Path, recipe: str) -> Path:
-    """The folder of a recipe's searches, ``sizes/<recipe>`` beside the folder of all runs."""
     return runs_dir.parent / "sizes" / recipe
 
 
@@ -32,7 +31,6 @@ def candidate_of(run: Path, config: Mapping[str, Any]) -> tuple[Path, dict[str, 
 
 
 def card_of(run: Path, config: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """For the page of a run whose student ``kd-size`` has chosen."""
     found = candidate_of(run, config)
     if found is None or found[1].get("choice") != found[2]["name"]:
         return None

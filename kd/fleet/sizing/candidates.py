@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from math import prod
+from math import inf, prod
 from typing import Any, cast
 
 import torch
@@ -27,8 +27,6 @@ WIDTHS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1)  # of the teacher's width
 
 @dataclass(frozen=True)
 class Candidate:
-    """A student that might be trained."""
-
     name: str  # w192d12h3 for width, depth and heads, or timm's name; with the input's side where there are several
     spec: StudentSpec
     params: int
@@ -78,6 +76,13 @@ def candidates(
     return sorted(chosen, key=lambda one: (one.cost, one.name))
 
 
+def smallest(found: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other one of their architecture undercuts: a budget that is too small for them is so for all."""
+    sizes = [(one.spec.arch, one.spec.kwargs.get("depth", inf), one.cost) for one in found]
+    less = [[b[0] == a[0] and b[1] <= a[1] and b[2] <= a[2] and a != b for b in sizes] for a in sizes]
+    return [one for one, under in zip(found, less, strict=True) if not any(under)]
+
+
 def _grid(student: Student, parent: FrozenTeacher, sizes: Sequence[Any], count: int) -> list[list[Candidate]]:
     """The default sizes; for a larger ``count`` also those between them, and with heads of another size."""
     big = _vit(parent.model)
@@ -118,7 +123,6 @@ def _sized(
 
 
 def _blank(spec: StudentSpec, student: Student, key: str) -> nn.Module:
-    """The model without values: its shapes alone."""
     with torch.device("meta"):
         return drawing(spec, student, key)()
 
@@ -128,7 +132,6 @@ def _vit(model: nn.Module) -> ViT:
 
 
 def _shape(model: nn.Module) -> tuple[object, ...]:
-    """Equal for models of one architecture and size."""
     vit = _vit(model)
     is_vit = isinstance(vit, VisionTransformer)
     heads = cast(ViT, vit).blocks[0].attn.num_heads if is_vit else 0

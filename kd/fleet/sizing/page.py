@@ -13,12 +13,8 @@ from kd.report.sized import FILE, SETTINGS
 from kd.report.terminal import print_table
 from kd.storage.checkpoints import write_json
 
-COLUMNS = ("size", "latency (ms)", "rounds (ms)", "before training", "after {} steps", "predicted", "parameters (M)",
-           "file (MB)", "")  # fmt: skip
-
 
 def write(found: Mapping[str, Any], folder: Path) -> Path:
-    """Writes all files of a search into its folder."""
     write_json(folder / FILE, found)
     if found["choice"]:
         (folder / "student.yaml").write_text(_overlay(found, folder), encoding="utf-8")
@@ -33,7 +29,6 @@ def _overlay(found: Mapping[str, Any], folder: Path) -> str:
 
 
 def headline(found: Mapping[str, Any]) -> str:
-    """The choice, its score, latency and size in a sentence."""
     budget = ", ".join(f"{key} <= {value:g}" for key, value in found["budget"].items())
     row = next((row for row in found["candidates"] if row["name"] == found["choice"]), None)
     if row is None:
@@ -55,7 +50,8 @@ def table(found: Mapping[str, Any], front_alone: bool = False) -> tuple[list[str
         timed = [f"{row['latency_ms']:.2f}", " to ".join(rounds)] if "latency_ms" in row else ["", ""]
         rows.append([row["name"], *timed, *shown, band, f"{row['params_m']:.2f}",
                      f"{row['mb']:.1f}" if "mb" in row else "", _remarks(row, found)])  # fmt: skip
-    columns = [name.format(found["steps"]) for name in COLUMNS]
+    columns = ["size", "latency (ms)", "rounds (ms)", "before training", f"after {found['steps']} steps", "predicted",
+               "parameters (M)", "file (MB)", ""]  # fmt: skip
     kept = [i for i, name in enumerate(columns) if not name or any(row[i] for row in rows)]
     return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
@@ -70,13 +66,13 @@ def _remarks(row: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 
 def sections(found: Mapping[str, Any]) -> list[dict[str, Any] | None]:
-    """The sections of ``sizes.html``; those without content are None."""
     given, teacher = Conditions(**found["conditions"]), found["teacher"]
     scored = [row for row in found["candidates"] if "score" in row]
-    points = [[row["latency_ms"], _scale(found, row["score"]), row["name"], row["name"] == found["choice"],
+    scale = 100 if is_share(found["metric"]) else 1
+    points = [[row["latency_ms"], round(scale * row["score"], 4), row["name"], row["name"] == found["choice"],
                _label(row, found)] for row in scored]  # fmt: skip
     if "latency_ms" in teacher and "before" in teacher:
-        points.append([teacher["latency_ms"], _scale(found, teacher["before"]), "teacher", False, "teacher"])
+        points.append([teacher["latency_ms"], round(scale * teacher["before"], 4), "teacher", False, "teacher"])
     columns, rows = table(found)
     when = f"after {found['steps']} steps of distillation" if found["steps"] else "before training"
     return [
@@ -90,13 +86,9 @@ def sections(found: Mapping[str, Any]) -> list[dict[str, Any] | None]:
     ]  # fmt: skip
 
 
-def _scale(found: Mapping[str, Any], value: float) -> float:
-    return round(100 * value, 2) if is_share(found["metric"]) else value
-
-
 def _label(row: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     words = [row["name"], *["chosen"] * (row["name"] == found["choice"]), *["the recipe's"] * row["own"]]
-    return ", ".join(words) if len(words) > 1 else ""
+    return ", ".join(words) if row["front"] or len(words) > 1 else ""
 
 
 def _how(found: Mapping[str, Any], given: Conditions) -> list[str]:
@@ -122,7 +114,6 @@ def _trained(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Prints the front (without a budget too) and the choice."""
     title = f"{found['recipe']}: {len(found['candidates'])} sizes, {Conditions(**found['conditions'])}"
     print_table(title, *table(found, front_alone=True), left=("", "size"), width=140)
     print(headline(found))

@@ -11,7 +11,6 @@ from kd.ship.export.base import find_format
 BUDGETS = {"latency_ms": "ms", "mb": "MB", "params_m": "M parameters"}
 RUNTIMES = ("torch", "onnx", "openvino")
 KEYS = (*BUDGETS, "runtime", "int8", "threads", "batch", "archs", "img_sizes", "candidates", "steps")
-MOST = 24
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,6 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Plan:
-    """A search for a size, as its command line describes it."""
-
     budget: dict[str, float]  # by the names of :data:`BUDGETS`
     conditions: Conditions
     archs: tuple[str, ...]  # timm's names beside the grid
@@ -41,7 +38,6 @@ class Plan:
 
 
 def plan(request: Request) -> Plan:
-    """Takes the command's own keys from its line; a runtime whose extra is missing is refused."""
     own = take(request, *KEYS)
     runtime, int8 = own.get("runtime", "torch"), truth(own, "int8")
     if runtime not in RUNTIMES:
@@ -56,6 +52,6 @@ def plan(request: Request) -> Plan:
         Conditions(runtime, int8, whole_number(own, "threads", 1), whole_number(own, "batch", 1)),
         tuple(dict.fromkeys(archs)),
         tuple(whole_numbers(own, "img_sizes", "1")) if "img_sizes" in own else (),
-        whole_number(own, "candidates", MOST, high=1000),
+        whole_number(own, "candidates", 24, high=1000),
         whole_number(own, "steps", 60 if archs else 0, low=0),
     )

@@ -54,7 +54,6 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
 
 
 def _students(run: Run, part: Sequence[Candidate], steps: int) -> tuple[DistillationModule, DistillationDataModule]:
-    """Candidates as the students of one run."""
     each = {one.name: {f"model.student.{key}": v for key, v in one.settings().items()} for one in part}
     for one in part:
         if one.inherits:
@@ -71,7 +70,6 @@ def _students(run: Run, part: Sequence[Candidate], steps: int) -> tuple[Distilla
 
 
 def fitted_on(student: Student) -> int:
-    """How many pictures candidates are fitted on."""
     return min(PICTURES, student.sample_size)
 
 

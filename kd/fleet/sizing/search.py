@@ -11,7 +11,7 @@ from typing import Any
 
 from kd.distill.headless import HeadlessStudent
 from kd.errors import UserError
-from kd.fleet.sizing.candidates import Candidate, candidates
+from kd.fleet.sizing.candidates import Candidate, candidates, smallest
 from kd.fleet.sizing.plan import BUDGETS, Plan
 from kd.fleet.sizing.scores import TEACHER, fitted_on, hold_out, score, split_of
 from kd.fleet.sizing.timing import latencies
@@ -52,8 +52,6 @@ def _key(parts: Sequence[object]) -> str:
 
 
 class Search:
-    """One search over the students of a recipe's run, whose teacher is settled."""
-
     def __init__(self, run: Run, plan: Plan) -> None:
         self.run, self.plan, self.began = run, plan, time.monotonic()
         config = run.config
@@ -78,9 +76,17 @@ class Search:
     def found(self) -> dict[str, Any]:
         """Measures what is not known yet; what ``sizes.json`` holds. A budget that no candidate meets is refused."""
         plan, teacher = self.plan, self._teacher()
-        rows = {one.name: _row(one) for one in (*self.candidates, *teacher)}
+        least = 1e-6 if plan.conditions.int8 else 4e-6  # MB of a weight, without what else a file holds
+        rows = {one.name: {"name": one.name, **one.settings(), "inherits": one.inherits, "own": one.own,
+                           "params": one.params, "params_m": round(one.params / 1e6, 3),
+                           "mb": round(least * one.params, 3)} for one in (*self.candidates, *teacher)}  # fmt: skip
+        check([rows[one.name] for one in self.candidates], plan.budget)
         light = [one for one in self.candidates if one.own or not exceeded(rows[one.name], plan.budget)]
-        self._time([*light, *teacher], rows)
+        if plan.budget.keys() - {"params_m"}:  # by the best round of the smallest: the others would be timed in vain
+            times = self._times(smallest(light))
+            check([rows[k] | v | {"latency_ms": v["fastest_round_ms"]} for k, v in times.items()], plan.budget)
+        for name, numbers in self._times([*light, *teacher], keep=True).items():
+            rows[name].update(numbers)
         big = rows.pop(TEACHER, {})
         check(list(rows.values()), plan.budget)
         self.results.write()  # not before: a refused budget leaves nothing behind
@@ -108,15 +114,17 @@ class Search:
         made = StudentSpec(arch=spec.arch, img_size=members[0].prepare.size, kwargs=spec.kwargs)
         return [Candidate(TEACHER, made, count_parameters(members[0].model), 0, False)]
 
-    def _time(self, wanted: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
-        given = self.plan.conditions
-        basis = [self.student.task.answers, len(self.student.classes), self.data.size, asdict(given), processor()]
-        missing = [one for one in wanted if not self.results.of("time", _size(one), basis)]
-        found = latencies(missing, self.student, self.data, given) if missing else {}
-        for one in wanted:
-            if one.name in found:
-                self.results.keep(found[one.name], "time", _size(one), basis)
-            rows[one.name].update(self.results.of("time", _size(one), basis))
+    def _times(self, wanted: Sequence[Candidate], keep: bool = False) -> dict[str, dict[str, float]]:
+        """Latencies and files' sizes by name: those of earlier searches, and all others in turns."""
+        student, given = self.student, self.plan.conditions
+        basis = [student.task.answers, len(student.classes), self.data.size, asdict(given), processor()]
+        keys = {one.name: ("time", [one.settings()[key] for key in SAME], basis) for one in wanted}
+        known = {name: self.results.of(*key) for name, key in keys.items()}
+        missing = [one for one in wanted if not known[one.name]]
+        found = latencies(missing, student, self.data, given) if missing else {}
+        for name in found if keep else ():
+            self.results.keep(found[name], *keys[name])
+        return known | found
 
     def _basis(self) -> dict[str, Any]:
         """What a score depends on beside the candidate."""
@@ -160,7 +168,6 @@ class Search:
 
 
 def exceeded(row: Row, budget: Mapping[str, float]) -> list[str]:
-    """The budgets that a candidate is known to exceed."""
     return [key for key, most in budget.items() if row.get(key, 0) > most]
 
 
@@ -169,8 +176,8 @@ def check(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
     if any(not exceeded(row, budget) for row in rows):
         return
     for key, most in budget.items():
-        least = min((row for row in rows if key in row), key=lambda row: row[key])
-        if least[key] > most:
+        least = min((row for row in rows if key in row), key=lambda row: row[key], default=None)
+        if least and least[key] > most:
             raise UserError(f"{key}: no candidate is within {most:g}: the smallest is {least['name']} with "
                             f"{least[key]:.4g} {BUDGETS[key]}")  # fmt: skip
     budgets = " ".join(f"{key}={value:g}" for key, value in budget.items())
@@ -188,23 +195,8 @@ def predict(scored: Sequence[Row], reached: Mapping[str, float | None]) -> int:
 
 def choose(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str | None:
     """Marks what is within the budget and on the front of score and latency; the best name of these, if any."""
-
-    def beats(one: Row, other: Row) -> bool:
-        pairs = [(sign * one["score"], sign * other["score"]), (-one["latency_ms"], -other["latency_ms"])]
-        return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
-
-    scored = [row for row in rows if "score" in row]
+    found = {row["name"]: (sign * row["score"], -row["latency_ms"]) for row in rows if "score" in row}
     for row in rows:
-        row["within"] = not exceeded(row, budget)
-        row["front"] = row in scored and not any(beats(other, row) for other in scored)
-    best = max(scored, key=lambda row: (sign * row["score"], -row["latency_ms"]), default=None)
-    return best["name"] if best is not None else None
-
-
-def _row(one: Candidate) -> Row:
-    return {"name": one.name, **one.settings(), "params": one.params, "params_m": round(one.params / 1e6, 3),
-            "inherits": one.inherits, "own": one.own}  # fmt: skip
-
-
-def _size(one: Candidate) -> list[Any]:
-    return [one.settings()[key] for key in SAME]
+        row["within"], mine = not exceeded(row, budget), found.get(row["name"])
+        row["front"] = mine is not None and all(v == mine or v[0] < mine[0] or v[1] < mine[1] for v in found.values())
+    return max(found, key=lambda name: found[name], default=None)

@@ -81,7 +81,6 @@ def latencies(
 def _export(
     one: Candidate, student: Student, data: DistillationDataModule, given: Conditions, folder: Path
 ) -> tuple[Callable[[], Call], float]:
-    """What opens a candidate in another process, and its file's size in MB."""
     made = Drawn(drawing(one.spec, student), one.spec, data.size, given.threads)
     if given.runtime == "torch":
         return made, 4e-6 * one.params

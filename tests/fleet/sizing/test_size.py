@@ -1,7 +1,9 @@
 """``kd-size``: the size of a student for a budget, on a tiny pair."""
 
 import json
+import re
 import shutil
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -11,16 +13,18 @@ import kd
 from kd.cli import report_main, size_main, train_main
 from kd.commands.size import HELP
 from kd.fleet.sizing import search, timing
-from kd.fleet.sizing.candidates import candidates
+from kd.fleet.sizing.candidates import candidates, smallest
 from kd.fleet.sizing.page import headline, sections, table
 from kd.fleet.sizing.plan import KEYS, Conditions, plan
 from kd.fleet.sizing.scores import hold_out
 from kd.fleet.sizing.search import check, choose, predict
 from kd.fleet.sizing.timing import several
+from kd.report.html import write_page
 from kd.report.sized import candidate_of, card_of
 from kd.run.request import translate
 from kd.run.run import Run
 from tests._helpers import ARCH, TINY, StopwatchHere, draw_folder, save_teacher, write_recipe
+from tests._pages import BROWSER, dom
 
 LARGE = {**TINY, "embed_dim": 64, "depth": 4, "num_heads": 4}
 
@@ -138,6 +142,43 @@ def test_nothing_is_predicted_without_evidence() -> None:
     assert rows[3]["predicted"] == pytest.approx([0.95, 0.9, 1.0])
 
 
+def test_a_budget_below_the_smallest_candidate_is_refused_before_the_others_are_timed(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[list[str]] = []
+
+    def slow(wanted: list, *_: object) -> dict[str, dict[str, float]]:
+        timed.append([one.name for one in wanted])
+        return {one.name: {"latency_ms": 9.0, "fastest_round_ms": 7.0, "mb": 1.0} for one in wanted}
+
+    monkeypatch.setattr(search, "latencies", slow)
+    given = [f"recipe={recipe}", f"runs_dir={tmp_path}/runs"]
+    assert size_main([*given, "latency_ms=5"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert (
+        said[-1] == "kd-size: latency_ms: no candidate is within 5: the smallest is vit_tiny_patch16_224 with 7 ms"
+    ), said
+    assert timed == [["vit_tiny_patch16_224"]] and not list(tmp_path.iterdir())
+    assert size_main([*given, "latency_ms=8"]) == 2, "its best round alone is within the budget"
+    assert "the smallest is" in capsys.readouterr().err and len(timed[-1]) > 4 and len(timed) == 3
+
+
+def test_a_budget_of_parameters_or_megabytes_is_refused_before_anything_is_timed(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "latencies", lambda *_: pytest.fail("timed"))
+    for budget in ("params_m=0.001", "mb=0.001"):
+        assert size_main([f"recipe={recipe}", f"runs_dir={tmp_path}/runs", "latency_ms=5", budget]) == 2
+        assert f"{budget.split('=')[0]}: no candidate is within 0.001: the smallest is" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_smallest_are_those_that_no_other_undercuts(built: Run) -> None:
+    student, teacher = built.cli.model.student_of_one, built.cli.model.teacher
+    found = candidates(student, teacher, ("resnet10t",), (24, 32), 30)
+    assert {one.name for one in smallest(found)} == {"w32d1h2_24", "resnet10t_24"}
+
+
 def content(**more: object) -> dict:
     rows = [row("small", 1, 0.5, own=True), row("large", 9)]
     choose(rows, {"latency_ms": 3}, 1)
@@ -153,11 +194,26 @@ def test_the_page_and_the_table_say_what_was_not_scored() -> None:
     assert headline(content()) == "small is the most accurate within latency_ms <= 3: acc1 50.0%, 1 ms, 1.00 M."
     verdict, _, points, _ = sections(content())
     assert points is not None and [point[2] for point in points["points"]] == ["small", "teacher"]
+    assert [point[4] for point in points["points"]] == ["small, chosen, the recipe's", "teacher"]
     assert verdict is not None and "not scored, since over a budget: 1" in verdict["others"]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_labels_of_sizes_that_lie_near_each_other_do_not_overlap(tmp_path: Path) -> None:
+    rows = [row(f"w{32 * n}d4h2", 10 + n / 9, 0.5 + n / 99) for n in range(12)] + [row("beaten", 10.5, 0.4)]
+    choose(rows, {}, 1)
+    file = write_page(tmp_path / "sizes.html", "sizes", sections(content(candidates=rows, choice="w352d4h2")))
+    labels = re.findall(r'<text class="label" x="([\d.]+)" y="([\d.]+)">([^<]+)', dom(file))
+    names = [name for *_, name in labels]
+    assert names[0] == "w352d4h2, chosen" and "teacher" in names and len(names) > 8 and "beaten" not in names
+    for (x, y, name), (other_x, other_y, other) in combinations(labels, 2):
+        left, right = sorted([(float(x), len(name)), (float(other_x), len(other))])
+        assert abs(float(y) - float(other_y)) > 11 or left[0] + 5 * left[1] < right[0], (name, other)
 
 
 WRONG = {
     "latency_ms=fast": "latency_ms: must be a number > 0, got 'fast'",
+    "latency_ms=2e6": "latency_ms: must be a number > 0 and < 1e+06, got '2e6'",
     "mb=0": "mb: must be a number > 0, got '0'",
     "params_m=-1": "params_m: must be a number > 0, got '-1'",
     "runtime=tflite": "runtime: must be one of torch, onnx, openvino, got 'tflite'",
@@ -176,7 +232,7 @@ WRONG = {
 def test_wrong_use_is_one_line_and_writes_nothing(
     item: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "latencies", lambda wanted, *_: {one.name: {"latency_ms": 1.0} for one in wanted})
+    monkeypatch.setattr(search, "latencies", lambda *_: pytest.fail("timed"))
     assert size_main([f"recipe={recipe}", f"runs_dir={tmp_path}/runs", item]) == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert WRONG[item] in said[-1] and said[-1].startswith("kd-size: ")

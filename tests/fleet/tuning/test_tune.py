@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +29,7 @@ from kd.fleet.tuning.study import Study
 from kd.fleet.tuning.trials import deal
 from tests._forks import ForkedRun, start, status_of
 from tests._helpers import ROOT, run_cli, write_recipe
-from tests._pages import BROWSER, FLAGS, section
+from tests._pages import BROWSER, dom, section
 from tests._runs import disturb
 from tests._searches import of, trial_processes, trials
 
@@ -49,13 +48,6 @@ def wait_until(true: Callable[[], bool], timeout_s: float = 60) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def dom(page: Path) -> str:
-    """A page as a browser has built it."""
-    with tempfile.TemporaryDirectory() as profile:
-        command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=5000", "--dump-dom"]
-        return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=240).stdout
 
 
 def small_disk(where: Path) -> None:
