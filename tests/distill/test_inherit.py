@@ -323,17 +323,20 @@ def test_projections_of_an_inherited_classifier_begin_fitted(recipe: Path) -> No
 
 @torch.no_grad()
 def test_several_students_come_out_as_each_alone_and_run_the_teacher_once(
-    sample: torch.Tensor,
+    sample: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other widths, depths, heads, and another patch grid in between."""
-    shapes = ({"width": 32, "heads": 2}, {"width": 48, "depth": 2}, {"patch_size": 16}, {"width": 32, "heads": 4})
-    teacher, calls = vit(0), []
+    shapes = ({"width": 32, "heads": 2}, {"width": 48, "depth": 2}, {"patch_size": 16}, {"width": 32, "heads": 4},
+              {"width": 32, "heads": 2, "depth": 2}, {"width": 32, "heads": 2, "qkv_bias": False})  # fmt: skip
+    teacher, calls, fitted = vit(0), [], []
     alone, together = ([vit(1, **shape) for shape in shapes] for _ in range(2))
     for student in alone:
         inherit(student, teacher, sample[:96], OURS, THEIRS)
     teacher.blocks[2].register_forward_pre_hook(lambda *_: calls.append(1))
     teacher.blocks[2].attn.register_forward_pre_hook(lambda *_: calls.append(2))
+    monkeypatch.setattr(start, "inherit_block", lambda *args: fitted.append(args) or inherit_block(*args))
     inherit_together([(student, OURS) for student in together], teacher, sample[:96], THEIRS)
+    assert len(fitted) == sum(len(student.blocks) for student in together) - 1, "one stream is met twice"
     for one, other in zip(alone, together, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     assert calls.count(1) == 3 * 2, "two grids and the logits, each in two parts"
@@ -377,7 +380,7 @@ def test_a_class_token_that_alone_is_classified_counts_as_much_as_all_patches(
     seen = []
 
     def noted(*args: object) -> torch.Tensor:
-        seen.append(args[-1])
+        seen.append(args[1].shares)
         return inherit_block(*args)
 
     monkeypatch.setattr(start, "inherit_block", noted)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from kd.models.output_scale import set_in_units
 from kd.models.preprocess import Preprocess
 
 GUIDE = 512  # pictures of the sample's first part, and at most of each other
+Made = TypeVar("Made")
+Centred = tuple[Tensor, Tensor, Tensor]  # rows less their mean, the mean, each row's share
 RIDGE = 1e-2  # of the mean squared activation: keeps directions that the sample hardly shows near their start
 
 
@@ -57,15 +60,7 @@ class BlockActivations:
     hidden: list[Tensor]  # what the MLP's first layers give
     middle: Tensor  # the stream between attention and MLP, as the teacher's norms see it
     after: Tensor  # the stream that the student's should equal after the block, likewise
-    known: dict[object, Tensor] = field(default_factory=dict)  # what several students read
-
-    def once(self, key: object, make: Callable[[], Tensor]) -> Tensor:
-        if key not in self.known:
-            self.known[key] = make()
-        return self.known[key]
-
-    def mapped(self, name: str, projection: Tensor) -> Tensor:
-        return self.once((name, id(projection)), lambda: getattr(self, name) @ projection.T)
+    moments: dict[object, Tensor] = field(default_factory=dict)  # of heads and units, for students of all widths
 
     @classmethod
     def of(cls, block: Any, before: Tensor, kept: Tensor, guides: bool) -> tuple["BlockActivations", Tensor]:
@@ -82,50 +77,74 @@ class BlockActivations:
         return cls(block, large[0], heads, units, large[1:], *ends), after
 
 
-def inherit_block(
-    block: Any, found: Sequence[BlockActivations], streams: Sequence[Tensor], projection: Tensor, shares: Tensor | None
-) -> list[Tensor]:
-    """Fits a block: the student's stream before it -> after it, (N, L, D) in parts; ``shares`` of the tokens: (L,)."""
-    guide = found[0]  # decides which heads and units are kept
-    teacher = guide.block
-    write = projection @ (_gamma(teacher.ls1)[:, None] * teacher.attn.proj.weight)
-    write = _fit_qkv(block, found, streams, projection, write, shares)
-    heads = [_input_of(block.attn, "proj", block.norm1(x)) for x in streams]
-    missing = [part.mapped("middle", projection) - x for part, x in zip(found, streams, strict=True)]
-    fit(block.attn.proj, zip(heads, missing, strict=True), write, shares)
+class Aim:
+    """What the fits of one block aim at, for all students of one projection; kept where there are ``several``."""
+
+    def __init__(self, found: Sequence[BlockActivations], projection: Tensor, shares: Tensor | None, several: bool):
+        self.found, self.projection, self.shares, self.several = found, projection, shares, several
+        self.guide, self.teacher = found[0], found[0].block  # the guide decides which heads and units are kept
+        self._known: dict[object, Any] = {}
+
+    def once(self, key: object, make: Callable[[], Made]) -> Made:
+        if not self.several:
+            return make()
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+    def outputs(self, layer: nn.Linear, key: object, of: Callable[[BlockActivations], Tensor]) -> Iterator[Centred]:
+        """What a student's layer is fitted to in each part, centred for :func:`fit`."""
+        centre = layer.bias is not None
+        for n, part in enumerate(self.found):
+            yield self.once((key, centre, n), lambda part=part: _centred(of(part), self.shares, centre))
+
+    def missing(self, name: str, streams: Sequence[Tensor]) -> Iterator[Tensor]:
+        """What a student's stream lacks of the teacher's."""
+        for n, (part, x) in enumerate(zip(self.found, streams, strict=True)):
+            yield self.once((name, n), lambda part=part: getattr(part, name) @ self.projection.T) - x
+
+
+def inherit_block(block: Any, aim: Aim, streams: Sequence[Tensor]) -> list[Tensor]:
+    """Fits a block: the student's stream before it -> after it, (N, L, D) in parts."""
+    teacher, small, shares = aim.teacher, block.mlp, aim.shares
+    normed = [block.norm1(x) for x in streams]
+    write = aim.once("proj", lambda: aim.projection @ (_gamma(teacher.ls1)[:, None] * teacher.attn.proj.weight))
+    write = _fit_qkv(block, aim, normed, write)
+    heads = [_input_of(block.attn, "proj", x) for x in normed]
+    fit(block.attn.proj, zip(heads, aim.missing("middle", streams), strict=True), write, shares)
     streams = [x + block.ls1(block.attn.proj(part)) for x, part in zip(streams, heads, strict=True)]
 
-    write = projection @ (_gamma(teacher.ls2)[:, None] * teacher.mlp.fc2.weight)
-    count = guide.units.shape[-1]
-    units = _best(guide, "units", write, count, block.mlp.fc2.in_features, shares)
+    write = aim.once("fc2", lambda: aim.projection @ (_gamma(teacher.ls2)[:, None] * teacher.mlp.fc2.weight))
+    count, keep = aim.guide.units.shape[-1], small.fc2.in_features
+    units = aim.once(("units", keep), lambda: _best(aim.guide, "units", write, count, keep, shares))
+    normed = [block.norm2(x) for x in streams]
     for i, (name, repeats) in enumerate(FIRST_LAYERS[type(teacher.mlp)]):
         rows = torch.cat([units + repeat * count for repeat in range(repeats)])
-        start = _folded(getattr(teacher.mlp, name), teacher.norm2, projection, rows)
-        pairs = ((block.norm2(x), part.hidden[i][..., rows].float()) for part, x in zip(found, streams, strict=True))
-        fit(getattr(block.mlp, name), pairs, start, shares)
-    hidden = [_input_of(block.mlp, "fc2", block.norm2(x)) for x in streams]
-    missing = [part.mapped("after", projection) - x for part, x in zip(found, streams, strict=True)]
-    fit(block.mlp.fc2, zip(hidden, missing, strict=True), write[:, units], shares)
-    return [x + block.ls2(block.mlp.fc2(part)) for x, part in zip(streams, hidden, strict=True)]
+        folded = partial(_folded, getattr(teacher.mlp, name), teacher.norm2, aim.projection, rows)
+        layer = getattr(small, name)
+        outputs = aim.outputs(layer, (name, keep), lambda part, i=i, rows=rows: part.hidden[i][..., rows].float())
+        fit(layer, zip(normed, outputs, strict=True), aim.once((name, keep), folded), shares)
+    hidden = [_input_of(small, "fc2", x) for x in normed]
+    fit(small.fc2, zip(hidden, aim.missing("after", streams), strict=True), write[:, units], shares)
+    return [x + block.ls2(small.fc2(part)) for x, part in zip(streams, hidden, strict=True)]
 
 
-def _fit_qkv(
-    block: Any, found: Sequence[BlockActivations], streams: Sequence[Tensor], projection: Tensor, write: Tensor,
-    shares: Tensor | None,
-) -> Tensor:  # fmt: skip
+def _fit_qkv(block: Any, aim: Aim, normed: Sequence[Tensor], write: Tensor) -> Tensor:
     """Fits queries, keys and values; returns the start of the attention's projection."""
-    guide, teacher = found[0], found[0].block
-    small, big = block.attn, teacher.attn
-    everything = _folded(big.qkv, teacher.norm1, projection, torch.arange(len(big.qkv.weight)))
-    parts = [(block.norm1(x), part.qkv) for part, x in zip(found, streams, strict=True)]
+    small, big, guide = block.attn, aim.teacher.attn, aim.guide
+    folded = partial(_folded, big.qkv, aim.teacher.norm1, aim.projection, torch.arange(len(big.qkv.weight)))
+    everything = aim.once("qkv", folded)
+    key = small.num_heads, small.head_dim
     if small.head_dim != big.head_dim:
         sizes = (small.num_heads, big.num_heads), (small.head_dim, big.head_dim)
-        mapped, start = head_map(guide.qkv, guide.heads, write, *sizes)
-        fit(small.qkv, ((x, qkv.float() @ mapped.T) for x, qkv in parts), mapped @ everything, shares)
+        mapped, start = aim.once(key, lambda: head_map(guide.qkv, guide.heads, write, *sizes))
+        outputs = aim.outputs(small.qkv, key, lambda part: part.qkv.float() @ mapped.T)
+        fit(small.qkv, zip(normed, outputs, strict=True), mapped @ everything, aim.shares)
         return start
-    columns = _best(guide, "heads", write, big.num_heads, small.num_heads, shares)
+    columns = aim.once(key, lambda: _best(guide, "heads", write, big.num_heads, small.num_heads, aim.shares))
     rows = torch.cat([columns + part * big.num_heads * big.head_dim for part in range(3)])
-    fit(small.qkv, ((x, qkv[..., rows].float()) for x, qkv in parts), everything[rows], shares)
+    outputs = aim.outputs(small.qkv, key, lambda part: part.qkv[..., rows].float())
+    fit(small.qkv, zip(normed, outputs, strict=True), everything[rows], aim.shares)
     for norm in ("q_norm", "k_norm"):
         getattr(small, norm).load_state_dict(getattr(big, norm).state_dict())
     return write[:, columns]
@@ -153,12 +172,11 @@ def _folded(linear: nn.Linear, norm: Any, projection: Tensor, rows: Tensor) -> T
 def _best(found: BlockActivations, name: str, write: Tensor, groups: int, keep: int, shares: Tensor | None) -> Tensor:
     """Input columns of the ``keep`` groups (heads, or units of size 1) that write most into the stream, in order."""
     size = write.shape[1] // groups
-
-    def moment() -> Tensor:
+    key = name, shares is None
+    if key not in found.moments:
         x, _, share = _centred(getattr(found, name), shares)
-        return (share * x.square()).mean(0) if size == 1 else (share * x).T @ x / len(x)
-
-    seen = found.once((name, shares is None), moment)
+        found.moments[key] = (share * x.square()).mean(0) if size == 1 else (share * x).T @ x / len(x)
+    seen = found.moments[key]
     if size == 1:
         power = seen * write.square().sum(0)
     else:
@@ -168,7 +186,7 @@ def _best(found: BlockActivations, name: str, write: Tensor, groups: int, keep: 
     return (chosen[:, None] * size + torch.arange(size)).flatten()
 
 
-def _centred(x: Tensor, shares: Tensor | None, centre: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+def _centred(x: Tensor, shares: Tensor | None, centre: bool = True) -> Centred:
     """Rows of ``(..., L, D)`` less their mean, the mean, and each row's share."""
     rows, share = x.flatten(0, -2), torch.ones(1)
     if shares is not None:
@@ -178,8 +196,8 @@ def _centred(x: Tensor, shares: Tensor | None, centre: bool = True) -> tuple[Ten
 
 
 def fit(
-    linear: nn.Linear, parts: Iterable[tuple[Tensor, Tensor]], start: Tensor, shares: Tensor | None = None,
-    ridge: float = RIDGE,
+    linear: nn.Linear, parts: Iterable[tuple[Tensor, "Tensor | Centred"]], start: Tensor,
+    shares: Tensor | None = None, ridge: float = RIDGE,
 ) -> None:  # fmt: skip
     """Sets ``linear`` to the ridge regression of outputs (..., D_out) on inputs (..., D_in), drawn towards ``start``.
 
@@ -189,16 +207,18 @@ def fit(
     counts, moments = [], []
     for inputs, outputs in parts:
         x, mean_x, share = _centred(inputs, shares, linear.bias is not None)
-        y, mean_y, _ = _centred(outputs, shares, linear.bias is not None)
+        y, mean_y, _ = outputs if isinstance(outputs, tuple) else _centred(outputs, shares, linear.bias is not None)
         weighted = x if shares is None else share * x
         counts.append(len(x))
         moments.append((_symmetric(weighted, x) / len(x), weighted.T @ y / len(x), mean_x, mean_y))
     of = torch.tensor(counts, dtype=torch.float64) / sum(counts)
     grams, crosses, means_x, means_y = (torch.stack(each).double() for each in zip(*moments, strict=True))
     mean_x, mean_y = of @ means_x, of @ means_y
-    apart = of[:, None] * (means_x - mean_x)  # the parts' means from each other
-    gram = torch.einsum("p,pij->ij", of, grams) + apart.T @ (means_x - mean_x)
-    cross = torch.einsum("p,pij->ij", of, crosses) + apart.T @ (means_y - mean_y)
+    gram, cross = grams[0], crosses[0]
+    if len(counts) > 1:
+        apart = of[:, None] * (means_x - mean_x)  # the parts' means from each other
+        gram = torch.einsum("p,pij->ij", of, grams) + apart.T @ (means_x - mean_x)
+        cross = torch.einsum("p,pij->ij", of, crosses) + apart.T @ (means_y - mean_y)
     missing = cross - gram @ start.T.double()
     gram.diagonal().add_(ridge * gram.diagonal().mean().clamp(min=1e-12))  # all units may be dead
     weight = start + torch.cholesky_solve(missing, torch.linalg.cholesky_ex(gram).L).T.float()
@@ -246,11 +266,7 @@ def _input_of(module: nn.Module, last: str, x: Tensor) -> Tensor:
 def _caught(*layers: nn.Module) -> Iterator[dict[nn.Module, tuple[Tensor, Tensor]]]:
     """Input and output of each layer's next forward."""
     seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-
-    def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        seen[layer] = inputs[0], output
-
-    hooks = [layer.register_forward_hook(note) for layer in layers]
+    hooks = [layer.register_forward_hook(lambda one, x, out: seen.update({one: (x[0], out)})) for layer in layers]
     try:
         yield seen
     finally:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from kd.distill.inherit.layers import GUIDE, fit, inherit_block, inherit_embedding, inherit_head
+from kd.distill.inherit.layers import GUIDE, Aim, fit, inherit_block, inherit_embedding, inherit_head
 from kd.distill.inherit.measured import MeasuredTeacher, grid_of
-from kd.distill.inherit.pair import ViT, check_copy, check_pair, copy_is_possible, inherits_head
+from kd.distill.inherit.pair import ViT, check_copy, check_pair, copy_is_possible, inherits_head, kept_prefix
 from kd.distill.inherit.stream import chosen_blocks, reset_norms, shown
 from kd.models.preprocess import Images, Preprocess, evaluating
 from kd.models.segmenter import DenseModel
@@ -26,9 +26,13 @@ def inherit_together(
     dense = isinstance(teacher, DenseModel)
     measured = MeasuredTeacher(teacher.backbone if dense else teacher, pictures, teacher_input)
     with evaluating(teacher, *(student for student, _ in students)):
-        starts = [_Fit(student.backbone if dense else student, prepare, measured) for student, prepare in students]
-        for grid in dict.fromkeys(one.grid for one in starts):
-            _fit_blocks([one for one in starts if one.grid == grid])
+        grids: dict[object, list[tuple[ViT, Preprocess]]] = {}
+        for student, prepare in students:
+            vit = student.backbone if dense else student
+            check_pair(vit, measured.model)
+            grids.setdefault(grid_of(vit, prepare.size), []).append((vit, prepare))
+        for same in grids.values():
+            _fit_blocks([_Fit(vit, prepare, measured) for vit, prepare in same])
         if dense:
             _inherit_dense_heads(students, teacher, pictures, teacher_input)
 
@@ -37,29 +41,24 @@ class _Fit:
     """One student on its way through the teacher's blocks."""
 
     def __init__(self, student: ViT, prepare: Preprocess, measured: MeasuredTeacher) -> None:
-        check_pair(student, measured.model)
         self.student, self.prepare, self.measured = student, prepare, measured
-        self.grid = grid_of(student, prepare.size)
         self.blocks = dict(zip(chosen_blocks(student, measured.model), student.blocks, strict=True))
-
-    def begin(self) -> None:
-        student, measured = self.student, self.measured
-        measured.see_as(student, self.prepare.size)
+        measured.see_as(student, prepare.size)
         self.projection = measured.projection(student)
         reset_norms(student)
-        inherit_embedding(student, measured.model, self.projection, self.prepare, measured.prepare)
+        inherit_embedding(student, measured.model, self.projection, prepare, measured.prepare)
         pictures = measured.pictures.split(GUIDE)
-        self.streams = [student._pos_embed(student.patch_embed(self.prepare(part))) for part in pictures]
+        self.streams = [student._pos_embed(student.patch_embed(prepare(part))) for part in pictures]
         others = self.streams[0].shape[1] - 1  # a class token that alone is classified counts as much as all of them
         of_class = isinstance(student.head, nn.Linear) and student.global_pool == "token"
         self.shares: Tensor | None = torch.tensor([others, *[1.0] * others]) if of_class else None
 
-    def block(self, number: int) -> None:
-        """Where a block of the student is made from this one of the teacher: fits it."""
-        # a student of fewer blocks makes in one step what the teacher makes in several
-        if number in self.blocks:
-            found = self.measured.block(number, self.student)
-            self.streams = inherit_block(self.blocks[number], found, self.streams, self.projection, self.shares)
+    def block(self, number: int, aim: Aim) -> None:
+        """Fits a block; one like it that was fitted to the same stream is copied."""
+        block = self.blocks[number]
+        key = id(self.streams), repr(block), block.attn.num_heads
+        first, self.streams = aim.once(key, lambda: (block, inherit_block(block, aim, self.streams)))
+        block.load_state_dict(first.state_dict())
 
     def end(self) -> None:
         student, teacher = self.student, self.measured.model
@@ -68,17 +67,26 @@ class _Fit:
         if copy_is_possible(student, teacher) and self.prepare.size == self.measured.prepare.size:
             pictures = self.measured.pictures.split(64)
             check_copy(torch.cat([student(self.prepare(part)) for part in pictures]), self.measured.logits)
-        del self.streams
 
 
 def _fit_blocks(starts: Sequence[_Fit]) -> None:
     """Students of one grid, block by block: a block of the teacher runs once for all."""
+    alike: dict[object, list[_Fit]] = {}  # by what they aim at
     for one in starts:
-        one.begin()
+        prefix = kept_prefix(one.student, one.measured.model)
+        same = alike.setdefault((id(one.projection), one.shares is None, *prefix), [])
+        if same and all(torch.equal(a, b) for a, b in zip(one.streams, same[0].streams, strict=True)):
+            one.streams = same[0].streams
+        same.append(one)
     used = sorted({number for one in starts for number in one.blocks})
     for number in shown(used, "the student's blocks" if len(starts) == 1 else f"the blocks of {len(starts)} students"):
-        for one in starts:
-            one.block(number)
+        for same in alike.values():
+            # a student of fewer blocks makes in one step what the teacher makes in several
+            if fitted := [one for one in same if number in one.blocks]:
+                found = same[0].measured.block(number, same[0].student)
+                aim = Aim(found, same[0].projection, same[0].shares, len(fitted) > 1)
+                for one in fitted:
+                    one.block(number, aim)
     for one in starts:
         one.end()
 
