@@ -104,6 +104,13 @@ def test_a_run_that_fails_raises(recipe: Path, capsys: pytest.CaptureFixture[str
         kd.evaluate(recipe.parent / "runs" / "tiny" / "000")
 
 
+def test_the_data_module_is_found_where_it_was() -> None:
+    from kd.data import DistillationDataModule
+
+    assert DistillationDataModule is kd.DistillationDataModule
+    assert not hasattr(kd.data, "DataModule")
+
+
 def test_class_paths_of_the_first_release_are_still_read() -> None:
     for path in OLD:
         module, _, name = moved.current(path).rpartition(".")

@@ -15,8 +15,7 @@ HUGGING_FACE, TRANSFORMERS = "kd.models.hugging_face.HuggingFace", "transformers
 ANCHORS = {"embeddings.patch_embeddings.projection.weight": "transformers", "conv_proj.weight": "torchvision"}
 NAMES = {  # the first that matches
     "transformers": (
-        (r"embeddings\.cls_token", "cls_token"),
-        (r"embeddings\.position_embeddings", "pos_embed"),
+        (r"embeddings\.cls_token", "cls_token"), (r"embeddings\.position_embeddings", "pos_embed"),
         (r"embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
         (r"(?:encoder\.layer|layers)\.(\d+)\.(?:layernorm_before|norm1)\.", r"blocks.\1.norm1."),
         (r"(?:encoder\.layer|layers)\.(\d+)\.(?:layernorm_after|norm2)\.", r"blocks.\1.norm2."),
@@ -26,20 +25,16 @@ NAMES = {  # the first that matches
         (r"(?:encoder\.layer|layers)\.(\d+)\.(?:intermediate\.dense|mlp\.fc1)\.", r"blocks.\1.mlp.fc1."),
         (r"(?:encoder\.layer|layers)\.(\d+)\.(?:output\.dense|mlp\.fc2)\.", r"blocks.\1.mlp.fc2."),
         (r"(?:encoder\.layer|layers)\.(\d+)\.layer_scale([12])\.lambda1", r"blocks.\1.ls\2.gamma"),
-        (r"layernorm\.", "norm."),
-        (r"classifier\.", "head."),
+        (r"layernorm\.", "norm."), (r"classifier\.", "head."),
     ),
     "torchvision": (
-        (r"class_token", "cls_token"),
-        (r"conv_proj\.", "patch_embed.proj."),
-        (r"encoder\.pos_embedding", "pos_embed"),
+        (r"class_token", "cls_token"), (r"conv_proj\.", "patch_embed.proj."), (r"encoder\.pos_embedding", "pos_embed"),
         (r"encoder\.layers\.encoder_layer_(\d+)\.ln_([12])\.", r"blocks.\1.norm\2."),
         (r"encoder\.layers\.encoder_layer_(\d+)\.self_attention\.in_proj_", r"blocks.\1.attn.qkv."),
         (r"encoder\.layers\.encoder_layer_(\d+)\.self_attention\.out_proj\.", r"blocks.\1.attn.proj."),
         (r"encoder\.layers\.encoder_layer_(\d+)\.mlp\.(?:0|linear_1)\.", r"blocks.\1.mlp.fc1."),
         (r"encoder\.layers\.encoder_layer_(\d+)\.mlp\.(?:3|linear_2)\.", r"blocks.\1.mlp.fc2."),
-        (r"encoder\.ln\.", "norm."),
-        (r"heads\.head\.", "head."),
+        (r"encoder\.ln\.", "norm."), (r"heads\.head\.", "head."),
     ),
 }  # fmt: skip
 UNUSED = re.compile(r"pooler\.|embeddings\.mask_token$")

@@ -53,6 +53,9 @@ def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[st
         root = key.removesuffix(".checkpoint")
         hint = f"; another of timm's: {root}.arch; a model of another library or of your own: {root}.builder"
         hint = f"{hint} (kd/models/README.md)" if 2 * len(missing) > len(expected) else ""
+        if head and not of_files_head and ".teacher" in key and {*missing} <= {*of_head}:
+            hint = f"; a backbone has no classifier: recipe=photos {root}.backbone={path} fine-tunes it first, "
+            hint += "recipe=foundation_vit learns its features without labels"
         raise UserError(f"{key}: {file} does not fit: {'; '.join(wrong[:3])}{more}{hint}")
     model.load_state_dict({k: v.to(expected[k].dtype) for k, v in state.items()}, strict=False)
     setattr(model, NEW, not all(k in state for k in last))

@@ -128,6 +128,14 @@ def test_a_student_of_other_classes_brings_its_backbone(
     assert not torch.equal(made.head.weight, state["head.weight"])
 
 
+def test_a_backbone_as_a_teacher_names_what_trains_its_classifier(tmp_path: Path) -> None:
+    file = tmp_path / "backbone.safetensors"
+    save_file({k: v for k, v in tiny_vit().state_dict().items() if not k.startswith("head.")}, file)
+    with pytest.raises(UserError, match=r"head.weight is missing; .* has no classifier: recipe=photos model.teacher.ba"
+                       rf"ckbone={file} fine-tunes it first, recipe=foundation_vit learns its features"):  # fmt: skip
+        load_checkpoint(tiny_vit(), file, "model.teacher.checkpoint", CLASSES, head=True)
+
+
 def test_positions_of_a_file_that_is_not_square(tmp_path: Path) -> None:
     """2 x 8 patches are as many as 4 x 4: the file says which."""
     for size, grid in (((16, 64), [2, 8]), ((64, 16), [8, 2])):

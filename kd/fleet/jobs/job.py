@@ -69,7 +69,7 @@ class Needs:
         found = re.fullmatch(rf"(?:{schemes})://([^/]+)(/.*)?", url)
         if not found:
             raise UserError(f"bucket: must be a URL ({first}://BUCKET[/FOLDER]), got '{url}'")
-        if "bucket" not in self.missing and not re.fullmatch(r"[a-z0-9][\w.-]{1,61}[a-z0-9]", found[1], re.ASCII):
+        if "bucket" not in self.missing and not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]", found[1]):
             raise UserError("bucket: a bucket's name has 3 to 63 lower-case letters, digits, dots and dashes, got "
                             f"'{found[1]}'")  # fmt: skip
         return url

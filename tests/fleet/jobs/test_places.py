@@ -176,6 +176,8 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["sky", "instances=1xA100:8", "bucket=food", *CLOUD], "bucket: must be a URL"),
         (["sky", "instances=1xcpu:8", "trainer.accelerator=gpu", *CLOUD], "instances: cpu:8 has no GPU"),
         (["sky", "instances=1xA100:8", "bucket=s3://ab", *CLOUD], "bucket: a bucket's name has 3 to 63 "),
+        (["sky", "instances=1xA100:8", "bucket=s3://BUCKET/runs", *CLOUD], "lower-case letters, digits, dots and dash"),
+        (["sky", "instances=1xA100:8", "bucket=s3://my-BUCKET-name", *CLOUD], "dashes, got 'my-BUCKET-name'"),
         (["slurm", "instances=1xgpu:8", "sbatch.nodes=3"], "sbatch.nodes: nodes is no further option of sbatch"),
         (["slurm", "instances=1xml.g5.xlarge"], "instances: SLURM knows no 'ml.g5.xlarge'"),
         (["slurm", "instances=1xgpu:8", "spot=true"], "spot: SLURM's machines have no price by the hour"),
