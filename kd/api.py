@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class RunResult:
         """
         file = (self.folder / "students" / name if name else self.folder) / "student.safetensors"
         if not file.is_file():
-            raise UserError(f"there is no {file}")
+            raise UserError(f"name: there is no {file}")
         return student_in(file, Request(), Run.settings(file.with_name("config.yaml"), Request()))[0]
 
 
@@ -72,7 +72,7 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
     """
     request = translate([*([f"recipe={recipe}"] if recipe is not None else []), *_items(settings or {})])
     if request.recipe is None and request.resume is None:
-        raise UserError("recipe: there is neither a recipe nor a run to resume")
+        raise UserError("recipe: must be given, or resume=RUN_FOLDER in settings")
     run = Run.to_train(request)
     status, cli = fit(run), run.cli
     if status:
@@ -95,7 +95,7 @@ def evaluate(run: str | Path | RunResult, settings: Mapping[str, Any] | None = N
     """
     quiet_libraries()
     folder = str(run.folder if isinstance(run, RunResult) else run)
-    return evaluated(Request(overrides=_items(settings or {}), rest=[folder])).results[0]
+    return evaluated(replace(translate(_items(settings or {})), rest=[folder])).results[0]
 
 
 def size(

@@ -60,6 +60,9 @@ def commands() -> dict[str, str]:
 def _status(command: str, argv: Sequence[str]) -> int:
     try:
         module, request = import_module(f"kd.commands.{command}"), translate(argv)
+        unknown = request.flags - {"help", "trust", *re.findall(r"--([a-z_-]+)", module.HELP)}
+        if unknown:
+            raise UserError(f"no option --{min(unknown)} (kd-{command} --help)")
         status = module.run(request)
         if status is None:
             print(module.usage() if hasattr(module, "usage") else module.HELP, end="")
@@ -76,7 +79,7 @@ def _status(command: str, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"kd-{command}: interrupted", file=sys.stderr)
         return 130
-    except Exception as error:  # nothing was written yet: what fails in a run ends in its folder
+    except Exception as error:  # before a run had its folder, where a run's own failures are reported
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
             print(f"kd-{command}: {error.filename or 'a file'} can't be written: {error.strerror}", file=sys.stderr)
             tell_failure(plain(error))

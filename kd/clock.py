@@ -25,7 +25,7 @@ class StepTimes:
     phases: dict[str, float] = field(default_factory=dict)  # ms by phase, on the device's clock where there is one
     host_ms: float = 0.0  # time from the step's start to its end on the host's clock
     data_cpu_ms: float = 0.0  # the training thread's CPU time while it waited for (or made) the batch
-    ready_ms: float = 0.0  # time that it stood ready to run but got no core (Linux; else 0)
+    ready_ms: float = 0.0  # time that this thread waited for a free core (Linux; else 0)
     launch_ms: float = 0.0  # host time outside ``data``
     t: float = 0.0  # Unix time of the end
     tag: Any = None  # what the caller gave to :meth:`Clock.cut`
@@ -45,9 +45,9 @@ class Clock:
         self._open = [REST]
         self.scope: str | None = None
         self._thread = threading.get_ident()
-        self._schedule: int | None = None
+        self._schedstat: int | None = None
         with suppress(OSError):  # the kernel's account of this thread (Documentation/scheduler), in ns
-            self._schedule = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+            self._schedstat = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         self._pending: deque[tuple[StepTimes, Any, list[tuple[str, Any]]]] = deque()
         self._finished: list[StepTimes] = []
         self._begin()
@@ -61,12 +61,12 @@ class Clock:
         self._first_event = self._event()
 
     def _ready_ms(self) -> float:
-        return int(os.pread(self._schedule, 64, 0).split()[1]) / 1e6 if self._schedule is not None else 0.0
+        return int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e6 if self._schedstat is not None else 0.0
 
     def close(self) -> None:
-        if self._schedule is not None:
-            os.close(self._schedule)
-            self._schedule = None
+        if self._schedstat is not None:
+            os.close(self._schedstat)
+            self._schedstat = None
 
     def restart(self) -> None:
         self._open = [REST]
@@ -111,19 +111,21 @@ class Clock:
                 self.ranges.range_pop()
 
     def turn(self, phase: str) -> None:
+        """Ends the innermost phase and begins ``phase`` in its place."""
         self._mark()
         self._open[-1] = phase
 
     def within(self, scope: str | None) -> None:
-        """Everything but checkpoints counts as ``scope`` until it is ``None`` again."""
+        """From now on all but checkpoints counts as ``scope``, which is no part of the step; ``None`` ends it."""
         self._mark()
         ready = self._ready_ms()
         if scope is None and self.scope is not None:
-            self._ready += ready - self._ready_aside  # what was waited for a core meanwhile is no part of the step
+            self._ready += ready - self._ready_aside  # waits for a core inside the scope are no part of the step
         self._ready_aside = ready
         self.scope = scope
 
     def cut(self, tag: object = None) -> None:
+        """Ends a step, and begins the next one."""
         self._mark()
         step, host = self._step, self._host
         step.t, step.tag = time.time(), tag
@@ -138,6 +140,7 @@ class Clock:
         self._begin()
 
     def take(self, wait: bool = False) -> list[StepTimes]:
+        """Ended steps whose times are known, oldest first, each once; with ``wait`` all that have ended."""
         while self._pending:
             step, first, marks = self._pending[0]
             if not marks[-1][1].query():

@@ -5,6 +5,7 @@ import platform
 import re
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,7 +50,8 @@ def own_folder() -> Path:
 @contextmanager
 def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None) -> Iterator[None]:
     """Inside, ``handler`` (or, as it is joined, Ray) handles SIGTERM and SIGINT: the handlers before come back."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    main = threading.current_thread() is threading.main_thread()  # Python handles signals in it alone
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if main}
     try:
         for number in handlers if handler else ():
             signal.signal(number, handler)

@@ -129,3 +129,8 @@ def test_a_run_folder_with_a_moved_class_path(
 
 def test_the_package_says_that_it_is_typed() -> None:
     assert (Path(kd.__file__).parent / "py.typed").is_file()
+
+
+def test_an_evaluation_takes_a_module_that_is_trusted(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path}"):  # no run is there
+        kd.evaluate(tmp_path, {"trust": "tests._kills"})

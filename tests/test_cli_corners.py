@@ -16,8 +16,8 @@ WRONG = [
     ("optim.kwargs={betas: [0.9]}", "optim.kwargs: adamw can't work with"),
     ("optim.kwargs.eps=abc", "optim.kwargs: adamw can't work with"),
     ("optim.kwargs.lr=3", "optim.kwargs.lr: is optim.lr"),
-    ("optim.kwargs.x.class_path=os.system", "optim.kwargs.x.class_path: a class path can't stand here"),
-    ("students={a: {optim.kwargs: {class_path: os.system}}}", "a class path can't stand here"),
+    ("optim.kwargs.x.class_path=os.system", "optim.kwargs.x.class_path: a class path is not allowed here"),
+    ("students={a: {optim.kwargs: {class_path: os.system}}}", "a class path is not allowed here"),
     ("students={1: {optim.lr: 0.1}}", "students: a name is text, got 1"),
     ("seed=-1", "seed: must be >= 0"),
     ("seed=99999999999999", "seed: must be >= 0"),
@@ -28,7 +28,7 @@ WRONG = [
     ("trainer.limit_train_batches=0", "trainer.limit_train_batches: must be > 0"),
     ("trainer.enable_checkpointing=false", "trainer.enable_checkpointing: must be true: a run is resumed from its"),
     ("trainer.barebones=true", "trainer.barebones: must be false: "),
-    ("trainer.callbacks+=RichProgressBar", "trainer.callbacks: RichProgressBar can't be added: a run has its own"),
+    ("trainer.callbacks+=RichProgressBar", "trainer.callbacks: RichProgressBar can't be added to the run's own"),
     ("trainer.val_check_interval=0", "trainer.val_check_interval: must be > 0"),
     ("trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch: must be >= 1, got 0"),
     ("trainer.precision=16-true", "trainer.precision: 16-true has no room for gradients"),
@@ -65,7 +65,7 @@ WRONG = [
     ("data.crop_ratio=1e-9", "data.crop_ratio: 1e-09 makes pictures larger than the memory"),
     ("data.unlabeled_ratio=1e12", "data.unlabeled_ratio: must be > 0 and <= 10000"),
     ("data.source.root=/" + "a" * 5000, "File name too long"),
-    ("data=3", "data: has settings of its own"),
+    ("data=3", "data: must be a group of settings"),
     ("runs_dir=", "runs_dir: must name a folder"),
     ("runs_dir=a\nb", "runs_dir: must hold no control characters, got 'a\\nb'"),
     ('model.student.kwargs={\n norm: "a\\x07"\n}', "model.student.kwargs.norm: must hold no control characters"),
@@ -103,10 +103,10 @@ def test_headspace_of_a_short_epoch_leaves_no_folder(recipe: Path, capsys: pytes
         ("seed: 1\nseed: 2\n", "the key 'seed' is given twice"),
         ("seed: \0\n", "is no YAML"),
         (f"seed: {'9' * 5000}\n", "is no YAML"),
-        ("data: 3\n", "overlay.yaml: data: has settings of its own"),
+        ("data: 3\n", "overlay.yaml: data: must be a group of settings"),
         ("recipe: ../../elsewhere\n", "recipe: names the run's folder"),
-        ("optim: {kwargs: {class_path: os.system, init_args: {command: id}}}\n", "a class path can't stand here"),
-        ("model: {student: {kwargs: {norm: {class_path: torch.hub.load}}}}\n", "a class path can't stand here"),
+        ("optim: {kwargs: {class_path: os.system, init_args: {command: id}}}\n", "a class path is not allowed here"),
+        ("model: {student: {kwargs: {norm: {class_path: torch.hub.load}}}}\n", "a class path is not allowed here"),
         ("trainer: {logger: {class_path: antigravity.Logger}}\n", "code outside kd, torch"),
         ("trainer: {callbacks: [tests._kills.KillAtStep]}\n", "trust=tests._kills, or --trust"),
         ("data: {source: this.Source}\n", "code outside kd, torch"),
@@ -219,7 +219,7 @@ def test_one_class_is_nothing_to_learn(recipe: Path, tmp_path: Path, capsys: pyt
         draw.parent.mkdir(parents=True)
         source = yaml.safe_load(recipe.read_text())["data"]["source"]["init_args"]["root"]
         draw.symlink_to(next((Path(source) / split).iterdir()))
-    assert "one class ('apple')" in told([f"recipe={recipe}", f"data.source.root={tmp_path / 'one'}"], capsys)
+    assert "got one ('apple')" in told([f"recipe={recipe}", f"data.source.root={tmp_path / 'one'}"], capsys)
 
 
 def test_kd_alone_lists_the_commands_and_runs_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,3 +232,15 @@ def test_kd_alone_lists_the_commands_and_runs_each(capsys: pytest.CaptureFixture
     assert first == second
     assert kd_main(["exprot"]) == 2
     assert "kd: no command 'exprot'; did you mean 'kd export'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "items", "option"),
+    [("export", ["run", "to=onnx", "--dry-run"], "--dry-run"), ("tune", ["recipe=x", "--dry-run"], "--dry-run"),
+     ("runs", ["--live"], "--live"), ("eval", ["run", "--what-if"], "--what-if"),
+     ("report", ["run", "--json"], "--json")],
+)  # fmt: skip
+def test_an_option_of_another_command(
+    command: str, items: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(items, capsys, command) == f"kd-{command}: no option {option} (kd-{command} --help)"

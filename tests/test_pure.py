@@ -1,8 +1,11 @@
 """Helpers that are pure functions, one call each."""
 
+import threading
+
 from kd.commands.runs import _age
 from kd.errors import did_you_mean, first_line, plain, reason
 from kd.fit_to_machine.measure import StepTimes
+from kd.machine import signals_kept
 from kd.optim import OptimSpec, as_optim, scaled_to_batch, short_window, steps_done, warmup_cosine, warmup_then_steps
 
 
@@ -63,3 +66,20 @@ def test_warmup_cosine() -> None:
 
 def test_warmup_then_steps() -> None:
     assert [round(warmup_then_steps(s, 2, [3, 5]), 3) for s in range(7)] == [0.5, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+
+
+def test_signals_kept_in_another_thread() -> None:
+    """``kd.train`` may run in any thread, where Python lets no handler be set."""
+    errors: list[BaseException] = []
+
+    def inside() -> None:
+        try:
+            with signals_kept(lambda *_: None):
+                pass
+        except ValueError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert errors == []

@@ -65,3 +65,18 @@ def test_a_run_that_trains_is_not_safe_to_delete(tmp_path: Path, capsys: pytest.
 def test_wrong_use(items: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main("runs", items) == 2
     assert capsys.readouterr().err.startswith("kd-runs: ")
+
+
+def test_a_run_with_weights_is_not_safe_to_delete_and_odd_files_do_not_end_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("best", "odd"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "config.yaml").write_text("recipe: tiny\n")
+    (tmp_path / "best" / "checkpoints" / "best.ckpt").touch()
+    (tmp_path / "odd" / "summary.json").write_text("[1]")
+    gone, rglob = tmp_path / "odd" / "metrics.csv.part", Path.rglob  # a run that trains has just renamed it
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: [*rglob(self, pattern), gone])
+    assert main("runs", [str(tmp_path), "--json"]) == 0
+    found = {Path(row["folder"]).name: row["safe_to_delete"] for row in json.loads(capsys.readouterr().out)}
+    assert found == {"best": False, "odd": True}

@@ -1,4 +1,4 @@
-"""Says once which processes take part, and where they run."""
+"""Prints once which processes take part and where they run, and gives all of them the first one's precision."""
 
 import os
 import socket
@@ -11,8 +11,6 @@ from kd.fit_to_machine.precision import take_the_first
 
 
 class Nodes(Callback):
-    """One line by rank 0 where there are several processes: their number, machines, addresses and ranks."""
-
     def __init__(self, launcher: str | None = None) -> None:
         self.launcher = launcher
 
@@ -29,16 +27,15 @@ class Nodes(Callback):
         where = "; ".join(f"{address}: rank {_span(ranks)}" for address, ranks in machines.items())
         by = f" (started by {self.launcher})" if self.launcher else ""
         main = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        backend = dist.get_backend()
         print(
-            f"processes: {trainer.world_size} on {len(machines)} machine{'s' * (len(machines) > 1)}{by}, {backend}, "
-            f"meeting at {main}; {where}",
+            f"processes: {trainer.world_size} on {len(machines)} machine{'s' * (len(machines) > 1)}{by}, "
+            f"{dist.get_backend()}, meeting at {main}; {where}",
             flush=True,
         )
 
 
 def own_address() -> str:
-    """This machine's name, and the address by which it reaches the main one (nothing is sent)."""
+    """This machine's name, and in parentheses its address in the network of the main one (nothing is sent)."""
     main = os.environ.get("MASTER_ADDR", "127.0.0.1")
     try:
         family, _, _, _, target = socket.getaddrinfo(main, 9, type=socket.SOCK_DGRAM)[0]
@@ -50,4 +47,6 @@ def own_address() -> str:
 
 
 def _span(ranks: list[int]) -> str:
-    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+    """Ascending ranks in short: ``4-6``; ``0, 2`` where a scheduler deals them to the machines in turn."""
+    whole = len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1
+    return f"{ranks[0]}-{ranks[-1]}" if whole else ", ".join(map(str, ranks))

@@ -50,7 +50,7 @@ ACTIONS = {
 def phase_of(action: str) -> str | None:
     owner, _, name = action.rpartition(".")
     if name == "training_step" and not owner.startswith("[Strategy]"):
-        return None
+        return None  # the module's own hook, inside the strategy's
     return "checkpoint" if "ModelCheckpoint" in owner else ACTIONS.get(name or action)
 
 
@@ -117,7 +117,7 @@ class Phases(Recording):
     backward does not hide); a communication hook of the user's own leaves that inside ``backward``.
     """
 
-    _process_is_used = False
+    _process_is_used = False  # whether a run in this process has counted the time since the process began
 
     def __init__(self, costs: Mapping[str, Any] | None = None, nvtx: bool = False) -> None:
         self.costs, self.nvtx = costs or {}, nvtx
@@ -142,11 +142,10 @@ class Phases(Recording):
         lightning: Any = trainer  # its type has no profiler, the object does
         self.profiler = PhaseProfiler(self.clock, lightning.profiler, self._end_step)
         lightning.profiler = self.profiler
-
         self.name_ranges(self.nvtx)
 
     def name_ranges(self, on: bool) -> None:
-        """Whether phases and :class:`kd.annotate` are NVTX ranges too; those of parts of a step nest in its phases."""
+        """Turns NVTX ranges for phases and :class:`kd.annotate` on or off."""
         self.clock.ranges = torch.cuda.nvtx if on else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -215,7 +214,7 @@ class Phases(Recording):
         self._writer.write(record)
         if self.recent:
             _add(self._total, record)
-        else:
+        else:  # the first step warms up: no part of the totals
             self._write_startup(times)
         self.recent.append(record)
         if times.t > self._last_total + TOTAL_EVERY_S:
@@ -227,10 +226,11 @@ class Phases(Recording):
         return self.header["batch_size"] * self.header["world_size"]
 
     def so_far(self) -> str:
+        """The share of the data wait and what limits the newest steps, for the progress bar; empty for a few."""
         if len(self.recent) < self.recent.maxlen // 2:  # type: ignore[operator]
             return ""
         total = _no_steps()
-        for record in list(self.recent)[1:]:  # the first of all has the warm-up in it
+        for record in list(self.recent)[1:]:  # the run's first step warms up
             _add(total, record)
         facts = Facts(Run(Path(), headers={0: self.header}, totals={0: total}))
         self._shown = limits_of(facts, self._shown)[0].bound
@@ -257,14 +257,14 @@ class Phases(Recording):
         run_clock(None)
         if self.profiler is not None:
             trainer.profiler = self.profiler.users  # type: ignore[attr-defined]
-        if self._writer is None:
-            return
-        self._end_step()
-        for times in self.clock.take(wait=True):
-            self._write(times)
-        self._write_total()
-        self.clock.close()
-        super().close(trainer)
+        if self._writer is not None:
+            self._end_step()
+            for times in self.clock.take(wait=True):
+                self._write(times)
+            self._write_total()
+            super().close(trainer)
+        if self.profiler is not None:
+            self.clock.close()
 
 
 def _no_steps() -> dict[str, Any]:
@@ -281,15 +281,15 @@ def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
 
 
 def room_for(memory: Memory, batch_size: int, available: float, processes: int) -> dict[str, int]:
-    """How many more pictures fit on a GPU as it is, and beside what ZeRO or FSDP would free."""
+    """How many more pictures fit on a GPU now, and how many more with ZeRO or FSDP."""
     found = {"more_fit": max(0, memory.fits(available) - batch_size)}
     ways = {"zero": False, "fsdp": True} if processes > 1 else {}
-    freed = {f"more_by_{way}": memory.freed(processes, whole) for way, whole in ways.items()}
+    freed = {f"more_by_{way}": memory.freed(processes, whole=all_parts) for way, all_parts in ways.items()}
     return found | {name: count for name, count in freed.items() if count}
 
 
 def cacheable_features(run: RunContext) -> int | None:
-    """Bytes of the features that a cache would keep of a picture beside its logits; None where no cache can serve."""
+    """Bytes of features that a cache would store for a picture, beside its logits; None where no cache is possible."""
     teacher, wanted = run.module.teacher, run.students.wanted
     shapes = list(wanted.features.values())
     if teacher is None or len(teacher.members) > 1 or wanted.maps or any(shape[0] != TRIAL for shape in shapes):

@@ -1,6 +1,7 @@
 """SIGTERM, SIGHUP and Ctrl-C: finish the step, save, stop."""
 
 import signal
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -24,7 +25,7 @@ class Preempted(Exception):
 
 
 class RunStopped(Preempted):
-    """Training stopped because a rule or a limit of the run stopped it."""
+    """Training stopped by a rule or a limit of the run, with a checkpoint to resume from."""
 
     def __init__(self, reason: str, checkpoint: Path) -> None:
         super().__init__(signal.SIGTERM, checkpoint)
@@ -35,11 +36,10 @@ class RunStopped(Preempted):
 
 
 class Preemption(Closing):
-    """Turns the first SIGTERM, SIGHUP or SIGINT into a checkpoint and :class:`Preempted`.
+    """Turns the first SIGTERM, SIGHUP or SIGINT into a checkpoint and :class:`Preempted`; a second SIGINT ends it.
 
-    A second SIGINT stops at once. The ranks agree every few batches, so that all save at the same step. At an epoch's
-    last batch the validation and the epoch's usual checkpoint come first. A loader worker that dies after the signal is
-    a part of the interruption, not a failure.
+    The ranks agree every few batches, so that all save at the same step. After an epoch's last batch the run first
+    validates and writes the epoch's usual checkpoint. A loader worker that dies after the signal is no failure.
     """
 
     def __init__(self, last: LastCheckpoint) -> None:
@@ -51,12 +51,14 @@ class Preemption(Closing):
         self._before: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python handles signals in the main thread alone
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 self._before[number] = signal.signal(number, self._on_signal)
 
     def stop_for(self, reason: str) -> None:
-        """Stops as a signal does, but as the run's own doing (:class:`RunStopped`). Any thread of rank 0 may call."""
+        """Stops the run as a signal would, with :class:`RunStopped`. Any thread of rank 0 may call it."""
         self._reason = self._reason or reason
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -76,7 +78,7 @@ class Preemption(Closing):
             self._stop_after_epoch = True
             return
         self._last.save(trainer)
-        log_this_step(trainer)  # it is logged after this hook; a resumed run does not make it again
+        log_this_step(trainer)  # Lightning logs a step after this hook, and the resumed run starts at the next one
         self._stop(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -84,7 +86,7 @@ class Preemption(Closing):
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> NoReturn:
-        """Ends the run once the file is on the disk: a launcher kills the rest when the first process ends."""
+        """Raises once the checkpoint is on disk: a launcher kills all processes when the first one ends."""
         trainer.strategy.checkpoint_io.teardown()
         reason = trainer.strategy.broadcast(self._reason)
         trainer.strategy.barrier()
@@ -93,6 +95,7 @@ class Preemption(Closing):
         raise Preempted(self._received or signal.SIGTERM, self._last.path)
 
     def interruption(self, error: BaseException) -> Preempted | None:
+        """``error`` as an interruption, if it is one or follows from the signal; else None."""
         if isinstance(error, Preempted):
             return error
         if self._received is None or not KILLED_WORKER.search(str(error)):

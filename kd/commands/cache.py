@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kd.errors import UserError
-from kd.run.own_keys import take
+from kd.run.own_keys import take, take_all
 from kd.run.request import Request
 from kd.run.run import Run
 
@@ -16,14 +16,14 @@ kd-cache: computes the teacher's answers to a recipe's training pictures ahead, 
   kd-cache recipe=NAME [config=OVERLAY ...] [key=value ...]
   kd-cache --describe FOLDER_OR_URL [recipe=NAME ...]
 
-  The same line as for kd-train: data, augmentation, seed, teacher and precision must be those of the run to come.
+  Takes kd-train's settings: data, augmentation, seed, teacher and precision must be those of the run to come.
   model.teacher.cache_views=N   views of a picture (default 4)
   model.teacher.cache_topk=K    keep the K largest logits and the mass of the rest, instead of all
-  model.teacher.cache_precision=int8   features in a byte a value, with a scale for each channel, instead of two
-  model.teacher.cache_dir=DIR   where; default: a folder of its own in the user's cache folder
+  model.teacher.cache_precision=int8   features in one byte a value, with a scale for each channel, instead of two
+  model.teacher.cache_dir=DIR   where; default: a folder in the user's cache folder
   of several teachers           model.teachers.NAME.cache_views=N ..., for each
   out=FOLDER_OR_URL             writes them beside a pack as well (kd-pack), for any number of machines
-  --describe FOLDER             what a cache holds; with a recipe: does it fit (else status 1, and what differs)
+  --describe FOLDER             what a cache holds; with a recipe also whether it fits (else what differs, and status 1)
 
 Stored answers are kept: run the same command again to resume. config=ddp_8gpu shares the work.
 """
@@ -43,7 +43,7 @@ def run(request: Request) -> int | None:
 def _fill(request: Request) -> int:
     out = take(request, "out").get("out")
     if out is not None and not out.rstrip("/"):
-        raise UserError("out: must name a folder or a URL, got nothing")
+        raise UserError(f"out: must name a folder or a URL, got '{out}'")
     cli = _built(request)
     from kd.run.fill import fill
 
@@ -56,6 +56,8 @@ def _describe(request: Request) -> int:
     from kd.teachers import dtype_for
     from kd.teachers.inspect_cache import describe, fit, held_in
 
+    if not request.recipe:
+        take_all(request, "recipe", of_data=False)
     found = held_in(request.rest[0])
     print(describe(found), flush=True)
     if not request.recipe:

@@ -8,7 +8,7 @@ from kd.errors import UserError
 from kd.fleet.jobs.job import KEYS, read_job
 from kd.fleet.jobs.sent import follow, send, sent_before
 from kd.fleet.jobs.target import Target
-from kd.run.own_keys import take
+from kd.run.own_keys import take, take_all
 from kd.run.request import Request
 
 TARGETS = {"sagemaker": "SageMaker", "sky": "SkyPilot", "slurm": "Slurm", "kubernetes": "Kubernetes",
@@ -20,9 +20,9 @@ kd-launch: sends a run to other machines, follows it and fetches its folder.
   kd-launch PLACE recipe=NAME instances=NxTYPE [config=OVERLAY ...] [key=value ...] [--dry-run]
   kd-launch PLACE job=NAME            follows and fetches a job that was sent before
   kd-launch endpoint RUN instances=1xml.c5.xlarge role= image= bucket= [serverless=true] [--dry-run]
-                                      the run's student as a SageMaker endpoint: creates, waits, asks it one picture;
+                                      the run's student as a SageMaker endpoint: creates, waits, sends one picture;
                                       batch=s3://IN out=s3://OUT: over pictures in S3 instead
-  kd-launch endpoint RUN --delete     removes endpoint, configuration and model; says what is left
+  kd-launch endpoint RUN --delete     removes endpoint, configuration and model; lists what is left
 
   PLACE             sagemaker, sky, slurm, kubernetes, torchrun
   instances=        machines that train: 2xml.p4d.24xlarge, 4xA100:8, 1xcpu:16
@@ -56,7 +56,8 @@ def run(request: Request) -> int | None:
     target = _target(place)
     own = _own_keys(request, target.keys)
     if "job" in own and not request.recipe:
-        return follow(sent_before(own["job"], request.value_of("runs_dir") or "runs"), _target)
+        others = take_all(request, *KEYS, "runs_dir", of_data=False)
+        return follow(sent_before(own["job"], others.get("runs_dir", "runs")), _target)
     if "tune" in request.flags:
         target, place = _search(place, request), SEARCH
     job = read_job(request, own)
@@ -67,7 +68,7 @@ def run(request: Request) -> int | None:
     if "dry-run" in request.flags:
         if missing:
             print(f"kd-launch: to send it, {missing}", file=sys.stderr)
-        print(f"kd-launch: pictures an optimizer step: {job.step} (optim.lr_batch)", file=sys.stderr)
+        print(f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)", file=sys.stderr)
         for name, text in files.items():
             text = text.replace(job.secret, "SECRET") if job.secret else text  # a terminal's lines are kept and shown
             print(text if len(files) == 1 else f"# {name}\n{text}", end="")
@@ -99,7 +100,7 @@ def _own_keys(request: Request, keys: Iterable[str]) -> dict[str, str]:
 
 def _search(place: str, request: Request) -> Target:
     if place != "sagemaker":
-        raise UserError(f"--tune: {place} has no search of its own; kd-tune on its machines searches together")
+        raise UserError(f"--tune: needs sagemaker, got {place}; elsewhere kd-tune runs on several machines")
     from kd.fleet.jobs.tune import planned
 
     return _target(SEARCH, *planned(request))

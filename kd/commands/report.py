@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kd.errors import UserError
 from kd.report.records import is_run, read_run
-from kd.run.own_keys import take
+from kd.run.own_keys import take, take_all, whole_number
 from kd.run.request import Request
 from kd.storage.run_urls import run_at
 
@@ -42,7 +42,7 @@ def run(request: Request) -> int | None:
     if asked := [command for mode, command in modes.items() if mode in request.flags]:
         return asked[0](request)
     if request.overrides:
-        raise UserError("it takes one run's folder, or two and more to compare, and --open")
+        raise UserError("takes a run's folder, or several to compare, and --open (kd-report RUN_FOLDER)")
     folders = [_seen_run(run_at(name)) for name in request.rest]
     if "traces" in request.flags:
         from kd.report.traces import write_rank_shares
@@ -110,7 +110,7 @@ def _what_if(request: Request) -> int:
     from kd.report.what_if import KEYS, lines, read_change
 
     if len(request.rest) != 1 or not request.overrides:
-        raise UserError(f"--what-if takes one run's folder, and what is to be different: {KEYS}")
+        raise UserError(f"--what-if takes one run's folder and changes: {KEYS}")
     change = read_change(request.overrides)
     facts = Facts(read_run(_seen_run(run_at(request.rest[0]))))
     print("\n".join(lines(facts, change) + tier_pays(facts, change)))
@@ -120,13 +120,12 @@ def _what_if(request: Request) -> int:
 def _live(request: Request) -> int:
     from kd.report.live import Live
 
-    folder, port = Path(request.rest[0]), request.value_of("port") or "8765"
+    port = whole_number(take_all(request, "port", of_data=False), "port", 8765, low=0, high=65535)
+    folder = Path(request.rest[0])
     if len(request.rest) != 1 or not folder.is_dir():
-        raise UserError(f"--live takes a folder of runs, or a run's; there is no folder {folder}")
-    if not port.isdigit() or int(port) > 65535:
-        raise UserError(f"port: must be a number up to 65535, got '{port}'")
+        raise UserError(f"--live takes one folder, of runs or of a run, got {', '.join(request.rest)}")
     try:
-        server = Live(folder, int(port))
+        server = Live(folder, port)
     except OSError as error:
         raise UserError(f"port: {port} can't be opened: {error.strerror}") from error
     print(f"{server.address} (Ctrl-C ends)", flush=True)
@@ -141,7 +140,7 @@ def _seen_run(folder: Path) -> Path:
     if not folder.is_dir():
         raise UserError(f"there is no run folder {folder}")
     if not is_run(folder):
-        below = ", ".join(str(file.parent) for file in sorted(folder.glob("[0-9]*/config.yaml"))[-3:])
+        below = ", ".join(str(file.parent) for file in sorted(folder.glob("*/config.yaml"))[-3:])
         hint = f"; did you mean {below}?" if below else ""
         raise UserError(f"{folder} is no run's folder: it has no config.yaml, summary.json or records{hint}")
     return folder

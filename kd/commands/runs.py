@@ -1,7 +1,9 @@
 """``kd-runs``: which runs there are. Needs neither torch nor lightning."""
 
 import json
+import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from kd.report.metric import format_metric
 from kd.report.records import is_run
 from kd.run.request import Request
 from kd.storage.checkpoints import holder_of
-from kd.storage.elsewhere import json_of, text_of
+from kd.storage.elsewhere import mapping_of
 
 HELP = """\
 kd-runs: the runs in a folder, the newest first.
@@ -28,7 +30,7 @@ def run(request: Request) -> int | None:
     if "help" in request.flags:
         return None
     if len(request.rest) > 1 or request.overrides or request.recipe:
-        raise UserError("it takes one folder of runs, and --json")
+        raise UserError("takes one folder of runs, and --json (kd-runs RUNS_DIR --json)")
     folder = Path(request.rest[0] if request.rest else "runs")
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
@@ -45,14 +47,13 @@ def run(request: Request) -> int | None:
 
 
 def _described(folder: Path) -> dict[str, Any]:
-    try:
-        summary = json_of(text_of(folder / "summary.json"))
-    except (OSError, ValueError):
-        summary = {}
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    stats = [path.stat() for path in files]
-    held, names = bool(holder_of(folder)), {path.name for path in files}
-    kept = {"student.safetensors", "last.ckpt", "previous.ckpt"} & names
+    summary = mapping_of(folder / "summary.json")
+    held, stats, weights = bool(holder_of(folder)), [], False
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # a run that trains renames its files
+            if stat.S_ISREG((found := path.lstat()).st_mode):
+                stats.append(found)
+                weights = weights or path.suffix == ".ckpt" or path.name == "student.safetensors"
     student, teacher = summary.get("student") or {}, summary.get("teacher") or {}
     values = student.get("best_val") or student.get("val") or {}
     metric = next((name for name in MAIN if name in values), next(iter(values), None))
@@ -66,9 +67,9 @@ def _described(folder: Path) -> dict[str, Any]:
         "images_per_s": summary.get("images_per_s"),
         "verdict": (summary.get("verdict") or {}).get("text"),
         "limit": ((summary.get("verdict") or {}).get("text") or "").split(":")[0],
-        "changed": max((stat.st_mtime for stat in stats), default=folder.stat().st_mtime),
-        "bytes": sum(stat.st_size for stat in stats),
-        "safe_to_delete": not kept and not held,
+        "changed": max((one.st_mtime for one in stats), default=folder.stat().st_mtime),
+        "bytes": sum(one.st_size for one in stats),
+        "safe_to_delete": not weights and not held,
     }
 
 
@@ -77,11 +78,11 @@ def _print(found: list[dict[str, Any]]) -> None:
 
     rows = []
     for row in found:
-        shares = ["" if row[who] is None else format_metric(row["metric"], row[who]) for who in ("teacher", "student")]
+        scores = ["" if row[who] is None else format_metric(row["metric"], row[who]) for who in ("teacher", "student")]
         speed = "" if row["images_per_s"] is None else f"{row['images_per_s']:,.0f}"
-        limit = row["limit"] if len(row["limit"]) <= 24 else ""
+        limit = row["limit"] if len(row["limit"]) <= 24 else ""  # a sentence: "no steps were recorded", for example
         rows.append([
-            row["run"], row["status"], row["metric"] or "", *shares, speed, limit, _age(time.time() - row["changed"]),
+            row["run"], row["status"], row["metric"] or "", *scores, speed, limit, _age(time.time() - row["changed"]),
             f"{row['bytes'] / 1e6:,.1f}", "safe" if row["safe_to_delete"] else "",
         ])  # fmt: skip
     print_table(None, COLUMNS, rows, left=[column for column in COLUMNS if column not in NUMBERS], width=160)

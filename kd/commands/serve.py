@@ -1,6 +1,6 @@
 """``kd-serve``: a student behind HTTP. Heavy imports wait until there is one."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,18 +94,18 @@ def _model(request: Request, int8: bool) -> Path:
         from kd.commands import export
 
         if not (place / "student.safetensors").is_file():
-            raise UserError(f"{place} is neither a finished run nor an ONNX export")
+            raise UserError(f"{place}: neither a finished run nor an ONNX export was found")
         settings = ["to=onnx", *(["int8=true"] if int8 else []), *request.overrides]
-        if export.run(Request(rest=[str(place)], overrides=settings)):
+        if export.run(replace(request, rest=[str(place)], overrides=settings)):
             raise UserError(f"{place}: its export was not kept, see above")
     return file
 
 
 def _teacher(request: Request, manifest: "Manifest") -> "Runtime":
     if not (Path(request.rest[0]) / "config.yaml").is_file():
-        raise UserError("teacher: give the run's folder, an export does not know its teacher")
+        raise UserError("teacher: needs the run's folder; an export has no teacher")
     opened = Run.open(request.rest[0], request)
     teacher = opened.teacher_runtime(manifest.layout)
     if teacher is None:
-        raise UserError(f"teacher: {opened.folder} has none that answers in classes")
+        raise UserError(f"teacher: {opened.folder} has no teacher with a classifier")
     return teacher

@@ -1,6 +1,7 @@
 """``kd-tune``: searches for a better run."""
 
 import errno
+from dataclasses import replace
 
 from kd.errors import UserError
 from kd.run.request import Request
@@ -14,8 +15,8 @@ kd-tune: searches for a better run: learning rate, losses, temperature, views, w
                      a key below another searched key applies only to the choices that have it:
                      'search.model.distill_losses.kd=[KDLoss, DKDLoss]' search.model.distill_losses.kd.beta=1..8
   tune=FILE          settings of the search and, under search:, its spaces, as YAML
-  trials=N           in all (20)
-  jobs=K             at a time; the machine's cores and GPUs are dealt to them (1)
+  trials=N           number of trials in all (20)
+  jobs=K             trials at a time (1); they share out the machine's cores and GPUs
   jobs=ray           on a Ray cluster (RAY_ADDRESS, else this machine), as many at a time as it has room for;
                      cores=N and gpus=N: of each trial (one GPU where there are some, and its share of the cores)
   hours=H            at most; trial_hours=H: a trial that takes longer has failed
@@ -38,8 +39,8 @@ def run(request: Request) -> int | None:
         return None
     if request.rest:
         raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, spaces search.KEY=SPACE")
-    Request(request.recipe, request.overlays).parser_args()  # reports a wrong name before torch is imported
-    import kd.fleet.tuning.study  # noqa: F401 - likewise where the extra is missing
+    replace(request, overrides=[]).parser_args()  # reports a wrong name before torch is imported
+    import kd.fleet.tuning.study  # noqa: F401 - reports a missing extra before torch is imported
     from kd.fleet.tuning.plan import plan
 
     planned = plan(request)

@@ -10,7 +10,7 @@ from jinja2 import Environment
 
 from kd.report.metric import format_metric, is_share, lost_classes
 from kd.report.records import Run
-from kd.storage.elsewhere import json_of, text_of
+from kd.storage.elsewhere import mapping_of
 
 METRICS = {
     "acc1": "accuracy",
@@ -33,7 +33,7 @@ def card(
     run: Run, license_name: str | None = None, teacher_license: str | None = None, data_license: str | None = None
 ) -> str:
     """The card of a finished run: ``card.md.j2``, filled in."""
-    fidelity, latency = _read(run.folder / "fidelity.json"), _read(run.folder / "export" / "latency.json")
+    fidelity, latency = mapping_of(run.folder / "fidelity.json"), mapping_of(run.folder / "export" / "latency.json")
     summary, student = run.summary, run.summary.get("student") or {}
     model, data = run.config.get("model") or {}, summary.get("data") or {}
     features = not (model.get("student") or {}).get("head", True)
@@ -53,19 +53,11 @@ def card(
         making=_making(run), goodness=_goodness(best, (summary.get("teacher") or {}).get("val") or {}, fidelity),
         fidelity=fidelity,
         classes=[(r["name"], r["count"], _percent(r.get("teacher")), _percent(r["student"])) for r in rows],
-        latency=latency, speed=_speed(latency), exports=_exports(_read(run.folder / "export" / "export.json")),
+        latency=latency, speed=_speed(latency), exports=_exports(mapping_of(run.folder / "export" / "export.json")),
         lost=lost_classes(rows)[:LOST], unseen=data.get("classes", len(rows)) - len(rows) if rows else 0,
         licenses=[(what, name or "not stated") for what, name in licenses.items()],
         few=sum(r["count"] < 10 for r in rows) if fidelity.get("kind") == "classification" else 0,
     )  # fmt: skip
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = json_of(text_of(file))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _front(name: str, task: str, best: dict[str, float], source: str, license_name: str | None) -> str:

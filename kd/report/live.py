@@ -35,7 +35,7 @@ class Live(ThreadingHTTPServer):
         folder = (self.folder / name).resolve()
         if not folder.is_relative_to(self.folder) or not is_run(folder):
             return None
-        stamp = max((f.stat().st_mtime_ns for f in (folder, *folder.glob("*.*"), *folder.glob("records/*"))), default=0)
+        stamp = max(map(_changed, (folder, *folder.glob("*.*"), *folder.glob("records/*"))))
         if self._kept.get(folder, (None,))[0] != stamp:
             title = f"{folder.parent.name} {folder.name}"
             sections = report(Explained(read_run(folder)))
@@ -43,15 +43,23 @@ class Live(ThreadingHTTPServer):
         return self._kept[folder][1]
 
     def _list(self) -> dict[str, Any]:
-        runs = [f for f in (*self.folder.glob("*/[0-9]*"), *self.folder.glob("[0-9]*")) if is_run(f)]
+        found = [f for f in (*self.folder.glob("*/*"), *self.folder.glob("*")) if not f.is_symlink() and is_run(f)]
         rows = []
-        for folder in sorted(runs, key=lambda f: -f.stat().st_mtime)[:50]:
+        for folder in sorted(found, key=_changed, reverse=True)[:50]:
             one = Explained(read_run(folder))
             name, best = folder.relative_to(self.folder).as_posix(), one.facts.best_val(one.run.students[0])
             rows.append([name, status(one.run), format_metric(one.run.primary, best), one.verdict["text"]])
         columns = ["run", "status", "best", "verdict"]
-        found = table("Runs", columns, rows, links=True, long=True, empty="None yet.")
-        return {"title": str(self.folder), "sections": [found], "every": 5 * EVERY_S}
+        runs = table("Runs", columns, rows, links=True, long=True, empty="None yet.")
+        return {"title": str(self.folder), "sections": [runs], "every": 5 * EVERY_S}
+
+
+def _changed(path: Path) -> int:
+    """When a file was changed, in ns; 0 for one that a run has just renamed."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -282,9 +282,10 @@ def read_run(folder: str | Path) -> Run:
 
 def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, float]]]:
     """Rows of ``metrics.csv`` of the other runs of a recipe, the newest few."""
-    found = [other for other in folder.resolve().parent.glob("[0-9]*") if other.name != folder.resolve().name]
-    runs = sorted((other for other in found if (other / "metrics.csv").is_file()), key=lambda o: o.name)[-newest:]
-    return {f"{other.parent.name}/{other.name}": _metrics(other / "metrics.csv", []) for other in runs}
+    here = folder.resolve()
+    found = [f for f in here.parent.glob("*/metrics.csv") if f.parent != here and not f.parent.is_symlink()]
+    files = sorted(found, key=lambda file: file.stat().st_mtime_ns)[-newest:]
+    return {f"{file.parent.parent.name}/{file.parent.name}": _metrics(file, []) for file in files}
 
 
 def _sort_in(run: Run, records: Iterable[Any]) -> None:

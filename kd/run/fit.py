@@ -4,9 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Container
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from kd.callbacks.preemption import RunStopped
 from kd.data.sources import printable, said
@@ -18,7 +16,7 @@ from kd.report.terminal import print_summary
 from kd.run.parser import KDCLI
 from kd.run.run import Run
 from kd.storage.checkpoints import LAST
-from kd.storage.elsewhere import json_of, text_of
+from kd.storage.elsewhere import mapping_of
 
 
 def fit(run: Run) -> int:
@@ -65,9 +63,8 @@ def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
 
 def _all_done(cli: KDCLI) -> str:
     # a message for a resumed run that has no step left to make; empty where it has
-    run, summary = cli.folder.resume, dict[str, Any]()
-    with suppress(OSError, ValueError):  # gone or damaged: the run writes it again
-        summary = json_of(text_of(run / "summary.json")) if run else {}
+    run = cli.folder.resume
+    summary = mapping_of(run / "summary.json") if run else {}  # a run writes a missing or damaged one again
     if not run or summary.get("status") != "done" or not any(run.glob("**/student.safetensors")):
         return ""
     for kind, count in (("epochs", summary["epochs"]), ("steps", summary["steps"])):

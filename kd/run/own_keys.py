@@ -35,7 +35,8 @@ def positive(key: str, text: str, below: float = 1e6, or_zero: bool = False) -> 
     except ValueError:
         value = -1.0
     if not (0 < value < below or (or_zero and value == 0)):
-        raise UserError(f"{key}: must be a number > 0{f' and < {below:g}' * (value >= below)}, got '{text}'")
+        allowed = f"{'>=' if or_zero else '>'} 0{f' and < {below:g}' if value >= below else ''}"
+        raise UserError(f"{key}: must be a number {allowed}, got '{text}'")
     return value
 
 

@@ -89,7 +89,7 @@ class Request:
             files.check_text(content, f"{file}: ")
             group = next((key for key in GROUPS if not isinstance(content.get(key) or {}, dict)), None)
             if group:
-                raise UserError(f"{file}: {group}: has settings of its own, got '{content[group]}'")
+                raise UserError(f"{file}: {group}: must be a group of settings, got '{content[group]}'")
         self.overrides = [meant for item in self.overrides for meant in source_items(item, contents.values())]
         self.overrides = implied(self.overrides, contents.values()) + self.overrides
         check_no_files(pairs(contents.values(), self.overrides))
@@ -148,7 +148,8 @@ def migrate_class_paths(file: Path, content: dict[Any, Any]) -> str:
 
 
 def _with_folders(text: str, content: dict[Any, Any]) -> str:
-    for value in {value for _, value in files.leaves(content) if str(value).startswith(CHANNEL)}:
+    found = {value for _, value in files.leaves(content) if str(value).startswith(CHANNEL)}
+    for value in sorted(found, reverse=True):  # ``channel:ab`` before ``channel:a``
         text = text.replace(value, folder_of(value))
     return text
 

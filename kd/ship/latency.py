@@ -16,7 +16,7 @@ from kd.progress import bar
 from kd.report.records import percentile
 from kd.ship.export.stopwatch import Stopwatch, open_export
 from kd.ship.finished import FinishedRun
-from kd.storage.elsewhere import json_of, text_of
+from kd.storage.elsewhere import mapping_of
 
 ROUNDS = 5
 RUNNABLE = ("onnx", "openvino", "torch_export", "triton")
@@ -48,8 +48,7 @@ def measure(
 
 def runtimes_of(run: Path, asked: str | None, made_here: Callable[[Path], bool]) -> Runtimes:
     """Exports by name, ``torch`` first; what is asked for must be there."""
-    file = run / "export" / "export.json"
-    known = json_of(text_of(file)) if file.is_file() else {}
+    known = mapping_of(run / "export" / "export.json")
     there = {k: v for k, v in known.items() if v["kept"] and v["to"] in RUNNABLE and Path(v["file"]).exists()}
     there = {k: v for k, v in there.items() if v["to"] != "torch_export" or made_here(Path(v["file"]))}
     if asked is None:
@@ -61,9 +60,8 @@ def runtimes_of(run: Path, asked: str | None, made_here: Callable[[Path], bool])
             found = {"torch": {}}
         if not found:
             to = "openvino int8=true" if name == "int8" else name
-            raise UserError(
-                f"runtime: {run} has no export '{name}' (kd-export {run} to={to}), or not this machine's (--trust)"
-            )
+            made = f"that this machine made (kd-export {run} to={to}; --trust takes any)"
+            raise UserError(f"runtime: {run} has no export '{name}' {made}")
         chosen |= found
     return chosen
 

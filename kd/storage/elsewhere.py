@@ -63,6 +63,15 @@ def text_of(file: Path) -> str:
     return data.decode()
 
 
+def mapping_of(file: Path) -> dict[str, Any]:
+    """What a JSON file maps; empty for a file that is missing, damaged or holds something else."""
+    try:
+        found = json_of(text_of(file))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def number_of(text: str) -> float:
     """The number of a table's field, NaN where it is empty; a ValueError where it is something else, or infinite."""
     value = float(text) if text.strip() else math.nan

@@ -1,4 +1,4 @@
-"""What a teacher says of a batch."""
+"""What losses read of teachers, and what teachers answer to a batch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,20 +41,20 @@ class Wanted:
         return any(loss.for_maps for losses in self.logits.values() for loss in losses)
 
     def of(self, name: str) -> "Wanted":
-        """What is wanted of one of the teachers: its logits also where the mean of all is."""
-        losses = [self.logits[key] for key in {ALL, name} if key in self.logits]
+        """What is wanted of one teacher; its logits are also needed for the mean of all."""
+        losses = [self.logits[key] for key in dict.fromkeys((ALL, name)) if key in self.logits]
         features = {layer: shape for layer, shape in self.features.items() if layer[0] == name}
         return Wanted({name: tuple(loss for some in losses for loss in some)} if losses else {}, features)
 
 
 @dataclass
 class Answer:
-    """What the teachers said of one batch, without gradients.
+    """The teachers' answers to one batch, without gradients.
 
     Attributes:
-        logits: by teacher, and of all together under :data:`ALL`: ``(N, C)`` (dense: ``(N, C, h, w)``), float32; or the
-            largest of them, from a cache.
-        features: by layer.
+        logits: by teacher, and the mean of all under :data:`ALL`: float32 ``(N, C)``, for segmentation
+            ``(N, C, h, w)``; or the largest logits, from a cache.
+        features: by layer, float32, in the shape that the layer gives.
     """
 
     logits: dict[str, Tensor | TopKLogits] = field(default_factory=dict)

@@ -1,14 +1,20 @@
 """Callbacks' single hooks, without a run."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
+from pytorch_lightning.profilers import PassThroughProfiler
 
 from kd.callbacks import learning_rate
 from kd.callbacks.context import output_of, validation_logits
 from kd.callbacks.hooks import Closing
+from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.learning_rate import LastStep
 from kd.callbacks.nodes import _span, own_address
+from kd.callbacks.phases import PhaseProfiler, Phases
+from kd.callbacks.preemption import Preemption
+from kd.clock import Clock
 
 
 def test_what_is_open_is_closed_when_training_ends_well_or_not() -> None:
@@ -36,7 +42,7 @@ def test_the_last_step_of_a_bounded_run_stops_it_and_that_of_an_epoch_is_logged(
 
 
 def test_ranks_of_a_machine_are_a_span_and_its_address_reaches_the_main_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (_span([3]), _span([4, 5, 6])) == ("3", "4-6")
+    assert (_span([3]), _span([4, 5, 6]), _span([0, 2])) == ("3", "4-6", "0, 2")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert own_address().endswith(" (127.0.0.1)")
     monkeypatch.setenv("MASTER_ADDR", "no such name")
@@ -45,3 +51,28 @@ def test_ranks_of_a_machine_are_a_span_and_its_address_reaches_the_main_one(monk
 
 def test_a_validation_step_may_give_nothing() -> None:
     assert validation_logits(None) == {} and output_of({"loss": 1}) == {"loss": 1}  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_signals_are_left_alone_outside_the_main_thread() -> None:
+    """``kd.train`` may run in any thread."""
+    preemption, errors = Preemption(LastCheckpoint()), list[BaseException]()
+
+    def begin() -> None:
+        try:
+            preemption.on_train_start(None, None)  # type: ignore[arg-type]
+        except ValueError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    assert errors == []
+    preemption.close(None)  # type: ignore[arg-type]
+
+
+def test_a_run_that_ends_before_its_first_step_closes_its_clock() -> None:
+    phases, clock = Phases(), Clock()
+    phases.clock = clock
+    phases.profiler = PhaseProfiler(clock, PassThroughProfiler(), lambda: None)
+    phases.close(SimpleNamespace())  # type: ignore[arg-type]
+    assert clock._schedstat is None

@@ -11,7 +11,7 @@ import timm
 
 from kd.errors import UserError
 from kd.launch.sagemaker import folder_of
-from kd.run.request import merge, translate
+from kd.run.request import merge, migrate_class_paths, translate
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
 from tests._runs import disturb
@@ -56,7 +56,7 @@ def test_a_spot_job_goes_on_where_it_was_interrupted_and_its_model_lands(
     shutil.copytree(kept / "checkpoints", base / "checkpoints")  # S3 keeps no links, and this alone
     assert status_of(start(["train"], log, **env)) == 0, log.read_text()
     run = base / "checkpoints" / "tiny" / "000"
-    assert f"kd-train: this job was here before: it resumes {run}" in log.read_text()
+    assert f"kd-train: this job has run before: resuming {run}" in log.read_text()
     rows = (run / "metrics.csv").read_text().splitlines()
     assert {int(row.split(",")[rows[0].split(",").index("step")]) for row in rows[1:]} >= set(range(12))
     model = base / "model"
@@ -139,3 +139,13 @@ def test_channels_by_name(tmp_path: Path) -> None:
     assert folder_of("channel:More-Food", env) == str(tmp_path / "input/data/More-Food")
     with pytest.raises(UserError, match="no channel 'val' .SM_CHANNEL_VAL.; it has More-Food"):
         folder_of("channel:val", env)
+
+
+def test_a_channel_whose_name_begins_with_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["a", "ab", "abc", "abcd", "abcde", "abcdef"]
+    for i, name in enumerate(names):
+        monkeypatch.setenv(f"SM_CHANNEL_{name.upper()}", f"/data{i}")
+    file = tmp_path / "own.yaml"
+    file.write_text("".join(f"{name}: channel:{name}\n" for name in names))
+    text = migrate_class_paths(file, {name: f"channel:{name}" for name in names})
+    assert text == "".join(f"{name}: /data{i}\n" for i, name in enumerate(names))

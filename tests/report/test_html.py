@@ -130,7 +130,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert report_main([str(tmp_path / "nothing")]) == 2
     assert f"there is no run folder {tmp_path / 'nothing'}" in capsys.readouterr().err
     assert report_main(["a", "what=ever"]) == 2
-    assert "one run's folder, or two and more to compare" in capsys.readouterr().err
+    assert "takes a run's folder, or several to compare" in capsys.readouterr().err
     assert report_main([]) == 2
     assert report_main(["--help"]) == 0
 

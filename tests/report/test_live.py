@@ -98,7 +98,21 @@ def test_an_open_page_follows_the_run(live: Live, monkeypatch: pytest.MonkeyPatc
 
 def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report_main(["--live", str(tmp_path / "nowhere")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+    assert f"--live takes one folder, of runs or of a run, got {tmp_path / 'nowhere'}" in capsys.readouterr().err
     assert report_main(["--live", str(tmp_path), "port=much"]) == 2
-    assert "port: must be a number up to 65535, got 'much'" in capsys.readouterr().err
+    assert "port: must be a whole number from 0 to 65535, got 'much'" in capsys.readouterr().err
+    assert report_main(["--live", str(tmp_path), "prot=80"]) == 2
+    assert "no key 'prot' (it takes port=); did you mean 'port'?" in capsys.readouterr().err
     assert report_main(["--live"]) == 2
+
+
+def test_runs_with_names_are_listed_and_a_file_may_go_meanwhile(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    still_trains(live.folder / "demo" / "first-try")
+    (live.folder / "demo" / "latest").symlink_to("first-try")
+    content = live.content("")
+    assert content is not None
+    assert sorted(row[0] for row in content["sections"][0]["rows"]) == ["demo/000", "demo/first-try"]
+
+    part, glob = live.folder / "demo" / "000" / "metrics.csv.part", Path.glob
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [*glob(self, pattern), *[part] * (pattern == "*.*")])
+    assert live.content("demo/000") is not None

@@ -1,6 +1,7 @@
 """Records: bounded, honest after thinning, readable when torn or newer."""
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 import kd
 from kd.errors import UserError
-from kd.report.records import Writer, percentile, read_lines, read_run
+from kd.report.records import Writer, percentile, read_lines, read_run, read_siblings
 from tests._pages import write_run
 
 
@@ -112,3 +113,13 @@ def test_runs_are_read_from_python(tmp_path: Path) -> None:
     assert run.steps[0][0]["p"]["teacher"] > 0 and run.samples["0-host"][0]["mem"] == 40.0
     with pytest.raises(UserError, match=r"nowhere is no run's folder: it has no config\.yaml"):
         kd.read_run(tmp_path / "nowhere")
+
+
+def test_other_runs_of_a_recipe_have_numbers_or_names(tmp_path: Path) -> None:
+    for i, name in enumerate(("1000", "999", "first-try", "000")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.csv").write_text("epoch,step,val/acc1\n0,1,0.5\n")
+        os.utime(tmp_path / name / "metrics.csv", (i, i))
+    (tmp_path / "latest").symlink_to("000")
+    parent = tmp_path.name
+    assert [*read_siblings(tmp_path / "000", newest=2)] == [f"{parent}/999", f"{parent}/first-try"]

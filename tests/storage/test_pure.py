@@ -1,6 +1,10 @@
 """Helpers that are pure functions, one call each."""
 
-from kd.storage.elsewhere import plain_name, yaml_of
+from pathlib import Path
+
+import pytest
+
+from kd.storage.elsewhere import mapping_of, plain_name, yaml_of
 from kd.storage.objects import is_url, size_in
 from kd.storage.run_urls import on_disk
 
@@ -24,3 +28,13 @@ def test_size_in() -> None:
 
 def test_on_disk() -> None:
     assert on_disk("runs/food").as_posix() == "runs/food"
+
+
+@pytest.mark.parametrize("text", [None, "", "[1]", '"a"', "{", "\xff"])
+def test_mapping_of(text: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "summary.json"
+    if text is not None:
+        file.write_text(text, encoding="latin-1")
+    assert mapping_of(file) == {}
+    file.write_text('{"a": 1}')
+    assert mapping_of(file) == {"a": 1}

@@ -419,7 +419,7 @@ def test_auto_says_why(recipe: Path, cache: list[str], tmp_path: Path, capsys: p
     assert report(folder)["answers_computed"] == 96
     # resumed as it was begun, though now it would be too short to pay
     assert train_main([f"resume={folder}", "trainer.max_epochs=11", "model.teacher.cache_views=50"]) == 0
-    assert "cache: on all the same, as in the run that is resumed" in capsys.readouterr().out
+    assert "cache: on nevertheless, as in the resumed run" in capsys.readouterr().out
 
 
 def test_the_predicted_gain_is_amdahls() -> None:
@@ -559,6 +559,7 @@ def test_several_teachers_each_with_a_cache(
     for wrong, message in (
         ([], "--describe: needs one folder, got none"),
         ([str(tmp_path / "nothing")], "holds no answers of a teacher"),
+        ([str(tmp_path / "b"), "seed=1"], "no key 'seed' (it takes recipe=)"),
     ):
         assert cache_main(["--describe", *wrong]) == 2
         assert message in capsys.readouterr().err

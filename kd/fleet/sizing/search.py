@@ -23,7 +23,7 @@ from kd.report.records import read_results
 from kd.report.sized import SAME, folder_of_sizes
 from kd.run.run import Run
 from kd.storage.checkpoints import check_writable, write_json
-from kd.storage.elsewhere import json_of, text_of
+from kd.storage.elsewhere import mapping_of
 from kd.storage.run_urls import folder_of_runs
 
 Row = dict[str, Any]
@@ -35,7 +35,7 @@ class Results:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.known: dict[str, Any] = json_of(text_of(file)) if file.is_file() else {}
+        self.known: dict[str, Any] = mapping_of(file)
 
     def of(self, *parts: object) -> dict[str, float]:
         return self.known.get(_key(parts), {})

@@ -63,11 +63,11 @@ def revive(search: Search) -> None:
     elif wanted in pruned:
         like = pruned[wanted]
     else:
-        had = f"stopped early were {', '.join(pruned)}" if pruned else "none was stopped early"
-        raise UserError(f"revive: '{wanted}' is not best and no such trial; {had}")
+        had = f"those are {', '.join(pruned)}" if pruned else "none was stopped early"
+        raise UserError(f"revive: must be best, or a trial that was stopped early, got '{wanted}'; {had}")
     owner = lock_trial(search.folder_of(like.number))
     if owner is None:
-        raise UserError(f"revive: trial {like.number} runs already")
+        raise UserError(f"revive: trial {like.number} is running already")
     job = Job(search.folder_of(like.number), search.plan.config["recipe"], search.free[0], owner)
     search.wait([job], [[]])
     summary = job.summary()

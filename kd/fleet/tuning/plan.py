@@ -170,7 +170,7 @@ def _check_pruner(pruner: str, objectives: Sequence[Objective]) -> None:
     if pruner == "none":
         return
     if len(objectives) > 1:
-        raise UserError(f"pruner: {pruner} can't weigh several objectives against each other; pruner=none")
+        raise UserError(f"pruner: {pruner} needs one objective, got several; pruner=none")
     if not objectives[0].name.startswith("val/"):
         name = objectives[0].name
         raise UserError(f"pruner: {pruner} reads every epoch, but {name} is known at the end; pruner=none")
@@ -190,7 +190,7 @@ def _jobs(given: dict[str, Any]) -> int | Share:
         raise UserError(f"{next(iter(share))}: is a trial's share of a cluster (jobs=ray); jobs=K deals this machine's")
     jobs = whole_number(given, "jobs", 1)
     if jobs > cores():
-        raise UserError(f"jobs: {jobs} trials at a time can't have a core each of {cores()}")
+        raise UserError(f"jobs: must be <= {cores()}, the number of cores, got {jobs}")
     return jobs
 
 

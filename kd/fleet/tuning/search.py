@@ -147,7 +147,7 @@ class Search:
         job, summary = running.job, running.job.summary()
         by_signal = job.status in (130, 143, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL)
         notes = {"folder": str(job.run), "wall_s": summary.get("wall_s"), "epochs": summary.get("epochs")}
-        whole = summary.get("status") == "done" and not (self.plan.wants_latency and job.untimed)
+        whole = summary.get("status") == "done" and not (self.plan.wants_latency and not job.has_latency)
         if job.status == 0 and whole:
             values = [objective.value(job.run) for objective in self.plan.objectives]
             self.study.tell(running.trial, "complete", values, notes)

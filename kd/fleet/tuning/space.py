@@ -58,7 +58,7 @@ def parse(key: str, text: object) -> Space:
         raise UserError(wrong) from error
     if isinstance(value, list):
         if not value:
-            raise UserError(f"search.{key}: a choice of nothing, []")
+            raise UserError(f"search.{key}: must have a choice at least, got []")
         return Space(key, tuple(_number(v) if isinstance(v, str) else v for v in value))
     log = isinstance(value, str) and value.startswith("log:")
     found = [_number(end.strip()) for end in str(value).removeprefix("log:").split("..", 1)]

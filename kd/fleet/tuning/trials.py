@@ -19,25 +19,24 @@ from kd.callbacks.preflight import FOLDER
 from kd.launch.child import reason_in, start_kd_train
 from kd.machine import core_ids
 from kd.storage.checkpoints import newest_whole
-from kd.storage.elsewhere import json_of, text_of
+from kd.storage.elsewhere import json_of, mapping_of, text_of
 
-LOST = 1000  # The status of a run whose machine went: nothing is known against the run itself
-RUNNER = "runner"  # a lock beside a trial's log: of a run that holds no other, wherever it is
+LOST = 1000  # status of a run whose machine was lost: the run itself has not failed
+RUNNER = "runner"  # a trial's lock file, held by its run on another machine, which can't inherit the search's lock
 LOG = "log.txt"
-KILL_S = 60.0  # after a SIGTERM: a step and a checkpoint take less
-MOST_LOST = 3  # machines that go under one trial: then it is the trial
+KILL_S = 60.0  # seconds from SIGTERM to SIGKILL: a step and a checkpoint take less
+MOST_LOST = 3  # a trial that loses more machines than these has failed: it may be the cause
 
 
 class Process(Protocol):
     def poll(self) -> int | None:
-        """The exit status, negative for a signal, :data:`LOST` where its machine went; None while it runs."""
+        """The exit status, negative for a signal, :data:`LOST` for a lost machine; None while it runs."""
 
-    def send_signal(self, number: int, /) -> None:
-        """Sends the run a signal."""
+    def send_signal(self, number: int, /) -> None: ...
 
 
 class Place(Protocol):
-    """A share of some machine that one trial has for itself."""
+    """The share of a machine that one trial uses alone."""
 
     def start(self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None) -> Process:
         """Starts ``kd-train`` (or the command that the first item names)."""
@@ -67,8 +66,9 @@ class Slot:
 
 
 def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
+    """This machine in ``jobs`` shares; with fewer GPUs than jobs, several shares have the same GPU."""
     cores = core_ids() or []
-    return [Slot(tuple(cores[i::jobs]), tuple(gpus[i::jobs])) for i in range(jobs)]
+    return [Slot(tuple(cores[i::jobs]), tuple(gpus[i % min(jobs, len(gpus) or 1) :: jobs])) for i in range(jobs)]
 
 
 def gpus_of(accelerator: str) -> list[str]:
@@ -80,13 +80,13 @@ def gpus_of(accelerator: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Share:
-    # CPU cores; None: as many as each trial can have where all GPUs are used, one without GPUs
+    # CPU cores of a trial; None: as many as leave room for a trial on each GPU, or one on a cluster without GPUs
     cores: int | None = None
-    gpus: int | None = None  # GPUs; None: one where runs may use them and the cluster has some
+    gpus: int | None = None  # GPUs of a trial; None: one if the cluster has GPUs and the run may use them
 
 
 def lock_trial(folder: Path) -> IO[str] | None:
-    """A lock on a trial's folder for the search and its run; None while a process holds it or, elsewhere, RUNNER."""
+    """Locks a trial's folder for this search and its run; None while another process, or a run's RUNNER, holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     owner = _locked(folder / "owner")
     if owner is not None and (folder / RUNNER).exists():
@@ -114,13 +114,13 @@ class Job:
     recipe: str  # the recipe's name
     slot: Place  # where it runs
     owner: IO[str]  # its lock
-    process: Process | None = None  # None where the run had ended before
-    items: Sequence[str] = ()  # its command line, to be begun again where its machine went
-    lost: int = 0
+    process: Process | None = None  # None: there is nothing to run, the run ended well before
+    items: Sequence[str] = ()  # its command line, to start it again after a lost machine
+    lost: int = 0  # machines
     stopped: str = ""  # why the search stopped it, if it did
     stopped_at: float = 0.0  # when
     patience_s: float = field(default_factory=lambda: KILL_S)  # how long it may take to save and end
-    timed: bool = False  # its student's speed is being measured, or was
+    timed: bool = False  # the measurement of its student's speed has been started
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -128,8 +128,8 @@ class Job:
         return self.folder / self.recipe / "000"
 
     def begin(self, items: Sequence[str]) -> None:
-        """Starts the run, or resumes it from its last checkpoint; one that has ended well is left as it is."""
-        self.items = items
+        """Starts the run, or resumes it from its last checkpoint; does nothing if it has ended well."""
+        self.items, self.process = items, None
         if self.summary().get("status") == "done" and (self.run / "student.safetensors").is_file():
             return
         if newest_whole(self.run / "checkpoints")[0] is not None:
@@ -140,22 +140,23 @@ class Job:
         self._start([*command, "trainer.enable_progress_bar=false"])
 
     @property
-    def untimed(self) -> bool:
-        return not (self.run / "export" / "latency.json").is_file()
+    def has_latency(self) -> bool:
+        return (self.run / "export" / "latency.json").is_file()
 
     def time_student(self) -> bool:
-        if not self.untimed or self.timed:
+        """Starts measuring the student's speed; False if that was measured, or started, before."""
+        if self.has_latency or self.timed:
             return False
         self.timed = True
         self._start(["latency", str(self.run), "runtime=torch", "batch=1", "threads=1", "seconds=1"])
         return True
 
     def _start(self, items: Sequence[str]) -> None:
-        env = {FOLDER: str(self.folder.parents[1].resolve() / "preflight")}  # all trials share it
+        env = {FOLDER: str(self.folder.parents[1].resolve() / "preflight")}  # the teacher's scores, for all trials
         self.process = self.slot.start(items, self.folder / LOG, env, self.owner)
 
     def stop(self, why: str) -> None:
-        """Makes the run save and end; :attr:`status` kills one that has not after ``patience_s``."""
+        """Makes the run save and end; :attr:`status` kills it when it has not ended after ``patience_s``."""
         if not self.stopped:
             self.stopped, self.stopped_at = why, time.monotonic()
         if self.process is not None and self.process.poll() is None:
@@ -167,7 +168,7 @@ class Job:
 
     @property
     def status(self) -> int | None:
-        """The exit status; None while it runs. Where its machine went it is begun again, a few times."""
+        """The exit status, None while it runs. Reading it kills a run that won't stop, and restarts a lost one."""
         status = 0 if self.process is None else self.process.poll()
         if self.process and status is None and self.stopped and time.monotonic() > self.stopped_at + self.patience_s:
             self.process.send_signal(signal.SIGKILL)
@@ -175,24 +176,21 @@ class Job:
             return status
         if self.stopped:
             return -signal.SIGTERM
-        self.lost += 1
-        if self.lost > MOST_LOST:
+        if self.lost == MOST_LOST:
             return 1
+        self.lost += 1
         self.timed = False
         self.begin(self.items)
         return None
 
     def summary(self) -> dict[str, Any]:
-        try:
-            return json_of(text_of(self.run / "summary.json"))
-        except (OSError, ValueError):
-            return {}
+        return mapping_of(self.run / "summary.json")
 
     def reason(self) -> str:
         """Why the run failed, in a line."""
         status = self.status or 0
-        if self.lost > MOST_LOST:
-            return f"its machine went {self.lost} times"
+        if status == 1 and self.process and self.process.poll() == LOST:
+            return f"it lost its machine {MOST_LOST + 1} times"
         return f"killed by {signal.Signals(-status).name}" if status < 0 else reason_in(self.folder / LOG)
 
 
@@ -206,6 +204,7 @@ def evaluate(run: Path, split: str, slot: Place) -> dict[str, float]:
 
 
 def epoch_values(run: Path, metric: str) -> list[tuple[int, float]]:
+    """``(epoch from 1, value)`` of a metric, as far as ``metrics.csv`` holds it."""
     try:
         with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
             rows = [row for row in csv.DictReader(file) if row.get(metric) and row.get("epoch")]

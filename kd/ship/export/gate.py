@@ -21,7 +21,7 @@ from kd.ship.export.base import Format, Job, Limits, Runtime
 from kd.ship.export.manifest import FILE, Layout, Manifest
 from kd.ship.finished import FinishedRun
 from kd.storage.checkpoints import write_json
-from kd.storage.elsewhere import json_of, text_of
+from kd.storage.elsewhere import mapping_of
 from kd.tasks import Features, Task
 
 REPEATS = 15  # Batches of one picture that the two latencies are medians of
@@ -133,8 +133,7 @@ def export(run: FinishedRun, wanted: Wanted, out: Path, vouch: Callable[[bytes],
     found["kept"] = not problem
     record = run.folder / "export" / "export.json"
     record.parent.mkdir(exist_ok=True)
-    known = json_of(text_of(record)) if record.is_file() else {}
-    write_json(record, {**known, wanted.name: found})
+    write_json(record, {**mapping_of(record), wanted.name: found})
     return problem, found
 
 

@@ -192,17 +192,17 @@ def test_a_number_is_searched_in_its_own_direction(name: str, direction: str) ->
     [
         ([], "nothing to search: give search.KEY=SPACE, or tune=FILE"),
         (["search.optim.lrr=1..2"], "no key 'optim.lrr'; did you mean 'optim.lr'?"),
-        (["search.optim.lr=[]"], "search.optim.lr: a choice of nothing"),
+        (["search.optim.lr=[]"], "search.optim.lr: must have a choice at least"),
         (["search.optim.lr=2..1"], "search.optim.lr: an empty range, 2..1"),
         (["search.optim.lr=log:0..1"], "search.optim.lr: a log scale begins above 0"),
         (["search.optim.lr=fast"], "search.optim.lr: [a, b, c] a choice, 1..8 integers"),
         (["search.data.batch_size=[8, many]"], "data.batch_size"),
         (["search.optim.lr=0..1", "objective=val/acc2"], "objective: no run reports 'val/acc2'; it may be val/acc1"),
-        (["search.optim.lr=0..1", "objective=val/acc1,-params", "pruner=asha"], "pruner: asha can't weigh several"),
+        (["search.optim.lr=0..1", "objective=val/acc1,-params", "pruner=asha"], "pruner: asha needs one objective"),
         (["search.optim.lr=0..1", "sampler=grid"], "sampler: a grid needs choices or integers; search.optim.lr"),
         (["search.optim.lr=0..1", "sampler=best"], "sampler must be one of tpe, random, grid, cmaes, got 'best'"),
         (["search.optim.lr=0..1", "trials=0"], "trials: must be a whole number >= 1, got '0'"),
-        (["search.optim.lr=0..1", "jobs=9999"], "jobs: 9999 trials at a time can't have a core each"),
+        (["search.optim.lr=0..1", "jobs=9999"], "jobs: must be <= "),
         (["search.model.distill_losses.kd=[KDLoss]", "search.model.distill_losses.kd.beta=1..2"],
          "search.model.distill_losses.kd.beta: no choice of search.model.distill_losses.kd takes it"),
         (["search.optim.lr=0..1", "trial_hours=0"], "trial_hours: must be a number > 0, got '0'"),
@@ -425,3 +425,13 @@ def test_killed_ten_times_at_random_a_search_ends_with_its_trials_and_nothing_do
     assert done.returncode == 0, done.stderr
     assert "val/acc1 on fresh seeds (1, 2): the winner" in done.stdout
     assert len(list((folder / "confirm").glob("*/tiny/000/summary.json"))) == 4
+
+
+def test_a_recipe_with_a_class_of_ones_own_is_searched_with_trust(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overlay = recipe.parent / "overlay.yaml"
+    overlay.write_text("trainer: {callbacks: [tests._kills.KillAtStep]}\n")
+    for trust, told in (([], "trust=tests._kills, or --trust"), (["trust=tests._kills"], "nothing to search")):
+        assert main("tune", [f"recipe={recipe}", f"config={overlay}", *trust]) == 2
+        assert told in capsys.readouterr().err

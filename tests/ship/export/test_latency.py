@@ -63,7 +63,7 @@ def test_student_and_teacher_in_every_runtime(
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        ("runtime=torch,tensorrt", "has no export 'tensorrt' (kd-export"),
+        ("runtime=torch,tensorrt", "has no export 'tensorrt' that this machine made (kd-export"),
         ("batch=1,none", "batch: must be whole numbers > 0 with commas between, got '1,none'"),
         ("seconds=-1", "seconds: must be a number > 0, got '-1'"),
     ],

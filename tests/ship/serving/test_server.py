@@ -22,8 +22,10 @@ import pytest
 from PIL import Image
 
 from kd.cli import main
+from kd.commands.serve import _model
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
+from kd.run.request import Request
 from kd.ship.export.manifest import Manifest
 from kd.ship.serving.pictures import view
 from tests._helpers import ROOT
@@ -226,7 +228,7 @@ def test_mistakes_take_one_line(finished: Path, tmp_path: Path, capsys: pytest.C
             ([str(finished), f"port={taken.getsockname()[1]}"], "can't be used: Address already in use"),
             ([str(finished), "queue=0"], "queue: must be a whole number >= 1, got '0'"),
             ([str(finished), "ports=1"], "no key 'ports'"),
-            ([str(tmp_path)], "is neither a finished run nor an ONNX export"),
+            ([str(tmp_path)], "neither a finished run nor an ONNX export was found"),
         ]
         for items, message in cases:
             assert main("serve", items) == 2
@@ -235,6 +237,16 @@ def test_mistakes_take_one_line(finished: Path, tmp_path: Path, capsys: pytest.C
     (tmp_path / "model.onnx").write_bytes(b"no model")
     assert main("serve", [str(tmp_path), "port=0"]) == 2
     assert "is not a readable ONNX model" in capsys.readouterr().err
+
+
+def test_an_export_on_the_way_trusts_what_the_server_trusts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Request] = []
+    monkeypatch.setattr("kd.commands.export.run", made.append)
+    (tmp_path / "student.safetensors").touch()
+    _model(Request(trust=["own"], flags={"trust"}, rest=[str(tmp_path)], overrides=["data.seed=1"]), True)
+    (found,) = made
+    assert (found.trust, found.flags, found.rest) == (["own"], {"trust"}, [str(tmp_path)])
+    assert found.overrides == ["to=onnx", "int8=true", "data.seed=1"]
 
 
 def test_the_server_loads_no_torch() -> None:

@@ -1,0 +1,62 @@
+"""A trial's process, without a run."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from kd.fleet.tuning.trials import LOST, MOST_LOST, Job, deal, lock_trial
+
+
+class Ended:
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    def poll(self) -> int | None:
+        return self.status
+
+    def send_signal(self, number: int, /) -> None:
+        pass
+
+
+class Lossy:
+    """A place whose machines are lost, again and again; it keeps what was started."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def start(self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None) -> Ended:
+        self.started.append(items[0])
+        return Ended(LOST)
+
+
+def job_in(folder: Path) -> tuple[Job, Lossy]:
+    owner = lock_trial(folder)
+    assert owner is not None
+    place = Lossy()
+    return Job(folder, "tiny", place, owner), place
+
+
+def test_a_machine_lost_while_a_student_is_timed_does_not_fail_its_trial(tmp_path: Path) -> None:
+    job, place = job_in(tmp_path / "trials" / "0000")
+    job.run.mkdir(parents=True)
+    (job.run / "summary.json").write_text(json.dumps({"status": "done"}))
+    (job.run / "student.safetensors").touch()
+    job.begin(["recipe=tiny"])
+    assert job.status == 0 and job.time_student()
+    assert job.status is None  # lost: the run itself has ended well
+    assert job.status == 0 and job.lost == 1
+    assert job.time_student() and place.started == ["latency", "latency"]
+
+
+def test_a_trial_that_loses_its_machines_fails_with_their_number(tmp_path: Path) -> None:
+    job, place = job_in(tmp_path / "trials" / "0000")
+    job.begin(["recipe=tiny"])
+    assert [job.status for _ in range(MOST_LOST + 2)] == [None] * MOST_LOST + [1, 1]
+    assert job.reason() == "it lost its machine 4 times"
+    assert len(place.started) == 4
+
+
+def test_more_jobs_than_gpus_share_them_one_each() -> None:
+    assert [slot.gpus for slot in deal(3, ["0", "1"])] == [("0",), ("1",), ("0",)]
+    assert [slot.gpus for slot in deal(2, [])] == [(), ()]
