@@ -36,12 +36,11 @@ class OptimSpec(OptimSettings):
             raise UserError(f"optim.name: a resumed run keeps its optimizer ({name}, given {self.name})")
         decay = before.get("weight_decay", self.weight_decay)
         if (decay == 0) != (self.weight_decay == 0):
-            raise UserError("optim.weight_decay: can't be turned on or off at a resume, the checkpoint's state is "
-                            f"grouped by it ({decay:g}, given {self.weight_decay:g})")  # fmt: skip
+            on_off = f"can't be turned on or off in a resumed run ({decay:g} before), got {self.weight_decay:g}"
+            raise UserError(f"optim.weight_decay: {on_off}")
         if before.get("decay_norm_and_bias", False) != self.decay_norm_and_bias:
-            raise UserError(
-                "optim.decay_norm_and_bias: can't change at a resume, the checkpoint's state is grouped by it"
-            )
+            before_it = str(not self.decay_norm_and_bias).lower()
+            raise UserError(f"optim.decay_norm_and_bias: must stay {before_it} in a resumed run")
 
     def settings(self) -> dict[str, Any]:
         """Its fields, as a checkpoint stores them."""

@@ -52,7 +52,7 @@ def test_a_weights_file_alone_needs_only_pictures(
     assert "teacher" not in bare
     capsys.readouterr()
     assert main("eval", [str(finished / "student")]) == 2
-    assert "on which pictures? folder=DIR" in capsys.readouterr().err
+    assert "needs pictures: folder=DIR" in capsys.readouterr().err
     (tmp_path / "x.pth").write_bytes(b"")
     torch.save(timm.create_model("resnet10t", num_classes=4).state_dict(), tmp_path / "x.pth")
     for items, told in (
@@ -71,11 +71,11 @@ def test_what_can_not_be_compared_is_refused(
 ) -> None:
     for items, told in (
         ([str(tmp_path)], "is no finished run: it has no config.yaml"),
-        ([str(finished), "arch=resnet18"], "arch: a run knows its own"),
+        ([str(finished), "arch=resnet18"], "arch: is for a weights file"),
         ([str(finished), "recipe=foodtag_vit"], "recipe: "),
         ([str(finished), "out=answers.txt"], "out: must be FILE.csv or FILE.json"),
         ([str(finished), "splt=val"], "did you mean 'split'?"),
-        ([str(finished), "split=val", "folder=x"], "folder: is a split of its own"),
+        ([str(finished), "split=val", "folder=x"], "folder: can't be given together with split="),
     ):
         assert main("eval", items) == 2
         assert told in capsys.readouterr().err

@@ -149,10 +149,10 @@ def relations(name: str) -> dict[str, object]:
         ({}, ["checkpoint.mode=min"], "checkpoint.mode: min would keep the worst epoch by val/acc1; leave it out"),
         (HEADLESS, ["checkpoint.mode=max"], "checkpoint.mode: max would keep the worst epoch by val/feature_loss"),
         ({}, ["model.teacher.cache=on", "model.teacher.cache_precision=int8"], "cache_precision: int8 is for"),
-        (relations("CKALoss"), ["data.batch_size=2"], "data.batch_size: CKALoss (model.distill_losses.r) compares the "
-         "pictures of a batch, at least 3, got 2"),
-        (relations("RKDLoss"), ["data.batch_size=1"], "data.batch_size: RKDLoss (model.distill_losses.r)"),
-        (relations("SPLoss"), ["data.batch_size=1"], "at least 2, got 1"),
+        (relations("CKALoss"), ["data.batch_size=2"], "data.batch_size: must give CKALoss (model.distill_losses.r) "
+         "3 pictures at least, got 2"),
+        (relations("RKDLoss"), ["data.batch_size=1"], "data.batch_size: must give RKDLoss (model.distill_losses.r)"),
+        (relations("SPLoss"), ["data.batch_size=1"], "2 pictures at least, got 1"),
         (HEADLESS, ["data.probe.root=SAME"], "data.probe.root: 48 pictures of"),
     ],
     ids=lambda x: str(x)[-40:],

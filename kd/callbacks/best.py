@@ -11,10 +11,10 @@ from kd.storage.checkpoints import write_text
 
 
 class Best(Callback):
-    """Compares each validation with the best one before, where it ends, and keeps the weights of the better one.
+    """Compares each validation with the best one before, and keeps the weights of the better one.
 
-    Those of a single student go to ``best.ckpt``, by ``save`` those of several to ``students/<name>``, where a
-    ``config.yaml`` (from ``configs``) repeats that student's run alone. Must precede the callbacks that read it.
+    A single student's weights go to ``best.ckpt``. ``save`` writes those of several to ``students/<name>``, beside a
+    ``config.yaml`` (from ``configs``) that repeats that student's run alone. Must precede the callbacks that read it.
     """
 
     def __init__(self, monitor: str, mode: str, configs: Mapping[str, str], save: Callable[[Any, Path], None]) -> None:

@@ -1,4 +1,4 @@
-"""What a callback sees of its run."""
+"""What callbacks read of their run."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -19,22 +19,22 @@ from kd.module.evaluation import ValidationLogits
 from kd.teachers import RunTeacher
 
 T = TypeVar("T")
-Tag = TypeVar("Tag")  # What comes with tensors on their way
+Tag = TypeVar("Tag")  # what the caller wants back with its tensors
 
 
 def output_of(outputs: STEP_OUTPUT) -> StepOutput:
-    """What our module's training step gave, of what Lightning hands on."""
+    """Our training step's output, typed: Lightning passes it to callbacks as any output."""
     assert isinstance(outputs, Mapping)
     return cast(StepOutput, outputs)
 
 
 def validation_logits(outputs: STEP_OUTPUT) -> ValidationLogits:
-    """What our module's validation step gave, of what Lightning hands on."""
+    """Our validation step's output, typed; empty where it gave none."""
     return cast(ValidationLogits, outputs or {})
 
 
 def of_all_processes(mine: T) -> list[T]:
-    """What each process has, by rank; all must call it."""
+    """``mine`` of every process, by rank; every process must call this."""
     if not dist.is_initialized():
         return [mine]
     found: list[Any] = [None] * dist.get_world_size()
@@ -43,13 +43,13 @@ def of_all_processes(mine: T) -> list[T]:
 
 
 class HostCopies(Generic[Tag]):
-    """Tensors on their way to the host, given back in order once they are there: nothing has to wait for a GPU."""
+    """Copies tensors to the host and gives them back in order once they have arrived: nothing waits for a GPU."""
 
     def __init__(self) -> None:
         self._pending: deque[tuple[Tag, list[Tensor], torch.cuda.Event | None]] = deque()
 
     def add(self, tag: Tag, *tensors: Tensor) -> None:
-        """Begins the copies, which are in pinned memory."""
+        """Begins the copies, into pinned memory."""
         done = None
         if any(x.device.type == "cuda" for x in tensors):
             tensors, done = tuple(x.to("cpu", non_blocking=True) for x in tensors), torch.cuda.Event()
@@ -57,7 +57,7 @@ class HostCopies(Generic[Tag]):
         self._pending.append((tag, list(tensors), done))
 
     def take(self, wait: bool = False) -> Iterator[tuple[Tag, list[Tensor]]]:
-        """Those that are there; all of them with ``wait``."""
+        """Copies that have arrived; with ``wait`` all of them."""
         while self._pending:
             tag, tensors, done = self._pending[0]
             if done is not None:
@@ -100,7 +100,7 @@ class RunContext:
 
     @property
     def folder(self) -> Path:
-        """The run's folder; without one of our callback's, the trainer's."""
+        """The run's folder; Lightning's default folder without the callback ``RunFolder``."""
         return self.module.folder or Path(self.trainer.default_root_dir)
 
     @property
@@ -108,7 +108,7 @@ class RunContext:
         return self.folder / "checkpoints" / "best.ckpt"
 
     def student_folder(self, name: str) -> Path:
-        """The folder of one of several students; of a single one (no name) the run's own."""
+        """The folder of one of several students; the run's own folder for a single student (no name)."""
         return self.folder / "students" / name if name else self.folder
 
     @property

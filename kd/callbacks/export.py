@@ -57,5 +57,5 @@ class Export(Callback):
         problem = damage(path)
         if not problem:
             return path
-        print(f"kd-train: warning: {path}: {problem}; the student is the last epoch's", file=sys.stderr, flush=True)
+        print(f"kd-train: warning: {path}: {problem}; exports the last epoch", file=sys.stderr, flush=True)
         return newest_whole(path.parent)[0]

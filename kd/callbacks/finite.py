@@ -42,10 +42,8 @@ class Finite(Callback):
         self._look(trainer, wait=True)
         trained = [own(p).detach() for p in run.module.parameters() if p.requires_grad]
         if not math.isfinite(float(torch.stack([p.abs().max() for p in trained if p.numel()]).float().max())):
-            raise RunError(
-                f"the student's weights are NaN or infinite after step {trainer.global_step} (a gradient was NaN or "
-                "infinite); the last checkpoint is from before"
-            )
+            step = f"the student's weights are NaN or infinite after step {trainer.global_step}"
+            raise RunError(f"{step} (a gradient was NaN or infinite); the last checkpoint is from before")
 
     def _look(self, trainer: Trainer, wait: bool) -> None:
         for (batch, index), [loss] in self._losses.take(wait):

@@ -1,4 +1,4 @@
-"""What the models answer, drawn beside the picture and the truth."""
+"""The models' predictions, drawn beside the picture and the true label."""
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -12,11 +12,11 @@ PICTURES = 8
 
 
 class Predictions(Callback):
-    """Writes ``predictions/<number>.png`` of the first validation pictures: picture, truth, both models' answers."""
+    """Writes ``predictions/<index>.png`` for the first validation pictures: picture, truth, each model's prediction."""
 
     @torch.no_grad()
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Writes the files on rank 0; all ranks run the models, which may be in shards."""
+        """Writes the files on rank 0; all ranks run the models, which may be sharded."""
         run = RunContext.of(trainer)
         data, task = run.data, run.module.task
         batch = next(iter(data.eval_dataloader("val")))

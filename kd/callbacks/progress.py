@@ -13,7 +13,7 @@ from kd.progress import CALM, drawn
 
 
 class Progress(Closing):
-    """Shows epoch, images/s, time left, the loss, what limits the run, and validation metrics once an epoch."""
+    """Shows epoch, images/s, time left, the loss, ``limit()`` (what limits the run), and metrics once an epoch."""
 
     def __init__(self, limit: Callable[[], str] | None = None) -> None:
         self._limit = limit or (lambda: "")
@@ -29,8 +29,8 @@ class Progress(Closing):
         epochs = max(trainer.max_epochs or 0, 0)
         steps = epochs * trainer.num_training_batches if epochs else 0
         if trainer.max_steps > 0:
-            limit = trainer.max_steps * trainer.accumulate_grad_batches
-            steps = min(steps, limit) if steps else limit
+            most = trainer.max_steps * trainer.accumulate_grad_batches
+            steps = min(steps, most) if steps else most
         done = trainer.fit_loop.epoch_loop.total_batch_idx + 1
         terminal = sys.stderr.isatty()
         shape = "|{bar}|" if terminal else ""
@@ -53,7 +53,7 @@ class Progress(Closing):
         if time.monotonic() > self._quiet_until and "train/loss" in trainer.callback_metrics:
             self._quiet_until = time.monotonic() + self._bar.mininterval
             self._losses.add(None, trainer.callback_metrics["train/loss"])
-        for _none, [loss] in self._losses.take():
+        for _, [loss] in self._losses.take():
             parts = f"loss {loss:.3f}", self._limit()
             self._bar.set_postfix_str(", ".join(part for part in parts if part), refresh=False)
         self._bar.update(run.data.batch_size * trainer.world_size)
@@ -67,7 +67,7 @@ class Progress(Closing):
         self._bar.write(f"epoch {trainer.current_epoch + 1:>3}  {loss}{'  '.join(values)}", file=sys.stderr)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """An epoch without validation ends in a line too, without a bar."""
+        """Prints the line of an epoch without validation, which :meth:`on_validation_end` does not; no bar shows it."""
         if self._bar is not None and trainer.limit_val_batches == 0 and not sys.stderr.isatty():
             loss = trainer.callback_metrics.get("train/loss")
             text = f"  train/loss {loss:.3f}" if loss is not None else ""
@@ -75,6 +75,6 @@ class Progress(Closing):
 
     def close(self, trainer: Trainer) -> None:
         if self._bar is not None:
-            self._bar.leave = sys.stderr.isatty()  # the last epoch's line shows the same
+            self._bar.leave = sys.stderr.isatty()  # elsewhere the last epoch's line shows the same
             self._bar.close()
             self._bar = None

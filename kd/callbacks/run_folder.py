@@ -21,10 +21,10 @@ from kd.storage.mirror import Mirror
 
 
 class MetricsCSV(CSVLogger):
-    """``metrics.csv`` in the run folder; a resumed run appends to it (Lightning's own logger begins anew)."""
+    """``metrics.csv`` in the run folder; a resumed run appends to it (Lightning's logger would overwrite it)."""
 
     def __init__(self, run_dir: Path) -> None:
-        super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1)  # a kill loses none
+        super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1)  # a kill loses no row
 
     @property
     def _file(self) -> Path:
@@ -36,7 +36,7 @@ class MetricsCSV(CSVLogger):
         if self._experiment is None:
             aside = self._file.with_name(f"{self._file.name}.part")
             if self._file.is_file():
-                self._file.replace(aside)  # the writer removes what it finds
+                self._file.replace(aside)  # Lightning's writer removes a file of this name
             self._experiment = CSVWriter(log_dir=self.log_dir)
             if aside.is_file():
                 aside.replace(self._file)
@@ -66,7 +66,7 @@ class MetricsCSV(CSVLogger):
         write_text(self._file, "".join([header, *kept]))
 
     def save(self) -> None:
-        """Lightning calls it before a resumed run's file was cut back: nothing to save yet."""
+        """Does nothing before the first row: Lightning saves before :meth:`drop_from` has cut a resumed run's file."""
         if self._experiment is not None:
             super().save()
 
@@ -98,7 +98,7 @@ class RunFolder(Callback):
     name: str | None = None  # without one, the next free number
     mirror: Mirror | None = None
     path: Path | None = None
-    begun: bool = False
+    begun: bool = False  # whether this run has written to the folder, so that a failure is recorded there
     _lock: IO[str] | None = None
 
     def lock(self) -> None:
@@ -119,7 +119,7 @@ class RunFolder(Callback):
             try:
                 self.path = self.resume or self._claim()
                 if not self.resume:
-                    self._sign()
+                    self._write_settings()
             except UserError as error:
                 problem = str(error)
             except OSError as error:
@@ -127,38 +127,38 @@ class RunFolder(Callback):
         name, problem = trainer.strategy.broadcast((self.path.name if self.path else "", problem))
         if problem:
             raise UserError(problem)
-        self.path = run.module.folder = self.resume or self.parent / name  # each machine has a cache of its own
+        self.path = run.module.folder = self.resume or self.parent / name
         self.begun = not self.resume
-        usual = str(Path(trainer.default_root_dir, "checkpoints"))
-        for checkpoint in trainer.checkpoint_callbacks:  # their own setup has taken Lightning's default folder
-            if isinstance(checkpoint, (LastCheckpoint, ModelCheckpoint)) and checkpoint.dirpath in (None, usual):
+        default = str(Path(trainer.default_root_dir, "checkpoints"))  # set by the callbacks' own ``setup``
+        for checkpoint in trainer.checkpoint_callbacks:
+            if isinstance(checkpoint, (LastCheckpoint, ModelCheckpoint)) and checkpoint.dirpath in (None, default):
                 checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
         self.metrics = [MetricsCSV(self.path)]
         self.metrics += [StudentCSV(run.student_folder(name), name) for name in run.students.named() if name]
         trainer.loggers = [*trainer.loggers, *self.metrics]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keeps the names of a checkpoint's files, in this run's folder: Lightning removes what a state names."""
+        """Points the files that a checkpoint's callbacks name to this run's folder: Lightning deletes such files."""
         states = checkpoint.get("callbacks", {})
         for own in trainer.checkpoint_callbacks:
             if isinstance(own, ModelCheckpoint) and own.state_key in states and own.dirpath is not None:
                 states[own.state_key] = _here(states[own.state_key], Path(own.dirpath))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A resumed run makes the folder its own; a killed one had written steps that its checkpoint lacks."""
+        """A resumed run writes its settings, and drops rows of steps that it will make again."""
         self.begun = True
         if self.resume and trainer.is_global_zero:
-            self._sign()
+            self._write_settings()
             for metrics in self.metrics:
                 metrics.drop_from(trainer.global_step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A resumed run that had nothing left to train has ended well, too."""
+        """A resumed run with nothing left to train ends here, without :meth:`on_train_start`."""
         self.begun = True
         if trainer.is_global_zero:
             self.follow()
 
-    def _sign(self) -> None:
+    def _write_settings(self) -> None:
         assert self.path is not None
         write_text(self.path / "config.yaml", self.config)
         self._point_latest()
@@ -171,7 +171,7 @@ class RunFolder(Callback):
             self.mirror.follow(self.path, *([self.marker] if self.marker else []))
 
     def _claim(self) -> Path:
-        """The next free number; ``mkdir`` decides between two runs that start at once."""
+        """Makes and locks the folder of the name or the next free number; ``mkdir`` decides between two runs."""
         self.parent.mkdir(parents=True, exist_ok=True)
         taken = [int(p.name) for p in self.parent.iterdir() if p.name.isdigit()]
         taken += self.mirror.numbers(self.parent.name) if self.mirror else []
@@ -190,7 +190,7 @@ class RunFolder(Callback):
                 return path
             except FileExistsError as error:
                 if self.name:
-                    raise UserError(f"name: there is a run {path} already") from error
+                    raise UserError(f"name: there is a run {path} already; give another name") from error
                 number += 1
 
     def _point_latest(self) -> None:
@@ -206,7 +206,7 @@ class RunFolder(Callback):
 
 
 def _here(state: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A state of ModelCheckpoint with its files' names kept, in the callback's own folder.
+    """A state of ModelCheckpoint whose files keep their names, but are in ``folder``.
 
     >>> state = {"monitor": "val/acc1", "dirpath": "/b/0", "best_model_path": "s3://b/../victim", "best_k_models": {}}
     >>> _here(state, Path("/a/0"))["best_model_path"], _here(state, Path("/a/0"))["monitor"]

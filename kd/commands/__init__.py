@@ -1,4 +1,4 @@
-"""One file a command: ``HELP`` and ``run(request)``, which returns the exit status, or None where the help is wanted.
+"""One file a command, imported by ``kd/cli.py``: ``HELP``, and ``run(request)``, which returns the exit status.
 
-``kd/cli.py`` finds it by name.
+``None`` prints the help. ``HELP`` names the flags that a command takes; ``--help`` and ``--trust`` all take.
 """

@@ -18,10 +18,10 @@ kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSO
   MODEL          a run's folder; or a weights file (safetensors, .pth), or timm's folder (config.json and weights)
                  several: side by side on the same pictures, with the differences in points
   split=NAME     the data's split: val (default), train, or for an ImageFolder any folder below its root
-  folder=DIR     other pictures: DIR/<class>/*.jpg, with class names the model knows
+  folder=DIR     other pictures: DIR/<class>/*.jpg, with class names of the model
   out=FILE       FILE.csv: a line a picture, with its label and what each model says; FILE.json: the figures
   robust=true    also on damaged pictures: blur, noise, JPEG, brightness, three strengths each
-  arch=NAME      which of timm's models a weights file holds, where it does not say; img_size=N: its input's side
+  arch=NAME      timm's name for the model of a weights file that lacks it; img_size=N: the side of its input
   recipe=NAME    whose pictures a weights file is measured on, without a run beside it
   data.key=...   as for kd-train: data.source.root=DIR, data.batch_size=N, ...
 
@@ -68,12 +68,12 @@ def _options(request: Request) -> "Options":
     robust, out = truth(own, "robust"), Path(own["out"]) if "out" in own else None
     size = whole_number(own, "img_size", 1) if "img_size" in own else None
     if out is not None and (out.suffix not in (".csv", ".json") or not out.resolve().parent.is_dir()):
-        raise UserError(f"out: must be FILE.csv or FILE.json in a folder that is there, got '{out}'")
+        raise UserError(f"out: must be FILE.csv or FILE.json in a folder that exists, got '{out}'")
     if "split" in own and "folder" in own:
-        raise UserError("folder: is a split of its own; give split= or folder=")
+        raise UserError("folder: can't be given together with split=: the folder is the split")
     from kd.run.measure import Options, is_run
 
     given = next((key for key in ("arch", "img_size") if key in own), None)
     if given and all(is_run(word) for word in request.rest):
-        raise UserError(f"{given}: a run knows its own; it is for a weights file")
+        raise UserError(f"{given}: is for a weights file; a run's folder has it in its config.yaml")
     return Options(own.get("split", "val"), own.get("folder"), robust, own.get("arch", ""), size, out)

@@ -26,11 +26,11 @@ kd-export: a run's student for other programs, compared with the student in torc
   to=hub            config.json, model.safetensors: timm.create_model("local-dir:FOLDER", pretrained=True)
   to=backbone       backbone.safetensors: the layers below the classifier, for detectors built on timm
   int8=true         int8 weights and activations, calibrated on training pictures (extra openvino)
-  layout=nhwc       or nchw: of the pictures that go in
+  layout=nhwc       or nchw: layout of the input pictures
   out=FOLDER        default: RUN_FOLDER/export/FORMAT, with _int8 after it
-  calibrate=300     so many training pictures calibrate
-  min_agreement=99.9    of a float export: per cent of validation's answers that are the student's
-  max_drop=1            what an int8 export may lose of the main metric, in points
+  calibrate=300     number of training pictures for the calibration
+  min_agreement=99.9    per cent of the validation pictures for which a float export must answer as the student does
+  max_drop=1            points of the main metric that an int8 export may lose
   data.key=...      as for kd-train: data.source.root=DIR, ...
 
 An export that loses more is not kept: exit status 1. The comparison goes to RUN_FOLDER/export/export.json either way.
@@ -46,7 +46,7 @@ def run(request: Request) -> int | None:
 
     own = take_all(request, *KEYS)
     if "to" not in own:
-        raise UserError("to: say which format, to=onnx for example (kd-export --help lists them)")
+        raise UserError("to: must name a format, to=onnx for example (kd-export --help lists them)")
     int8, calibrate = truth(own, "int8"), whole_number(own, "calibrate", 300)
     limits = Limits(_share(own, "min_agreement", 99.9), _share(own, "max_drop", 1))
     layout: Layout = "nchw" if own.get("layout") == "nchw" else "nhwc"
@@ -62,7 +62,7 @@ def run(request: Request) -> int | None:
     wanted = Wanted(own["to"], kind, int8, layout, calibrate, limits)
     out = Path(own["out"]) if "out" in own else opened.folder / "export" / wanted.name
     if "out" in own and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"out: {out} is there already and is no empty folder")
+        raise UserError(f"out: {out} exists already and is not an empty folder")
     problem, found = export(opened, wanted, out, remember_made)
     print("\n".join(lines(found)))
     if problem:

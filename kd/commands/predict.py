@@ -9,7 +9,7 @@ from kd.run.request import Request
 from kd.run.run import Run
 
 HELP = """\
-kd-predict: what a run's student says of pictures.
+kd-predict: a run's student on pictures: labels, masks or features.
 
   kd-predict RUN_FOLDER PICTURES... [out=FILE_OR_FOLDER] [top=5] [device=cpu]
 
@@ -17,10 +17,10 @@ kd-predict: what a run's student says of pictures.
   out=       labels: FILE.csv, FILE.json or FILE.jsonl; default: a line a picture on the terminal
              segmentation: a folder, of class ids (PICTURE.ids.png) and colours (PICTURE.colours.png)
              a student without a classifier: FILE.npz with its features and the pictures' names
-  top=       so many labels a picture
+  top=       number of labels for each picture
   device=    cpu, cuda, cuda:1, mps; default: the GPU where there is one
 
-Damaged pictures are named and left out. Exit status: 0 done, 1 no picture could be read, 2 wrong use.
+Damaged pictures are listed and left out. Exit status: 0 done, 1 no picture could be read, 2 wrong use.
 """
 
 

@@ -41,7 +41,7 @@ def run(request: Request) -> int | None:
     if processes[0] != 1:
         processes = [1, *processes]
     if len(processes) < 2:
-        raise UserError("processes: more than one, as in processes=1,2,4")
+        raise UserError("processes: must name more than one number, as in processes=1,2,4")
     machines = whole_numbers(own, "machines", "2,4,8")
     strategies = _strategies(own.get("strategies", "ddp"))
     steps = whole_number(own, "steps", 30, low=5)

@@ -72,7 +72,7 @@ def _compare(place: str, request: Request) -> int:
     opened = Run.open(place, request)
     known = candidate_of(opened.folder, opened.config)
     if known is None:
-        raise UserError(f"{opened.folder}: no search (kd-size recipe=...) has a student of its size")
+        raise UserError(f"{opened.folder}: no search (kd-size recipe=...) has a candidate of the size of its student")
     from kd.fleet.sizing.page import write
     from kd.ship.latency import measure, runtimes_of
 

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from kd.data.tier.loader import Tier
 
 
-Present: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
-Answering: TypeAlias = Callable[[Callable[..., Batch]], Callable[..., Batch]]
-Loaded: TypeAlias = tuple[Dataset[Any], Callable[..., Any]]  # What is loaded, and what makes a batch of it
-Reading: TypeAlias = Callable[[Dataset[Any], Callable[..., Batch]], Loaded]
+Present: TypeAlias = Callable[[int, np.ndarray], np.ndarray]  # (view, indices) -> bool, which have their answers
+Answering: TypeAlias = Callable[[Callable[..., Batch]], Callable[..., Batch]]  # wraps a collate function
+Loaded: TypeAlias = tuple[Dataset[Any], Callable[..., Any]]  # samples, and the function that collates them
+Reading: TypeAlias = Callable[[Dataset[Any], Callable[..., Batch]], Loaded]  # adds a cache's answers to both
 
 
 class Position:
@@ -62,8 +62,7 @@ class Position:
         if state:
             self.at = (state["epoch"], state["samples"])
         if state and trainer and self._batches is not None:
-            # a sharded strategy reads the checkpoint after the loader was made: it must be made again
-            make_loader_again(trainer)
+            make_loader_again(trainer)  # a sharded strategy reads the checkpoint after the loader was made
 
 
 class DistillationDataModule(LightningDataModule):
@@ -97,7 +96,7 @@ class DistillationDataModule(LightningDataModule):
             max_pixels, val_fraction, balance_classes, unlabeled, unlabeled_ratio, seed, tier, probe, class_facts,
         )  # fmt: skip  # which refuses what is out of range
         settings = {"batch_size": batch_size, "num_workers": num_workers}
-        self.auto = {name for name, value in settings.items() if value == "auto"}  # a run measures, others take these:
+        self.auto = {name for name, value in settings.items() if value == "auto"}  # a run measures these; else:
         self.batch_size: int = 64 if isinstance(batch_size, str) else batch_size
         self.num_workers: int = max(0, cores() - 1) if isinstance(num_workers, str) else num_workers
         self.source = source or FoodTagMini()
@@ -122,7 +121,7 @@ class DistillationDataModule(LightningDataModule):
         self.wrap_loader: Callable[[DataLoader], Any] | None = None  # around the training loader
 
     def prepare_data(self) -> None:
-        """Checks the pictures of both splits; a machine's first process does it, others wait and read its answer."""
+        """Checks the pictures of both splits: each machine's first process does, and the others read its result."""
         self.splits.prepare()
         if self.tier is not None:
             self.tier.connect()
@@ -157,22 +156,22 @@ class DistillationDataModule(LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def train_dataloader(self) -> DataLoader:
-        batches = self._own_batches()
+        batches = self._checked_batches()
         self.position.begin(batches)
         loader = self._loader(*self._training(), batches)
         return self.wrap_loader(loader) if self.wrap_loader else loader
 
     def trial_loader(self, count: int) -> DataLoader:
-        """``count`` training batches of this process, over and over where an epoch is shorter; to be timed."""
-        return self._loader(*self._training(), list(islice(cycle(self._own_batches()), count)))
+        """``count`` training batches of this process for a measurement, repeated where an epoch is shorter."""
+        return self._loader(*self._training(), list(islice(cycle(self._checked_batches()), count)))
 
-    def _own_batches(self) -> TrainBatches:
+    def _checked_batches(self) -> TrainBatches:
         batches, total = self._batches(*self._rank()), self.info.train
-        asked = f"data.batch_size: {self.batch_size} x {batches.world_size} process(es) is more than"
+        too_large = f"data.batch_size: {self.batch_size} x {batches.world_size} process(es) is more than"
         if self.batch_size * batches.world_size > total:
-            raise UserError(f"{asked} the {total} training pictures")
+            raise UserError(f"{too_large} the {total} training pictures")
         if not len(batches):
-            raise UserError(f"{asked} an epoch's {batches.epoch_length()} pictures")
+            raise UserError(f"{too_large} an epoch's {batches.epoch_length()} pictures")
         batches.repeats = bool(self.trainer and self.trainer.overfit_batches)  # type: ignore[attr-defined]
         return batches
 
@@ -189,7 +188,7 @@ class DistillationDataModule(LightningDataModule):
         return None if self.engine in ("torch", "ray") else import_module(f"kd.data.engines.{self.engine}")
 
     def _training(self) -> Loaded:
-        """Random views: samples, and how they become a batch; what is left to the device is noted."""
+        """Random views: samples and their collate function; sets what an engine leaves to the device."""
         split, kind, classes = self.split("train"), self.source.kind, len(self.source.classes)
         mix, engine = MixPairs(self.augment, max(1, classes), self.seed), self._engine
         pictures: Dataset[Any] = self._pictures(split, train_transform(self.size, self.augment))
@@ -203,7 +202,7 @@ class DistillationDataModule(LightningDataModule):
         return self.reading(pictures, collate)
 
     def _evaluation(self, split: Split, of_source: bool = True) -> tuple[PictureSet, Collate]:
-        """Centre crops: samples, and how they become a batch; others than the source's have one label a picture."""
+        """Centre crops: samples and their collate function; not ``of_source``: pictures with one label each."""
         view = EvalView(self.size, self.crop_ratio, self.splits.max_pixels)
         if not of_source:
             return PictureSet(split, view, self.seed, max_pixels=self.splits.max_pixels), Collate()
@@ -219,17 +218,16 @@ class DistillationDataModule(LightningDataModule):
     def fill_dataloader(
         self, view: int, present: Present, rank: int, world_size: int, answering: Answering | None = None
     ) -> DataLoader:
-        """Batches of one view without those all ``present(view, index)``; ``answering`` wraps the collate function."""
+        """Batches of one view that lack an answer by ``present(view, index)``; ``answering`` wraps their collate."""
         order = self._batches(0, 1).order(view) if self.augment.mixes else np.arange(len(self.split("train").targets))
         dealt = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)][rank::world_size]
         batches = [[(int(i), view) for i in batch] for batch in dealt if not present(view, batch).all()]
-        if self._filling is None:  # for all views: a data tier learns it once
+        if self._filling is None:  # one for all views: a data tier receives it once
             pictures, collate = self._training()
             self._filling = pictures, answering(collate) if answering else collate
         return self._loader(*self._filling, batches)
 
     def val_dataloader(self) -> DataLoader:
-        """Validation batches of this process, in order; interleaved where the trainer uses only some of them."""
         return self.eval_dataloader("val")
 
     def eval_batches(self, split: str) -> EvalBatches:
@@ -238,7 +236,7 @@ class DistillationDataModule(LightningDataModule):
         return EvalBatches(len(self.split(split).targets), self.batch_size, *self._rank(), limit, self.seed)
 
     def eval_dataloader(self, split: str) -> DataLoader:
-        """Centre crops of any split, in order. ``probe``: those of its folder's training part, then the others."""
+        """Centre crops of any split, in order; of ``probe`` its folder's training part first."""
         data, collate = self._evaluation(self.split(split), split != "probe")
         return self._loader(data, collate, self.eval_batches(split))
 
@@ -252,8 +250,8 @@ class DistillationDataModule(LightningDataModule):
         return torch.stack([picture for picture, _ in self.sample(count)])
 
     def sample(self, count: int, labelled: bool = False) -> Iterator[tuple[Tensor, Target]]:
-        """The first ``count`` training pictures of a fixed shuffle, or of those with a class id: uint8 ``(3, H, W)``,
-        as validation sees them, with their targets.
+        """The first ``count`` training pictures of a fixed shuffle (``labelled``: of those with a class id), as they
+        are for validation: pairs of uint8 ``(3, H, W)`` and target.
         """
         split = self.split("train")
         (pictures, _), targets = self._evaluation(split), split.targets
@@ -274,7 +272,6 @@ class DistillationDataModule(LightningDataModule):
         return self._batches(0, 1).epoch_length()
 
     def batches_before(self, samples: int) -> int:
-        """How many of this run's batches count as done after ``samples`` samples of an epoch."""
         return self._batches(*self._rank()).batches_before(samples)
 
     @cached_property
@@ -293,7 +290,7 @@ class DistillationDataModule(LightningDataModule):
 def _tier(spec: TierSpec | None, engine: str, makers: int | str, rank: Callable[[], tuple[int, int]]) -> "Tier | None":
     if engine != "ray":
         if spec is not None:
-            raise UserError(f"data.tier: is for data.engine=ray, got {engine}; data.tier=null")
+            raise UserError(f"data.tier: needs data.engine=ray, got {engine}; data.tier=null leaves it out")
         return None
     from kd.data.tier.loader import Tier
 
@@ -307,7 +304,7 @@ def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> Non
     for name in ("seed", "unlabeled_ratio", "balance_classes"):
         if before.get(name, now[name]) != now[name]:
             key = "seed" if name == "seed" else f"data.{name}"
-            raise UserError(f"{key}: a resumed run keeps it ({before[name]}, given {now[name]}): it orders the samples")
+            raise UserError(f"{key}: must stay {before[name]} in a resumed run, got {now[name]}: it orders the samples")
     if before.get("content", now["content"]) != now["content"]:
         raise UserError(
             f"data.source: these are not the training pictures and labels of the resumed run ({before['train']:,}, "

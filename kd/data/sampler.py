@@ -7,12 +7,12 @@ import numpy as np
 from torch.utils.data import Sampler
 
 Key = tuple[int, int]
-"""(index, view): what the data set is asked for. The view is the epoch, unless there is a fixed number of views; a
-sample that comes again in an epoch shows another one (:data:`TURN`). It is -1 for padding, see :class:`EvalBatches`."""
-TURN = 2**32  # Between the views of a sample's turns in an epoch: more than there are epochs
+"""(index, view), with which a data set is indexed. The view is the epoch, or ``epoch % views`` with a fixed number of
+views; a sample that repeats within an epoch gets another view (:data:`TURN`). Padding has view -1."""
+TURN = 2**32  # added to the view for each repetition of a sample in an epoch: more than there are epochs
 
 GOLDEN = (5**0.5 - 1) / 2
-"""Multiples of it, modulo 1, fill [0, 1) evenly however many there are: no other number's do so more evenly."""
+"""The golden ratio's fraction: the first n multiples of it, modulo 1, are spread evenly over [0, 1) for every n."""
 
 
 @dataclass(eq=False)
@@ -22,15 +22,15 @@ class TrainBatches(Sampler[list[Key]]):
     The order of an epoch is a permutation seeded by (seed, epoch). Global batch ``b`` is its slice
     ``[b * G, (b + 1) * G)`` with ``G = batch_size * world_size``; each rank takes its contiguous share.
 
-    Unlabelled samples are numbered from ``length`` on. Either an epoch is a permutation of them alone (``ratio`` None),
-    or it holds all labelled samples and ``ratio`` times as many unlabelled ones in one shuffled order; the unlabelled
-    ones come from an endless row of permutations, so that all of them are seen equally often. Of samples that are mixed
-    in pairs (``paired``, an even batch size) each is in one pair an epoch only, for a view may come again: an epoch
-    that wants more unlabelled samples than there are repeats whole pairs.
+    Unlabelled samples are numbered from ``length`` on. An epoch is a permutation of them alone (``ratio`` None), or all
+    labelled samples and ``ratio`` times as many unlabelled ones in one shuffled order. They come from
+    an endless sequence of permutations, so that all are seen equally often. With ``paired`` (mixed in pairs; needs an
+    even batch size) a sample is in one pair of an epoch only, because its view may repeat: an epoch that needs more
+    unlabelled samples than there are repeats whole pairs.
 
-    After ``views`` epochs the views of the pictures come again (cached answers). With ``classes``, the class of each
-    labelled sample, all are seen equally often: an epoch is as long as without, takes another part of a large class
-    each time, and repeats the samples of a small one. ``repeats``: every epoch shows the first one's samples and views.
+    With ``views``, views repeat after so many epochs (cached answers). With ``classes``, the class of each labelled
+    sample, all classes are seen equally often: an epoch keeps its length, takes another part of a large class each
+    time, and repeats the samples of a small one. ``repeats``: every epoch shows the first one's samples and views.
     """
 
     length: int
@@ -60,12 +60,12 @@ class TrainBatches(Sampler[list[Key]]):
         self.epoch = epoch
 
     def skip(self, epoch: int, samples: int) -> None:
-        """Makes ``epoch`` begin after ``samples`` samples (of all processes); read before the trainer sets it."""
+        """Makes ``epoch`` begin after ``samples`` samples (of all processes), before the trainer sets the epoch."""
         self.resume_at = (epoch, samples)
         self.epoch = epoch
 
     def batches_before(self, samples: int) -> int:
-        """How many batches count as done after ``samples`` samples, such that those left make the epoch complete."""
+        """How many batches count as done after ``samples`` samples of an epoch: all but those still to come."""
         step = self.batch_size * self.world_size
         return len(self) - (self.epoch_length() - samples) // step
 
@@ -77,6 +77,7 @@ class TrainBatches(Sampler[list[Key]]):
         return self.resume_at[1] + (batches - self.batches_before(self.resume_at[1])) * step
 
     def order(self, epoch: int) -> np.ndarray:
+        """Indices of an epoch's samples, of all processes: ``(epoch_length(),)``."""
         rng, view = np.random.default_rng([self.seed, epoch]), self.view(epoch)
         if self.paired and view != epoch:
             first = self.order(view)
@@ -89,7 +90,7 @@ class TrainBatches(Sampler[list[Key]]):
         more = self.epoch_length() - self.length
         labelled = self._labelled(epoch)
         if not self.paired:
-            return rng.permutation(np.concatenate([labelled, self._from_the_row(epoch * more, more)]))
+            return rng.permutation(np.concatenate([labelled, self._in_turn(epoch * more, more)]))
         if more <= self.unlabelled:
             return rng.permutation(np.concatenate([labelled, self._once(epoch, more)]))
         return self._in_whole_pairs(rng, more - self.unlabelled)
@@ -106,20 +107,21 @@ class TrainBatches(Sampler[list[Key]]):
     def view(self, epoch: int) -> int:
         return epoch % self.views if self.views else epoch
 
-    def _from_the_row(self, first: int, count: int) -> np.ndarray:
+    def _in_turn(self, first: int, count: int) -> np.ndarray:
+        """``count`` unlabelled samples from position ``first`` of the endless sequence of permutations."""
         passes = range(first // self.unlabelled, (first + count - 1) // self.unlabelled + 1)
-        row = [np.random.default_rng([self.seed, i, 1]).permutation(self.unlabelled) for i in passes]
+        drawn = [np.random.default_rng([self.seed, i, 1]).permutation(self.unlabelled) for i in passes]
         start = first % self.unlabelled
-        return self.length + np.concatenate([*row, np.empty(0, int)])[start : start + count]
+        return self.length + np.concatenate([*drawn, np.empty(0, int)])[start : start + count]
 
     def _once(self, epoch: int, count: int) -> np.ndarray:
-        """The row's next ``count`` unlabelled samples, leaving out those that it would give twice."""
-        row = self._from_the_row(epoch * count, count + self.unlabelled)
-        _, first = np.unique(row, return_index=True)
-        return row[np.sort(first)][:count]
+        """An epoch's ``count`` unlabelled samples, leaving out repetitions."""
+        drawn = self._in_turn(epoch * count, count + self.unlabelled)
+        _, first = np.unique(drawn, return_index=True)
+        return drawn[np.sort(first)][:count]
 
     def _in_whole_pairs(self, rng: np.random.Generator, repeated: int) -> np.ndarray:
-        """All samples once, and pairs of unlabelled ones again until ``repeated`` (even) more are there."""
+        """All samples once, and pairs of unlabelled ones again, ``repeated`` (even) samples more."""
         unlabelled = self.length + rng.permutation(self.unlabelled)
         pairs = unlabelled[: self.unlabelled // 2 * 2].reshape(-1, 2)
         rest = rng.permutation(np.concatenate([np.arange(self.length), unlabelled[pairs.size :]]))
@@ -149,7 +151,7 @@ class TrainBatches(Sampler[list[Key]]):
         step = self.batch_size * self.world_size
         done = self.resume_at[1] if self.resume_at and self.resume_at[0] == epoch else 0
         views = np.full(len(order), view)
-        if self.views is None and (self.groups or self.unlabelled):  # a cache wants the same view again
+        if self.views is None and (self.groups or self.unlabelled):  # with a cache a repetition has the same view
             views += TURN * _turns(order)
         for start in range(done, self.epoch_length() - step + 1, step):
             mine = start + self.rank * self.batch_size
@@ -158,7 +160,7 @@ class TrainBatches(Sampler[list[Key]]):
 
 
 def _turns(order: np.ndarray) -> np.ndarray:
-    """How often each sample has been there before in an epoch's order."""
+    """How often each sample has occurred before in an epoch's order; the shape of ``order``."""
     sorting = np.argsort(order, kind="stable")
     of_sample = order[sorting]
     turns = np.empty(len(order), int)
@@ -169,9 +171,9 @@ def _turns(order: np.ndarray) -> np.ndarray:
 class EvalBatches(Sampler[list[Key]]):
     """Every sample once, in order, dealt to the ranks in turn.
 
-    All ranks give as many batches of the same sizes: what is missing is padded with samples whose epoch is -1, which
-    the data set marks with the index -1. With a ``limit`` (as Lightning's ``limit_val_batches``) the order is
-    interleaved from ``seed`` on, so that the first samples are spread evenly over a set that is sorted by class.
+    All ranks give equally many batches of the same sizes, padded with samples whose view is -1, which the data set
+    marks with the index -1. With a ``limit`` (as Lightning's ``limit_val_batches``) the order is interleaved, seeded by
+    ``seed``, so that the first samples are spread evenly over a set that is sorted by class.
     """
 
     def __init__(

@@ -36,8 +36,8 @@ class Splits:
 
     def check_fraction(self) -> None:
         if self.val_fraction != DataSettings.val_fraction and self.source.has("val"):
-            raise UserError(f"data.val_fraction: {self.val_fraction} has no effect: data.source has validation "
-                            "pictures of its own")  # fmt: skip
+            why = "data.source has validation pictures"
+            raise UserError(f"data.val_fraction: {self.val_fraction} has no effect: {why}")
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -63,7 +63,7 @@ class Splits:
             self._listed["whole"] = [self.source.load("train")]
         (whole,) = self._listed["whole"]
         if len(whole.targets) < 2:
-            raise UserError("data.source: one picture can't be both trained on and validated with")
+            raise UserError("data.source: needs two pictures or more to hold one out for validation, got one")
         chosen = held_out(whole.targets, self.val_fraction, self.seed)
         keep = chosen if name == "val" else np.setdiff1d(np.arange(len(whole.targets)), chosen)
         return Subset(whole, keep.tolist())
@@ -167,7 +167,7 @@ def load_probe(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
     source.key, source.cache_bytes = PROBE, cache_bytes
     train = source.load("train")
     if len(source.classes) == 1:
-        raise UserError(f"{PROBE}: one class ('{source.classes[0]}') leaves nothing to tell apart; two are needed")
+        raise UserError(f"{PROBE}: needs two classes or more, got one ('{source.classes[0]}')")
     val = source.load("val")
     first, both = ({os.path.realpath(s.name(i)) for i in range(len(s.targets))} for s in (train, val))
     both &= first
@@ -196,11 +196,11 @@ def info_of(
     if balance_classes and (counts is None or unlabelled_alone):
         raise UserError("data.balance_classes: needs one label a picture to train on")
     if balance_classes and sizes["unlabeled"] and augment.mixes:
-        raise UserError("data.balance_classes: is not defined for labelled and unlabelled pictures mixed in pairs")
+        raise UserError("data.balance_classes: needs data.augment.mixup=0 and cutmix=0 beside data.unlabeled")
     if source.classes == [] and sizes["unlabeled"]:
-        raise UserError("data.unlabeled: stands beside labelled pictures, and data.source has none; leave it out")
+        raise UserError("data.unlabeled: needs labelled pictures in data.source, which has none; leave it out")
     if 0 < len(source.classes) < source.kind.least_classes:
-        raise UserError(f"data.source: one class ('{source.classes[0]}') leaves nothing to tell apart; two are needed")
+        raise UserError(f"data.source: needs two classes or more, got one ('{source.classes[0]}')")
     return DataInfo(
         list(source.classes), sizes["train"], sizes["val"],
         unlabeled=sizes["unlabeled"] if source.classes else sizes["train"],

@@ -29,7 +29,7 @@ def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teache
 
 def check_dropping(losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, str], task_loss_weight: float) -> None:
     if task_loss_weight:
-        raise UserError("model.teacher_drop: is for losses over teachers' features alone; model.task_loss_weight=0")
+        raise UserError("model.teacher_drop: needs losses over teachers' features alone (model.task_loss_weight=0)")
     if len({teacher_of.get(name, ALL) for name in losses}) < 2:
         raise UserError("model.teacher_drop: needs losses that use several model.teachers (model.teacher_of)")
     for name, loss in losses.items():
@@ -44,16 +44,15 @@ def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher:
         raise UserError(f"{key}: {kind} {refused}")
     _check_labels(key, loss, task, data)
     if isinstance(loss, LogitLoss) and teacher is not None and not teacher.has_head:
-        raise UserError(f"{key}: the teacher has no classifier (model.teacher.head=false), its features alone "
-                        "can teach")  # fmt: skip
+        raise UserError(f"{key}: needs a teacher with a classifier, and model.teacher.head=false has none")
 
 
 def check_batch(losses: Mapping[str, DistillLoss], batch_size: int, processes: int) -> None:
     for name, loss in losses.items():
         pictures = batch_size * (processes if getattr(loss, "gather", False) else 1)
         if pictures < loss.least_batch:
-            raise UserError(f"data.batch_size: {type(loss).__name__} (model.distill_losses.{name}) compares the "
-                            f"pictures of a batch, at least {loss.least_batch}, got {pictures}")  # fmt: skip
+            wants = f"must give {type(loss).__name__} (model.distill_losses.{name}) {loss.least_batch} pictures"
+            raise UserError(f"data.batch_size: {wants} at least, got {pictures}")
 
 
 def _check_labels(key: str, loss: DistillLoss, task: Task, data: DataInfo) -> None:

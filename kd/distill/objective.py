@@ -52,7 +52,7 @@ class Objective(nn.Module):
             raise UserError("model.task_loss_weight: all loss weights are 0, there is nothing to learn from")
         for name in losses or {}:
             if name == "task" or hasattr(nn.ModuleDict(), name):
-                raise UserError(f"model.distill_losses.{name}: the name '{name}' is taken, give the loss another")
+                raise UserError(f"model.distill_losses.{name}: the name '{name}' is reserved; give another name")
         self.losses = nn.ModuleDict(dict(losses or {}))
         self.task = task
         self.task_loss_weight = task_loss_weight
@@ -114,7 +114,6 @@ class Objective(nn.Module):
 
     @property
     def trains_logits(self) -> bool:
-        """Whether a distillation loss reads the student's logits."""
         return any(isinstance(loss, LogitLoss) for loss in self.active.values())
 
     def softened(self, teacher: Tensor) -> Tensor:

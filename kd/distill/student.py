@@ -105,13 +105,13 @@ class Student(nn.Module):
             )
         self._lender = teacher.members[self.objective.takeover[1]]
         if self._lender.closed:
-            raise UserError(f"{self._lender.key}: {self._lender.arch} {self._lender.closed}: SimKDLoss takes its "
-                            "classifier over")  # fmt: skip
+            why = f"{self._lender.arch} {self._lender.closed}: SimKDLoss needs its classifier"
+            raise UserError(f"{self._lender.key}: {why}")
         for role, owner in (("student", model), ("teacher", self._lender.model)):
             if not isinstance(owner.get_classifier(), nn.Linear):
                 raise UserError(
-                    f"model.{role}.arch: SimKDLoss needs a {role} with one linear classifier, {type(owner).__name__} "
-                    "has another kind or two (distilled)"
+                    f"model.{role}.arch: SimKDLoss needs a {role} with one linear classifier, which "
+                    f"{type(owner).__name__} is not"
                 )
         model.get_classifier().requires_grad_(False)
 
@@ -189,7 +189,7 @@ class Student(nn.Module):
         if pace.global_batch is not None:
             spec = scaled_to_batch(spec, pace.global_batch)
         elif spec.lr_batch is not None:
-            raise UserError("optim.lr_batch: the batch size of loaders of one's own is not known; give optim.lr for it")
+            raise UserError("optim.lr_batch: needs a known batch size, which loaders of your own don't give")
         optimizer, schedule = spec.build([self.model, self.objective.losses], pace)
         self.lr = max(float(lr) for lr in schedule.base_lrs)
         return optimizer, schedule

@@ -61,7 +61,7 @@ class Students(nn.ModuleDict):
                 together.setdefault((student.parent, student.sample_size), []).append(student)
         for (parent, count), students in together.items():
             if pictures is None:
-                raise UserError("model.student.inherit: needs pictures to measure by: a DistillationDataModule")
+                raise UserError("model.student.inherit: needs training pictures: a DistillationDataModule")
             assert teacher is not None
             pairs, sample, giving = [(s.model, s.prepare) for s in students], pictures(count), teacher.members[parent]
             try:

@@ -69,7 +69,7 @@ def restore_auto(
     if teacher is None or before == now or teacher.cache_modes != {"auto"}:
         return answering_teacher
     if run.trainer.is_global_zero:
-        print(f"cache: {'on' if before else 'off'} all the same, as in the run that is resumed", flush=True)
+        print(f"cache: {'on' if before else 'off'} nevertheless, as in the resumed run", flush=True)
     return _in_view(_cache(run, teacher, data) if before else teacher, data)
 
 

@@ -133,7 +133,7 @@ def _read(folder: Path, own: dict[str, str]) -> Endpoint:
     if "out" in own and "batch" not in own:
         raise UserError("out: only a batch transform has one (batch=s3://BUCKET/FOLDER)")
     if machines is None and "instances" in own:
-        print(f"kd-launch: serverless=true has no machines: not {own['instances']}", file=sys.stderr)
+        print(f"kd-launch: instances: {own['instances']} is ignored with serverless=true", file=sys.stderr)
     if machines and has_gpus(machines.type):
         print(f"kd-launch: kd-serve computes on the CPU: the GPUs of {machines.type} idle", file=sys.stderr)
     return Endpoint(name, machines, own)

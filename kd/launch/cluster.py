@@ -159,8 +159,7 @@ def _slurm(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | None:
         shell = "SLURM_STEP_ID" not in env or env.get("SLURM_JOB_NAME", "bash") in ("bash", "interactive")
         return None if shell else Cluster("SLURM", 1, None, job=env.get("SLURM_JOB_ID"))
     if "SLURM_STEP_ID" not in env:  # set by srun: without it this process alone would wait for all others
-        raise UserError(f"SLURM_NTASKS: the job has {env['SLURM_NTASKS']} tasks and this is one; start it with: srun "
-                        "kd-train ...")  # fmt: skip
+        raise UserError(f"SLURM_NTASKS: the job has {env['SLURM_NTASKS']} tasks; start all with: srun kd-train ...")
     tasks = _number(env, "SLURM_NTASKS", 1)
     nodes = _number(env, "SLURM_NNODES" if "SLURM_NNODES" in env else "SLURM_JOB_NUM_NODES", 1, default=1)
     return Cluster("SLURM", nodes, _nodes("SLURM_NTASKS", tasks, nodes), job=env.get("SLURM_JOB_ID"))
@@ -176,15 +175,15 @@ def _number(env: Mapping[str, str], name: str, low: int = 0, default: int | None
 def _nodes(name: str, processes: int, parts: int) -> int:
     if processes % parts:
         what = "machines" if name == "SLURM_NTASKS" else "a machine"
-        raise UserError(f"{name}: {processes} processes can't be dealt evenly to {parts} {what}")
+        raise UserError(f"{name}: {processes} processes can't be divided evenly by {parts} {what}")
     return processes // parts
 
 
 def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[str, str]:
     if not rank < nodes:
-        raise UserError(f"{name}: machine {rank} of a job of {nodes} (they count from 0)")
+        raise UserError(f"{name}: must be 0 to {nodes - 1} for {nodes} machines, got {rank}")
     if not address:
-        raise UserError(f"{name}: machine {rank} of {nodes}, but nothing says where the first one is")
+        raise UserError(f"{name}: this is machine {rank} of {nodes}, but the first machine's address is not set")
     return {"MASTER_ADDR": address, "MASTER_PORT": port, "NODE_RANK": str(rank)}
 
 

@@ -60,7 +60,7 @@ def read_json(text: str, where: str, kind: type[T]) -> T:
     try:
         found = json_of(text)
     except ValueError as error:
-        raise UserError(f"{where}: is no JSON: {error}") from error
+        raise UserError(f"{where}: is not JSON: {error}") from error
     if not isinstance(found, kind):
         raise UserError(f"{where}: must be a {'list' if kind is list else 'mapping'}, got {text[:100]}")
     return found

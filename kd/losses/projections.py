@@ -70,8 +70,7 @@ class ConvProjection(Projection):
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
         if not is_map:
-            raise ValueError("projection must be Projection or MLPProjection for features without a grid, "
-                             "got ConvProjection")  # fmt: skip
+            raise ValueError("projection must be Projection or MLPProjection without a grid, got ConvProjection")
         hidden = max(width, teacher_width)
         return nn.Sequential(
             nn.Conv2d(width, hidden, 3, padding=1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU(),

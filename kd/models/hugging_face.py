@@ -109,9 +109,8 @@ class HuggingFace:
         )
         missing = [key for key in found["missing_keys"] if not key.startswith(("classifier.", "pooler."))]
         if missing:
-            raise UserError(
-                f"{self.path} does not fit {type(model).__name__}: {', '.join(sorted(missing)[:3])} missing"
-            )
+            lacks = ", ".join(sorted(missing)[:3])
+            raise UserError(f"{self.path} does not fit {type(model).__name__}: {lacks} missing")
         return model
 
     def _pixels(self) -> Mapping[str, Any]:

@@ -115,7 +115,7 @@ class DistillationModule(Inference):
         """
         first = next(iter(modules.values()))
         if any(module.resume.teacher != first.resume.teacher for module in modules.values()):
-            raise UserError("students: all must have the same model.teacher, it answers once for all")
+            raise UserError("students: all must have the same model.teacher, which answers once for all")
         if len({type(module.task) for module in modules.values()}) > 1:
             raise UserError("students: all must have the same model.task")
         first.take(Students({name: module.student_of_one for name, module in modules.items()}))
@@ -133,7 +133,6 @@ class DistillationModule(Inference):
 
     @property
     def task(self) -> Task:
-        """The task of all."""
         return self.student_of_one.task
 
     @property

@@ -43,9 +43,8 @@ class Resume:
         for key, now in (("kd_teacher", self.teacher), ("kd_classes", self._classes)):
             then = checkpoint.get(key, now)
             if then != now:
-                raise UserError(
-                    f"resume: the checkpoint was made with another {key.removeprefix('kd_')} ({then}, now {now})"
-                )
+                what = key.removeprefix("kd_")
+                raise UserError(f"resume: the checkpoint was made with another {what} ({then}, now {now})")
         if data is not None and "batch_size" in data.auto:
             data.batch_size = checkpoint.get("kd_batch_size", data.batch_size)
 

@@ -70,22 +70,19 @@ class Headspace(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         run = RunContext.of(trainer)
         if trainer.max_epochs != 3:
-            raise UserError(f"trainer.max_epochs: a headspace run has 3, got {trainer.max_epochs}")
+            raise UserError(f"trainer.max_epochs: must be 3 in a headspace run, got {trainer.max_epochs}")
         teacher = run.module.teacher
         if teacher is not None and teacher.cache_modes != {"off"}:  # it would keep answers to views of another epoch
-            raise UserError(
-                "model.teacher.cache: must be off in a headspace run, which replays the first epoch's views"
-            )
+            raise UserError("model.teacher.cache: must be off in a headspace run, which repeats an epoch's views")
         if teacher is not None and any(member.spec.overlap for member in teacher.members.values()):
-            raise UserError("model.teacher.overlap: must be false in a headspace run, which takes the teacher away")
+            raise UserError("model.teacher.overlap: must be false in a headspace run, which removes the teacher")
         run.data.wrap_loader = Replay
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Before the run has a folder: is there enough to measure?"""
         if trainer.num_training_batches < 10:
-            raise UserError(
-                f"trainer.limit_train_batches: a headspace run needs 10, got {trainer.num_training_batches}"
-            )
+            found = trainer.num_training_batches
+            raise UserError(f"trainer.limit_train_batches: a headspace run needs 10, got {found}")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Epoch 1 remembers the teacher's answers, epoch 2 gives them back."""

@@ -34,7 +34,7 @@ class MonitorSpec(MonitorSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.prices is None) != (self.instances is None):
-            raise UserError("monitor.prices: a table, and monitor.instances: the machines, are given together")
+            raise UserError("monitor.prices, monitor.instances: must be given together, a table and the machines in it")
         if self.prices is not None and self.instances is not None:
             self.price_per_hour = price_of(self.instances, self.price_table())
         if self.budget is not None and not self.price_per_hour:

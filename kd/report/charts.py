@@ -61,7 +61,6 @@ def _chart(title: str, x: Sequence[float], x_name: str, rows: Sequence[Any], key
 
 
 def phase_chart(facts: Facts) -> Section | None:
-    """Stacked phases over the steps."""
     if not facts.steps:
         return None
     used = [name for name in PHASES if any(name in s["p"] for s in facts.steps)]
@@ -83,7 +82,6 @@ def _seconds(samples: Sequence[Sample]) -> list[float]:
 
 
 def heat(run: Run) -> Section | None:
-    """Each core and GPU over time."""
     rows: list[tuple[str, Sequence[float | None]]] = []
     for node, samples in run.samples.items():
         where = f"{node} " if len(run.samples) > 1 else ""
@@ -98,7 +96,6 @@ def heat(run: Run) -> Section | None:
 
 
 def machine_lines(run: Run) -> list[Section | None]:
-    """CPU, memory, disk, network and GPUs over time."""
     charts: list[Section | None] = []
     for node, samples in run.samples.items():
         name, x = f" of {node}" if len(run.samples) > 1 else "", _seconds(samples)
@@ -117,7 +114,6 @@ def _is_shown(metric: str, prefix: str) -> bool:
 
 
 def metric_lines(run: Run) -> list[Section | None]:
-    """Losses and validation metrics over the steps."""
     known = {k for row in run.metrics for k in row}
     charts = []
     for student in run.students:

@@ -42,7 +42,6 @@ def comparison(explained: Sequence[Explained]) -> list[Section]:
 
 
 def label(facts: Facts) -> str:
-    """Recipe and number of a run."""
     return f"{facts.run.summary.get('recipe') or facts.run.folder.parent.name}/{facts.run.folder.resolve().name}"
 
 

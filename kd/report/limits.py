@@ -29,8 +29,6 @@ class Limit:
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that fired."""
-
     rule: str  # its name
     text: str  # the evidence
     lever: str  # what to do
@@ -51,7 +49,7 @@ def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
     gain = step / (max(floor, cost / wanted) + cost / facts.batches_per_epoch)
     text = f"the step waits {wait:.0f} of its {step:.0f} ms ({wait / step:.0%}) for the next batch"
     if not facts.cpu and floor > rest:
-        text += f"; {cores_needed(facts)} cores a GPU would keep up, {cores / processes:g} are there"
+        text += f"; {cores_needed(facts)} cores a GPU would be enough, there are {cores / processes:g}"
     if wanted > workers and gain >= (LEADS if step / rest >= LEADS else WORTH):
         return Limit("data", text, f"data.num_workers={wanted} instead of {workers}", gain)
     if facts.cached and not facts.has_pixels and math.isfinite(facts.epochs) and facts.epochs > facts.views:
@@ -130,7 +128,7 @@ def communication_bound(facts: Facts, at: float = 0.15) -> Limit | None:
     phases, step, share = facts.phases, facts.step_ms, part(facts.phases, "communication")
     if share < at:
         return None
-    text = f"gradients are waited for {phases['communication']:.0f} of {step:.0f} ms ({share:.0%})"
+    text = f"the step waits {phases['communication']:.0f} of {step:.0f} ms ({share:.0%}) for gradients"
     slow = slow_rank(facts.compute_ms)
     if slow is not None:
         rank, extra = slow
@@ -246,7 +244,7 @@ def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
     if ready_ms / step >= at:
         thread = f" ({facts.ready_thread})" if facts.ready_thread else ""
         lost, who = ready_ms, " and its loader processes" if queued else thread
-        missing = f"training{who} stood ready but got no core for "
+        missing = f"training{who} waited for a free core for "
         missing += f"{lost:.0f} of {step:.0f} ms a step ({lost / step:.0%})"
     elif crowded and swings is not None:
         lost = facts.phases[swings.phase] - swings.low

@@ -52,8 +52,8 @@ def low_gpu_utilization(
     if p95 < low:
         return Finding("LowGPUUtilization", f"p95 of GPU utilisation is {p95:.0f} %", "see the verdict")
     if p5 < floor:
-        text = f"GPU utilisation goes between {p5:.0f} and {p95:.0f} % (p5, p95)"
-        return Finding("LowGPUUtilization", text, "something makes it wait now and then; see the verdict")
+        text = f"GPU utilisation varies between {p5:.0f} and {p95:.0f} % (p5, p95)"
+        return Finding("LowGPUUtilization", text, "the GPU waits at times; see the verdict")
     return None
 
 
@@ -178,7 +178,7 @@ def efa_missing(network: str) -> Finding | None:
     """``network``: NCCL's name of what it sends over between machines that have EFA."""
     if network != "Socket":
         return None
-    text = "the machines have EFA, and NCCL sends over TCP between them (its log: Using network Socket)"
+    text = "the machines have EFA, but NCCL sends over TCP (its log: Using network Socket)"
     return Finding("EfaMissing", text, "an image with AWS's plugin aws-ofi-nccl (kd/strategies/README.md)")
 
 
@@ -197,7 +197,7 @@ def scheduler_delay(training: float | None, loading: float | None, thread: str =
     if not late:
         return None
     named = " and ".join(f"{who} {share:.0%}" for who, share in late.items())
-    text = f"ready to run but without a core: {named} of the time"
+    text = f"waiting for a free core: {named} of the time"
     return Finding("SchedulerDelay", text, "fewer processes; see the verdict")
 
 

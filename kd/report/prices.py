@@ -31,7 +31,7 @@ def _kinds(file: Path, name: str, value: object) -> dict[str, float]:
     known = ("on_demand", "spot", *PARTS)
     wrong = [k for k, v in kinds.items() if k not in known or not isinstance(v, int | float) or v < 0]
     if wrong or not set(kinds) - PARTS:
-        raise UserError(f"monitor.prices: {file}: {name}: a price, or on_demand and spot, got {value}")
+        raise UserError(f"monitor.prices: {file}: {name}: must be a price, or on_demand and spot, got {value}")
     return {kind: float(price) for kind, price in kinds.items() if isinstance(price, int | float)}
 
 

@@ -88,7 +88,7 @@ def status(run: Run) -> str:
     if "status" in run.summary:
         return str(run.summary["status"])
     newest = max((s[-1]["t"] for s in run.steps.values() if s), default=0.0)
-    return "running" if time.time() - newest < 600 else "stopped without a word"
+    return "running" if time.time() - newest < 600 else "ended early"
 
 
 def _about(metric: str, model: dict[str, Any]) -> str:

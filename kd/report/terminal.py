@@ -12,7 +12,6 @@ from kd.report.metric import duration, format_metric, in_tables, lost_classes
 
 
 def print_features(results: list[dict[str, Any]]) -> None:
-    """Prints the figures of students without classifiers."""
     _print_models(results[0], _feature_rows(results, _short([result["run"] for result in results])))
     if "probe" not in results[0]:
         print("k-NN and ridge probe need labelled pictures: data.probe.root=DIR (DIR/train/<class>, DIR/val/<class>)")

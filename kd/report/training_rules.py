@@ -69,7 +69,7 @@ def student_ignores_teacher(
         return None
     text = (
         f"agreement with the teacher has stayed at {recent[-1]:.1%} for {patience} epochs and "
-        f"{', '.join(known)} {'falls' if len(known) == 1 else 'fall'} no more"
+        f"{', '.join(known)} no longer {'falls' if len(known) == 1 else 'fall'}"
     )
     return Finding("StudentIgnoresTeacher", text, "the weight of the distillation losses, the temperature")
 
@@ -249,7 +249,7 @@ def all_zero(zeros: Mapping[str, float], share: float = 1.0) -> Finding | None:
     layers = [name for name, z in zeros.items() if z >= share]
     if not layers:
         return None
-    text = f"only zeros come out of {', '.join(layers[:3])}"
+    text = f"all outputs are 0: {', '.join(layers[:3])}"
     return Finding("AllZero", text, "the layer's weights and input, the step before")
 
 
@@ -260,7 +260,7 @@ def unchanged_tensor(unchanged: Sequence[Sequence[str]], times: int = 3) -> Find
     names = set.intersection(*(set(names) for names in unchanged[-int(times) :]))
     if not names:
         return None
-    text = f"{len(names)} weight{'s' * (len(names) > 1)} stay as they are, {min(names)}"
+    text = f"{len(names)} weight{'s' * (len(names) > 1)} did not change, {min(names)} for one"
     return Finding("UnchangedTensor", text, "a part that gets no gradient (frozen, detached, unused), or a rate of 0")
 
 
@@ -289,7 +289,7 @@ def check_input_images(
     elif shares["constant"] > constant:
         text = f"{shares['constant']:.0%} of the training pictures have a single colour"
     elif shares["duplicated"] > duplicated:
-        text = f"{shares['duplicated']:.0%} of a batch are pictures that are in it already"
+        text = f"{shares['duplicated']:.0%} of a batch are duplicates within the batch"
     else:
         return None
     return Finding("CheckInputImages", text, "the data: its files, its decoding, data.augment")

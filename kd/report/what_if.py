@@ -38,11 +38,9 @@ class Change:
 
     def __post_init__(self) -> None:
         if self.data_cores and self.data_instance:
-            raise UserError("data_instance: its cores are in the table of prices; leave data_cores out")
+            raise UserError("data_cores: must be left out with data_instance, whose cores are in the table of prices")
         if self.data_machines == 0 and (self.data_cores or self.data_instance):
-            raise UserError(
-                "data_machines: 0 is no tier; leave data_cores and data_instance out, or give a number >= 1"
-            )
+            raise UserError("data_machines: must be >= 1 with data_cores or data_instance, got 0")
 
     @property
     def of_the_tier(self) -> bool:
@@ -132,18 +130,17 @@ def wanted(facts: Facts, change: Change) -> DataMachines | None:
     elif now is not None:
         kind = DataMachines(1, now.cores, now.price, f"{now.cores:g} cores each")
     else:
-        raise UserError("data_machines: of how many cores each? data_cores=N, or data_instance=NAME of the run's "
-                        "table of prices")  # fmt: skip
+        raise UserError("data_machines: needs data_cores=N, or data_instance=NAME of the run's table of prices")
     if change.data_machines is None and now is None:
-        raise UserError("data_machines: how many? The run had no tier: data_machines=N")
+        raise UserError("data_machines: must be given (data_machines=N): the run had no data tier")
     return DataMachines(change.data_machines or (now.count if now else 0), kind.cores, kind.price, kind.named)
 
 
 def _instance(facts: Facts, name: str) -> DataMachines:
     known = facts.header.get("input_machines") or {}
     if not known:
-        raise UserError("data_instance: the run knows no prices of machines that make batches (monitor.prices=FILE "
-                        "with vcpus, when it ran); data_cores=N predicts without prices")  # fmt: skip
+        raise UserError("data_instance: needs a run with a table of prices and vcpus (monitor.prices=FILE); "
+                        "data_cores=N predicts without prices")  # fmt: skip
     if name not in known:
         raise UserError(f"data_instance: no price and vcpus of '{name}'; known: {', '.join(list(known)[:20])}")
     return DataMachines(1, known[name]["vcpus"], known[name]["price"], name)
@@ -261,13 +258,13 @@ def _mean_step(facts: Facts, change: Change, epochs: float, processes: int) -> f
     cached = facts.cached if change.cache is None else change.cache
     computed = min(max(0.0, facts.views - facts.views_before), epochs) if cached else epochs
     if computed and facts.teacher_ms is None:
-        raise UserError(f"{facts.run.folder}: its cache was full, no step shows what the teacher takes")
+        raise UserError(f"{facts.run.folder}: its cache was full, so that no step shows the teacher's time")
     live = _step(facts, {**phases, "teacher": facts.teacher_ms or 0.0}, change)
     read = _step(facts, {**phases, "teacher": 0.0}, change)
     if change.pixels and not cached:
         raise UserError("pixels: are kept beside a cache's answers; cache=on pixels=on")
     if facts.has_pixels and change.pixels is False:
-        raise UserError(f"{facts.run.folder}: its views' pixels were kept, no step shows what making them takes")
+        raise UserError(f"{facts.run.folder}: its views' pixels were cached, so that no step shows their cost")
     made = min(facts.views, epochs) if change.pixels and not facts.has_pixels else epochs  # decoded and augmented
     ready = sum(ms for name, ms in phases.items() if name not in ("teacher", "data"))
     return (computed * live + (made - computed) * read + (epochs - made) * ready) / epochs

@@ -38,18 +38,16 @@ def assemble(
     if losses and teacher is None and not teachers:
         raise UserError(f"model.teacher: the distillation losses {', '.join(losses)} need one (or config=no_teacher)")
     if not student.head and not losses:
-        raise UserError("model.student.head: without a classifier it learns a teacher's features; give "
-                        "model.distill_losses")  # fmt: skip
+        raise UserError("model.student.head: false needs model.distill_losses over a teacher's features, got none")
     if student.head and data.probed:
-        raise UserError("data.probe.root: measures the features of a student without a classifier "
-                        "(model.student.head=false); validation measures this one")  # fmt: skip
+        raise UserError("data.probe.root: is for a student without a classifier (model.student.head=false)")
     task = _task(task, student.head, data)
     without_labels = not (data.labels and task.labels)
     weight = 0.0 if without_labels and task_loss_weight >= 0 else task_loss_weight  # then there is no such loss
     objective = Objective(task, losses, weight, taps, teacher_of, teacher_drop)
     if student.freeze and not (objective.task_loss_weight or objective.trains_logits):
-        raise UserError("model.student.freeze: backbone leaves the classifier alone to train, and nothing trains it; "
-                        "give model.task_loss_weight or a loss over logits (not SimKDLoss)")  # fmt: skip
+        raise UserError("model.student.freeze: backbone needs a loss that trains the classifier: "
+                        "model.task_loss_weight, or a loss over logits (not SimKDLoss)")  # fmt: skip
     task.settle(len(data.classes), data.ignore_index)
     student = completed(student, "model.student")
     classes = data.classes if student.head else []
@@ -64,8 +62,7 @@ def assemble(
     found = build_teachers(teacher, teachers or {}, data.classes, task.dense)
     start, not_inherited, parent = choose_start(student, model, found)
     if student.freeze and start == "scratch":
-        raise UserError("model.student.freeze: backbone keeps its first weights, which would be random; give "
-                        "model.student.checkpoint")  # fmt: skip
+        raise UserError("model.student.freeze: backbone would keep random weights; give model.student.checkpoint")
     learner = student_of(objective)(
         model, prepare, objective, data, found, average, optim, student, start, not_inherited, parent
     )
@@ -75,11 +72,10 @@ def assemble(
 def _task(task: Task | None, head: bool, data: DataInfo) -> Task:
     """What is learnt; a student without a classifier has one task, whatever the data's labels."""
     if head and isinstance(task, Features):
-        raise UserError("model.task: Features is learnt by a student without a classifier (model.student.head=false)")
+        raise UserError("model.task: Features is for a student without a classifier (model.student.head=false)")
     if head and not data.classes:
-        raise UserError("data.source: its pictures have no labels, and the student's classifier needs classes; "
-                        "model.student.head=false learns a teacher's features without any, and beside labelled "
-                        "pictures such a folder is data.unlabeled")  # fmt: skip
+        raise UserError("data.source: its pictures have no labels, which the student's classifier needs; take "
+                        "model.student.head=false, or give labelled pictures and these as data.unlabeled")  # fmt: skip
     if head:
         return task or Classification()
     if task is not None and type(task) not in (Classification, Features):

@@ -63,8 +63,8 @@ def _check_callbacks(trainer: dict[str, Any]) -> None:
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         name = callback["class_path"].rpartition(".")[2]
         if name.endswith("ProgressBar"):
-            raise UserError(f"trainer.callbacks: {name} can't be added: a run has its own progress bar "
-                            "(trainer.enable_progress_bar=false hides it)")  # fmt: skip
+            hides = "trainer.enable_progress_bar=false hides it"
+            raise UserError(f"trainer.callbacks: {name} can't be added to the run's own progress bar ({hides})")
 
 
 def loggers_with_folders(items: Sequence[str]) -> str:

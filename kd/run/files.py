@@ -62,7 +62,7 @@ def check_whole(file: Path) -> None:
     """Refuses a run's settings that were cut short: what they lack would take its default in silence."""
     given, text = read(file), text_of(file)
     if not (text.endswith(END) if text.startswith(BEGIN) else text.endswith("\n") and given.keys() >= GROUPS):
-        raise UserError(f"resume: {file} was cut short; give the run's settings (recipe=FILE)")
+        raise UserError(f"resume: {file} is truncated; give the run's settings (recipe=FILE)")
 
 
 def structure(text: str) -> list[Any] | dict[Any, Any] | None:

@@ -101,7 +101,7 @@ def subjects(request: Request, options: Options) -> list[Subject]:
     words = [str(run_at(word)) if is_url(word) else word for word in request.rest]  # fetched once
     first = next((word for word in words if is_run(word)), None)
     if first is not None and request.recipe is not None:
-        raise UserError(f"recipe: {first} has settings of its own; data.key=value changes them")
+        raise UserError(f"recipe: can't be given with the run {first}, which has its own; data.key=value changes it")
     return [_of_run(w, request, options) if is_run(w) else _of_file(w, first, request, options) for w in words]
 
 
@@ -116,7 +116,7 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
     file = weights_file(Path(word), "weights")
     given = {item.split("=", 1)[0] for item in request.overrides}
     if not (run or request.recipe or options.folder or "data.source" in given):
-        raise UserError(f"{word}: on which pictures? folder=DIR (DIR/<class>/*.jpg), recipe=NAME, or "
+        raise UserError(f"{word}: needs pictures: folder=DIR (DIR/<class>/*.jpg), recipe=NAME, or "
                         "data.source=ImageFolder data.source.root=DIR")  # fmt: skip
     config = Run.settings(run_at(run) / "config.yaml" if run else None, request)
     said = read_metadata(file) if file.suffix == ".safetensors" else {}
@@ -169,7 +169,7 @@ def evaluate(request: Request, options: Options) -> Evaluation:
     _check_same_pictures(measured, options)
     task, csv_file = measured[0].task, options.out if options.out is not None and options.out.suffix == ".csv" else None
     if not task.in_rows and csv_file:
-        raise UserError("out: of scenes there is no table a picture; kd-predict writes their masks")
+        raise UserError("out: is not available for segmentation; kd-predict writes the masks")
     kept = [Answers(task, s.classes) if task.in_rows else None for s in measured]
     own_data = not any(item.startswith("data.source") for item in request.overrides)
     results = [measure(s, options, a, own_data) for s, a in zip(measured, kept, strict=True)]

@@ -119,7 +119,7 @@ def _begun_before(marker: Path) -> Resumed | None:
     if newest_whole(run / "checkpoints")[0] is None:
         return None
     if is_rank_zero():
-        print(f"kd-train: this job was here before: it resumes {run}", flush=True)
+        print(f"kd-train: this job has run before: resuming {run}", flush=True)
     return Resumed(run)
 
 
@@ -129,7 +129,7 @@ def _checkpoint(folder: Path) -> Path:
     if checkpoint is None:
         raise UserError(f"resume: {problems}")
     if is_rank_zero() and (damaged or checkpoint.name != LAST):
-        print(f"kd-train: warning: {problems or 'last.ckpt is gone'}; it resumes from {checkpoint}", file=sys.stderr)
+        print(f"kd-train: warning: {problems or 'last.ckpt is gone'}; resuming from {checkpoint}", file=sys.stderr)
     return checkpoint.resolve()
 
 
@@ -144,10 +144,9 @@ def check_start(run: Path, config: Mapping[str, Any]) -> None:
                       for c in (before, config))  # fmt: skip
         if (then is None) != (here is None):
             key = f"students.{name}.model.ema_decay" if name else "model.ema_decay"
-            raise UserError(f"{key}: a resumed run keeps its average, or goes without one as it began ({then}, given "
-                            f"{here})")  # fmt: skip
+            raise UserError(f"{key}: can't be turned on or off in a resumed run ({then} before), got {here}")
     old, now = before["model"]["student"], config["model"]["student"]
     for key in START:
         if old.get(key) != now[key] and "auto" not in (old.get(key), now[key]):
-            raise UserError(f"model.student.{key}: has no effect on a resumed run, whose weights come from its "
-                            f"checkpoint ({old.get(key)}, given {now[key]})")  # fmt: skip
+            before_it = f"it starts from its checkpoint ({old.get(key)} before), got {now[key]}"
+            raise UserError(f"model.student.{key}: has no effect on a resumed run: {before_it}")

@@ -136,8 +136,8 @@ def join_cluster(request: Request) -> Cluster | None:
         return None
     devices = request.value_of("trainer.devices")  # where the launcher has started every process there are no others
     if cluster.starts_each_process and cluster.devices and devices not in (None, "auto", str(cluster.devices)):
-        raise UserError(f"trainer.devices: {devices}, but {cluster.launcher} has started {cluster.devices} on each "
-                        "machine")  # fmt: skip
+        started = f"{cluster.launcher} has started {cluster.devices} on each machine"
+        raise UserError(f"trainer.devices: {devices}, but {started}")
     request.cluster = cluster.arguments()
     for name, value in cluster.variables.items():
         os.environ.setdefault(name, value)

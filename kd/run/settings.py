@@ -307,8 +307,7 @@ class OptimSettings(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.schedule == "steps") != bool(self.milestones):
-            raise ValueError(f"milestones must be given with schedule=steps alone, got {self.milestones} "
-                             f"(schedule={self.schedule})")  # fmt: skip
+            raise ValueError(f"milestones must go with schedule=steps alone, got {self.milestones} and {self.schedule}")
         if self.milestones and sorted(set(self.milestones)) != list(self.milestones):
             raise ValueError(f"milestones must ascend, got {self.milestones}")
 

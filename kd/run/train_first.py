@@ -39,7 +39,7 @@ def teacher_settings(
     teacher = config["model"]["teacher"]
     if teacher and teacher["backbone"] and (not teacher["recipe"] or teacher["checkpoint"] not in (None, TRAIN)):
         why = "model.teacher.checkpoint is given" if teacher["checkpoint"] else "there is no model.teacher.recipe"
-        raise UserError(f"model.teacher.backbone: begins the training of a teacher, and none is trained: {why}")
+        raise UserError(f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}")
     if not teacher or teacher["checkpoint"] not in (None, TRAIN):
         return {}
     train = teacher["checkpoint"] == TRAIN
@@ -96,8 +96,8 @@ def _refuse_random_weights(config: dict[str, Any]) -> None:
     """A teacher that nobody has trained is a forgotten key, and the preflight would take a minute to find out."""
     for key, spec in teachers_in(config["model"]).items() if config["preflight"] == "stop" else ():
         if not any(spec[k] for k in ("checkpoint", "pretrained", "recipe", "builder")):
-            raise UserError(f"{key}.checkpoint: random weights: no checkpoint given; give a file, or "
-                            f"{key}.pretrained=true (preflight=warn distils from it all the same)")  # fmt: skip
+            raise UserError(f"{key}.checkpoint: must be given, or {key}.pretrained=true: its weights would be "
+                            "random (preflight=warn distils from it nevertheless)")  # fmt: skip
 
 
 def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def check_plain(tree: object) -> None:
     files.check_text(tree)
     for key, _ in files.leaves(tree):
         if PLAIN.search(key):
-            raise UserError(f"{key}: a class path can't stand here, where plain values and lists are taken")
+            raise UserError(f"{key}: a class path is not allowed here, only plain values and lists")
 
 
 def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -> None:

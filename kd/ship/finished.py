@@ -77,7 +77,7 @@ class FinishedRun:
             return False
         gone = [spec.checkpoint for spec in self.teachers.values() if not _is_there(spec)]
         if gone:
-            print(f"the teacher's checkpoint {gone[0]} is gone: the student alone", file=sys.stderr)
+            print(f"the teacher's checkpoint {gone[0]} is gone: only the student is measured", file=sys.stderr)
         return not gone and all(spec.head for spec in self.teachers.values())
 
     def teacher(self) -> RunTeacher | None:

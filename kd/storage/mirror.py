@@ -96,7 +96,7 @@ class Mirror:
                     self._send(found)
             except Exception as error:  # the thread must survive, and each problem is reported once
                 if first_line(error) not in reported:
-                    print(f"kd-train: warning: {first_line(error)}; it is tried again", file=sys.stderr)
+                    print(f"kd-train: warning: {first_line(error)}; the upload is tried again", file=sys.stderr)
                 reported.add(first_line(error))
 
     def _files(self) -> dict[str, Path]:

@@ -114,7 +114,7 @@ def _fetch_all(
     stays = checkpoints and not together and copies.changed_here(LATEST)
     if stays and LATEST in there and not copies.is_ours(LATEST, there[LATEST]):
         raise UserError(f"{key}: the run has continued both in {copies.folder} and, from another machine, in "
-                        f"{copies.url}; remove the folder to go on from there")  # fmt: skip
+                        f"{copies.url}; remove the folder to resume from there")  # fmt: skip
     for name, found in there.items():
         wanted = not Path(name).name.startswith(".") and (checkpoints or not name.startswith("checkpoints/"))
         changed, file = copies.changed_here(name), inside(copies.folder, name, key)

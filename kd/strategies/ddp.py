@@ -39,7 +39,7 @@ class DDP(HookedDDP):
         **kwargs: Any,
     ) -> None:
         if backend == "smddp" and compression:
-            raise UserError(f"trainer.strategy.compression: smddp reduces by itself, not '{compression}'")
+            raise UserError(f"trainer.strategy.compression: must be null with smddp, got '{compression}'")
         if module is not None:
             _import(module, backend)
         super().__init__(process_group_backend=backend, **kwargs)

@@ -72,8 +72,7 @@ class DeepSpeed(DDPStrategy):
         """Called by the module before the optimizer is made; the engine cuts them when there is one."""
         for student in students.named().values():
             if student.average is not None and self.stage == 3:
-                raise UserError("model.ema_decay: the average of a sharded student is not kept; leave it out with "
-                                "stage 3")  # fmt: skip
+                raise UserError("model.ema_decay: must be null with stage 3, which shards the student")
             if student.optim.zero:
                 raise UserError("optim.zero: DeepSpeed shards the optimizer's state already; leave config=zero out")
 
@@ -100,11 +99,10 @@ class DeepSpeed(DDPStrategy):
 
     def _check(self, trainer: Trainer, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, (AdamW, Adam, SGD)):
-            raise UserError("optim.name: DeepSpeed cuts across the layers, so each number must be updated by itself "
-                            f"and for one student: adamw, adam or sgd, got {type(optimizer).__name__}")  # fmt: skip
+            raise UserError(f"optim.name: must be adamw, adam or sgd with DeepSpeed, got {type(optimizer).__name__}")
         if trainer.precision not in PRECISIONS:
-            raise UserError(f"trainer.precision: DeepSpeed takes {' or '.join(PRECISIONS)} here, got "
-                            f"'{trainer.precision}'")  # fmt: skip
+            known = " or ".join(PRECISIONS)
+            raise UserError(f"trainer.precision: must be {known} with DeepSpeed, got '{trainer.precision}'")
         if trainer.gradient_clip_algorithm == "value":
             raise UserError("trainer.gradient_clip_algorithm: DeepSpeed clips by norm, got 'value'")
 
@@ -150,8 +148,8 @@ class DeepSpeed(DDPStrategy):
         loss = self.precision_plugin._wrap_closure(self.lightning_module, optimizer, closure)
         self.engine.step()
         if not self.engine.was_step_applied():
-            raise RunError(f"a gradient was NaN or infinite in step {self.lightning_module.global_step}; the last "
-                           "checkpoint is from before")  # fmt: skip
+            step = self.lightning_module.global_step
+            raise RunError(f"a gradient was NaN or infinite in step {step}; the last checkpoint is from before")
         return loss
 
     def lightning_module_state_dict(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class FSDP(ModelParallelStrategy):
         mesh = self.device_mesh["data_parallel"]
         for student in students.named().values():
             if student.average is not None:
-                raise UserError("model.ema_decay: the average of a sharded student is not kept; leave it out with FSDP")
+                raise UserError("model.ema_decay: must be null with FSDP, which shards the student")
             if student.optim.zero:
                 raise UserError("optim.zero: FSDP shards the optimizer's state already; leave config=zero out")
             losses = [m for m in student.objective.losses.values() if any(p.requires_grad for p in m.parameters())]

@@ -1,4 +1,4 @@
-"""Teachers: who answers for a batch."""
+"""Teachers: models, caches and functions that give logits and features for a batch."""
 
 from kd.teachers.answer import Answer
 from kd.teachers.base import Ensemble, OwnTeacher, RunTeacher, Teacher

@@ -1,8 +1,8 @@
 """A teacher's answers on disk, by (sample, view): checksummed, safe to kill at any moment.
 
-A folder holds ``fingerprint.json`` (what the answers depend on) and one file a view, ``view-0003.bin``: a record of one
-fixed size a sample. A record starts with the CRC-32 of the rest; a sample whose record has none, or a wrong one, counts
-as missing and is written anew. So a process that dies while it writes leaves nothing that would be read.
+A folder holds ``fingerprint.json`` (what the answers depend on) and one file for each view, ``view-0003.bin``, with a
+record of fixed size for each sample. A record starts with the CRC-32 of the rest; without the right one it counts as
+missing and is written again. So what a process leaves that dies while it writes is never read.
 """
 
 import json
@@ -27,7 +27,7 @@ BEGUN = (".lock", f"{FINGERPRINT}.part")  # what a cache holds before its finger
 
 
 class WholeRecords:
-    """Which records are whole; the checksum of one that was found so is not computed again."""
+    """Which records are whole; a whole record's checksum is computed once."""
 
     def __init__(self, samples: int, views: int, usable: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
         self._usable = usable
@@ -49,8 +49,8 @@ class WholeRecords:
 class AnswerStore:
     """Records of one teacher's answers to ``samples`` pictures in ``views`` views each, for any number of processes.
 
-    A whole record is never overwritten, and a writer holds the folder's lock. Files are read by ``pread``: one that is
-    cut short loses records and ends no run. ``measured`` holds what ``measure`` gave when the cache was begun.
+    A whole record is never overwritten, and a writer holds the folder's lock. Files are read by ``pread``, so that a
+    truncated file loses records but ends no run. ``measured`` is what ``measure`` returned when the cache was begun.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class AnswerStore:
         key: str = "model.teacher",
     ) -> None:
         self.folder, self.samples, self.views, self.record_bytes = folder, samples, views, record_bytes
-        self._write: dict[int, int] = {}
+        self._files: dict[int, int] = {}
         self._key = key
         self.measured: dict[str, Any] = {}
         try:
@@ -94,12 +94,12 @@ class AnswerStore:
         return self.views * self.samples * self.record_bytes
 
     def _open(self, view: int) -> None:
-        self._write[view] = _plain_file(self.folder / f"view-{view:04d}.bin", os.O_RDWR | os.O_CREAT)
+        self._files[view] = _plain_file(self.folder / f"view-{view:04d}.bin", os.O_RDWR | os.O_CREAT)
         self._grow(view)
 
     def _grow(self, view: int) -> None:
-        """Reserves the whole file, so that a full disk raises here; a record that was cut loses its checksum."""
-        file, whole = self._write[view], self.samples * self.record_bytes
+        """Reserves the whole file, so that a full disk raises here; clears the checksum of a truncated record."""
+        file, whole = self._files[view], self.samples * self.record_bytes
         size = os.fstat(file).st_size
         if size >= whole:
             return
@@ -112,8 +112,8 @@ class AnswerStore:
             os.truncate(file, whole)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For loader processes that are started anew: files are opened there."""
-        return {**self.__dict__, "_write": {}}
+        """For spawned loader processes, which open the files themselves."""
+        return {**self.__dict__, "_files": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -124,15 +124,15 @@ class AnswerStore:
         return FileLock(self.folder / ".lock")  # anew each time: a loader process may not use one that it inherited
 
     def close(self) -> None:
-        for descriptor in self._write.values():
+        for descriptor in self._files.values():
             os.close(descriptor)
-        self._write = {}
+        self._files = {}
 
     def read(self, view: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Records of the samples ``index``, uint8 ``(N, record_bytes)``, and which are whole, bool ``(N,)``."""
         records = np.empty((len(index), self.record_bytes), dtype=np.uint8)
         for row, i in zip(records, index, strict=True):
-            if os.preadv(self._write[view], [row.data], int(i) * self.record_bytes) < self.record_bytes:
+            if os.preadv(self._files[view], [row.data], int(i) * self.record_bytes) < self.record_bytes:
                 row[:] = 0  # the file was cut
         return records, self._whole.among(view, index, records)
 
@@ -146,19 +146,19 @@ class AnswerStore:
             missing = ~self.present(view, index)
             for i, record in zip(index[missing], records[missing], strict=True):
                 whole = checksum(record).to_bytes(CRC_BYTES, "little") + record[CRC_BYTES:].tobytes()
-                _write_all(self._write[view], whole, int(i) * self.record_bytes)
+                _write_all(self._files[view], whole, int(i) * self.record_bytes)
 
     def filled(self) -> float:
-        """The share of all records that have been begun, by their checksums being there."""
-        begun = sum(records_begun(file, self.samples, self.record_bytes) for file in self._write.values())
+        """The share of all records that have a checksum."""
+        begun = sum(records_begun(file, self.samples, self.record_bytes) for file in self._files.values())
         return begun / (self.views * self.samples)
 
 
 def refuse_strangers(folder: Path, is_ours: Callable[[Path], bool], key: str) -> None:
-    """Before anything is written: a folder of something else is left as it is."""
+    """Raises a UserError for a folder that holds anything else, before anything is written to it."""
     strangers = sorted(p.name for p in folder.iterdir() if not is_ours(p)) if folder.exists() else []
     if strangers:
-        raise UserError(f"{key}.cache_dir: {folder} is no cache of answers, it holds {strangers[0]}")
+        raise UserError(f"{key}.cache_dir: {folder} is not a cache of answers: it holds {strangers[0]}")
 
 
 def records_begun(file: int, samples: int, record_bytes: int) -> int:
@@ -172,7 +172,7 @@ def records_begun(file: int, samples: int, record_bytes: int) -> int:
 
 
 def check_room(sizes: Mapping[Path, int], what: str, key: str, pixels: bool = False) -> None:
-    """Raises a UserError where the disk has no room for files of those sizes in those folders, as far as they lack."""
+    """Raises a UserError if the disk lacks room for caches of these sizes, less what their folders already take."""
     there = sum(f.lstat().st_blocks * 512 for folder in sizes for f in folder.glob("view-*.bin"))
     first = next(iter(sizes)).absolute()
     free, needed = free_bytes(first), sum(sizes.values()) - there
@@ -200,14 +200,15 @@ def _plain_file(path: Path, flags: int) -> int:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
         os.close(descriptor)
-        raise OSError(f"{path.name} is not a plain file of its own, as a cache's are")
+        raise OSError(f"{path.name} is not a regular file with one name, as a cache's files are")
     return descriptor
 
 
-NAMED = {"transform": "transforms", "answers": "kinds of answers"}
+NAMED = {"transform": "transforms", "answers": "kinds of answers"}  # parts of a fingerprint, in messages
 
 
 def compare(text: str, fingerprint: dict[str, dict[str, Any]], folder: str, key: str) -> dict[str, Any]:
+    """The fingerprint that a cache holds as ``text``; a UserError names the first difference from the run's."""
     try:
         found = json_of(text)
         parts = {name: dict(found[name]) for name in fingerprint}
@@ -226,7 +227,7 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> dict[str, str]:
 
 
 def checksum(record: np.ndarray) -> int:
-    """Of a record, behind the place where it is kept."""
+    """CRC-32 of a record's bytes after those that hold it."""
     return zlib.crc32(record[CRC_BYTES:].data) or 1  # 0 marks a record that was never written
 
 

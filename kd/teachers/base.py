@@ -166,7 +166,7 @@ class Ensemble(RunTeacher):
 class OwnTeacher(RunTeacher):
     """A teacher of the user's own (:class:`Teacher`) in a run: it gives logits."""
 
-    closed = "answers by itself, its layers are unknown"
+    closed = "is a teacher of your own, whose layers are unknown"
 
     def __init__(self, given: Teacher, spec: TeacherSpec | None = None, key: str = "model.teacher") -> None:
         self.given, self.key, self.arch = given, key, type(given).__name__

@@ -84,8 +84,8 @@ def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[s
         return names, None
     twice = next((name for name in wanted if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"{key}.classes: '{twice}' stands {names.count(twice)} times among the teacher's {len(names)} "
-                        "names, so that it is open which of its answers is meant")  # fmt: skip
+        count = names.count(twice)
+        raise UserError(f"{key}.classes: must name '{twice}' once, got it {count} times in {len(names)} names")
     places = {name: i for i, name in enumerate(names)}
     missing = [(own, name) for own, name in zip(classes, wanted, strict=True) if name not in places]
     if missing:

@@ -131,7 +131,7 @@ class Layout:
         if wanted.maps:
             _, classes, height, width = teacher(torch.zeros(1, 3, *self.data.size, dtype=torch.uint8)).shape
             return MapCodec((classes, height, width), topk, teacher.spec.cache_precision)
-        return TopKCodec(count, topk, temperatures(looking(wanted))) if topk else DenseCodec(count)
+        return TopKCodec(count, topk, temperatures(logit_losses(wanted))) if topk else DenseCodec(count)
 
     # -- caches from before each kind of answer had a folder ---------------------------------------------------------
     def _in_one(self, teacher: RunTeacher, wanted: Wanted) -> Kind | None:
@@ -156,8 +156,7 @@ class Layout:
         return None
 
 
-def looking(wanted: Wanted) -> list[LogitLoss]:
-    """The losses that read logits."""
+def logit_losses(wanted: Wanted) -> list[LogitLoss]:
     return [loss for losses in wanted.logits.values() for loss in losses]
 
 

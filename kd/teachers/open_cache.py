@@ -14,7 +14,7 @@ from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import BESIDE, UNITS_OF, described
 from kd.teachers.answer_store import FINGERPRINT, AnswerStore, check_room, compare, free_bytes
 from kd.teachers.base import Ensemble, RunTeacher
-from kd.teachers.cache_layout import Kind, Layout, looking, topk_temperature
+from kd.teachers.cache_layout import Kind, Layout, logit_losses, topk_temperature
 from kd.teachers.cached import CachedTeacher, CacheEntry
 from kd.teachers.published import PublishedStore
 from kd.teachers.reading import Store
@@ -122,9 +122,7 @@ def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool)
 def _store(teacher: RunTeacher, kind: Kind, layout: Layout, filling: bool) -> Store:
     samples, views, codec = layout.samples, teacher.spec.cache_views, kind.codec
     if kind.url and filling:
-        raise UserError(
-            f"{teacher.key}.cache_dir: {teacher.spec.cache_dir} is only read; kd-cache writes there by out="
-        )
+        raise UserError(f"{teacher.key}.cache_dir: {teacher.spec.cache_dir} is read-only; kd-cache out= writes there")
     if kind.url:
         return PublishedStore(
             kind.url, kind.parts, samples, views, codec.record_bytes, codec.usable, teacher.key,
@@ -155,10 +153,9 @@ def check_precision(teacher: RunTeacher, data: DistillationDataModule, wanted: W
         if member.spec.cache_precision != "int8":
             continue
         if not (wanted.of(name).features or wanted.of(name).maps):
-            raise UserError(f"{member.key}.cache_precision: int8 is for features, and no loss reads any; logits are "
-                            "kept in half precision")  # fmt: skip
+            raise UserError(f"{member.key}.cache_precision: int8 is for features, and no loss reads any; leave it out")
         if len(data.source.classes) <= BESIDE and not wanted.of(name).features:
-            raise UserError(f"{member.key}.cache_precision: int8 takes no less than half precision with so few classes "
+            raise UserError(f"{member.key}.cache_precision: int8 is no smaller than half precision with so few classes "
                             f"({len(data.source.classes)}; {BESIDE + 1} or more do); leave it out")  # fmt: skip
 
 
@@ -174,9 +171,7 @@ def check_cacheable(teacher: RunTeacher, data: DistillationDataModule, wanted: W
     key = next((member.key for member in asking.values()), "model.teacher")
     pixels = next((member.key for member in asking.values() if member.spec.cache_pixels), "")
     if pixels and data.engine != "torch":
-        raise UserError(
-            f"{pixels}.cache_pixels: needs data.engine=torch, whose loaders make whole views, got {data.engine}"
-        )
+        raise UserError(f"{pixels}.cache_pixels: needs data.engine=torch, got {data.engine}")
     if data.augment.mixes and data.balance_classes:
         raise UserError(
             f"{key}.cache: keeps one mixture of a picture and view, and data.balance_classes shows a picture in "
@@ -205,7 +200,7 @@ def _check_teacher(teacher: RunTeacher, data: DistillationDataModule, wanted: Wa
         raise UserError(f"{key}: no loss reads logits, so none are stored; leave it out")
     if several:
         raise UserError(f"{key}: the mean of several teachers needs all logits; without cache_topk all are kept")
-    for loss in looking(wanted):
+    for loss in logit_losses(wanted):
         if not (isinstance(loss, PixelKDLoss) or topk_temperature(loss) is not None):
             raise UserError(f"{key}: {type(loss).__name__} needs all logits; without cache_topk all are kept")
 

@@ -277,7 +277,7 @@ def test_a_cache_of_something_else_says_what(tmp_path: Path, part: str, change: 
 
 def test_a_folder_that_is_no_cache(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_text("")
-    with pytest.raises(UserError, match="is no cache of answers, it holds photo.jpg"):
+    with pytest.raises(UserError, match="is not a cache of answers: it holds photo.jpg"):
         store(tmp_path, DenseCodec(50))
     with pytest.raises(UserError, match="cache_dir: .*photo.jpg.* can't be used"):
         store(tmp_path / "photo.jpg", DenseCodec(50))
@@ -324,7 +324,7 @@ def test_a_file_that_leads_elsewhere_is_refused_and_what_it_leads_to_left_alone(
     if name.endswith(".part"):  # a name in passing: it is taken away, not written through
         store(tmp_path / "c", DenseCodec(50))
     else:
-        with pytest.raises(UserError, match=rf"can't be used: {name} is (a link|not a plain file)"):
+        with pytest.raises(UserError, match=rf"can't be used: {name} is (a link|not a regular file)"):
             store(tmp_path / "c", DenseCodec(50))
     assert precious.read_text() == "precious"
 
@@ -363,7 +363,7 @@ def test_a_poisoned_record_with_the_right_checksum_is_missing(tmp_path: Path, co
 
 def test_a_data_folder_named_as_a_cache_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_text("")
-    with pytest.raises(UserError, match="is no cache of answers"):
+    with pytest.raises(UserError, match="is not a cache of answers"):
         store(tmp_path, DenseCodec(50))
     assert [p.name for p in tmp_path.iterdir()] == ["photo.jpg"]
     with pytest.raises(UserError, match="the disk has"):

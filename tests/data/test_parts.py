@@ -59,7 +59,7 @@ def test_classes_are_counted_where_a_picture_has_one_label() -> None:
 
 
 @pytest.mark.parametrize(("source", "settings", "message"), [
-    (Known(["a"]), {}, "data.source: one class"),
+    (Known(["a"]), {}, "data.source: needs two classes or more, got one"),
     (Known([]), {"unlabeled": 3, "ratio": 1.0}, "data.unlabeled"),
     (Known(["a", "b"], Masks()), {"augment": Augment(mixup=0.2)}, "data.augment.mixup"),
     (Known(["a", "b"], LabelSets()), {"augment": Augment(cutmix=0.2)}, "data.augment.cutmix"),
@@ -136,7 +136,7 @@ def test_class_folders_are_sorted_and_hidden_ones_left_out(tmp_path: Path) -> No
     assert class_folders(str(tmp_path), "data.source.root") == ["a", "b"]
     split = labelled_folder(str(tmp_path), ["a", "b"], "data.source.root")
     assert split.targets == [0, 1]
-    with pytest.raises(UserError, match="is none of the 1 known classes"):
+    with pytest.raises(UserError, match="is not one of the 1 known classes"):
         labelled_folder(str(tmp_path), ["a"], "data.source.root")
     with pytest.raises(UserError, match="data.source.root: there is no folder"):
         class_folders(str(tmp_path / "none"), "data.source.root")

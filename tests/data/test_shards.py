@@ -81,7 +81,7 @@ def test_pictures_are_resized_once(recipe: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda p: (p / "train.json").unlink(), "has no train.json: no pack, or an unfinished one"),
+        (lambda p: (p / "train.json").unlink(), "is not a finished pack: no train.json"),
         (lambda p: (p / "train.json").write_text("{"), "train.json is damaged"),
         (lambda p: (p / "val-00000.tar").write_bytes(b""), "val-00000.tar has 0 bytes, its index says"),
         (lambda p: (p / "train-00000.tar").unlink(), "train-00000.tar has 0 bytes, its index says"),
@@ -298,7 +298,7 @@ def test_answers_beside_a_pack_are_read_by_whoever_has_it(
         assert train_main([f"recipe={recipe}", *bad]) == 2
         assert message in capsys.readouterr().err
     assert cache_main([f"recipe={recipe}", *items, *only]) == 2
-    assert "is only read; kd-cache writes there by out=" in capsys.readouterr().err
+    assert "is read-only; kd-cache out= writes there" in capsys.readouterr().err
 
 
 def test_a_teachers_checkpoint_from_an_object_store(

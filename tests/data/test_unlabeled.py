@@ -200,7 +200,7 @@ def test_a_folder_without_pictures_or_labels_is_told_in_a_line(
 ) -> None:
     for items, message in (
         ([f"data.source.root={tmp_path / 'none'}"], "data.source.root: there is no folder"),
-        ([f"data.source.root={unlabelled}", f"data.unlabeled={unlabelled}"], "data.unlabeled: stands beside labelled"),
+        ([f"data.source.root={unlabelled}", f"data.unlabeled={unlabelled}"], "data.unlabeled: needs labelled"),
         ([f"data.source.root={unlabelled}"], "data.source: its pictures have no labels"),
     ):
         assert train_main([f"recipe={recipe}", "data.source=Pictures", *items]) == 2

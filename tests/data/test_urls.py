@@ -232,7 +232,7 @@ def test_mistakes_by_url_are_told_in_a_line(
     folder, lists = "data.source.root=", '{"class_path": "Manifest", "init_args": {"train": "%s"}}'
     for item, message in (
         (f"{folder}{s3}/nothing", "data.source.root: there is no folder s3://food/nothing/train"),
-        (f"{folder}{s3}/one", "one class ('apple') leaves nothing to tell apart"),
+        (f"{folder}{s3}/one", "needs two classes or more, got one ('apple')"),
         (f"data.source={lists % f'{s3}/gone.csv'}", "s3://food/mini/gone.jpg (there is no s3://food/mini/gone.jpg)"),
         (
             f"{folder}{s3}/mini",

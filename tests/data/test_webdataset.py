@@ -103,7 +103,7 @@ def test_what_can_not_be_read_is_named(
     cases = [
         (tmp_path / "none", "data.source.train: there is no"),
         (tmp_path / "n-{3..1}.tar", "data.source.train: {3..1} must count up"),
-        ("s3://bucket/a.tar", "is not on a disk; fetch the shards first"),
+        ("s3://bucket/a.tar", "is not on a disk; copy the shards there"),
         (tmp_path / "cut.tar", "is truncated"),
         (shard(tmp_path / "packed.tar", [good], "w:gz"), "is not a plain tar file"),
         (shard(tmp_path / "none.tar", [{"a.cls": b"0"}]), "no pictures in 1 shard(s)"),

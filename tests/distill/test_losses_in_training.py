@@ -378,12 +378,12 @@ def test_what_a_loss_is_not_defined_for_is_refused(
         (["model.distill_losses.kd.temperature=0"], "temperature: must be > 0, got 0"),
         (["model.distill_losses.h=HintLos"], "did you mean 'HintLoss'"),
         (["model.student.freeze=backbone", "model.task_loss_weight=0", "model.distill_losses={h: ATLoss}",
-          "model.taps.h={student: norm, teacher: norm}"], "model.student.freeze: backbone leaves the classifier alone"),
+          "model.taps.h={student: norm, teacher: norm}"], "model.student.freeze: backbone needs a loss that trains"),
         (["model.student.freeze=backbone", "model.task_loss_weight=0", "model.distill_losses={s: SimKDLoss}"],
-         "model.student.freeze: backbone leaves the classifier alone to train, and nothing trains it"),
-        (["model.teacher_drop=0.5"], "model.teacher_drop: is for losses over teachers' features alone"),
-        (["model.distill_losses.task=KDLoss"], "model.distill_losses.task: the name 'task' is taken"),
-        (["model.distill_losses.keys=KDLoss"], "model.distill_losses.keys: the name 'keys' is taken"),
+         "model.student.freeze: backbone needs a loss that trains the classifier"),
+        (["model.teacher_drop=0.5"], "model.teacher_drop: needs losses over teachers' features alone"),
+        (["model.distill_losses.task=KDLoss"], "model.distill_losses.task: the name 'task' is reserved"),
+        (["model.distill_losses.keys=KDLoss"], "model.distill_losses.keys: the name 'keys' is reserved"),
     ],
 )  # fmt: skip
 def test_users_mistakes_with_losses_end_in_one_line(

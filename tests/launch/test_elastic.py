@@ -29,7 +29,7 @@ def test_a_killed_rank_is_started_again_and_goes_on(recipe: Path) -> None:
     folder = recipe.parent / "runs" / "tiny" / "000"
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("processes: 2 on 1 machine (started by torchrun)") == 2
-    assert f"kd-train: this job was here before: it resumes {folder}" in done.stdout
+    assert f"kd-train: this job has run before: resuming {folder}" in done.stdout
     assert [p.name for p in (recipe.parent / "runs" / "tiny").glob("[0-9]*")] == ["000"]
     for rank in (0, 1):
         lines = [json.loads(x) for x in (folder / "records" / f"samples.rank{rank}.jsonl").read_text().splitlines()]

@@ -229,8 +229,8 @@ def test_steps_are_those_of_torch() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"schedule": "steps"}, "milestones must be given with schedule=steps alone, got None"),
-        ({"milestones": [2.0]}, r"milestones must be given with schedule=steps alone, got \[2.0\] \(schedule=cosine"),
+        ({"schedule": "steps"}, "milestones must go with schedule=steps alone, got None"),
+        ({"milestones": [2.0]}, r"milestones must go with schedule=steps alone, got \[2.0\] and cosine"),
         ({"schedule": "steps", "milestones": [3.0, 2.0]}, "milestones must ascend"),
         ({"schedule": "steps", "milestones": [0.0]}, "milestones must be > 0"),
     ],

@@ -231,12 +231,12 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
     ("item", "said"),
     [
         ("optim.name=sgd", "optim.name: a resumed run keeps its optimizer (adamw, given sgd)"),
-        ("optim.weight_decay=0", "optim.weight_decay: can't be turned on or off at a resume"),
+        ("optim.weight_decay=0", "optim.weight_decay: can't be turned on or off in a resumed run"),
         ("seed=1", "seed: a resumed run keeps it (0, given 1)"),
         ("model.student.pretrained=true", "model.student.pretrained: has no effect on a resumed run"),
         (
             "model.ema_decay=0.9",
-            "model.ema_decay: a resumed run keeps its average, or goes without one as it began (None",
+            "model.ema_decay: can't be turned on or off in a resumed run (None",
         ),
         ("model.student.kwargs.embed_dim=64", "last.ckpt can't be loaded"),
         ("trainer.gradient_clip_val=-1", "trainer.gradient_clip_val: must be >= 0, got -1"),

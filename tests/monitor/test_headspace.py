@@ -70,7 +70,7 @@ def test_a_slow_input_and_a_slow_teacher_are_measured(
 
 def test_it_needs_three_epochs(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_main([f"recipe={recipe}", "config=headspace", "trainer.max_epochs=2"]) == 2
-    assert "trainer.max_epochs: a headspace run has 3, got 2" in capsys.readouterr().err
+    assert "trainer.max_epochs: must be 3 in a headspace run, got 2" in capsys.readouterr().err
     assert train_main([f"recipe={recipe}", "config=headspace"]) == 2
     assert "a headspace run needs 10, got 6" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ def test_prices_and_budgets_need_each_other() -> None:
     assert MonitorSpec(budget=5, price_per_hour=2).budget == 5
     for given, message in (
         ({"budget": 5}, "monitor.budget: 5 needs monitor.price_per_hour"),
-        ({"instances": ["a"]}, "monitor.prices: a table, and monitor.instances: the machines, are given together"),
+        ({"instances": ["a"]}, "monitor.prices, monitor.instances: must be given together"),
     ):
         with pytest.raises(UserError, match=message):
             MonitorSpec(**given)  # type: ignore[arg-type]

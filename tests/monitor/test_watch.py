@@ -173,7 +173,7 @@ def test_a_threshold_by_key_holds_for_all_who_ask(recipe: Path) -> None:
         ("monitor.budget=5", "monitor.budget: 5 needs monitor.price_per_hour"),
         (
             "monitor.prices=table.yaml",
-            "monitor.prices: a table, and monitor.instances: the machines, are",
+            "monitor.prices, monitor.instances: must be given together",
         ),
         ("monitor.max_hours=0", "monitor.max_hours: must be > 0, got 0"),
     ],
@@ -200,7 +200,7 @@ def test_the_price_is_that_of_the_machines(recipe: Path, capsys: pytest.CaptureF
     assert f"monitor.instances: no price of 'c5.18xlarge:spot'; {known}" in capsys.readouterr().err
     table.write_text("p4d.24xlarge: dear\n")
     assert train_main([*priced, "monitor.instances=[p4d.24xlarge]"]) == 2
-    assert "p4d.24xlarge: a price, or on_demand and spot, got dear" in capsys.readouterr().err
+    assert "p4d.24xlarge: must be a price, or on_demand and spot, got dear" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

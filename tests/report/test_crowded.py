@@ -69,7 +69,7 @@ def test_the_loader_processes_are_named(evidence: dict[str, Any]) -> None:
         [found["others"], [f.lever for f in Explained(run).findings]]
     )  # a batch helps nobody here
     if "autograd" in evidence:
-        assert "training (pt_autograd_0) stood ready but got no core" in found["text"]
+        assert "training (pt_autograd_0) waited for a free core" in found["text"]
         assert "SchedulerDelay" in {f.rule for f in Explained(run).findings}
 
 

@@ -26,7 +26,7 @@ def test_no_records_no_chart() -> None:
     run = Run(Path("runs/food/007"))
     assert phase_chart(Facts(run)) is heat(run) is tier_of(run) is headline(Facts(run)) is notes(run) is None
     assert not [chart for chart in metric_lines(run) if chart]
-    assert status(run) == "stopped without a word"
+    assert status(run) == "ended early"
     assert label(Facts(run)) == "food/007"
 
 

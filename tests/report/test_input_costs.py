@@ -28,7 +28,7 @@ def test_cores_a_gpu_are_counted_and_other_machines_priced() -> None:
     machines = {"c5.18xlarge": {"price": 3.672, "vcpus": 72}, "c5.9xlarge:spot": {"price": 0.6, "vcpus": 36}}
     facts = starving(input_machines=machines)
     assert cores_wanted(facts) == (20, 12)
-    assert "20 cores a GPU would keep up, 12 are there" in Explained(facts.run).verdict["text"]
+    assert "20 cores a GPU would be enough, there are 12" in Explained(facts.run).verdict["text"]
     found = {way.name: way for way in ways(facts)}
     beside = found["data.engine=ray on 3 c5.18xlarge beside"]  # 8 x 19 cores: a tier makes all batches
     assert (beside.step_ms, beside.price) == (REST, pytest.approx(37.688 + 3 * 3.672))

@@ -136,7 +136,7 @@ def test_cores_that_a_gpu_needs_are_counted() -> None:
     limit = limits.data_bound(given(slow, workers=4, cores=8, loading_busy=1.0, processes=2, cpu=False))
     assert limit is not None
     assert limit.text.endswith(
-        "; 13 cores a GPU would keep up, 4 are there, though 8 loader processes share 8 cores with training"
+        "; 13 cores a GPU would be enough, there are 4, though 8 loader processes share 8 cores with training"
     )
     assert "data.engine=device (or dali)" in limit.lever
     assert "data.engine" not in limits.data_bound(given(slow, workers=4, cores=8, processes=2)).lever  # type: ignore[union-attr]
@@ -203,7 +203,7 @@ def test_the_loaders_own_cpu_time_tells_slow_ones_from_those_without_a_core() ->
     late = Explained(shared(1, 1.6, 150.0, 10.0, loader_wait=[80.0])).limits
     assert [limit.bound for limit in late] == ["host", "data"]
     assert late[1].gain == pytest.approx(207 / 177)  # what the loader itself takes
-    assert "training and its loader processes stood ready but got no core for 130 of 207 ms" in late[0].text
+    assert "training and its loader processes waited for a free core for 130 of 207 ms" in late[0].text
     assert late[0].lever == "run alone on the machine"
     assert late[0].gain == pytest.approx(207 / 77)
     slow = Explained(shared(1, 0.1, 150.0, 10.0, loader_wait=[2.0], workers=[95.0])).limits

@@ -78,12 +78,12 @@ def test_the_command_says_how_far_it_can_be_wrong(tmp_path: Path, capsys: pytest
         ("price=-1", "price: must be a number >= 0, got '-1'"),
         ("data_machines=-1", "data_machines: must be a whole number >= 0, got '-1'"),
         ("data_machines=two", "data_machines: must be a whole number >= 0, got 'two'"),
-        ("data_machines=2", "data_machines: of how many cores each? data_cores=N, or data_instance=NAME"),
+        ("data_machines=2", "data_machines: needs data_cores=N, or data_instance=NAME"),
         ("data_cores=0", "data_cores: must be a whole number >= 1, got '0'"),
-        ("data_cores=8", "data_machines: how many? The run had no tier: data_machines=N"),
-        ("data_machines=0 data_cores=8", "data_machines: 0 is no tier; leave data_cores and data_instance out"),
-        ("data_cores=8 data_instance=cpu", "data_instance: its cores are in the table of prices; leave data_cores"),
-        ("data_machines=1 data_instance=cpu", "data_instance: the run knows no prices of machines that make batches"),
+        ("data_cores=8", "data_machines: must be given (data_machines=N): the run had no data tier"),
+        ("data_machines=0 data_cores=8", "data_machines: must be >= 1 with data_cores or data_instance, got 0"),
+        ("data_cores=8 data_instance=cpu", "data_cores: must be left out with data_instance"),
+        ("data_machines=1 data_instance=cpu", "data_instance: needs a run with a table of prices"),
         ("data_machines=1 data_cores=8 workers=0", "workers: must be >= 1 with a data tier, got 0"),
         ("batch=3", "--what-if: no key 'batch'; known: cache=on|off, pixels=on|off, workers=N"),
     ],
@@ -251,7 +251,7 @@ def test_a_cache_that_held_views_before_still_holds_them() -> None:
     assert predict(reading(1), Change(cache=False)).step_ms == pytest.approx(100)
     full = reading(4)
     assert predict(full, Change(epochs=100)).step_ms == pytest.approx(40)
-    with pytest.raises(UserError, match="its cache was full, no step shows what the teacher takes"):
+    with pytest.raises(UserError, match="its cache was full, so that no step shows the teacher's time"):
         predict(full, Change(cache=False))
 
 

@@ -172,7 +172,7 @@ def test_a_resumed_run_brings_its_settings(runs: Runs) -> None:
     assert resumed_by(alone) and alone.recipe == str(runs.folder / "config.yaml")
     assert resumed_by(with_recipe) and with_recipe.recipe == "mine" and resumed_by(Request("mine")) is None
     (runs.folder / "config.yaml").write_text("recipe: tiny\n")
-    with pytest.raises(UserError, match="was cut short"):
+    with pytest.raises(UserError, match="is truncated"):
         resumed_by(Request(resume=str(runs.folder)))
 
 
@@ -202,7 +202,7 @@ def test_the_start_of_a_resumed_run_stays(tmp_path: Path) -> None:
     check_start(tmp_path, before)
     check_start(tmp_path, {"model": {"ema_decay": None, "student": student | {"inherit": True}}})
     for now, message in (
-        ({"model": {"ema_decay": 0.9, "student": student}}, "model.ema_decay: a resumed run keeps its average"),
+        ({"model": {"ema_decay": 0.9, "student": student}}, "model.ema_decay: can't be turned on or off"),
         (
             {"model": {"ema_decay": None, "student": student | {"pretrained": True}}},
             "model.student.pretrained: has no effect on a resumed run",

@@ -153,7 +153,7 @@ def test_photos_fine_tunes_a_backbone_and_distils_it(
     for more, why in ((f"model.teacher.checkpoint={teacher}", "model.teacher.checkpoint is given"),
                       ("model.teacher.recipe=null", "there is no model.teacher.recipe")):  # fmt: skip
         assert train_main([*items, "model.teacher.backbone=b.safetensors", more]) == 2
-        assert f"model.teacher.backbone: begins the training of a teacher, and none is trained: {why}" in (
+        assert f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}" in (
             capfd.readouterr().err
         )
 

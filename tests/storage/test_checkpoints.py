@@ -108,7 +108,7 @@ def test_resume_falls_back_with_a_warning(recipe: Path, capsys: pytest.CaptureFi
     assert train_main([f"resume={folder}"]) == 0
     err = capsys.readouterr().err
     assert f"warning: {last} can't be loaded: wrong checksum" in err
-    assert f"it resumes from {folder / 'checkpoints' / 'previous.ckpt'}" in err
+    assert f"resuming from {folder / 'checkpoints' / 'previous.ckpt'}" in err
     assert json.loads((folder / "summary.json").read_text())["student"] == before
     assert not damage(last)
 

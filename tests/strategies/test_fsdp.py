@@ -59,7 +59,7 @@ def test_checkpoints_load_in_the_other(recipe: Path, whole: Path, first: str, th
 @pytest.mark.slow  # test_sharding.py: who shards refuses what does not go with it
 def test_what_does_not_go_together_is_refused(recipe: Path) -> None:
     train(recipe, SHARDED, "model.ema_decay=0.9", expect=2)
-    assert "kd-train: model.ema_decay: the average of a sharded student is not kept" in said(recipe)
+    assert "kd-train: model.ema_decay: must be null with FSDP" in said(recipe)
 
 
 @pytest.mark.slow  # tests/test_survival.py: fewer validation pictures than processes

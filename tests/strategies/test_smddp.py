@@ -71,7 +71,7 @@ def test_two_processes_over_the_backend_shard_the_optimizer(recipe: Path) -> Non
 
 
 def test_what_smddp_can_not_do_is_refused() -> None:
-    with pytest.raises(UserError, match="trainer.strategy.compression: smddp reduces by itself, not 'powersgd'"):
+    with pytest.raises(UserError, match="trainer.strategy.compression: must be null with smddp, got 'powersgd'"):
         DDP(backend="smddp", module=HOOK, compression="powersgd")
 
 

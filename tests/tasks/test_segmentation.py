@@ -321,7 +321,7 @@ def test_answers_for_every_pixel_are_cached(
     assert (kept["answers_read"], kept["answers_computed"]) == (16, 0)
     few += [f"model.teacher.classes={json.dumps([*NAMES, *'abcdefgh'][:8])}", "model.teacher.cache=on"]
     assert train_main([*few, "model.teacher.cache_precision=int8"]) == 2
-    assert "int8 takes no less than half precision with so few classes (3; 7 or more do)" in capsys.readouterr().err
+    assert "int8 is no smaller than half precision with so few classes (3; 7 or more do)" in capsys.readouterr().err
     cwd = ["model.distill_losses.cwd=CWDLoss", "model.teacher.cache=on", "model.teacher.cache_topk=2"]
     assert train_main([*items, *cwd]) == 2
     assert "model.teacher.cache_topk: CWDLoss needs all logits" in capsys.readouterr().err

@@ -59,9 +59,9 @@ def test_it_trains_under_our_data_module(pictures: Path, tmp_path: Path) -> None
     ("losses", "more", "reason"),
     [
         ({"hint": HintLoss()}, {"taps": {"hint": TapSpec("blocks.0", "blocks.0")}},
-         "Bright answers by itself, its layers are unknown: a feature loss needs a module"),
+         "Bright is a teacher of your own, whose layers are unknown: a feature loss needs a module"),
         ({"simkd": SimKDLoss()}, {"task_loss_weight": 0.0, "taps": {"simkd": TapSpec("norm", "norm")}},
-         "its layers are unknown"),
+         "whose layers are unknown"),
     ],
 )  # fmt: skip
 def test_losses_over_features_are_refused_in_one_line(losses: dict, more: dict, reason: str) -> None:

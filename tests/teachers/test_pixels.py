@@ -245,10 +245,10 @@ def test_kd_cache_fills_and_describes_them(
      "model.teacher.cache_gb: 2 view(s) of 48 pictures need 0.000297 GB, 0.000295 of them for pixels (cache_pixels), "
      "got 0.0001"),
     (["model.teacher.cache_pixels=true", "data.engine=device"],
-     "model.teacher.cache_pixels: needs data.engine=torch, whose loaders make whole views, got device"),
+     "model.teacher.cache_pixels: needs data.engine=torch, got device"),
     (["model.teacher.cache_pixels=perhaps"], "model.teacher.cache_pixels"),
     (["model.teacher.cache_pixels=true", "data.engine=nvjpeg", *MIX],
-     "model.teacher.cache_pixels: needs data.engine=torch, whose loaders make whole views, got nvjpeg"),
+     "model.teacher.cache_pixels: needs data.engine=torch, got nvjpeg"),
 ])  # fmt: skip
 def test_what_can_not_be_kept_is_refused(
     recipe: Path, cache: list[str], tmp_path: Path, items: list[str], message: str, capsys: pytest.CaptureFixture[str]

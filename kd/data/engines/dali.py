@@ -1,8 +1,8 @@
-"""The engine ``dali``: NVIDIA DALI decodes, cuts and resizes, on a GPU or the CPU; the rest is the engine ``device``'s.
+"""The engine ``dali``: NVIDIA DALI decodes, cuts and resizes, on a GPU or the CPU; the engine ``device`` does the rest.
 
-Crop boxes and all else that is random come from the loader, drawn as the engine ``torch`` draws them. DALI decodes to
-the same pixels (libjpeg-turbo on the CPU; nvJPEG on a GPU differs by a few levels) and its antialiased resize rounds
-otherwise: views differ by a third of a level in the mean, by a few levels in single pixels.
+Crop boxes and everything else that is random come from the loader, drawn as the engine ``torch`` draws them. On the CPU
+DALI decodes to the same pixels (libjpeg-turbo), on a GPU nvJPEG differs by a few levels. Its antialiased resize rounds
+differently: views differ by a third of a level in the mean, by a few levels in single pixels.
 """
 
 from functools import partial
@@ -24,8 +24,7 @@ from kd.run.settings import Augment
 
 def check(augment: Augment, source: Source) -> None:
     if source.kind.cut_with_picture:
-        raise UserError(f"data.engine: dali makes views of pictures alone, data.source has {source.kind.name}; "
-                        "engine=device")  # fmt: skip
+        raise UserError(f"data.engine: dali can't make views of {source.kind.name}; data.engine=device can")
     _check(augment, source, "dali")
     try:
         import nvidia.dali  # noqa: F401
@@ -44,7 +43,7 @@ class CutSet(_CutSet):
 
 
 def plain(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
-    """A picture that DALI reads as we do, its height and its width; any but an upright JPEG becomes a PNG."""
+    """``(file, height, width)``: an upright JPEG as it is, any other picture as a PNG, which DALI decodes as we do."""
     size = plain_jpeg(data, max_pixels)
     if size is not None:
         return data, *size
@@ -72,10 +71,10 @@ class DeviceViews(_DeviceViews):
         self._pipeline.feed_input("shape", list(boxes[:, 2:]))
         (made,) = self._pipeline.run()
         if device.type == "cuda":
-            shown = torch.from_dlpack(made.as_tensor()).clone()  # DALI uses its buffers again
+            pixels = torch.from_dlpack(made.as_tensor()).clone()  # DALI uses its buffers again
         else:
-            shown = torch.from_numpy(np.array(made.as_array()))
-        images = shown.permute(0, 3, 1, 2).contiguous()
+            pixels = torch.from_numpy(np.array(made.as_array()))
+        images = pixels.permute(0, 3, 1, 2).contiguous()
         return {**{k: v for k, v in batch.items() if k != "plan"}, **self.finish(images, batch["target"], plan)}
 
     def _build(self, device: torch.device) -> Any:

@@ -49,9 +49,7 @@ def check(augment: Augment, source: Source, engine: str = "device") -> None:
     if augment.rand_augment:
         raise UserError(f"data.augment.rand_augment: needs data.engine=torch, got {engine}")
     if augment.before_resize and engine != "device":
-        raise UserError(
-            f"data.augment.before_resize: needs data.engine=torch or device, got {engine}, which cuts first"
-        )
+        raise UserError(f"data.augment.before_resize: needs data.engine=torch or device, got {engine}")
 
 
 def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int, int]) -> Recipe:

@@ -1,7 +1,7 @@
 """The engine ``nvjpeg``: JPEGs travel encoded, and torchvision decodes a batch of them on the GPU (nvJPEG).
 
-All else is the engine ``device``'s. nvJPEG's pixels differ from libjpeg-turbo's by a few levels. What is no upright
-JPEG is decoded and cut in the loader. On a CPU torchvision decodes too: the engine ``device``'s views, to the last bit.
+All else is done by the engine ``device``. nvJPEG's pixels differ from libjpeg-turbo's by a few levels. Any file but
+an upright JPEG is decoded and cut in the loader. On a CPU the views equal those of the engine ``device`` to a bit.
 """
 
 import warnings
@@ -35,7 +35,7 @@ class CutSet(_CutSet):
         return super().opened(data) if size is None else (data, *size)
 
     def cut(self, picture: bytes | Tensor, box: tuple[int, int, int, int]) -> np.ndarray:
-        """The file's bytes, or ``(3, height, width)``; an array, as a tensor would take a file handle of its own."""
+        """The file's bytes, or ``(3, height, width)``; no tensor, which would cost a file handle between processes."""
         return np.frombuffer(picture, np.uint8) if isinstance(picture, bytes) else super().cut(picture, box).numpy()
 
 
@@ -55,15 +55,15 @@ class DeviceViews(_DeviceViews):
 
 
 def _cuts(plan: Plan, device: torch.device) -> list[Tensor]:
-    with warnings.catch_warnings():  # TorchCodec should be used instead, which may not be there; arrays are read-only
+    with warnings.catch_warnings():  # torchvision recommends TorchCodec; torch warns of read-only arrays
         warnings.simplefilter("ignore")
-        given = [torch.from_numpy(array) for array in plan.encoded]
-        encoded = [file for file in given if file.ndim == 1]
+        parts = [torch.from_numpy(array) for array in plan.encoded]
+        encoded = [part for part in parts if part.ndim == 1]
         pictures = iter(decode_jpeg(encoded, ImageReadMode.RGB, device) if encoded else [])
     boxes = [recipe.box for recipe in plan.recipes]
     return [
-        next(pictures)[:, top : top + height, left : left + width] if one.ndim == 1 else one.to(device)
-        for one, (top, left, height, width) in zip(given, boxes, strict=True)
+        next(pictures)[:, top : top + height, left : left + width] if part.ndim == 1 else part.to(device)
+        for part, (top, left, height, width) in zip(parts, boxes, strict=True)
     ]
 
 

@@ -84,7 +84,7 @@ def labelled_folder(path: str, classes: Sequence[str], key: str, place: Place = 
     left_out: Counter[str] = Counter()
     for name in class_folders(path, key, place):
         if name not in ids:
-            raise UserError(f"{key}: {joined(path, name)} is none of the {len(ids)} known classes")
+            raise UserError(f"{key}: {joined(path, name)} is not one of the {len(ids)} known classes")
         found, others = pictures_below(joined(path, name), place)
         paths += found
         targets += [ids[name]] * len(found)

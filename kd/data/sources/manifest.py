@@ -79,9 +79,8 @@ class Manifest(Source):
         ids = {label: i for i, label in enumerate(self.classes)}
         unknown = next(((path, label) for path, labels in rows for label in labels if label not in ids), None)
         if unknown:
-            raise UserError(
-                f"data.source.{split}: label '{unknown[1]}' of {unknown[0]} is not in {self.lists['train']}"
-            )
+            label, picture = unknown[1], unknown[0]
+            raise UserError(f"data.source.{split}: label '{label}' of {picture} is not in {self.lists['train']}")
         if not self.classes:
             return [UNLABELLED] * len(rows)
         targets = [[ids[label] for label in labels] for _, labels in rows]
@@ -139,7 +138,7 @@ class Manifest(Source):
         key, file = f"data.source.{split}", self._file(split)
         rows, labelled = self._listed(split)
         if not rows and split not in self.lists:
-            raise UserError(f"data.source: a manifest has the splits train and val, not '{split}'")
+            raise UserError(f"data.source: a manifest has the splits train and val, got '{split}'")
         if not rows:
             raise UserError(f"{key}: {file} lists no pictures")
         root = self.image_dir or (joined(file, "..") if is_url(file) else str(Path(file).parent))

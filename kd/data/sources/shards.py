@@ -70,9 +70,7 @@ class Shards(Source):
             index = json_of(text)
             check_index(index)
         except FileNotFoundError as error:
-            raise UserError(
-                f"data.source.root: {self.root} has no {split}.json: no pack, or an unfinished one"
-            ) from error
+            raise UserError(f"data.source.root: {self.root} is not a finished pack: no {split}.json") from error
         except ValueError as error:
             raise UserError(f"data.source.root: {self.root}/{split}.json is damaged: {str(error)[:160]}") from error
         except Exception as error:  # the object stores' clients raise many kinds
@@ -97,7 +95,7 @@ def check_index(index: object) -> None:
         if not (isinstance(shard, str) and re.fullmatch(r"[\w.-]+\.tar", shard)):
             raise ValueError(f"a shard is a file's plain name (NAME.tar), got {shard!r}")
     if not samples or len(samples) != len(targets):
-        raise ValueError(f"{len(samples)} samples, {len(targets)} targets; as many of both, and at least one")
+        raise ValueError(f"samples and targets must be equally many, >= 1, got {len(samples)} and {len(targets)}")
     masks = index.get("masks")
     if masks is not None and not (
         isinstance(masks, list) and len(masks) == len(samples) and all(map(_is_place, masks))

@@ -32,7 +32,7 @@ class Pictures(Source):
             self.folders["train"] = str(foodtag_mini.build(cache_dir(), *DRAWN) / "train")
         folder = self.folders.get(split)
         if folder is None:
-            raise UserError(f"data.source: a folder of pictures has the splits train and val, not '{split}'")
+            raise UserError(f"data.source: a folder of pictures has the splits train and val, got '{split}'")
         return unlabelled_folder(folder, f"data.source.{'root' if split == 'train' else 'val'}", self.cache_bytes)
 
     def has(self, split: str) -> bool:

@@ -74,7 +74,7 @@ class WebDataset(Source):
 
     def load(self, split: str) -> "TarSplit":
         if not self.places.get(split):
-            raise UserError(f"data.source: WebDataset has the splits train and val as they are named, not '{split}'")
+            raise UserError(f"data.source: WebDataset has the splits train and val, got '{split}'")
         shards = self._indexed("train")
         self._check_labels(shards)
         self.classes = self._class_names(shards)
@@ -110,14 +110,13 @@ class WebDataset(Source):
         labels = _labels(shards)
         if None in labels and any(label is not None for label in labels):
             shard, name = next((s, x[0]) for s, found in shards.items() for x in found.samples if x[3] is None)
-            raise UserError(f"data.source.label: {name} in {shard} has no label, others have; label=none takes the "
-                            "pictures alone")  # fmt: skip
+            raise UserError(f"data.source.label: {name} in {shard} has no label, others do; label=none ignores labels")
         if None in labels and self.label not in ("auto", "none"):
             raise UserError(f"data.source.label: no sample has '{self.label}'")
         different = len(set(labels))
         if self.label in ("auto", "txt") and different > max(1000, CAPTIONS * len(labels)):
-            raise UserError(f"data.source.label: {different:,} different labels of {len(labels):,} pictures look like "
-                            "captions; label=none takes the pictures alone")  # fmt: skip
+            found = f"{different:,} different labels of {len(labels):,} pictures look like captions"
+            raise UserError(f"data.source.label: {found}; label=none ignores labels")
 
     def _class_names(self, shards: dict[str, Shard]) -> list[str]:
         labels = {*_labels(shards)} - {None}
@@ -156,9 +155,7 @@ def shards_of(places: str | Sequence[str], key: str) -> list[str]:
     found: list[str] = []
     for place in [places] if isinstance(places, str) else places:
         if "://" in place or place.startswith("pipe:"):
-            raise UserError(
-                f"{key}: {place} is not on a disk; fetch the shards first, or make a pack of them (kd-pack)"
-            )
+            raise UserError(f"{key}: {place} is not on a disk; copy the shards there, or pack them (kd-pack)")
         path = Path(place)
         if path.is_dir():
             mine = sorted(str(file) for file in path.glob("*.tar"))

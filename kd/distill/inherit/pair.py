@@ -22,9 +22,7 @@ def check_pair(student: ViT, teacher: ViT) -> None:
     if isinstance(student, DenseModel):
         levels = len(student.indices), len(teacher.indices)
         if levels[0] != levels[1]:
-            raise ValueError(
-                "student and teacher must have the same number of levels of features, got {} and {}".format(*levels)
-            )
+            raise ValueError(f"student and teacher must have equally many levels of features, got {levels}")
         return check_pair(student.backbone, teacher.backbone)
     for role, model in (("student", student), ("teacher", teacher)):
         if type(model) is not VisionTransformer:
@@ -141,7 +139,5 @@ def check_copy(copy: Tensor, original: Tensor) -> None:
     size = float(copy.norm() * original.norm())
     correlation = float((copy * original).sum()) / size if size else 1.0
     if correlation < EXACT:
-        raise ValueError(
-            f"a copy of this teacher should answer like it, and does not (correlation {correlation:.2f}): "
-            "its architecture has a part that can't be inherited"
-        )
+        gives = f"a copy of this teacher gives other outputs (correlation {correlation:.2f})"
+        raise ValueError(f"{gives}: its architecture has a part that can't be inherited")

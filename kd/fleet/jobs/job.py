@@ -178,11 +178,10 @@ def _name(name: str, kind: str, own: dict[str, Path]) -> str:
 def _check_machines(config: dict[str, Any], machines: Machines, data: Machines | None) -> None:
     accelerator = str(config["trainer"]["accelerator"])
     if accelerator in ("gpu", "cuda") and machines.has_gpus is False:
-        raise UserError(f"instances: {machines.type} has no GPU, but the run wants one "
-                        f"(trainer.accelerator={accelerator})")  # fmt: skip
+        raise UserError(f"instances: {machines.type} has no GPU, but trainer.accelerator={accelerator} needs one")
     if data is not None and config["data"]["engine"] != "ray":
-        raise UserError(f"data_instances: {data} would do nothing: data.engine is {config['data']['engine']}, not ray "
-                        "(config=remote_data)")  # fmt: skip
+        engine = config["data"]["engine"]
+        raise UserError(f"data_instances: {data} needs data.engine=ray (config=remote_data), got {engine}")
     if accelerator != "cpu":
         _check_processes(config, machines)
     _check_strategy(config["trainer"]["strategy"], machines)
@@ -232,6 +231,5 @@ def _job_name(own: dict[str, str], recipe: str) -> str:
     stem = re.sub(r"[^a-z0-9]+", "-", Path(recipe).stem.lower()).strip("-")[:30] or "run"
     name = own.get("job") or f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
-        raise UserError("job: must be lower-case letters, digits and dashes, 52 at most, and begin with a letter, got "
-                        f"'{name}'")  # fmt: skip
+        raise UserError(f"job: must be lower-case letters, digits, dashes, a letter first, at most 52, got '{name}'")
     return name

@@ -61,7 +61,7 @@ class SageMaker(Target):
                     s3.head_bucket(Bucket=bucket)
                 except s3.exceptions.ClientError as error:
                     reason = " ".join(error.response["Error"].get(part, "") for part in ("Code", "Message")).strip()
-                    raise UserError(f"{key}: no bucket '{bucket}' to be had ({reason})") from error
+                    raise UserError(f"{key}: can't access the bucket '{bucket}' ({reason})") from error
                 if key != "bucket" and not s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)["KeyCount"]:
                     raise UserError(f"{key}: there is nothing at {url}")
 
@@ -165,7 +165,7 @@ def hyperparameters(job: Job) -> dict[str, str]:
             raise UserError("--trust: SageMaker takes settings alone; name the module (trust=MODULE)")
         elif (key.endswith("+") or key == "trust") and key in found:
             once = "SageMaker takes a key once; put it into an overlay of your own"
-            raise UserError(f"{key}: is given twice, and {once}")
+            raise UserError(f"{key}: is given twice, but {once}")
         else:
             found[key] = value
     if overlays:

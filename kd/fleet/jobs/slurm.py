@@ -99,8 +99,7 @@ class Slurm(Target):
 
 def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
     if machines.parts is None:
-        raise UserError(f"{key}: SLURM knows no '{machines.type}'; say what each machine has (4xgpu:8, 2xa100:8, "
-                        "1xcpu:16)")  # fmt: skip
+        raise UserError(f"{key}: must name each machine's parts (4xgpu:8, 2xa100:8, 1xcpu:16), got '{machines.type}'")
     kind, count = machines.parts
     usual = max(1, count // processes) if kind == "cpu" else CORES
     cores = whole_number(job.own, "cpus_per_task", usual, high=10_000)
@@ -113,7 +112,7 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
         if name == key:
             continue
         if f"--{name}" in f"{SCRIPT}{lines}" or not re.fullmatch("[a-z][a-z-]*", name):
-            raise UserError(f"{key}: {name} is no further option of sbatch, or the job sets it by a key of its own")
+            raise UserError(f"{key}: {name} is not an option of sbatch, or one of the job's own keys sets it")
         lines.append(f"--{name}={shlex.quote(value)}" if value else f"--{name}")
     return "\n".join(f"#SBATCH {line}" for line in lines)
 

@@ -26,7 +26,7 @@ STRATEGIES = {"tpe": "Bayesian", "random": "Random", "grid": "Grid"}
 def planned(request: Request) -> tuple[Plan, int]:
     foreign = next((item for item in request.overrides if item.startswith(NOT_THERE)), None)
     if foreign:
-        raise UserError(f"{foreign.split('=')[0]}: SageMaker's tuning has no such thing; kd-tune has")
+        raise UserError(f"{foreign.split('=')[0]}: not supported by SageMaker's tuning; kd-tune takes it")
     jobs = whole_number(take(request, "jobs"), "jobs", 1, high=100)
     request.here = False
     found = plan(request)

@@ -193,4 +193,4 @@ def _check_shapes(path: Path, make: Callable[[], nn.Module]) -> None:
     with torch.device("meta"):
         wanted = {name: tuple(value.shape) for name, value in make().state_dict().items()}
     if wanted != tensors_in(path):
-        raise UserError(f"{path}: its weights are not of the model that it describes")
+        raise UserError(f"{path}: its weights don't fit the model that it describes")

@@ -23,8 +23,8 @@ def try_out(model: Runtime, manifest: Manifest, what: str) -> None:
     shape = getattr(numbers, "shape", ())
     classes = shape[1:2] if manifest.task == "features" else (len(manifest.classes),)
     if shape[:2] != (2, *classes) or len(shape) != (4 if manifest.task == "segmentation" else 2):
-        raise UserError(f"{what} answers two pictures in the shape {shape}: not {manifest.task} of "
-                        f"{len(manifest.classes)} classes, which its metadata say")  # fmt: skip
+        expected = f"{manifest.task} of {len(manifest.classes)} classes, as its metadata state"
+        raise UserError(f"{what} answers two pictures in the shape {shape}, not {expected}")
 
 
 def answer(numbers: np.ndarray, manifest: Manifest, top: int) -> dict[str, Any]:

@@ -27,6 +27,8 @@ FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close
 
 
 class _Lingering:
+    """A transport whose ``close`` calls ``end`` instead, so that unread bytes are read first."""
+
     def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
         self._transport, self.close, self.ended = transport, end, False
 
@@ -38,10 +40,10 @@ class _Lingering:
 
 
 class _Connection(H11Protocol):
-    """uvicorn's, of which no stage lasts for ever: headers take seconds, a request and its answer their time-out.
+    """uvicorn's connection with a limit on each stage: seconds for headers, the time-out for a request and its answer.
 
-    A connection above the bound replaces the one that has sent no whole request for longest (503). What a client sends
-    after the server's end is read for a while: a socket closed with unread bytes would lose the answer.
+    Above ``most`` connections a new one replaces the one that has sent no whole request for longest (503). After the
+    answer, what the client still sends is read for a while: closing a socket with unread bytes would lose the answer.
     """
 
     most: int  # open connections; a third as many closing ones are still read
@@ -96,7 +98,7 @@ class _Connection(H11Protocol):
             self._watch()
 
     def _end(self) -> None:
-        """Sends what is written and no more; reads until the client ends too, or for a while."""
+        """Sends what is written so far; then reads until the client closes too, or for a while."""
         if self.transport.is_closing():
             return
         self._ended = cast(_Lingering, self.transport).ended = True
@@ -112,11 +114,11 @@ class _Connection(H11Protocol):
 
 
 class _Uvicorn(uvicorn.Server):
-    """Ends with status 0 on SIGTERM (uvicorn's own would raise the signal again), after what open connections ask."""
+    """Answers open requests on SIGTERM and ends with status 0; uvicorn's server would raise the signal again."""
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
         super().__init__(config)
-        self._server, self._last_said = server, 0.0
+        self._server, self._last_line = server, -60.0
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -127,18 +129,18 @@ class _Uvicorn(uvicorn.Server):
         yield
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Accepting fails in a loop where files are short: one line a minute."""
+        """Prints one line a minute while too many files are open: accepting a connection then fails all the time."""
         error = context.get("exception")
         if not isinstance(error, OSError) or "accept" not in context["message"]:
             loop.default_exception_handler(context)
-        elif time.monotonic() > self._last_said + 60:
-            self._last_said = time.monotonic()
-            print(f"kd-serve: connections wait: {error.strerror}", file=sys.stderr, flush=True)
+        elif time.monotonic() > self._last_line + 60:
+            self._last_line = time.monotonic()
+            print(f"kd-serve: new connections must wait: {error.strerror}", file=sys.stderr, flush=True)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listening in sockets or []:
-            listening.listen(WAITING)  # asyncio would accept as many at a time: the system keeps them meanwhile
+            listening.listen(WAITING)  # after asyncio's own listen, whose backlog is how many it accepts at a time
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._server.ready = False

@@ -146,7 +146,7 @@ def test_a_batch_over_which_makers_end_is_to_blame_and_a_machine_on_which_all_en
     ("items", "said"),
     [
         (["data.engine=ray", "data.num_workers=0"], "data.num_workers: must be auto or >= 1 with engine=ray, got 0"),
-        (["data.tier.address=auto"], "data.tier: is for data.engine=ray, got torch"),
+        (["data.tier.address=auto"], "data.tier: needs data.engine=ray, got torch"),
         (
             ["data.tier.address=ray://head:10001"],
             "data.tier.address: must be HOST:PORT or auto, got 'ray://head:10001'",

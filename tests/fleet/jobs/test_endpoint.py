@@ -73,7 +73,7 @@ def test_the_requests(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_serverless_names_the_machines_that_it_does_not_take(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main("launch", ["endpoint", str(run), "instances=1xml.c5.xlarge", "serverless=true", "--dry-run"]) == 0
-    assert "serverless=true has no machines: not 1xml.c5.xlarge" in capsys.readouterr().err
+    assert "instances: 1xml.c5.xlarge is ignored with serverless=true" in capsys.readouterr().err
 
 
 def test_gpus_that_would_idle_and_what_is_missing_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,7 @@ def test_the_page_says_what_was_measured_and_what_follows() -> None:
     ("item", "told"),
     [
         ("processes=1,two", "processes: must be whole numbers > 0 with commas between, got '1,two'"),
-        ("processes=1", "processes: more than one"),
+        ("processes=1", "processes: must name more than one number"),
         ("strategies=ddp,zero4", "strategies: ddp, zero and fsdp are measured, got 'zero4'"),
         ("steps=2", "steps: must be a whole number >= 5, got '2'"),
         ("network=fast", "network: must be a number > 0, got 'fast'"),

@@ -172,7 +172,7 @@ def test_an_unsupported_operator_is_named(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ([], "to: say which format"),
+        ([], "to: must name a format"),
         (["to=onx"], "got 'onx'; did you mean 'onnx'?"),
         (["to=hub", "int8=true"], "int8: to=hub has no int8"),
         (["to=hub", "int8=yes"], "int8: must be true or false, got 'yes'"),

@@ -162,7 +162,7 @@ def test_failing_to_accept_is_said_once_a_minute(capsys: pytest.CaptureFixture[s
     for _ in range(1000):
         error = OSError(24, "Too many open files")
         running._failed(None, {"message": "socket.accept() out of system resource", "exception": error})  # type: ignore[arg-type]
-    assert capsys.readouterr().err == "kd-serve: connections wait: Too many open files\n"
+    assert capsys.readouterr().err == "kd-serve: new connections must wait: Too many open files\n"
 
 
 @pytest.mark.parametrize("clients", [8, 40])
