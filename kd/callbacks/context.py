@@ -49,7 +49,6 @@ class HostCopies(Generic[Tag]):
         self._pending: deque[tuple[Tag, list[Tensor], torch.cuda.Event | None]] = deque()
 
     def add(self, tag: Tag, *tensors: Tensor) -> None:
-        """Begins the copies, into pinned memory."""
         done = None
         if any(x.device.type == "cuda" for x in tensors):
             tensors, done = tuple(x.to("cpu", non_blocking=True) for x in tensors), torch.cuda.Event()

@@ -75,8 +75,6 @@ class MetricsCSV(CSVLogger):
 
 
 class StudentCSV(MetricsCSV):
-    """``metrics.csv`` of one of several students."""
-
     def __init__(self, path: Path, name: str) -> None:
         super().__init__(path)
         self._student = f"{name}/"

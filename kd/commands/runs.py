@@ -1,6 +1,7 @@
 """``kd-runs``: which runs there are. Needs neither torch nor lightning."""
 
 import json
+import os
 import stat
 import time
 from contextlib import suppress
@@ -48,7 +49,7 @@ def run(request: Request) -> int | None:
 
 def _described(folder: Path) -> dict[str, Any]:
     summary = mapping_of(folder / "summary.json")
-    held, stats, weights = bool(holder_of(folder)), [], False
+    held, stats, weights = bool(holder_of(folder)), list[os.stat_result](), False
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # a run that trains renames its files
             if stat.S_ISREG((found := path.lstat()).st_mode):

@@ -272,6 +272,7 @@ class DistillationDataModule(LightningDataModule):
         return self._batches(0, 1).epoch_length()
 
     def batches_before(self, samples: int) -> int:
+        """How many of this run's batches count as done after ``samples`` samples of an epoch."""
         return self._batches(*self._rank()).batches_before(samples)
 
     @cached_property
