@@ -17,11 +17,7 @@ SHOWN = 16  # indices that the message names
 
 
 class Finite(Callback):
-    """Stops at a NaN or infinite loss, names step and batch, and keeps such weights out of checkpoints.
-
-    A loss is copied to the host and read once the copy is done: no step waits. Checkpoints and epochs' ends wait for
-    all.
-    """
+    """Stops at a NaN or infinite loss, names step and batch, and keeps such weights out of checkpoints."""
 
     def __init__(self) -> None:
         self._losses: HostCopies[tuple[int, Tensor]] = HostCopies()

@@ -112,9 +112,8 @@ class PhaseProfiler(Profiler):
 class Phases(Recording):
     """Writes ``records/phases.rank<r>.jsonl``: a record a step, and exact totals every few seconds.
 
-    A step lasts from the request for its batch to the request for the next one. With DistributedDataParallel,
-    ``communication`` is what the step waits for all-reduces after its last gradient is computed (the part that
-    backward does not hide); a communication hook of the user's own leaves that inside ``backward``.
+    A step lasts from the request for its batch to the request for the next one. A communication hook of the user's own
+    leaves ``communication`` inside ``backward``.
     """
 
     _process_is_used = False  # whether a run in this process has counted the time since the process began

@@ -86,9 +86,7 @@ class SharedPreflight:
 class Preflight(Callback):
     """Measures the teacher on the validation set, and keeps its answers for the student's agreement.
 
-    It runs before the student inherits and before the run's folder is made. A teacher that is no better than a guesser
-    (:meth:`kd.tasks.Task.chance`) stops the run, unless it has seen fewer than half of the classes; where its classes
-    are in another order, the message names the key, and the order found is written down.
+    It runs before the student inherits and before the run's folder is made.
     """
 
     def __init__(self, mode: str | bool = "stop", lists: Path | None = None) -> None:

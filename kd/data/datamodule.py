@@ -23,11 +23,11 @@ from kd.data.samples import Collate, PictureSet
 from kd.data.sources import FoodTagMini, Source, Split, identity
 from kd.data.splits import Splits, info_of
 from kd.data.targets import Targets
-from kd.data.transforms import EvalView, MixPairs, height_width, train_transform
+from kd.data.transforms import EvalView, MixPairs, train_transform
 from kd.errors import UserError
 from kd.lightning_internals import make_loader_again
 from kd.machine import cores
-from kd.run.settings import Augment, Check, DataSettings, Probe, TierSpec
+from kd.run.settings import Augment, Check, DataSettings, Probe, TierSpec, height_width
 
 if TYPE_CHECKING:
     from kd.data.tier.loader import Tier

@@ -15,11 +15,6 @@ from kd.run.settings import Augment
 from kd.storage.decoding import MAX_PIXELS, frame
 
 
-def height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
-    """A side, or height and width -> ``(height, width)``."""
-    return (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
-
-
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
     """Runs a block under torch's CPU generator seeded by ``numbers``, and restores it; GPUs' are not touched."""

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kd.data.batch import Batch, real_rows
+from kd.data.batch import Batch, DataInfo, real_rows
 from kd.distill.inherit.pair import final_norm
 from kd.distill.objective import Objective
 from kd.distill.student import Student
 from kd.models.own import logits_of
 from kd.models.preprocess import evaluating
 from kd.models.taps import Taps
-from kd.tasks import Features
+from kd.tasks import Features, Task
 from kd.teachers.answer import Answer
 
 
@@ -25,11 +25,15 @@ class HeadlessStudent(Student):
         looks = [layers for layers, _ in self.objective.layers_of_student.values()]
         self._taps_of_final = self.taps
         if self.average is not None:
-            self._taps_of_final = Taps(self.average.module, looks, self.prepare, "model.taps")
+            self._taps_of_final = Taps(self.average.module, looks, self.prepare)
         with torch.no_grad(), evaluating(self.model):
             width = logits_of(self._trial()).shape[1]
         losses = ["feature_loss", *(f"{name}_loss" for name in self.objective.measurable)]
         self._measures.measure(losses, width, self.data.probed)
+
+    @staticmethod
+    def info_of(task: Task, model: nn.Module) -> DataInfo:
+        return DataInfo([], labels=False)
 
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
         said = super().begin(pictures)

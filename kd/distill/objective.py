@@ -47,7 +47,7 @@ class Objective(nn.Module):
             raise ValueError(f"teacher_drop must be >= 0 and <= 1, got {teacher_drop}")
         if not task_loss_weight >= 0:
             raise ValueError(f"task_loss_weight must be >= 0, got {task_loss_weight}")
-        task_loss_weight = task_loss_weight if task.labels else 0.0
+        task_loss_weight = task.label_weight(task_loss_weight)
         if task_loss_weight == 0 and not any(loss.weight for loss in (losses or {}).values()):
             raise UserError("model.task_loss_weight: all loss weights are 0, there is nothing to learn from")
         for name in losses or {}:
@@ -58,7 +58,7 @@ class Objective(nn.Module):
         self.task_loss_weight = task_loss_weight
         self.teacher_drop = teacher_drop  # the chance in [0, 1] of teacher_shares()
         self.feature_taps, self._teacher_of = FeatureTaps(taps or {}, teacher_of or {}), dict(teacher_of or {})
-        self._factors: dict[str, float] = {}  # of headless teachers, which have no mean, each one's weight
+        self._factors: dict[str, float] = {}  # of losses over features, see RunTeacher.feature_weight
 
     # -- building ----------------------------------------------------------------------------------------------------
     def bind(
@@ -83,8 +83,7 @@ class Objective(nn.Module):
             return
         for name, loss in over_features.items():
             self.losses[name] = self.feature_taps.build(name, loss, teacher, student, taps, trial)
-            if not teacher.has_head and len(teacher.members) > 1:
-                self._factors[name] = self.feature_taps.teacher_of(name, teacher).weight
+            self._factors[name] = teacher.feature_weight(self._teacher_of.get(name, ALL))
 
     def _bind_loss(self, name: str, loss: DistillLoss, data: DataInfo, teacher: RunTeacher | None) -> None:
         key = f"model.distill_losses.{name}"

@@ -11,10 +11,8 @@ from kd.data.batch import Batch, DataInfo, RangeCheck
 from kd.distill.headless import student_of
 from kd.distill.objective import Objective, Terms
 from kd.distill.student import Student
-from kd.errors import UserError
 from kd.losses import DistillLoss
 from kd.models import TapSpec, input_of
-from kd.models.own import classes_of
 from kd.optim import OptimSpec
 from kd.tasks import Classification, Task
 from kd.teachers import Ensemble, FrozenTeacher, OwnTeacher, RunTeacher, Teacher
@@ -136,12 +134,11 @@ def make_student(
     """A student of any model; see :class:`Distillation` for the arguments."""
     check_type("student", model, nn.Module, "a torch.nn.Module")
     check_type("data", data, DataInfo, 'kd.DataInfo(classes=["apple", "bread"])')
-    data = data or info_of(objective.task, model)
+    kind = student_of(objective)
+    data = data or kind.info_of(objective.task, model)
     objective.task.settle(len(data.classes), data.ignore_index)
     average = moving_average(model, ema_decay)
-    return student_of(objective)(
-        model, input_of(model, "the student", prepare), objective, data, teacher, average, optim
-    )
+    return kind(model, input_of(model, "the student", prepare), objective, data, teacher, average, optim)
 
 
 def as_teacher(
@@ -159,17 +156,6 @@ def as_teacher(
         several = 'several go by name, {"a": a, "b": b}' if isinstance(teacher, (list, tuple)) else "or a kd.Teacher"
         raise TypeError(f"{name}: must be a module or a function of pictures ({several}), got {type(teacher).__name__}")
     return FrozenTeacher(teacher, input_of(teacher, "the teacher", prepare, "teacher_prepare"))
-
-
-def info_of(task: Task, model: nn.Module | None = None) -> DataInfo:
-    """What a task, or the last layer of a model, knows of the data."""
-    if not task.labels:
-        return DataInfo([], labels=False)
-    count = task.num_classes or (classes_of(model) if model is not None else 0)
-    if not count:
-        name = type(task).__name__
-        raise UserError(f"task: how many classes has the data? task={name}(num_classes) or data=kd.DataInfo(classes)")
-    return DataInfo([str(i) for i in range(count)], kind=task.kind, ignore_index=task.ignore_index)
 
 
 def moving_average(model: nn.Module, decay: float | None) -> ModelEmaV3 | None:

@@ -19,7 +19,7 @@ from kd.models import Prepare, Preprocess, StudentSpec, trial
 from kd.models.attention import training_attention
 from kd.models.loading import freeze_backbone
 from kd.models.output_scale import scale_output, set_in_units
-from kd.models.own import logits_of
+from kd.models.own import classes_of, logits_of
 from kd.models.preprocess import evaluating
 from kd.models.taps import TRIAL, Taps
 from kd.optim import OptimSpec, Pace, for_start, scaled_to_batch
@@ -59,10 +59,19 @@ class Student(nn.Module):
         self._trained = freeze_backbone(model, self.arch) if self.spec is not None and self.spec.freeze else ()
         self._scale_output()
         self.train()  # Lightning leaves modes as it finds them
-        self.taps = Taps(model, [], prepare, "model.taps")
+        self.taps = Taps(model, [], prepare)
         objective.bind(data, teacher, model, self.taps, self._trial)
         self._lender: Any = None  # whose classifier SimKD takes over
         self._prepare_classifier(teacher)
+
+    @staticmethod
+    def info_of(task: Task, model: nn.Module) -> DataInfo:
+        """What a task, or the last layer of a model, knows of the data."""
+        count = task.num_classes or classes_of(model)
+        if not count:
+            wanted = f"task={type(task).__name__}(num_classes) or data=kd.DataInfo(classes)"
+            raise UserError(f"task: how many classes has the data? {wanted}")
+        return DataInfo([str(i) for i in range(count)], kind=task.kind, ignore_index=task.ignore_index)
 
     def _scale_output(self) -> None:
         if self.data.scales is None:

@@ -38,6 +38,11 @@ class Students(nn.ModuleDict):
         return next(iter(self.named().values()))
 
     @property
+    def measured(self) -> dict[str, Student]:
+        """Those that validation measures, by their names."""
+        return {name: student for name, student in self.named().items() if student.is_measured}
+
+    @property
     def data_info(self) -> DataInfo:
         return self.only_or_first.data
 

@@ -5,10 +5,10 @@ from kd.models.loading import load_checkpoint
 from kd.models.preprocess import Images, Prepare, Preprocess, input_of, preprocess_for, trial
 from kd.models.spec import ModelSpec, StudentSpec, TeacherSpec
 from kd.models.weights import read_names
-from kd.run.settings import TapSpec
+from kd.run.settings import TapSpec, height_width
 
 __all__ = [
     "Images", "ModelSpec", "Prepare", "Preprocess", "StudentSpec", "TapSpec", "TeacherSpec", "build_model",
-    "check_arch", "completed",
-    "count_parameters", "input_of", "load_checkpoint", "preprocess_for", "read_names", "timm_model", "trial",
+    "check_arch", "completed", "count_parameters", "height_width", "input_of", "load_checkpoint", "preprocess_for",
+    "read_names", "timm_model", "trial",
 ]  # fmt: skip

@@ -14,10 +14,11 @@ from kd.models.arguments import check_arguments
 from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
 from kd.models.loading import NEW, load_checkpoint
 from kd.models.own import Builder, build_own, name_of
-from kd.models.preprocess import evaluating, pair, preprocess_for
+from kd.models.preprocess import evaluating, preprocess_for
 from kd.models.segmenter import DenseModel
 from kd.models.spec import ModelSpec, TeacherSpec
 from kd.models.weights import about, say
+from kd.run.settings import height_width
 
 Spec = TypeVar("Spec", bound=ModelSpec)
 _checked: set[str] = set()  # models whose forward has been tried in this process
@@ -59,7 +60,7 @@ def _built(
             without = f" ({key}.head=false: its features teach)" if not own else f"; {key}.classes says which those are"
             raise UserError(f"{key}.builder: {name_of(builder)} {what}{without}")
         say(f"{key}: {name_of(builder)} {what}: its backbone is taken, the classifier is new")
-    size = None if spec.img_size is None else pair(spec.img_size)
+    size = None if spec.img_size is None else height_width(spec.img_size)
     return build_own(builder, num_classes, size, spec.mean, spec.std, key)
 
 

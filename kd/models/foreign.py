@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kd.models.preprocess import pair
+from kd.run.settings import height_width
 from kd.storage.elsewhere import json_of, text_of
 
 HUGGING_FACE, TRANSFORMERS = "kd.models.hugging_face.HuggingFace", "transformers"
@@ -106,7 +106,7 @@ def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {
         "arch": f"vit_{size if fits else 'base'}_patch{kind if fits or dino else '16_224'}",
         "kwargs": {} if fits else kwargs,
-        "img_size": pair(config["image_size"]),
+        "img_size": height_width(config["image_size"]),
         "mean": pixels.get("image_mean") or [0.5] * 3, "std": pixels.get("image_std") or [0.5] * 3,
         "foreign": True,
     }  # fmt: skip

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from kd.errors import UserError, needs_extra
 from kd.models.arguments import architecture_alone
 from kd.models.own import OwnModel
-from kd.models.preprocess import Preprocess, Size, pair
+from kd.models.preprocess import Preprocess, Size
+from kd.run.settings import height_width
 from kd.storage.elsewhere import json_of
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class HuggingFace:
         if not num_classes:
             _without_unused(model)
         pixels = self._pixels()
-        size = img_size or _size(pixels) or pair(getattr(config, "image_size", 224))
+        size = img_size or _size(pixels) or height_width(getattr(config, "image_size", 224))
         made_by = {"class_path": f"{__name__}.HuggingFace", "init_args": {"config": model.config.to_dict()}}
         mean, std = (pixels.get(f"image_{name}") or HALF for name in ("mean", "std"))
         return HuggingFaceModel(model, num_classes, size, mean, std, json_of(json.dumps(made_by, default=str)))
@@ -132,7 +133,7 @@ class HuggingFaceModel(OwnModel):
         for name, parameter in model.named_parameters():
             if name.endswith("mask_token"):  # for masked training alone: it would never get a gradient
                 parameter.requires_grad_(False)
-        native = pair(getattr(getattr(model.config, "vision_config", model.config), "image_size", 0))
+        native = height_width(getattr(getattr(model.config, "vision_config", model.config), "image_size", 0))
         takes = signature(model.forward).parameters
         other_size = native != self.pretrained_cfg["input_size"][1:]
         self._options = {"interpolate_pos_encoding": True} if other_size and "interpolate_pos_encoding" in takes else {}
@@ -202,4 +203,4 @@ def _size(pixels: Mapping[str, Any]) -> Size | None:
     side = found if isinstance(found, int) else found.get("shortest_edge")
     if not isinstance(found, int) and "height" in found:
         return found["height"], found["width"]
-    return None if side is None else pair(side)
+    return None if side is None else height_width(side)

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from kd.errors import UserError, plain
-from kd.models.preprocess import Size, pair
+from kd.models.preprocess import Size
 from kd.models.taps import classifier_of
+from kd.run.settings import height_width
 from kd.storage.elsewhere import json_of
 
 
@@ -132,7 +133,7 @@ def build_own(
     for name, value in said.items():
         if value is None:
             raise UserError(f"{key}.{name}: {name_of(builder)} does not say what its model takes, so the settings must")
-    return OwnModel(model, num_classes, pair(said["img_size"]), said["mean"], said["std"], remade(builder))
+    return OwnModel(model, num_classes, height_width(said["img_size"]), said["mean"], said["std"], remade(builder))
 
 
 def name_of(builder: Builder) -> str:

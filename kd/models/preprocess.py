@@ -10,15 +10,11 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as tvf
 
 from kd.errors import UserError
+from kd.run.settings import height_width
 
 Images = Tensor  # uint8, (N, 3, H, W)
 Size = tuple[int, int]
 Out = TypeVar("Out")
-
-
-def pair(size: int | Sequence[int]) -> Size:
-    """Height and width; a single number is both."""
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
 class Preprocess:
@@ -37,7 +33,7 @@ class Preprocess:
     def __init__(
         self, img_size: int | Sequence[int], mean: Sequence[float], std: Sequence[float], channels_last: bool = False
     ) -> None:
-        self.size = pair(img_size)
+        self.size = height_width(img_size)
         self.channels_last = channels_last
         self.mean, self.std = tuple(mean), tuple(std)
         if not all(self.std):

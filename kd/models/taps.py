@@ -16,6 +16,7 @@ from kd.models.preprocess import Prepare, Size, evaluating
 PRELOGITS = "prelogits"  # the name of the classifier's input, which in most models is not a module
 MAPS = "maps"  # the name of whichever layer gives a model's last map, before its classifier
 TRIAL = 2  # pictures of the forward that finds the layers' shapes
+KEY = "model.taps"  # the setting that names layers, where no other is given
 
 
 def layer_paths(model: nn.Module, patterns: Sequence[str], key: str, besides: Sequence[str] = ()) -> list[str]:
@@ -46,8 +47,8 @@ class Taps:
     outside a block, in particular not in the second forward of gradient checkpointing.
     """
 
-    def __init__(self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size | Prepare, key: str) -> None:
-        self._model, self._input_size, self._key = model, size, key
+    def __init__(self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size | Prepare) -> None:
+        self._model, self._input_size = model, size
         self._layers = dict(model.named_modules())
         self._caught: dict[str, Tensor] | None = None
         self._hooked: set[str] = set()
@@ -60,24 +61,24 @@ class Taps:
     def _size(self) -> Size:
         return self._input_size if isinstance(self._input_size, tuple) else self._input_size.size
 
-    def add(self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = "") -> None:
+    def add(self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = KEY) -> None:
         """Adds layers to read; ``run`` runs one small forward, by which ``maps`` is found."""
         for path in self.paths(patterns, run, key):
-            self._keys.setdefault(path, key or self._key)
+            self._keys.setdefault(path, key)
             if path in self._hooked:
                 continue
             self._hooked.add(path)
             if path == PRELOGITS:
-                classifier_of(self._model, key or self._key).register_forward_pre_hook(self._catch_input)
+                classifier_of(self._model, key).register_forward_pre_hook(self._catch_input)
             else:
                 self._layers[path].register_forward_hook(partial(self._catch, path))
 
-    def paths(self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = "") -> list[str]:
+    def paths(self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = KEY) -> list[str]:
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if wanted not in self._found:  # once, not in every step: it walks the whole model
-            found = layer_paths(self._model, wanted, key or self._key, besides=[MAPS, PRELOGITS])
+            found = layer_paths(self._model, wanted, key, besides=[MAPS, PRELOGITS])
             if MAPS in found:
-                found[found.index(MAPS)] = self._last_map(run or self._run, key or self._key)
+                found[found.index(MAPS)] = self._last_map(run or self._run, key)
             self._found[wanted] = list(dict.fromkeys(found))
         return self._found[wanted]
 
@@ -145,7 +146,7 @@ class Taps:
         paths = self.paths(patterns)
         for path in paths:
             if path not in caught:
-                key = self._keys.get(path, self._key)
+                key = self._keys.get(path, KEY)
                 raise UserError(f"{key}: layer '{path}' of {_title(self._model)} gives nothing in a forward")
         return [self._form(caught[path], tokens, path) for path in paths]
 
@@ -157,7 +158,7 @@ class Taps:
         prefix = int(getattr(self._model, "num_prefix_tokens", 0) or 0)
         if tokens == "class":
             if not prefix:
-                key = self._keys.get(path, self._key)
+                key = self._keys.get(path, KEY)
                 raise UserError(f"{key}: layer '{path}' of {_title(self._model)} has no class token (tokens=patch)")
             return x[:, 0]
         height, width = self._grid(x.shape[1] - prefix)

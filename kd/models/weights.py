@@ -20,7 +20,7 @@ from kd.errors import UserError
 from kd.models.arguments import LOADS
 from kd.models.foreign import of_transformers
 from kd.models.output_scale import unit_output
-from kd.models.preprocess import pair
+from kd.run.settings import height_width
 from kd.storage.checkpoints import models_in, run_folder
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.objects import fetched
@@ -116,7 +116,7 @@ def _from_metadata(meta: Mapping[str, str]) -> About:
     return About(
         "" if "dense" in meta or "builder" in meta else meta.get("arch", ""),
         _arguments(said.get("kwargs", {})),
-        None if size is None else pair(size),
+        None if size is None else height_width(size),
         said.get("mean"),
         said.get("std"),
         said.get("classes", []),

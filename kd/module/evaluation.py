@@ -81,41 +81,36 @@ class Validation:
         self.students, self.teacher = students, teacher
         self.known: Tensor | None = None
 
-    @torch.no_grad()
-    def _measure(self, batch: Batch) -> None:
-        headless = [student for student in self.students.named().values() if isinstance(student, HeadlessStudent)]
-        if headless and self.teacher is not None:
-            answer = self.teacher.answer({"image": batch["image"]}, self.students.wanted)
-            for student in headless:
-                student.measure(batch, answer)
-
     def with_known(self, batch: Batch) -> Batch:
         """Adds what the teacher decided before: on the host, while the batch is there."""
         if self.known is None or "index" not in batch or "decided" in batch:
             return batch
         return {**batch, "decided": self.known[batch["index"].to(self.known.device)]}
 
+    @torch.no_grad()
     def add(self, batch: Batch, in_step: bool) -> ValidationLogits:
         """Adds a batch; gives logits, targets, indices by student. ``in_step``: all run students equally often."""
-        judged = {name: student for name, student in self.students.named().items() if student.classifies}
-        self._measure(batch)
-        if not judged:
+        measured = self.students.measured
+        headless = [student for student in measured.values() if isinstance(student, HeadlessStudent)]
+        if headless and self.teacher is not None:
+            answer = self.teacher.answer({"image": batch["image"]}, self.students.wanted)
+            for own in headless:
+                own.measure(batch, answer)
+        if headless or not measured:  # all are headless, or none is: they have one task
             return {}
-        models = {name: student.logits for name, student in judged.items()}
+        models = {name: student.logits for name, student in measured.items()}
         task = self.students.only_or_first.task
         seen = look(self.with_known(batch), task, self.teacher, models, in_step=in_step)
         if seen is None:
             return {}
-        for name, student in judged.items():
+        for name, student in measured.items():
             student.task.update(seen.logits[name], seen.target, seen.decided)
         return {name: (logits, seen.target, seen.index) for name, logits in seen.logits.items()}
 
     def results(self) -> dict[str, Tensor]:
         """The metrics over all processes, as ``val/<name>`` or ``<student>/val/<name>``; begins anew."""
         found: dict[str, Tensor] = {}
-        for name, student in self.students.named().items():
-            if not student.is_measured:
-                continue
+        for name, student in self.students.measured.items():
             prefix = f"{name}/val/" if name else "val/"
             found |= {f"{prefix}{metric}": value for metric, value in student.task.compute().items()}
             student.task.reset()

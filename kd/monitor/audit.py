@@ -32,23 +32,18 @@ class Audit(Callback):
         folder = RunContext.of(trainer).folder / "records"
         folder.mkdir(exist_ok=True)
         self._file = folder / f"samples.rank{trainer.global_rank}.jsonl"
-        mine = [self._file]
-        if trainer.is_global_zero:  # also those of ranks that this run no longer has
-            mine += [
-                f
-                for f in folder.glob("samples.rank*.jsonl")
-                if int(f.stem.removeprefix("samples.rank")) >= trainer.world_size
-            ]
-        for file in mine:
-            drop_after(file, trainer.global_step)
+        for file in folder.glob("samples.rank*.jsonl"):
+            gone = int(file.stem.removeprefix("samples.rank")) >= trainer.world_size  # a rank of the run before
+            if file == self._file or (gone and trainer.is_global_zero):
+                kept = [json.dumps(line) + "\n" for line in read(file) if line["step"] <= trainer.global_step]
+                write_text(file, "".join(kept))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
         self._index += batch["index"].tolist()
-        divided = trainer.accumulate_grad_batches / short_window(
-            trainer.num_training_batches, trainer.accumulate_grad_batches, batch_idx
-        )
+        accumulate = trainer.accumulate_grad_batches
+        divided = accumulate / short_window(trainer.num_training_batches, accumulate, batch_idx)
         self._losses.append(float(output_of(outputs)["loss"]) * divided)
         if not after_step(trainer, batch_idx):
             return
@@ -69,11 +64,3 @@ def read(file: Path) -> Iterable[dict[str, Any]]:
         if not isinstance(content, dict) or "step" not in content:
             return
         yield content
-
-
-def drop_after(file: Path, step: int) -> None:
-    """Keeps the lines up to ``step``."""
-    if not file.exists():
-        return
-    kept = [json.dumps(line) + "\n" for line in read(file) if line["step"] <= step]
-    write_text(file, "".join(kept))

@@ -24,9 +24,7 @@ UNITS = {"s": "Seconds", "%": "Percent", "By": "Bytes", "By/s": "Bytes/Second", 
 class CloudWatch(Outlet):
     """Metrics below one namespace, with the dimensions ``Recipe``, ``Run`` and ``Host``, and a gauge's own.
 
-    Names are those of :data:`kd.monitor.numbers.GAUGES`; of the cores their mean is sent: every metric is paid for.
-    Region and credentials are found as by any AWS tool. A thread of the first process of each node sends; what it can't
-    send is reported once.
+    Of the cores their mean is sent: every metric is paid for.
     """
 
     def __init__(self, numbers: Numbers, spec: MonitorSettings) -> None:

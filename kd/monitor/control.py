@@ -20,11 +20,7 @@ LOOK_EVERY_S = 1.0
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The words of the file, with spaces or lines between them.
-
-    ``on``: sample the machine; ``interval``: seconds between two samples; ``health``: batches between two readings,
-    0: none; ``kernels``: profile so many batches from now; ``nvtx``: name the phases for Nsight.
-    """
+    """The words of the file, with spaces or lines between them (kd/report/README.md)."""
     found: dict[str, Any] = {}
     for word in text.lower().split():
         key, _, value = word.partition("=")

@@ -56,11 +56,7 @@ class Remembered:
 
 
 class Headspace(Callback):
-    """Three epochs over the same batches: as they come; from memory; from memory, with the teacher's answers too.
-
-    The difference is what a perfect input, and a free teacher, would give. Writes ``records/headspace.jsonl`` and
-    prints the result. Made for ``config=headspace``; the student of such a run is of no use.
-    """
+    """Three epochs over the same batches: as they come; from memory; from memory, with the teacher's answers too."""
 
     def __init__(self) -> None:
         self._ends: dict[int, list[float]] = {0: [], 1: [], 2: []}

@@ -33,7 +33,7 @@ class Kernels(Closing):
     (``records/memory.rank<r>.pickle``, for pytorch.org/memory_viz).
     """
 
-    def __init__(self, at: int | None, steps: int = 5, memory: bool = False) -> None:
+    def __init__(self, at: int | None, steps: int, memory: bool) -> None:
         self.at, self.steps, self.memory = at, steps, memory
         self._profile: Any = None
 

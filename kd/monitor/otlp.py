@@ -16,13 +16,9 @@ TIMEOUT_S = 5  # of one sending; a collector that is gone holds the run's end up
 
 
 class Otlp(Outlet):
-    """Gauges ``kd.<name>`` (:data:`kd.monitor.numbers.GAUGES`), sent by a thread of the first process of each node.
+    """Gauges ``kd.<name>``, with the headers of ``OTEL_EXPORTER_OTLP_HEADERS``, where a token may be."""
 
-    A collector that refuses them is reported once. Headers, for a token, are taken from
-    ``OTEL_EXPORTER_OTLP_HEADERS``, as everywhere.
-    """
-
-    def __init__(self, numbers: Numbers, endpoint: str, every_s: float = 60.0) -> None:
+    def __init__(self, numbers: Numbers, endpoint: str, every_s: float) -> None:
         path = "" if urlsplit(endpoint).path.strip("/") else "/v1/metrics"
         super().__init__(numbers)
         self.every_s, self.endpoint = every_s, endpoint.rstrip("/") + path

@@ -175,10 +175,7 @@ class Machine:
 
 
 class System(Callback):
-    """Writes ``records/system.<node>.jsonl`` from a thread of its own, on the first process of each node.
-
-    SIGUSR2 turns it off and on again; so do words in the file ``monitor``, on all nodes, see :func:`parse`.
-    """
+    """Writes ``records/system.<node>.jsonl`` from a thread of its own, on the first process of each node."""
 
     def __init__(self, interval_s: float = 0.5) -> None:
         self.interval_s = interval_s

@@ -30,9 +30,7 @@ PAUSE_S = 1.0  # before its second try
 class Watch(Closing):
     """Every ``rules_every_s`` seconds on rank 0 the rules read the run's records, in a process of their own.
 
-    A rule that fires is written to ``records/watch.jsonl`` once; its action, where it has one, follows: ``log`` prints
-    it, ``webhook`` posts it as JSON, ``stop`` saves a checkpoint and ends the run with the status ``stopped: <rule>``.
-    A step waits for none of it.
+    A rule that fires is written to ``records/watch.jsonl`` once, then acts. A step waits for none of it.
     """
 
     def __init__(self, preemption: Preemption, spec: MonitorSettings) -> None:

@@ -42,8 +42,7 @@ def assemble(
     if student.head and data.probed:
         raise UserError("data.probe.root: is for a student without a classifier (model.student.head=false)")
     task = _task(task, student.head, data)
-    without_labels = not (data.labels and task.labels)
-    weight = 0.0 if without_labels and task_loss_weight >= 0 else task_loss_weight  # then there is no such loss
+    weight = task_loss_weight if data.labels else min(task_loss_weight, 0.0)  # a negative one is refused
     objective = Objective(task, losses, weight, taps, teacher_of, teacher_drop)
     if student.freeze and not (objective.task_loss_weight or objective.trains_logits):
         raise UserError("model.student.freeze: backbone needs a loss that trains the classifier: "

@@ -12,12 +12,12 @@ import psutil
 import torch
 
 from kd.callbacks.loggers import NEED_A_FOLDER, RUN
-from kd.data.transforms import height_width
 from kd.distill.objective import Objective
 from kd.errors import UserError, causes
 from kd.losses import LogitLoss
 from kd.run import keys, typed
 from kd.run.files import flatten, leaves, read
+from kd.run.settings import height_width
 from kd.run.trust import check_plain
 from kd.storage.elsewhere import yaml_of
 

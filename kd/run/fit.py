@@ -50,11 +50,8 @@ def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
         held_out, trained = map(printable, shared[0])
         of_all = f"{len(shared)} of {info.val} validation pictures are training pictures too"
         say(f"      warning: {of_all}, for example {held_out}{'' if held_out == trained else f' ({trained})'}")
-    if info.classes and cli.model.task.labels and not info.labels:
-        beside = "no task loss (beside labelled ones: data.unlabeled_ratio)"
-        say(f"      training on the unlabelled pictures alone: {beside}")
-    if info.labels and not cli.model.task.labels:
-        say("      the labels are not used: the student has no classifier (model.student.head=false)")
+    if note := cli.model.task.note_on_labels(info.labels):
+        say(f"      {note}")
     limits = {name: getattr(cli.trainer, name) for name in ("limit_train_batches", "limit_val_batches")}
     short = [f"trainer.{name}={limit}" for name, limit in limits.items() if limit != 1.0 or isinstance(limit, int)]
     if short:
@@ -100,8 +97,7 @@ def _fit(cli: KDCLI, resume_from: Path | None) -> int:
     except Exception as error:
         return _ended_by(cli, error, resume_from, say)
     if cli.trainer.is_global_zero and cli.folder.path is not None:
-        measured = any(student.is_measured for student in cli.model.students.named().values())
-        wanted = measured and cli.trainer.limit_val_batches and cli.trainer.global_step
+        wanted = cli.model.students.measured and cli.trainer.limit_val_batches and cli.trainer.global_step
         if wanted and not cli.summary.content["student"]["val"]:
             print("no validation: the run ended before the first one (trainer.check_val_every_n_epoch)", flush=True)
         print_summary(cli.summary.content, cli.folder.path)

@@ -187,8 +187,7 @@ class KDCLI:
         taught = bool(self.model.teacher and self.model.teacher.has_head)
         known = [f"val/{name}" for name in self.model.task.metric_names(taught)]
         monitor = config.checkpoint.monitor or f"val/{self.model.task.monitored}"
-        has_best = any(module.is_measured for module in self.model.students.named().values())
-        if config.checkpoint.monitor and not has_best and not config.resume:
+        if config.checkpoint.monitor and not self.model.students.measured and not config.resume:
             raise UserError("checkpoint.monitor: nothing trains the student's classifier, so there is no validation "
                             "metric; the last epoch is exported")  # fmt: skip
         if monitor in {f"val/{name}" for name in PROBE} - set(known):

@@ -6,6 +6,7 @@ anything heavy is imported, and the classes that are built of them refuse what i
 
 import operator
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -93,6 +94,13 @@ Standardization: TypeAlias = Literal["none", "variance", "phi_s"]
 DEVICE = r"same|shard|(cpu|cuda|mps|xpu|xla|hpu)(:\d+)?"
 FOLDER = Like(r"(?!\.)[\w.+-]{1,200}", "names the run's folder (letters, digits, . + - _)")
 ADDRESS = Like(r"https?://.+", "must be an http(s) address")
+
+
+def height_width(size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width; a single number is both."""
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
 NAMESPACE = Like(r"(?!AWS/)[\w.\-/#:]{1,255}", "must be a namespace other than AWS's own")
 TOPIC = Like(
     r"arn:[\w-]+:sns:[\w-]+:\d{12}:[\w.-]+", "must be the ARN of an SNS topic (arn:aws:sns:REGION:ACCOUNT:NAME)"

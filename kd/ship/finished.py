@@ -11,9 +11,8 @@ import numpy as np
 from torch import nn
 
 from kd.data.datamodule import DistillationDataModule
-from kd.data.transforms import height_width
 from kd.errors import UserError
-from kd.models import Preprocess, TeacherSpec
+from kd.models import Preprocess, TeacherSpec, height_width
 from kd.ship.export.base import Runtime, in_torch
 from kd.ship.export.manifest import Layout, Manifest
 from kd.ship.export.prepared import Prepared

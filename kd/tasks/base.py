@@ -100,6 +100,15 @@ class Task(nn.Module):
         """Whether a source whose pictures are labelled with ``kind`` has its targets."""
         return kind == self.kind
 
+    def label_weight(self, weight: float) -> float:
+        """The weight of :meth:`loss`, where ``weight`` is given: 0 without such a loss."""
+        return weight
+
+    def note_on_labels(self, there: bool) -> str:
+        """What to report of training labels that are ``there`` or not; "" where nothing is unusual."""
+        beside = "beside labelled ones: data.unlabeled_ratio"
+        return "" if there else f"training on the unlabelled pictures alone: no task loss ({beside})"
+
     def refuses(self, loss: LogitLoss) -> str:
         """Why a loss over logits is not defined for this task; empty where it is."""
         if loss.for_numbers:

@@ -80,6 +80,12 @@ class Features(Task):
     def learns_from(self, kind: str) -> bool:
         return True
 
+    def label_weight(self, weight: float) -> float:
+        return 0.0
+
+    def note_on_labels(self, there: bool) -> str:
+        return "the labels are not used: the student has no classifier (model.student.head=false)" if there else ""
+
     def refuses(self, loss: LogitLoss) -> str:
         return "compares logits, and the student has no classifier (model.student.head=false)"
 

@@ -155,12 +155,10 @@ class MapCodec:
         return found if half else {**found, "precision": self.precision, "outliers": OUTLIERS}
 
     def encode(self, logits: Tensor) -> Tensor:
-        """``(N, C, h, w)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
         body = self.whole.encode(logits) if self.topk is None else self._largest(logits.float(), self.topk)
         return packed([body], self.record_bytes, CRC_BYTES)
 
     def decode(self, records: Tensor) -> Tensor:
-        """uint8 ``(N, record_bytes)`` -> float32 ``(N, C, h, w)``."""
         body = records[:, CRC_BYTES:]
         return self.whole.decode(body[:, : self.whole.bytes]) if self.topk is None else self._filled(body, self.topk)
 
@@ -194,7 +192,6 @@ class DenseCodec:
         return {"format": "dense", "classes": self.num_classes}
 
     def encode(self, logits: Tensor) -> Tensor:
-        """``(N, C)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
         top = logits.float().amax(1, keepdim=True)
         return packed([top, half(logits.float() - top)], self.record_bytes, CRC_BYTES)
 
@@ -216,7 +213,6 @@ class TopKCodec:
         return {"format": f"top-{self.k}", "classes": self.num_classes, "temperatures": list(self.temperatures)}
 
     def encode(self, logits: Tensor) -> Tensor:
-        """``(N, C)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
         values, indices = logits.float().topk(self.k, dim=1)
         others = logits.float().scatter(1, indices, -torch.inf) - values[:, :1]
         tails = torch.stack([(others / t).logsumexp(1) for t in self.temperatures], 1)

@@ -36,8 +36,6 @@ class RunTeacher:
     arch: str  # its name, for people
     model: nn.Module  # the weights, to count and to hash
     spec: TeacherSpec
-    has_head = True  # it gives logits
-    weight = 1.0  # its share in the mean of several
     key = "model.teacher"  # its configuration key, named in errors
     closed = ""  # why its layers can't be used
     device, dtype = torch.device("cpu"), torch.float32
@@ -46,6 +44,20 @@ class RunTeacher:
     def members(self) -> Mapping[str, Any]:
         """The teachers that it is made of, by name; a single one is itself under the name of all."""
         return {ALL: self}
+
+    @property
+    def has_head(self) -> bool:
+        """Whether it gives logits: each of several must."""
+        return self.spec.head
+
+    @property
+    def weight(self) -> float:
+        """Its share in the mean of several."""
+        return self.spec.weight
+
+    def feature_weight(self, member: str) -> float:
+        """The factor of losses over a member's features: its weight, where no mean of logits has it."""
+        return self.members[member].weight if len(self.members) > 1 and not self.has_head else 1.0
 
     @property
     def cache_modes(self) -> set[str]:
@@ -124,13 +136,16 @@ class Ensemble(RunTeacher):
         self._members = dict(members)
         self.arch = " + ".join(teacher.arch for teacher in members.values())
         self.model: nn.Module = nn.ModuleList([teacher.model for teacher in members.values()])
-        self.has_head = all(teacher.has_head for teacher in members.values())
         weights = torch.tensor([teacher.weight for teacher in members.values()])
         self._shares = (weights / weights.sum()).tolist()
 
     @property
     def members(self) -> Mapping[str, RunTeacher]:
         return self._members
+
+    @property
+    def has_head(self) -> bool:
+        return all(teacher.has_head for teacher in self.members.values())
 
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
         for own, teacher in self.members.items():
@@ -145,7 +160,7 @@ class Ensemble(RunTeacher):
             own = teacher.answer(batch, wanted, member)
             found.features |= own.features
             found.logits |= own.logits
-        if self.has_head and ALL in wanted.logits:
+        if ALL in wanted.logits:
             found.logits = {ALL: self._mean(list(found.logits.values())), **found.logits}
         return found
 
@@ -171,7 +186,6 @@ class OwnTeacher(RunTeacher):
     def __init__(self, given: Teacher, spec: TeacherSpec | None = None, key: str = "model.teacher") -> None:
         self.given, self.key, self.arch = given, key, type(given).__name__
         self.spec = spec or TeacherSpec(arch=self.arch)
-        self.weight = self.spec.weight
         self.model = given.requires_grad_(False).eval() if isinstance(given, nn.Module) else nn.Module()
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "OwnTeacher":

@@ -35,7 +35,7 @@ class CachedTeacher(RunTeacher):
 
     def __init__(self, live: RunTeacher, kept: Sequence[CacheEntry], only: bool = False) -> None:
         self.live, self.kept, self.only = live, list(kept), only
-        self.arch, self.model, self.has_head, self.weight = live.arch, live.model, live.has_head, live.weight
+        self.arch, self.model, self.spec = live.arch, live.model, live.spec
         self.views, self.samples = self.kept[0].store.views, self.kept[0].store.samples
         self.record_bytes = sum(entry.codec.record_bytes for entry in kept)
         self.pixels: AnswerStore | None = None  # of the views that it answers
@@ -62,10 +62,6 @@ class CachedTeacher(RunTeacher):
     @property
     def disk_bytes(self) -> int:
         return self.record_bytes * self.views * self.samples + (self.pixels.disk_bytes if self.pixels else 0)
-
-    def describe(self) -> dict[str, Any]:
-        """What is kept of an answer: ``format`` of the logits, ``features`` with their shapes, ``precision``."""
-        return described([kept.codec for kept in self.kept])
 
     def error(self, which: str = "error") -> dict[str, float]:
         """The relative error of each kind of answer, as measured when the cache was begun; ``worst``: of a picture."""
@@ -139,7 +135,7 @@ class CachedTeacher(RunTeacher):
     def report(self) -> dict[str, Any]:
         return {
             "folder": self.place,
-            **self.describe(),
+            **described([kept.codec for kept in self.kept]),
             "views": self.views,
             "disk_mb": round(self.disk_bytes / 1e6, 1),
             "pixels": str(self.pixels.folder) if self.pixels else None,

@@ -16,7 +16,7 @@ from kd.errors import UserError
 from kd.models import Images, Prepare, TeacherSpec, trial
 from kd.models.own import logits_of
 from kd.models.sharding import forget_forward, is_sharded, shard, whole
-from kd.models.taps import TRIAL, Taps, classifier_of, tap_shapes
+from kd.models.taps import KEY, TRIAL, Taps, classifier_of, tap_shapes
 from kd.teachers.answer import ALL, Answer, Layer, Wanted
 from kd.teachers.base import RunTeacher
 
@@ -39,9 +39,9 @@ class FrozenTeacher(RunTeacher):
         self.model: nn.Module = model if isinstance(model, nn.Module) else _Called(model)
         self.prepare, self.columns, self.key, self.classes = prepare, columns, key, classes
         self.spec = spec or TeacherSpec(arch=type(model).__name__)
-        self.arch, self.has_head, self.weight = self.spec.arch, self.spec.head, self.spec.weight
+        self.arch = self.spec.arch
         self.model.requires_grad_(False).eval()
-        self.taps = Taps(self.model, [], prepare, "model.taps")
+        self.taps = Taps(self.model, [], prepare)
         self._identity: dict[str, Any] = {}
         self.closed = "is a function, whose layers are unknown" if isinstance(self.model, _Called) else ""
         self._classifier: tuple[Tensor, Tensor] | None = None
@@ -66,8 +66,8 @@ class FrozenTeacher(RunTeacher):
         if keep and not self._placed:
             own = self.in_the_datas_classes()
             self._original = copy.deepcopy(own) if own is self.model else own
-        rounded = self._classifier is None and self.has_head and dtype != torch.float32
-        if rounded and isinstance(getattr(self.model, "get_classifier", lambda: None)(), nn.Module):
+        last = getattr(self.model, "get_classifier", lambda: None)()
+        if self._classifier is None and dtype != torch.float32 and hasattr(last, "weight"):
             self._classifier = tuple(x.clone() for x in self.classifier())  # type: ignore[assignment]
         self.device, self.dtype = device, dtype
         if self.spec.placement == "shard":
@@ -111,7 +111,7 @@ class FrozenTeacher(RunTeacher):
         again = bool(self.spec.compile)  # CUDA graphs write the next answers into the same memory
         return logits, {layer: x.to(images.device, torch.float32, copy=again) for layer, x in found.items()}
 
-    def listen(self, patterns: str | list[str], tokens: str, key: str = "") -> tuple[list[str], list[tuple[int, ...]]]:
+    def listen(self, patterns: str | list[str], tokens: str, key: str = KEY) -> tuple[list[str], list[tuple[int, ...]]]:
         if self.closed:
             raise UserError(f"{self.key}: {self.closed}: a feature loss needs a module")
         self.taps.add(patterns, self._trial, key)

@@ -16,7 +16,7 @@ PICTURES = torch.zeros(2, 3, 32, 32)
 
 
 def shapes(model: torch.nn.Module, pattern: str | list[str], tokens: str = "patch", size: int = 32) -> list[tuple]:
-    taps = Taps(model, [pattern], (size, size), "model.taps")
+    taps = Taps(model, [pattern], (size, size))
     with taps as caught:
         model.eval()(torch.zeros(2, 3, size, size))
     return [tuple(x.shape) for x in taps.read(caught, pattern, tokens)]
@@ -31,7 +31,7 @@ def test_patch_tokens_are_a_map_the_class_token_a_vector() -> None:
 
 def test_patch_tokens_stand_where_their_patches_are() -> None:
     model = tiny_vit(class_token=True).eval()
-    taps = Taps(model, ["patch_embed", "pos_drop"], (32, 32), "model.taps")
+    taps = Taps(model, ["patch_embed", "pos_drop"], (32, 32))
     with taps as caught:
         model(torch.rand(1, 3, 32, 32))
     tokens = taps.read(caught, "pos_drop", "all")[0]
@@ -48,7 +48,7 @@ def test_register_tokens_are_left_out() -> None:
 
 def test_pictures_that_are_not_square() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=(32, 64), patch_size=8, depth=1, num_classes=4)
-    taps = Taps(model, ["blocks.0"], (32, 64), "model.taps")
+    taps = Taps(model, ["blocks.0"], (32, 64))
     with taps as caught:
         model(torch.zeros(1, 3, 32, 64))
     assert taps.read(caught, "blocks.0", "patch")[0].shape == (1, 192, 4, 8)
@@ -64,7 +64,7 @@ def test_convolutional_and_windowed_models_give_maps() -> None:
 
 
 def test_patterns_name_layers_in_the_models_order() -> None:
-    taps = Taps(tiny_vit(depth=12), [["blocks.[!2]", "norm"]], (32, 32), "model.taps")
+    taps = Taps(tiny_vit(depth=12), [["blocks.[!2]", "norm"]], (32, 32))
     assert taps.paths(["norm", "blocks.?"]) == ["norm", *(f"blocks.{i}" for i in range(10))]
     assert taps.paths("blocks.*")[-1] == "blocks.11"  # a star does not cross a dot
     with pytest.raises(UserError, match=r"model.taps: vit_tiny_patch16_224 has no layer 'block.\*'; near: blocks.0"):
@@ -78,7 +78,7 @@ def test_a_model_without_a_class_token_says_so() -> None:
 
 def test_nothing_is_kept_longer_than_the_step() -> None:
     model = tiny_vit().train()
-    taps = Taps(model, ["blocks.*"], (32, 32), "model.taps")
+    taps = Taps(model, ["blocks.*"], (32, 32))
     with taps as caught:
         output = model(PICTURES)
     layers = set(caught)
@@ -97,7 +97,7 @@ def test_gradient_checkpointing_changes_nothing_and_keeps_nothing() -> None:
     for checkpointing in (False, True):
         model = tiny_vit(seed=1).train()
         model.set_grad_checkpointing(checkpointing)
-        taps = Taps(model, ["blocks.0"], (32, 32), "model.taps")
+        taps = Taps(model, ["blocks.0"], (32, 32))
         with taps as caught:
             output = model(PICTURES)
         loss = output.square().sum() + taps.read(caught, "blocks.0", "patch")[0].square().sum()
@@ -111,7 +111,7 @@ def test_gradient_checkpointing_changes_nothing_and_keeps_nothing() -> None:
 def test_a_compiled_model_is_tapped_too() -> None:
     torch.compiler.reset()
     model = tiny_vit(seed=1).eval()
-    taps = Taps(model, ["blocks.*"], (32, 32), "model.taps")
+    taps = Taps(model, ["blocks.*"], (32, 32))
     found = []
     for run in (model, torch.compile(model, backend="aot_eager")):
         with taps as caught:
@@ -202,7 +202,7 @@ def test_several_pairs_of_layers_have_a_projection_each() -> None:
 @pytest.mark.parametrize("classes", [0, 4])
 def test_the_last_map_of_any_model(arch: str, size: int, layer: str, shape: tuple[int, ...], classes: int) -> None:
     model = timm.create_model(arch, num_classes=classes).train()
-    taps = Taps(model, ["maps"], (size, size), "model.taps")
+    taps = Taps(model, ["maps"], (size, size))
     assert model.training
     assert "forward_features" not in vars(model)
     assert not [m for m in model.modules() if len(m._forward_hooks) > (m is model.get_submodule(layer))]
@@ -211,7 +211,7 @@ def test_the_last_map_of_any_model(arch: str, size: int, layer: str, shape: tupl
 
 
 def test_the_last_map_of_a_vit_is_what_its_final_norm_gives() -> None:
-    taps = Taps(tiny_vit(), ["maps"], (32, 32), "model.taps")
+    taps = Taps(tiny_vit(), ["maps"], (32, 32))
     assert taps.paths("maps") == ["norm"]
     assert taps.paths(["blocks.0", "maps", "norm"]) == ["blocks.0", "norm"]
 
@@ -226,9 +226,9 @@ def test_the_last_map_of_a_model_of_ones_own_comes_before_its_classifier() -> No
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.pool(self.body(self.stem(x))).flatten(1))
 
-    assert Taps(Net(), ["maps"], (32, 32), "model.taps").paths("maps") == ["body"]
+    assert Taps(Net(), ["maps"], (32, 32)).paths("maps") == ["body"]
     with pytest.raises(UserError, match="model.taps: Sequential has no map before its classifier: name a layer"):
-        Taps(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 4)), ["maps"], (32, 32), "model.taps")
+        Taps(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 4)), ["maps"], (32, 32))
 
 
 def test_a_layer_that_is_never_called_is_named() -> None:

@@ -5,11 +5,12 @@ import torch
 
 from kd.errors import UserError
 from kd.losses import DISTLoss, KDLoss
+from kd.models import Preprocess
 from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.answer_codec import HalfFeature, half
 from kd.teachers.base import OwnTeacher
 from kd.teachers.cache_layout import temperatures, topk_temperature
-from kd.teachers.frozen import dtype_for
+from kd.teachers.frozen import FrozenTeacher, dtype_for
 
 
 def test_half_precision_keeps_what_is_too_large_as_its_largest() -> None:
@@ -29,6 +30,21 @@ def test_a_teacher_stays_in_the_precision_of_the_training() -> None:
 def test_losses_that_can_do_with_the_largest_logits_say_at_which_temperature() -> None:
     assert temperatures([KDLoss(4.0), KDLoss(2.0), KDLoss(4.0), DISTLoss()]) == (2.0, 4.0)
     assert topk_temperature(DISTLoss()) is None
+
+
+class TwoLayers(torch.nn.Sequential):
+    """A model whose classifier has no weight of its own."""
+
+    def get_classifier(self) -> torch.nn.Module:
+        return self[0]
+
+
+def test_a_classifier_of_several_layers_does_not_keep_a_teacher_from_half_precision() -> None:
+    model = TwoLayers(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)))
+    teacher = FrozenTeacher(model, Preprocess(2, (0.5,) * 3, (0.5,) * 3)).to(torch.device("cpu"), torch.bfloat16)
+    assert teacher(torch.zeros(4, 3, 2, 2, dtype=torch.uint8)).shape == (4, 3)
+    with pytest.raises(UserError, match="has no single classifier"):
+        teacher.classifier()
 
 
 class Constant:

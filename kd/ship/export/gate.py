@@ -32,8 +32,9 @@ def compare(
     student: nn.Module, runtime: Runtime, manifest: Manifest, batches: Iterable[Batch], task: Task
 ) -> dict[str, Any]:
     """Runs both on the same pictures on the CPU: differences, agreement in 0..1, metric, milliseconds."""
-    task = Features() if manifest.task == "features" else task
-    tasks = {"student": task, "export": copy.deepcopy(task)} if task.labels else {}
+    features = manifest.task == "features"
+    task = Features() if features else task
+    tasks = {} if features else {"student": task, "export": copy.deepcopy(task)}
     worst, total, numbers, same, answered, pictures = 0.0, 0.0, 0, 0, 0, 0
     one: torch.Tensor | None = None
     for batch in bar(batches, label="comparing with the student", unit=" batches"):

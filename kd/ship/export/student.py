@@ -15,7 +15,7 @@ from torch import nn
 
 from kd.distill.student import Student
 from kd.errors import UserError, plain
-from kd.models import Preprocess
+from kd.models import Preprocess, height_width
 from kd.models.arguments import check_arguments
 from kd.models.hugging_face import HuggingFace, HuggingFaceModel
 from kd.models.output_scale import unit_output
@@ -176,8 +176,7 @@ def _rebuilt(path: Path, meta: dict[str, Any], builder: type | None) -> Callable
             raise UserError(f"{path}: its model is built by {name}: kd.load_student(FILE, builder=CLASS) takes the "
                             f"class; commands, if you trust it, trust={name.rpartition('.')[0]}")  # fmt: skip
         check_arguments(arguments["config"], f"{path}: ", tensors_in(path))
-    size = meta["img_size"]
-    size = (size, size) if isinstance(size, int) else tuple(size)
+    size = height_width(meta["img_size"])
     make: Any = builder or HuggingFace
     count = meta["kwargs"]["num_classes"]
     return lambda: build_own(make(**arguments), count, size, meta["mean"], meta["std"], str(path))
