@@ -96,12 +96,12 @@ class Aim:
         """What a student's layer is fitted to in each part, centred for :func:`fit`."""
         centre = layer.bias is not None
         for n, part in enumerate(self.found):
-            yield self.once((key, centre, n), lambda part=part: _centred(of(part), self.shares, centre))
+            yield self.once((key, centre, n), lambda: _centred(of(part), self.shares, centre))  # noqa: B023
 
     def missing(self, name: str, streams: Sequence[Tensor]) -> Iterator[Tensor]:
         """What a student's stream lacks of the teacher's."""
         for n, (part, x) in enumerate(zip(self.found, streams, strict=True)):
-            yield self.once((name, n), lambda part=part: getattr(part, name) @ self.projection.T) - x
+            yield self.once((name, n), lambda: getattr(part, name) @ self.projection.T) - x  # noqa: B023
 
 
 def inherit_block(block: Any, aim: Aim, streams: Sequence[Tensor]) -> list[Tensor]:
@@ -122,7 +122,7 @@ def inherit_block(block: Any, aim: Aim, streams: Sequence[Tensor]) -> list[Tenso
         rows = torch.cat([units + repeat * count for repeat in range(repeats)])
         folded = partial(_folded, getattr(teacher.mlp, name), teacher.norm2, aim.projection, rows)
         layer = getattr(small, name)
-        outputs = aim.outputs(layer, (name, keep), lambda part, i=i, rows=rows: part.hidden[i][..., rows].float())
+        outputs = aim.outputs(layer, (name, keep), lambda part: part.hidden[i][..., rows].float())  # noqa: B023
         fit(layer, zip(normed, outputs, strict=True), aim.once((name, keep), folded), shares)
     hidden = [_input_of(small, "fc2", x) for x in normed]
     fit(small.fc2, zip(hidden, aim.missing("after", streams), strict=True), write[:, units], shares)
