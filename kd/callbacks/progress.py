@@ -53,7 +53,7 @@ class Progress(Closing):
         if time.monotonic() > self._quiet_until and "train/loss" in trainer.callback_metrics:
             self._quiet_until = time.monotonic() + self._bar.mininterval
             self._losses.add(None, trainer.callback_metrics["train/loss"])
-        for _, [loss] in self._losses.take():
+        for _step, [loss] in self._losses.take():
             parts = f"loss {loss:.3f}", self._limit()
             self._bar.set_postfix_str(", ".join(part for part in parts if part), refresh=False)
         self._bar.update(run.data.batch_size * trainer.world_size)
