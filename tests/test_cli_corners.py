@@ -65,7 +65,7 @@ WRONG = [
     ("data.crop_ratio=1e-9", "data.crop_ratio: 1e-09 makes pictures larger than the memory"),
     ("data.unlabeled_ratio=1e12", "data.unlabeled_ratio: must be > 0 and <= 10000"),
     ("data.source.root=/" + "a" * 5000, "File name too long"),
-    ("data=3", "data: must be a group of settings"),
+    ("data=3", "data: has settings of its own (data.NAME=VALUE), got '3'"),
     ("runs_dir=", "runs_dir: must name a folder"),
     ("runs_dir=a\nb", "runs_dir: must hold no control characters, got 'a\\nb'"),
     ('model.student.kwargs={\n norm: "a\\x07"\n}', "model.student.kwargs.norm: must hold no control characters"),

@@ -170,7 +170,7 @@ def prepare_data(cluster: Cluster) -> int:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: received.append(number))
-    print(f"kd-train: waiting for {address[0]}:{address[1]} to prepare data for", flush=True)
+    print(f"kd-train: waiting for the training machine at {address[0]}:{address[1]}", flush=True)
     _wait_for(address, None, received, TRAINING_MISSING)
     print(f"kd-train: prepares data for {address[0]}:{address[1]}", flush=True)
     node = _start(f"--address={address[0]}:{address[1]}", role="data")

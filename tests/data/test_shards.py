@@ -109,8 +109,8 @@ OUTSIDE = "../../outside.tar"
         (["shards"], "x.tar", "it must hold the lists classes, shards, samples, targets"),
         (["classes"], [], "target 0 must be a class id, -1 to -1, got 1"),
         (["classes", 1], None, "classes must be names"),
-        (["samples"], [], "0 samples, 48 targets"),
-        (["targets"], [0], "48 samples, 1 targets"),
+        (["samples"], [], "equally many, >= 1, got 0 and 48"),
+        (["targets"], [0], "equally many, >= 1, got 48 and 1"),
         (["samples", 3], [0, -512, 10], "sample 3 lies at no place"),
         (["samples", 3], [0, 512, -1], "sample 3 lies at no place"),
         (["samples", 3], [5, 512, 10], "sample 3 lies at no place"),
@@ -178,7 +178,7 @@ def test_from_an_object_store(
     kept = sorted(p.relative_to(p.parents[2]).as_posix() for p in (tmp_path / "cache" / "shards").rglob("0*"))
     assert kept == [f"blocks-{2**23}/{split}-00000.tar/00000000" for split in ("train", "val")]
     assert train_main([f"recipe={recipe}", "data.source=Shards", f"data.source.root={s3}/nothing"]) == 2
-    assert "has no train.json" in capsys.readouterr().err
+    assert "is not a finished pack: no train.json" in capsys.readouterr().err
     with pytest.raises(UserError, match="data.source.root: "):
         Shards("s3://no-such-bucket/x").load("train")
 

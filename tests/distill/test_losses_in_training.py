@@ -348,7 +348,7 @@ def test_simkd_exports_the_teachers_classifier_however_a_run_ends(
         ({"dist": DISTLoss()}, DataInfo(["a", "b"], 48, 16), {}, "DISTLoss needs >= 3 classes or beta=0"),
         ({"cwd": CWDLoss()}, INFO, {}, r"CWDLoss is defined for masks alone \(model.task=Segmentation\)"),
         ({"simkd": SimKDLoss()}, INFO, {"arch": "deit_tiny_distilled_patch16_224", "task_loss_weight": 0.0},
-         "model.student.arch: SimKDLoss needs a student with one linear classifier, VisionTransformerDistilled has"),
+         "model.student.arch: SimKDLoss needs a student with one linear classifier, which VisionTransformerDist"),
     ],
 )  # fmt: skip
 def test_what_a_loss_is_not_defined_for_is_refused(

@@ -198,7 +198,8 @@ def test_a_data_machine_is_stopped_while_it_waits(tmp_path: Path) -> None:
     assert "RAY_AUTH_TOKEN: must be a secret that all machines of the job share" in log.read_text()
     pid = start(["recipe=foodtag_vit"], log, **env, RAY_AUTH_TOKEN="ab" * 32)
     deadline = time.monotonic() + 120
-    while not (log.exists() and "waits for 127.0.0.1:1" in log.read_text()) and time.monotonic() < deadline:
+    while not (log.exists() and "waiting for the training machine at 127.0.0.1:1" in log.read_text()):
+        assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
     os.kill(pid, signal.SIGTERM)
     assert status_of(pid) == 143, log.read_text()

@@ -232,7 +232,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
     [
         ("optim.name=sgd", "optim.name: a resumed run keeps its optimizer (adamw, given sgd)"),
         ("optim.weight_decay=0", "optim.weight_decay: can't be turned on or off in a resumed run"),
-        ("seed=1", "seed: a resumed run keeps it (0, given 1)"),
+        ("seed=1", "seed: must stay 0 in a resumed run, got 1"),
         ("model.student.pretrained=true", "model.student.pretrained: has no effect on a resumed run"),
         (
             "model.ema_decay=0.9",

@@ -614,8 +614,8 @@ def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(
 ) -> None:
     codec = AnswerCodec(DenseCodec(4))
     store = AnswerStore(tmp_path / "c", {}, 10, 1, codec.record_bytes)
-    os.close(store._write[0])
-    store._write[0] = os.open(tmp_path / "c" / "view-0000.bin", os.O_RDONLY)
+    os.close(store._files[0])
+    store._files[0] = os.open(tmp_path / "c" / "view-0000.bin", os.O_RDONLY)
     asked = CachedTeacher(as_teacher(lambda _: torch.eye(4)), [CacheEntry(store, codec)])
     for _ in range(2):
         batch = {"image": torch.zeros(4, 3, 8, 8), "index": torch.arange(4), "view": 0}

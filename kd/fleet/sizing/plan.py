@@ -47,6 +47,8 @@ def plan(request: Request) -> Plan:
     if runtime != "torch":
         find_format(runtime).check(f"runtime={runtime}", int8)
     archs = tuple(re.findall(r"[^\s,\[\]]+", own.get("archs", "")))
+    if "archs" in own and not archs:
+        raise UserError(f"archs: must be names of timm models with commas between, got '{own['archs']}'")
     return Plan(
         {key: positive(key, own[key]) for key in BUDGETS if key in own},
         Conditions(runtime, int8, whole_number(own, "threads", 1), whole_number(own, "batch", 1)),

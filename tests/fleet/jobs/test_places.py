@@ -96,7 +96,7 @@ def _check_by_skypilot(tasks: list[dict]) -> None:
 def test_the_dry_run_says_what_a_step_takes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = [f"recipe={tiny}", "instances=4xa100:8", "data.batch_size=16", "trainer.accumulate_grad_batches=2"]
     assert main("launch", ["slurm", *items, "--dry-run"]) == 0
-    assert "pictures an optimizer step: 1024 = 16 x 32 processes x 2 batches (" in capsys.readouterr().err
+    assert "pictures in an optimizer step: 1024 = 16 x 32 processes x 2 batches (" in capsys.readouterr().err
 
 
 def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

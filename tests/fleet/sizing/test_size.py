@@ -219,6 +219,7 @@ WRONG = {
     "runtime=tflite": "runtime: must be one of torch, onnx, openvino, got 'tflite'",
     "int8=true": "int8: runtime=torch has no int8",
     "candidates=0": "candidates: must be a whole number from 1 to 1000, got '0'",
+    "archs=": "archs: must be names of timm models",
     "img_sizes=big": "img_sizes: must be whole numbers > 0",
     "latency=3": "no key 'latency'",
     "data.source.root=nowhere": "nowhere",
