@@ -19,11 +19,6 @@ from tests._clock import HandClock
 from tests._helpers import draw_folder, save_teacher, write_recipe
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: a part of each worker's time it waits, for other processes and sockets."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
 def pytest_collection_finish() -> None:
     """What is imported by now is never garbage: to search it again and again took a seventh of the tests' time."""
     gc.collect()
