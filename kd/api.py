@@ -123,5 +123,9 @@ def _items(settings: Mapping[str, Any]) -> list[str]:
     items = []
     for key, value in settings.items():
         several = value if key == "config" and isinstance(value, (list, tuple)) else [value]
-        items += [f"{key}={v if isinstance(v, (str, Path)) else json.dumps(v, default=str)}" for v in several]
+        items += [f"{key}={v if isinstance(v, (str, Path)) else json.dumps(v, default=_plain)}" for v in several]
     return items
+
+
+def _plain(value: object) -> object:
+    return value.tolist() if hasattr(value, "tolist") else str(value)  # of NumPy and torch; paths

@@ -3,14 +3,18 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 import kd
+from kd.api import _items
 from kd.cli import main
 from kd.errors import RunError, UserError
 from kd.run import moved
+from kd.run.parser import KDCLI
+from kd.run.request import translate
 
 OLD = [
     "kd.monitor.audit.Audit",
@@ -134,3 +138,25 @@ def test_the_package_says_that_it_is_typed() -> None:
 def test_an_evaluation_takes_a_module_that_is_trusted(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path}"):  # no run is there
         kd.evaluate(tmp_path, {"trust": "tests._kills"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [
+        ("optim.lr", np.float64(1e-5), 1e-5),
+        ("trainer.max_epochs", np.int64(3), 3),
+        ("optim.min_lr_ratio", torch.tensor(0.5), 0.5),
+        ("runs_dir", Path("007"), "007"),
+        ("runs_dir", "a=b # c", "a=b # c"),
+        ("data.img_size", (48, 64), [48, 64]),
+        ("optim.kwargs", {"betas": (0.9, 0.95)}, {"betas": [0.9, 0.95]}),
+        ("model.teacher.checkpoint", None, None),
+    ],
+)
+def test_a_value_arrives_as_it_is(key: str, value: object, found: object) -> None:
+    request = translate(["recipe=grocery_vit", "preflight=off", *_items({key: value})])
+    here = KDCLI(request.parser_args()).as_dict()
+    for part in key.split("."):
+        here = here[part]
+    assert here == found
+    assert type(here) is type(found)

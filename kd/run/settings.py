@@ -89,7 +89,7 @@ SomeBatches: TypeAlias = Annotated[
     ),
 ]
 Action: TypeAlias = Literal["log", "webhook", "stop"]
-Check: TypeAlias = Literal["all", "headers", "off"]
+Check: TypeAlias = Literal["all", "headers", "off", False]
 Standardization: TypeAlias = Literal["none", "variance", "phi_s"]
 DEVICE = r"same|shard|(cpu|cuda|mps|xpu|xla|hpu)(:\d+)?"
 FOLDER = Like(r"(?!\.)[\w.+-]{1,200}", "names the run's folder (letters, digits, . + - _)")
@@ -477,6 +477,8 @@ class DataSettings(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.check is False:  # YAML 1.1's bare off
+            self.check = "off"
         if self.unlabeled_ratio is not None and self.unlabeled is None:
             raise ValueError(f"unlabeled_ratio must come with data.unlabeled, got {self.unlabeled_ratio} alone")
 

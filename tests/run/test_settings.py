@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 
 import pytest
+import yaml
 from pytorch_lightning import Trainer
 
 from kd.data.batch import DataInfo
@@ -17,7 +18,7 @@ from kd.optim import OptimSpec
 from kd.run import keys
 from kd.run.assemble import assemble
 from kd.run.settings import DataSettings, LearningSettings, OptimSettings, Range, TrainerSettings
-from kd.run.typed import _limits, _takes
+from kd.run.typed import _allowed, _limits, _takes, check_values
 from tests._helpers import ROOT
 
 CLASSES = {"data.source", "model.task", "model.student.builder", "model.teacher.builder", "trainer.logger",
@@ -92,6 +93,14 @@ def test_what_is_built_takes_the_settings_in_their_order(build: Callable[..., ob
         field.name: inspect.Parameter.empty if field.default is MISSING else field.default for field in fields(settings)
     }
     assert [*found.items()] == [*own.items()]
+
+
+def test_a_bare_off_is_the_word_that_a_setting_takes() -> None:
+    """YAML 1.1 reads it as a truth value."""
+    words = [(key.name, word) for key in keys.schema().values() for word in _allowed(key.kind) if word in ("on", "off")]
+    assert {name for name, _ in words} >= {"data.check", "preflight", "model.teacher.cache"}
+    check_values([(name, yaml.safe_load(word)) for name, word in words], keys.schema())
+    assert DataSettings(check=False).check == "off"
 
 
 def test_lightnings_trainer_takes_what_is_said_of_it() -> None:
