@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -215,3 +216,11 @@ class LossTester:
             value.backward()
             results.append((value.detach(), student.grad))
         torch.testing.assert_close(results[0], results[1])
+
+
+def error_in_a_thread(call: Callable[[], object]) -> Exception | None:
+    """What a call raises in a thread that is not the main one, where Python lets no signal handler be set."""
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(call).exception()
+    assert error is None or isinstance(error, Exception)
+    return error

@@ -1,6 +1,5 @@
 """Callbacks' single hooks, without a run."""
 
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +14,7 @@ from kd.callbacks.nodes import _span, own_address
 from kd.callbacks.phases import PhaseProfiler, Phases
 from kd.callbacks.preemption import Preemption
 from kd.clock import Clock
+from tests._helpers import error_in_a_thread
 
 
 def test_what_is_open_is_closed_when_training_ends_well_or_not() -> None:
@@ -55,18 +55,9 @@ def test_a_validation_step_may_give_nothing() -> None:
 
 def test_signals_are_left_alone_outside_the_main_thread() -> None:
     """``kd.train`` may run in any thread."""
-    preemption, errors = Preemption(LastCheckpoint()), list[BaseException]()
-
-    def begin() -> None:
-        try:
-            preemption.on_train_start(None, None)  # type: ignore[arg-type]
-        except ValueError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=begin)
-    thread.start()
-    thread.join()
-    assert errors == []
+    preemption = Preemption(LastCheckpoint())
+    assert error_in_a_thread(lambda: preemption.on_train_start(None, None)) is None  # type: ignore[arg-type]
+    preemption.close(None)  # type: ignore[arg-type]
     preemption.close(None)  # type: ignore[arg-type]
 
 
