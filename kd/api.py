@@ -50,8 +50,8 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
 
     Args:
         recipe: a recipe's name, or a YAML file; None where ``resume`` is given, whose settings are taken.
-        settings: values by key, such as ``{"trainer.max_epochs": 3}``; ``config`` takes an overlay or a list of them,
-            ``resume`` a run folder.
+        settings: values by key, such as ``{"trainer.max_epochs": 3}``; in text, ``${KEY}`` is another key's value.
+            ``config`` takes an overlay or a list of them, ``resume`` a run folder.
 
     Raises:
         UserError: a mistake in them; nothing is written.

@@ -1,4 +1,8 @@
-"""Fixtures. The tests' cache folder is their own, so that the user's is neither read nor written."""
+"""Fixtures. The tests' cache folder is their own, so that the user's is neither read nor written.
+
+What takes seconds to import is imported by the fixtures: pytest-xdist's first process reads this file as well, and its
+workers wait for it.
+"""
 
 import functools
 import gc
@@ -12,11 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from lightning_fabric.utilities import registry
 
 from tests._clock import HandClock
-from tests._helpers import draw_folder, save_teacher, write_recipe
+
+# Each of the tests' processes would compile kd's 300 files again. A process started by them finds the variable too.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_collection_finish() -> None:
@@ -28,6 +33,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    import torch
+    from lightning_fabric.utilities import registry
+
     os.environ["KD_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     # Lightning raises the number of threads where the variable is unset, and a forked run that uses more threads than
     # its parent hangs in GNU OpenMP.
@@ -51,18 +59,24 @@ def hand_clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ImageFolder of 4 classes, 48 training and 16 validation pictures."""
+    from tests._helpers import draw_folder
+
     return draw_folder(tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.fixture(scope="session")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A teacher's checkpoint for them (random weights: what it knows is not tested here)."""
+    from tests._helpers import save_teacher
+
     return save_teacher(tmp_path_factory.mktemp("teacher") / "teacher.safetensors", seed=1)
 
 
 @pytest.fixture()
 def recipe(tmp_path: Path, pictures: Path, teacher: Path) -> Path:
     """A recipe file for the tiny pair; runs go below ``tmp_path / "runs"``."""
+    from tests._helpers import write_recipe
+
     return write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
 
 
@@ -70,6 +84,7 @@ def recipe(tmp_path: Path, pictures: Path, teacher: Path) -> Path:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of the tiny pair; its views (40 px) are larger than its models' input (32 px)."""
     from kd.cli import main
+    from tests._helpers import draw_folder, save_teacher, write_recipe
 
     root = tmp_path_factory.mktemp("finished")
     data, weights = draw_folder(root / "data"), save_teacher(root / "teacher.safetensors")

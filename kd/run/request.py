@@ -1,8 +1,9 @@
 """A command line, sorted by kind. Imports nothing heavy: a wrong word is reported at once."""
 
+import ast
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,7 @@ class Request:
             if "trust" not in self.flags:
                 check_file(file, {key: content}, self.trust)
             return content
-        known = {**keys.schema(), **keys.of_recipe(whole)[0]}
-        own = known.get(re.sub(r"^model\.teachers\.[^.]+", "model.teacher", key))
-        takes = set(re.findall(r"\w+", own.type)) if own else set()
-        value = _as_tree(f"x={text}")["x"]
-        return text if "str" in takes and not takes & {"int", "bool", "list"} and value is not None else value
+        return _typed(key, text, {**keys.schema(), **keys.of_recipe(whole)[0]})
 
     def _checked(self) -> tuple[dict[Path, dict[Any, Any]], list[dict[str, Any]]]:
         contents = {file: files.read(file) for file in self._files()}
@@ -93,15 +90,20 @@ class Request:
         self.overrides = [meant for item in self.overrides for meant in source_items(item, contents.values())]
         self.overrides = implied(self.overrides, contents.values()) + self.overrides
         check_no_files(pairs(contents.values(), self.overrides))
-        trees = [_as_tree(item) for item in self.overrides]
+        trees = self._trees(contents.values())
         for tree in trees:
             files.check_text(tree)
             _check_says_something(*next(iter(tree.items())))
-        self._check_keys(list(contents.values()))
+        self._check_keys(list(contents.values()), {key: value for tree in trees for key, value in tree.items()})
         for file, content in contents.items():  # last: it imports classes, which takes seconds
             if "trust" not in self.flags:
                 check_file(file, content, self.trust)
         return contents, trees
+
+    def _trees(self, contents: Iterable[dict[Any, Any]]) -> list[dict[str, Any]]:
+        read = {key.rstrip("+"): value for item in self.overrides for key, value in _as_tree(item).items()}
+        known = {**keys.schema(), **keys.of_recipe(keys.merged(contents, read))[0]}
+        return [{key: _typed(key, text, known)} for key, _, text in (item.partition("=") for item in self.overrides)]
 
     def value_of(self, key: str) -> str | None:
         return next((item.split("=", 1)[1] for item in reversed(self.overrides) if item.startswith(f"{key}=")), None)
@@ -112,10 +114,9 @@ class Request:
 
     def check_read(self) -> dict[str, Any]:
         """Refuses settings that no part of a run would read, and returns all (:func:`kd.run.unread.check_read`)."""
-        given = [_as_tree(item) for item in self.overrides]
-        resumed = {"resume": self.resume} if self.resume else {}
-        typed = {key: value for tree in given for key, value in tree.items()}
-        return check_read([files.read(file) for file in self._files()], typed | resumed)
+        contents = [files.read(file) for file in self._files()]
+        typed = {key: value for tree in self._trees(contents) for key, value in tree.items()}
+        return check_read(contents, typed | ({"resume": self.resume} if self.resume else {}))
 
     def _files(self) -> list[Path]:
         found = [find("recipes", self.recipe)] if self.recipe else []
@@ -123,10 +124,9 @@ class Request:
             found += [find("configs", overlay), *part_of(overlay, self.recipe or "")]
         return found
 
-    def _check_keys(self, contents: list[dict[Any, Any]]) -> None:
+    def _check_keys(self, contents: list[dict[Any, Any]], given: dict[str, Any]) -> None:
         for number, content in enumerate(contents, 1):  # a later file may name another class, with other keys
             _check([key for key, _ in files.leaves(content)], flatten(content), keys.merged(contents[:number], {}))
-        given = {key: value for item in self.overrides for key, value in _as_tree(item).items()}
         whole = keys.merged(contents, {key.rstrip("+"): value for key, value in given.items()})
         values = {key: value for name, own in given.items() for key, value in flatten(own, name).items()}
         _check([*given], values, whole)
@@ -205,6 +205,14 @@ def _check_says_something(key: str, value: object) -> None:
         raise UserError(f"{key}: {{}} sets nothing")
     if key == "runs_dir" and not value:
         raise UserError("runs_dir: must name a folder, got nothing")
+
+
+def _typed(key: str, text: str, known: Mapping[str, keys.Key]) -> object:
+    """A word's value; text where the key takes text alone: a folder may be called 007 or [a, b]."""
+    own = known.get(re.sub(r"^model\.teachers\.[^.]+", "model.teacher", keys.plain(key)))
+    takes = {ast.unparse(kind) for kind in keys.members(own.kind)} if own else set()
+    value = _as_tree(f"x={text}")["x"]
+    return text if takes and takes <= {"str", "Path", "None"} and value is not None else value
 
 
 def _as_tree(item: str) -> dict[str, Any]:
