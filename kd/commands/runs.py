@@ -58,20 +58,15 @@ def _described(folder: Path) -> dict[str, Any]:
     student, teacher = summary.get("student") or {}, summary.get("teacher") or {}
     values = student.get("best_val") or student.get("val") or {}
     metric = next((name for name in MAIN if name in values), next(iter(values), None))
+    verdict = (summary.get("verdict") or {}).get("text")
     return {
-        "run": f"{folder.parent.name}/{folder.name}",
-        "folder": str(folder),
-        "status": "training" if held else summary.get("status", "ended early"),
-        "metric": metric,
-        "teacher": (teacher.get("val") or {}).get(metric),
-        "student": values.get(metric),
-        "images_per_s": summary.get("images_per_s"),
-        "verdict": (summary.get("verdict") or {}).get("text"),
-        "limit": ((summary.get("verdict") or {}).get("text") or "").split(":")[0],
+        "run": f"{folder.parent.name}/{folder.name}", "folder": str(folder),
+        "status": "training" if held else summary.get("status", "ended early"), "metric": metric,
+        "teacher": (teacher.get("val") or {}).get(metric), "student": values.get(metric),
+        "images_per_s": summary.get("images_per_s"), "verdict": verdict, "limit": (verdict or "").split(":")[0],
         "changed": max((one.st_mtime for one in stats), default=folder.stat().st_mtime),
-        "bytes": sum(one.st_size for one in stats),
-        "safe_to_delete": not weights and not held,
-    }
+        "bytes": sum(one.st_size for one in stats), "safe_to_delete": not weights and not held,
+    }  # fmt: skip
 
 
 def _print(found: list[dict[str, Any]]) -> None:

@@ -51,17 +51,16 @@ class Request:
         args += [f"--config={migrate_class_paths(f, content if self.here else {})}" for f, content in contents.items()]
         if self.recipe and next(iter(contents.values())).get("recipe") is None:
             args.append(f"--recipe={next(iter(contents)).stem}")
-        overrides = [_with_folders(item, _as_tree(item) if self.here else {}) for item in self.overrides]
+        overrides = [_with_folders(item, t if self.here else {}) for item, t in zip(self.overrides, trees, strict=True)]
         return args + self.cluster + [f"--{item}" for item in _entries_whole(overrides, contents.values())]
 
     def over(self, file: Path | None) -> dict[str, Any]:
         """Resolved settings (a run folder's ``config.yaml``; None: none) with the overrides put in: plain values."""
         self.recipe = str(file) if file else None
-        contents, _ = self._checked()
+        contents, trees = self._checked()
         whole: Any = keys.merged([{"data": {}, "model": {}}, *contents.values()], {})
-        for item in self.overrides:
-            key, _, text = item.partition("=")
-            _put(whole, key, self._as_typed(key, text, whole))
+        for key, value in (one for tree in trees for one in tree.items()):
+            _put(whole, key, self._of_file(key, value))
         if any("${" in str(value) for _, value in files.leaves(whole)):
             from omegaconf import OmegaConf
 
@@ -70,15 +69,14 @@ class Request:
                 check_file(file, whole, self.trust)
         return whole
 
-    def _as_typed(self, key: str, text: str, whole: dict[str, Any]) -> object:
-        """An override's value; text where the key takes text alone: a folder may be called 007."""
-        file = Path(text)
-        if file.suffix in (".yaml", ".yml") and file.is_file():
-            content = files.read(file)
-            if "trust" not in self.flags:
-                check_file(file, {key: content}, self.trust)
-            return content
-        return _typed(key, text, {**keys.schema(), **keys.of_recipe(whole)[0]})
+    def _of_file(self, key: str, value: object) -> object:
+        file = Path(str(value))
+        if file.suffix not in (".yaml", ".yml") or not file.is_file():
+            return value
+        content = files.read(file)
+        if "trust" not in self.flags:
+            check_file(file, {key: content}, self.trust)
+        return content
 
     def _checked(self) -> tuple[dict[Path, dict[Any, Any]], list[dict[str, Any]]]:
         contents = {file: files.read(file) for file in self._files()}
@@ -101,9 +99,10 @@ class Request:
         return contents, trees
 
     def _trees(self, contents: Iterable[dict[Any, Any]]) -> list[dict[str, Any]]:
-        read = {key.rstrip("+"): value for item in self.overrides for key, value in _as_tree(item).items()}
-        known = {**keys.schema(), **keys.of_recipe(keys.merged(contents, read))[0]}
-        return [{key: _typed(key, text, known)} for key, _, text in (item.partition("=") for item in self.overrides)]
+        words = [(key, text) for key, _, text in (item.partition("=") for item in self.overrides)]
+        whole = keys.merged([*contents], {key.rstrip("+"): _read(text) for key, text in words})
+        known = {**keys.schema(), **keys.of_recipe(whole)[0]}
+        return [{key: _typed(key, text, known)} for key, text in words]
 
     def value_of(self, key: str) -> str | None:
         return next((item.split("=", 1)[1] for item in reversed(self.overrides) if item.startswith(f"{key}=")), None)
@@ -195,13 +194,12 @@ def _entries_whole(overrides: list[str], contents: Iterable[dict[Any, Any]]) -> 
         node = made.setdefault(entry, {})
         for part in rest[:-1]:
             node = node.setdefault(part, {})
-        node[rest[-1]] = _as_tree(f"x={value}")["x"]
+        node[rest[-1]] = _read(value)
     return [f"{item}={json.dumps(made[item])}" if item in made else item for item in whole]
 
 
 def _check_says_something(key: str, value: object) -> None:
-    """What is merged key by key takes nothing from an empty value, and a folder needs a name."""
-    if value == {} and key in GROUPS:
+    if value == {} and key in GROUPS:  # what is merged key by key takes nothing from it
         raise UserError(f"{key}: {{}} sets nothing")
     if key == "runs_dir" and not value:
         raise UserError("runs_dir: must name a folder, got nothing")
@@ -211,16 +209,15 @@ def _typed(key: str, text: str, known: Mapping[str, keys.Key]) -> object:
     """A word's value; text where the key takes text alone: a folder may be called 007 or [a, b]."""
     own = known.get(re.sub(r"^model\.teachers\.[^.]+", "model.teacher", keys.plain(key)))
     takes = {ast.unparse(kind) for kind in keys.members(own.kind)} if own else set()
-    value = _as_tree(f"x={text}")["x"]
+    value = _read(text)
     return text if takes and takes <= {"str", "Path", "None"} and value is not None else value
 
 
-def _as_tree(item: str) -> dict[str, Any]:
-    key, _, value = item.partition("=")
+def _read(text: str) -> Any:
     try:
-        return {key: yaml_of(value)}
+        return yaml_of(text)
     except ValueError:  # the parser says what is wrong
-        return {key: value}
+        return text
 
 
 def translate(argv: Sequence[str]) -> Request:
@@ -256,18 +253,18 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
         if not re.fullmatch(r"[A-Za-z_][\w.]*\+?", key):
             raise UserError(f"{where}: no key '{key}'")
         if key == "config":
-            found = _as_tree(f"config={value}")["config"]
+            found = _read(value)
             overlays = [str(name) for name in found] if isinstance(found, list) else [value]
             request.overlays += [name for name in overlays if name not in request.overlays]
         elif key not in given:
             _sort_in(request, key, value)
-        elif _as_tree(f"{key}={given[key]}") != _as_tree(f"{key}={value}"):
+        elif _read(given[key]) != _read(value):
             raise UserError(f"{key}: {given[key]} on the command line, but {value} in {where}")
 
 
 def _sort_in(request: Request, key: str, value: str) -> None:
-    tree = _as_tree(f"{key}={value}")
-    files.check_text(tree if isinstance(tree[key], (dict, list)) else {key: value})  # as text, YAML folds line breaks
+    found = _read(value)
+    files.check_text({key: found if isinstance(found, (dict, list)) else value})  # as text: YAML folds line breaks
     if key == "recipe":
         if request.recipe is not None:
             raise UserError(f"recipe is given twice: '{request.recipe}' and '{value}'")
