@@ -167,10 +167,10 @@ def main() -> None:
     calls = rows(asked, teacher, asked.runs / "selected.safetensors")
     for epochs in asked.epochs:
         for seed in asked.seeds:
-            for number, (name, train) in enumerate(calls.items()):
+            for name, train in calls.items():
                 if (name, epochs, seed) in table:
                     continue
-                short = f"{'timm' if name == PEER else 'kd'}{number}-{epochs}-{seed}"
+                short = f"{'timm' if name == PEER else f'kd{list(KD_ROWS).index(name)}'}-{epochs}-{seed}"
                 acc1, seconds = table[name, epochs, seed] = train(epochs, seed, asked.runs / short)
                 line = {"name": name, "epochs": epochs, "seed": seed, "acc1": acc1, "seconds": seconds}
                 with done.open("a") as file:
