@@ -95,7 +95,7 @@ def _how(found: Mapping[str, Any], given: Conditions) -> list[str]:
     left = sum("score" not in row for row in found["candidates"])
     predicted = found["evidence"] >= 3
     return [
-        f"latency: {given}, on {found['machine']}; weights as drawn; all candidates in turns, medians of the rounds",
+        f"latency: {given}, on {found['machine']}; drawn weights; all candidates in turns, medians of the rounds",
         f"accuracy: {found['held_out']} labelled pictures that no candidate was made or trained with",
         *([f"inherited layers are fitted on {found['fitted_on']} others, at most"] if "fitted_on" in found else []),
         *([f"not scored, since over a budget: {left}"] if left else []),

@@ -1,4 +1,4 @@
-"""How long candidates take in the runtime that ships: with weights as drawn, since architectures alone matter."""
+"""How long candidates take in the runtime that ships: with drawn weights, since architectures alone matter."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -40,12 +40,20 @@ class Drawn:
     threads: int
 
     def prepared(self) -> Prepared:
-        model, spec = self.build().eval(), self.spec
+        model, spec = _as_if_trained(self.build().eval()), self.spec
         return Prepared(model, preprocess_for(model, spec.img_size, False, spec.mean, spec.std), self.size, "nhwc")
 
     def __call__(self) -> Call:
         torch.set_num_threads(self.threads)
         return in_torch(self.prepared())
+
+
+def _as_if_trained(model: nn.Module) -> nn.Module:
+    """Exporters leave out scales of ones and biases of zeros, which no trained model has."""
+    for values in model.state_dict().values():
+        if values.is_floating_point() and bool((values == values.flatten()[:1]).all()):
+            values.add_(torch.rand_like(values), alpha=0.1)
+    return model
 
 
 def several(loads: Sequence[Callable[[], Call]]) -> Call:
