@@ -1,5 +1,6 @@
 """``kd-latency``: how fast a student is, beside its teacher. Heavy imports wait until there is a run."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ Each model runs in a process of its own; all take turns, so that what else the m
 goes to RUN_FOLDER/export/latency.json and into the report.
 """
 
+UNSTEADY = 1.1  # the slowest round's median, as a multiple of the fastest's
 KEYS = ("runtime", "batch", "threads", "seconds")
 
 
@@ -65,3 +67,16 @@ def _print(found: dict[str, Any]) -> None:
     }  # fmt: skip
     rows = ([str(row.get(key, "")) for key in columns] for row in found["rows"])
     print_table(found["machine"], list(columns.values()), rows, left=("", "runtime"))
+    for line in unsteady(found["rows"]):
+        print(line)
+
+
+def unsteady(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The worst of those whose rounds differ: its figure may be as far off."""
+    worst = max(rows, key=lambda row: row["slowest_round_ms"] / row["fastest_round_ms"])
+    least, most = worst["fastest_round_ms"], worst["slowest_round_ms"]
+    if most > UNSTEADY * least:
+        yield (
+            f"not steady: the medians of {worst['model']} in {worst['runtime']} by round lie between {least:g} and "
+            f"{most:g} ms, so other work or a changing clock disturbs the figures; seconds=15 takes longer rounds"
+        )

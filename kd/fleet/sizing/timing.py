@@ -1,6 +1,5 @@
 """How long candidates take in the runtime that ships: with drawn weights, since architectures alone matter."""
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from kd.ship.export.gate import size_mb
 from kd.ship.export.manifest import Manifest
 from kd.ship.export.prepared import Prepared
 from kd.ship.export.stopwatch import Stopwatch, open_export
-from kd.ship.latency import ROUNDS, in_turns
+from kd.ship.latency import ROUNDS, in_turns, medians
 
 CALIBRATE = 8  # pictures: int8's kernels, and so their time, do not depend on the scales
 SECONDS = 1.0  # for which each model is timed
@@ -79,10 +78,8 @@ def latencies(
             watch.close()
     found = {}
     for one, (_, mb), (rounds, _) in zip(candidates, made, timed.values(), strict=True):
-        middles = sorted(statistics.median(took) for took in rounds)
-        numbers = statistics.median(sum(rounds, [])), middles[0], middles[-1], mb
-        names = "latency_ms", "fastest_round_ms", "slowest_round_ms", "mb"
-        found[one.name] = {name: round(number, 3) for name, number in zip(names, numbers, strict=True)}
+        took = medians(rounds)
+        found[one.name] = {"latency_ms": took.pop("median_ms"), **took, "mb": round(mb, 3)}
     return found
 
 

@@ -11,8 +11,24 @@ import numpy as np
 import pytest
 
 from kd.cli import main
+from kd.commands.latency import unsteady
 from kd.ship.export.stopwatch import Stopwatch
+from kd.ship.latency import _repeats, medians
 from tests._helpers import StopwatchHere
+
+
+def test_figures_that_drift_are_told() -> None:
+    slow = {"model": "student", "runtime": "onnx", **medians([[3.0, 3.1, 9.0], [4.0, 3.9, 4.1]])}
+    assert (slow["median_ms"], slow["fastest_round_ms"], slow["slowest_round_ms"]) == (3.95, 3.1, 4.0)
+    steady = {**slow, "runtime": "torch", "slowest_round_ms": 3.4}
+    assert not [*unsteady([steady])]
+    assert next(unsteady([steady, slow])).startswith(
+        "not steady: the medians of student in onnx by round lie between 3.1"
+    )
+
+
+def test_a_round_takes_its_share_of_the_seconds() -> None:
+    assert _repeats(lambda count: ([0.5] * count, 0.0), 15) == 6000
 
 
 def test_a_model_is_timed_in_a_process_of_its_own() -> None:
