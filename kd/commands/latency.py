@@ -78,5 +78,5 @@ def unsteady(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if most > UNSTEADY * least:
         yield (
             f"not steady: the medians of {worst['model']} in {worst['runtime']} by round lie between {least:g} and "
-            f"{most:g} ms, so other work or a changing clock disturbs the figures; seconds=15 takes longer rounds"
+            f"{most:g} ms, so other work or a changing clock disturbs the figures; more seconds= makes them steadier"
         )
