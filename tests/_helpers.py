@@ -41,7 +41,7 @@ def draw_folder(root: Path, train: int = 12, val: int = 4, classes: tuple[str, .
 def tiny_vit(num_classes: int = len(CLASSES), seed: int = 0, **kwargs: object) -> torch.nn.Module:
     """A ViT of a few thousand parameters at 32 px."""
     torch.manual_seed(seed)
-    return timm.create_model(ARCH, num_classes=num_classes, img_size=32, **{**TINY, **kwargs})
+    return timm.create_model(ARCH, num_classes=num_classes, **{"img_size": 32, **TINY, **kwargs})
 
 
 def save_teacher(path: Path, num_classes: int = len(CLASSES), **kwargs: object) -> Path:

@@ -33,7 +33,7 @@ class Student(nn.Module):
 
     ``average`` is validated and exported in the model's place. ``spec``: the settings that ``model`` was built by.
     ``start``: where its first weights come from (``inherited``, ``pre-trained``, ``scratch`` or ``given``); ``parent``:
-    the teacher that they are inherited from; ``not_inherited``: why they are not.
+    the teacher that they are inherited from; ``note``: why they are not, or what to say of the patches if they are.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Student(nn.Module):
         optim: OptimSpec | None = None,
         spec: StudentSpec | None = None,
         start: str = "given",
-        not_inherited: str = "",
+        note: str = "",
         parent: str = ALL,
     ) -> None:
         super().__init__()
         self.model, self.average, self.objective = model, average, objective
         self.prepare, self.data, self.spec = prepare, data, spec
-        self.start, self.not_inherited, self.parent = start, not_inherited, parent
+        self.start, self.note, self.parent = start, note, parent
         self.optim = optim or OptimSpec()
         self.lr = self.optim.lr
         self._trained = freeze_backbone(model, self.arch) if self.spec is not None and self.spec.freeze else ()
@@ -178,10 +178,11 @@ class Student(nn.Module):
         """After it has its teacher's layers, where it inherits; returns a message, or ""."""
         if self.start == "inherited" and self.average is not None:
             self.average.set(self.model)
-        if self.start != "scratch":
+        if self.spec is None or not (self.start == "scratch" or self.note):
             return ""
-        assert self.spec is not None
-        why = f", not from the teacher's layers ({self.not_inherited})" if self.not_inherited else ""
+        if self.start != "scratch":
+            return f"student: {self.spec.arch} {self.note}"
+        why = f", not from the teacher's layers ({self.note})" if self.note else ""
         rate = f", at optim.lr_scratch={self.optim.lr_scratch:g}" if self.optim.lr_scratch is not None else ""
         known = is_model_pretrained(self.spec.arch) and not self.spec.kwargs
         better = "; model.student.pretrained=true starts from timm's" if known else ""

@@ -1,6 +1,7 @@
 """From the settings below ``model`` to the module that trains."""
 
 from dataclasses import replace
+from functools import partial
 
 from torch import nn
 
@@ -11,11 +12,12 @@ from kd.distill.step import moving_average
 from kd.errors import UserError
 from kd.losses import DistillLoss
 from kd.models import StudentSpec, TeacherSpec, build_model, completed, preprocess_for
+from kd.models.weights import about
 from kd.module.distillation import DistillationModule
 from kd.optim import OptimSpec
 from kd.run.settings import LearningSettings, TapSpec
 from kd.tasks import Classification, Features, Task
-from kd.teachers import RunTeacher, build_teachers
+from kd.teachers import FrozenTeacher, RunTeacher, build_teachers
 from kd.teachers.answer import ALL
 
 
@@ -48,22 +50,26 @@ def assemble(
         raise UserError("model.student.freeze: backbone needs a loss that trains the classifier: "
                         "model.task_loss_weight, or a loss over logits (not SimKDLoss)")  # fmt: skip
     task.settle(len(data.classes), data.ignore_index)
-    student = completed(student, "model.student")
+    student, auto = _own_patches(completed(student, "model.student"))
     classes = data.classes if student.head else []
-    model = build_model(student, len(classes), "model.student", classes, dense=task.dense)
-    prepare = preprocess_for(model, student.img_size, False, student.mean, student.std)
-    if student.grad_checkpointing:
-        model.set_grad_checkpointing(True)  # type: ignore[operator]
-    average = moving_average(model, ema_decay)
+    build = partial(build_model, num_classes=len(classes), key="model.student", classes=classes, dense=task.dense)
+    model = build(student)
     if not student.head:  # then a teacher's classifier is of no use either
         teacher = teacher and replace(teacher, head=False)
         teachers = {name: replace(spec, head=False) for name, spec in (teachers or {}).items()}
     found = build_teachers(teacher, teachers or {}, data.classes, task.dense)
-    start, not_inherited, parent = choose_start(student, model, found)
+    start, note, parent = choose_start(student, model, found)
+    if start == "inherited" and found is not None:
+        wanted, note = _patches_of(found.members[parent], student, model, auto)
+        student, model = wanted, model if wanted is student else build(wanted)
+    prepare = preprocess_for(model, student.img_size, False, student.mean, student.std)
+    if student.grad_checkpointing:
+        model.set_grad_checkpointing(True)  # type: ignore[operator]
+    average = moving_average(model, ema_decay)
     if student.freeze and start == "scratch":
         raise UserError("model.student.freeze: backbone would keep random weights; give model.student.checkpoint")
     learner = student_of(objective)(
-        model, prepare, objective, data, found, average, optim, student, start, not_inherited, parent
+        model, prepare, objective, data, found, average, optim, student, start, note, parent
     )
     return DistillationModule(learner, found)
 
@@ -103,6 +109,29 @@ def choose_start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None
         return start, problem, ALL
     without = "" if teacher is None else "; model.student.inherit=auto trains such a student without them"
     raise UserError(f"model.student.inherit: {problem}{without}")
+
+
+def _own_patches(spec: StudentSpec) -> tuple[StudentSpec, bool]:
+    """The settings without ``patch_size: auto``, and whether they had it; a checkpoint keeps its own."""
+    if spec.kwargs.get("patch_size") != "auto":
+        return spec, False
+    kept = about(spec.checkpoint).kwargs.get("patch_size")
+    given = {name: value for name, value in spec.kwargs.items() if name != "patch_size"}
+    return replace(spec, kwargs={**given, "patch_size": kept} if kept else given), True
+
+
+def _patches_of(parent: FrozenTeacher, spec: StudentSpec, model: nn.Module, auto: bool) -> tuple[StudentSpec, str]:
+    """The settings of a student that inherits, with its teacher's number of patches if ``auto``; and what to say."""
+    from kd.distill.inherit import matching_patches
+
+    side = matching_patches(model, parent.model)
+    if side is None:
+        return spec, ""
+    if not auto:
+        return spec, ("has fewer patches than its teacher; with as many (model.student.kwargs.patch_size=auto: "
+                      f"{side} pixels) it computes more and stays closer to its teacher")  # fmt: skip
+    found = replace(spec, kwargs={**spec.kwargs, "patch_size": side})
+    return found, f"has patches of {side} pixels, as many as its teacher (model.student.kwargs.patch_size=auto)"
 
 
 def not_inheritable(model: nn.Module, teacher: RunTeacher) -> str:

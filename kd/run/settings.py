@@ -124,7 +124,8 @@ class ModelSettings(Checked):
         pretrained: load timm's pre-trained weights (downloads them).
         checkpoint: a safetensors, ``.pth`` or ``.ckpt`` file, a run folder of ours, or a folder of timm's
             (``config.json`` and weights).
-        kwargs: further arguments of ``timm.create_model`` (``patch_size``, ``depth``, ``drop_path_rate``, ...).
+        kwargs: further arguments of ``timm.create_model`` (``patch_size``, ``depth``, ``drop_path_rate``, ...); with
+            ``patch_size: auto`` a student that starts from its teacher's layers has as many patches as its teacher.
         compile: a mode of ``torch.compile`` (true: ``default``; ``reduce-overhead`` uses CUDA graphs).
         channels_last: keep pictures and weights in channels-last order, which convolutions on a GPU like.
     """

@@ -67,10 +67,10 @@ def main() -> None:
     pictures = [
         "recipe=foundation_vit", f"data.source.root={asked.data / 'train'}", f"data.source.val={asked.data / 'val'}",
         f"data.probe.root={asked.data}", f"model.teachers.dino.checkpoint={asked.backbone}", f"seed={asked.seed}",
-        f"data.batch_size={BATCH}", f"runs_dir={asked.runs}",
+        f"data.batch_size={BATCH}", f"runs_dir={asked.runs}", "model.student.kwargs={}",  # the peer's patches
     ]  # fmt: skip
     still = ["optim.lr=0", "optim.warmup_epochs=0", "trainer.max_epochs=1", "trainer.limit_train_batches=1"]
-    length = [f"trainer.max_epochs={asked.epochs}"]
+    length = [f"trainer.max_epochs={asked.epochs}", f"optim.warmup_epochs={min(1, asked.epochs - 1)}"]
 
     def kd(name: str, items: list[str]) -> dict[str, float]:
         folder = f"{name}-{asked.epochs}-{asked.seed}"

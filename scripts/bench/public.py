@@ -119,6 +119,7 @@ def rows(
 ) -> dict[str, Callable[[int, int, Path], tuple[float, float]]]:
     """By name what trains it, given epochs, seed and folder."""
     common = ["recipe=grocery_vit", f"data.source.root={asked.data}", "model.task.label_smoothing=0"]
+    common += ["model.student.kwargs={}"]  # patches of 16 pixels in all rows, as the peers' student has
     taught = [f"model.teacher.checkpoint={teacher}", *asked.set]
 
     def of_kd(items: list[str], epochs: int, seed: int, folder: Path) -> tuple[float, float]:

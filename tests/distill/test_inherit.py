@@ -14,7 +14,7 @@ from timm.layers import HybridEmbed, RmsNorm, SwiGLU, SwiGLUPacked
 from timm.models.vision_transformer import ParallelScalingBlock
 
 from kd.cli import train_main
-from kd.distill.inherit import inherit_together, start
+from kd.distill.inherit import inherit_together, matching_patches, start
 from kd.distill.inherit.layers import fit, inherit_block
 from kd.models import Preprocess
 from tests._helpers import ARCH, TINY, save_teacher
@@ -306,6 +306,44 @@ def test_a_recipe_bends_to_its_student(recipe: Path, capsys: pytest.CaptureFixtu
     assert (student(2)["start"], student(2)["lr"]) == ("pre-trained", 0.001)
     assert train_main([f"resume={students / '000'}", "trainer.max_epochs=2"]) == 0
     assert (student(0)["start"], student(0)["lr"]) == ("scratch", 0.01)
+
+
+def test_a_student_takes_as_many_patches_as_its_teacher_has(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``patch_size: auto``; without it a line says that there are fewer. A student of its own weights keeps its own."""
+    teacher = save_teacher(recipe.parent / "of14.safetensors", patch_size=14, img_size=28)
+    shape = {name: size for name, size in TINY.items() if name != "patch_size"}
+    items = [f"recipe={recipe}", "trainer.max_epochs=1", "model.student.inherit=auto", "model.student.img_size=28",
+             f"model.teacher.checkpoint={teacher}", f"model.teacher.kwargs={json.dumps({**shape, 'patch_size': 14})}",
+             "model.teacher.img_size=28", "trainer.enable_progress_bar=false"]  # fmt: skip
+    students = recipe.parent / "runs" / "tiny"
+
+    def grid(number: int) -> tuple[int, ...]:
+        file = students / f"{number:03d}" / "student.safetensors"
+        return load_file(file)["patch_embed.proj.weight"].shape[2:]
+
+    own, auto = (f"model.student.kwargs={json.dumps({**shape, **given})}" for given in ({}, {"patch_size": "auto"}))
+    assert train_main([*items, own]) == 0
+    assert "with as many (model.student.kwargs.patch_size=auto: 14 pixels)" in capsys.readouterr().out
+    assert train_main([*items, auto]) == 0
+    assert f"student: {ARCH} has patches of 14 pixels, as many as its teacher" in capsys.readouterr().out
+    assert [grid(0), grid(1)] == [(16, 16), (14, 14)]
+    assert train_main([f"resume={students / '001'}", "trainer.max_epochs=2"]) == 0
+    assert train_main([*items, auto, f"model.student.checkpoint={students / '000'}"]) == 0
+    assert train_main([*items, auto, f"model.student.checkpoint={students / '001'}"]) == 0
+    assert train_main([*items, auto, "model.student.inherit=false"]) == 0
+    assert "patches" not in capsys.readouterr().out
+    assert [grid(number) for number in range(5)] == [(16, 16), (14, 14), (16, 16), (14, 14), (16, 16)]
+
+
+@pytest.mark.parametrize(("side", "patch", "found"), [(112, 16, 14), (112, 14, None), (112, 32, None), (96, 16, 12),
+                                                      (100, 16, None), (224, 16, None)])  # fmt: skip
+def test_a_near_number_of_patches_alone_is_taken(side: int, patch: int, found: int | None) -> None:
+    """Far smaller patches cost more than the settings promise; a side that is no multiple can't have as many."""
+    teacher, student = (
+        timm.create_model(ARCH, img_size=size, patch_size=pixels, embed_dim=32, depth=1, num_heads=2)
+        for size, pixels in ((112, 14), (side, patch))
+    )
+    assert matching_patches(student, teacher) == found
 
 
 def test_projections_of_an_inherited_classifier_begin_fitted(recipe: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from kd.distill.inherit.pair import ViT, check_pair
+from kd.distill.inherit.pair import ViT, check_pair, vit_of
 from kd.distill.student import Student
 from kd.errors import UserError
 from kd.models import StudentSpec, build_model, count_parameters, preprocess_for
@@ -85,7 +85,7 @@ def smallest(found: Sequence[Candidate]) -> list[Candidate]:
 
 def _grid(student: Student, parent: FrozenTeacher, sizes: Sequence[Any], count: int) -> list[list[Candidate]]:
     """The default sizes; for a larger ``count`` also those between them, and with heads of another size."""
-    big = _vit(parent.model)
+    big = vit_of(parent.model)
     depth, width, head = len(big.blocks), big.embed_dim, big.blocks[0].attn.head_dim
     base = replace(cast(StudentSpec, student.spec), checkpoint=None, pretrained=False, inherit=True, builder=None)
     if _sized(base, student, parent, (width, depth, width // head), sizes[0]) is None:
@@ -127,12 +127,8 @@ def _blank(spec: StudentSpec, student: Student, key: str) -> nn.Module:
         return drawing(spec, student, key)()
 
 
-def _vit(model: nn.Module) -> ViT:
-    return getattr(model, "backbone", model)
-
-
 def _shape(model: nn.Module) -> tuple[object, ...]:
-    vit = _vit(model)
+    vit = vit_of(model)
     is_vit = isinstance(vit, VisionTransformer)
     heads = cast(ViT, vit).blocks[0].attn.num_heads if is_vit else 0
     return (heads, *((name, tuple(p.shape)) for name, p in model.named_parameters()))
