@@ -55,19 +55,19 @@ class _Connection(H11Protocol):
         self._socket = transport
         super().connection_made(cast(asyncio.Transport, _Lingering(transport, self._end)))
         self._watch()
-        open_ones = cast("set[_Connection]", self.connections)
-        if len(open_ones) <= self.most:
-            return
-        by_age = sorted(open_ones, key=lambda c: c._due.when())
-        ended = [c for c in by_age if c._ended]
-        if len(by_age) - len(ended) > self.most:
-            least = next((c for c in by_age if c.idle and not c._ended and c is not self), self)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        by_age = sorted(cast("set[_Connection]", self.connections), key=lambda c: c._due.when())
+        living = [c for c in by_age if not c._socket.is_closing()]  # others' own end comes with the loop's next turn
+        ended = [c for c in living if c._ended]
+        idle = [c for c in living if c.idle and not c._ended and c is not self]
+        for least in [*idle, self][: max(0, len(living) - len(ended) - self.most)]:
             if least.cycle is None:
                 least._socket.write(FULL)
             least._end()
-        if len(ended) > self.most // LINGERING:
-            self.connections.discard(ended[0])  # its own end comes after the next connections' begin
-            ended[0]._socket.abort()
+        for unread in ended[: max(0, len(ended) - self.most // LINGERING)]:
+            unread._socket.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._due.cancel()
@@ -172,7 +172,7 @@ def serve(server: Server, listening: socket.socket) -> None:
     config = uvicorn.Config(
         server.app(), http=type("_Bounded", (_Connection,), {"most": most}), ws="none",
         log_level="error", access_log=False, lifespan="on",
-        server_header=False, limit_concurrency=2 * most + at_once, backlog=at_once,
+        server_header=False, backlog=at_once,
         timeout_graceful_shutdown=round(server.limits.timeout_s) + GRACE_S,
     )  # fmt: skip
     asyncio.run(_Uvicorn(config, server).serve(sockets=[listening]))

@@ -100,7 +100,8 @@ def test_half_sent_headers_hold_nobody_up(model: Path) -> None:
         for raw in half:
             raw.sendall(b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
         start = time.monotonic()
-        assert [ask(port, body)[0] for _ in range(20)] == [200] * 20
+        answers = [ask(port, body) for _ in range(20)]
+        assert [answer for answer in answers if answer[0] != 200] == []
         assert time.monotonic() - start < 10
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
