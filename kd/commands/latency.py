@@ -1,6 +1,6 @@
 """``kd-latency``: how fast a student is, beside its teacher. Heavy imports wait until there is a run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,16 +67,17 @@ def _print(found: dict[str, Any]) -> None:
     }  # fmt: skip
     rows = ([str(row.get(key, "")) for key in columns] for row in found["rows"])
     print_table(found["machine"], list(columns.values()), rows, left=("", "runtime"))
-    for line in unsteady(found["rows"]):
-        print(line)
+    if warning := unsteady(found["rows"]):
+        print(warning)
 
 
-def unsteady(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The worst of those whose rounds differ: its figure may be as far off."""
+def unsteady(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What to say of the row whose rounds differ most, whose figure may be as far off; empty where none does much."""
     worst = max(rows, key=lambda row: row["slowest_round_ms"] / row["fastest_round_ms"])
     least, most = worst["fastest_round_ms"], worst["slowest_round_ms"]
-    if most > UNSTEADY * least:
-        yield (
-            f"not steady: the medians of {worst['model']} in {worst['runtime']} by round lie between {least:g} and "
-            f"{most:g} ms, so other work or a changing clock disturbs the figures; more seconds= makes them steadier"
-        )
+    if most <= UNSTEADY * least:
+        return ""
+    return (
+        f"not steady: the medians of {worst['model']} in {worst['runtime']} by round lie between {least:g} and "
+        f"{most:g} ms, so other work or a changing clock disturbs the figures; more seconds= makes them steadier"
+    )
