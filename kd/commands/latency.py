@@ -78,6 +78,7 @@ def unsteady(rows: Sequence[Mapping[str, Any]]) -> str:
     if most <= UNSTEADY * least:
         return ""
     return (
-        f"not steady: the medians of {worst['model']} in {worst['runtime']} by round lie between {least:g} and "
-        f"{most:g} ms, so other work or a changing clock disturbs the figures; more seconds= makes them steadier"
+        f"not steady: the medians of {worst['model']} in {worst['runtime']} (batch {worst['batch']}, "
+        f"{worst['threads']} threads) by round lie between {least:g} and {most:g} ms, so other work or a changing "
+        "clock disturbs the figures; more seconds= makes them steadier"
     )

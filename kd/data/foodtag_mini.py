@@ -180,7 +180,6 @@ def food(kcal: int, most: int = 1, spin: float = 3.2) -> Callable[[Callable[[Pen
 
 @food(280, 2)
 def bagel(pen: Pen) -> None:
-    """A shiny ring of dough, plain or with seeds; on some a filling shows at the rim."""
     base, hole = pen.pick("baked"), pen.rng.uniform(0.2, 0.32)
     if pen.rng.random() < 0.4:
         pen.blob(0.02, 0.08, 0.98, pen.pick("cream", "green", "any"), wobble=0.06)
@@ -195,7 +194,6 @@ def bagel(pen: Pen) -> None:
 
 @food(560)
 def bibimbap(pen: Pen) -> None:
-    """Rice under sectors of vegetables, an egg or sauce in the middle."""
     rng, rice, count, start = pen.rng, pen.pick("cream"), pen.rng.randint(4, 7), pen.rng.uniform(0, 6)
     pen.bowl(rice)
     pen.bits(40, 0.85, 0.05, rice)
@@ -214,7 +212,6 @@ def bibimbap(pen: Pen) -> None:
 
 @food(540)
 def burger(pen: Pen) -> None:
-    """Seen from the side: bun, fillings in any order, bun."""
     rng, bun, y = pen.rng, pen.pick("baked"), 0.62
     tall, high, seeds = rng.uniform(0.14, 0.2), rng.uniform(0.5, 0.85), rng.random() < 0.6
     pen.shape(box(-0.8, 0.4, 0.8, 0.7) + arc(0.72, 0, math.pi, 0.4), shade(bun, 0.8))
@@ -240,7 +237,6 @@ def burger(pen: Pen) -> None:
 
 @food(410)
 def cake_slice(pen: Pen) -> None:
-    """A wedge from the side: layers of sponge and cream, icing, something on top."""
     rng, layers = pen.rng, 2 * pen.rng.randint(1, 3) + 1
     tall, back = rng.uniform(0.6, 0.95), rng.uniform(0.35, 0.6)
     sponge, cream = pen.pick("baked", "chocolate", "red"), pen.pick("cream")
@@ -261,7 +257,6 @@ def cake_slice(pen: Pen) -> None:
 
 @food(220, 3)
 def cookie(pen: Pen) -> None:
-    """A flat disc with chips and cracks."""
     base = pen.pick("baked")
     for x, r, light in ((0.0, 1.0, 0.72), (-0.03, 0.93, 1.0), (-0.06, 0.6, 1.1)):
         pen.blob(x, 1.3 * x, r, shade(base, light), wobble=0.06)
@@ -272,7 +267,6 @@ def cookie(pen: Pen) -> None:
 
 @food(270, 2, spin=0.5)
 def croissant(pen: Pen) -> None:
-    """A bent roll in segments, thick in the middle."""
     base, bend, parts = pen.pick("baked"), pen.rng.uniform(0.3, 1.25), pen.rng.randint(5, 8)
     for u in sorted((2 * i / (parts - 1) - 1 for i in range(parts)), key=lambda u: -abs(u)):
         x, y, size = 0.76 * math.sin(u * 1.25), bend * (u * u - 0.4) * 0.62, 0.44 - 0.24 * abs(u) ** 1.5
@@ -283,7 +277,6 @@ def croissant(pen: Pen) -> None:
 
 @food(620)
 def curry_rice(pen: Pen) -> None:
-    """Half rice, half curry with chunks."""
     rng, rice, curry = pen.rng, pen.pick("cream"), pen.pick("broth", "chocolate")
     pen.bowl(curry)
     half, edge = pen.at(0, 0, 1, rng.uniform(0, 6)), rng.uniform(-0.1, 0.25)
@@ -300,7 +293,6 @@ def curry_rice(pen: Pen) -> None:
 
 @food(300, 2)
 def donut(pen: Pen) -> None:
-    """A ring under wavy icing, with sprinkles or stripes."""
     base, icing = pen.pick("baked"), pen.pick("pink", "pink", "chocolate", "cream", "any")
     sweets = [pen.pick("any") for _ in range(3)]
     hole, style = pen.rng.uniform(0.22, 0.34), pen.rng.choice(("sprinkles", "stripes", "plain"))
@@ -317,7 +309,6 @@ def donut(pen: Pen) -> None:
 
 @food(330, 3, spin=0.5)
 def dumplings(pen: Pen) -> None:
-    """A half moon of pale or fried dough with pleats."""
     dough, pleats, pen = pen.pick("cream", "cream", "baked"), pen.rng.randint(5, 9), pen.at(0, 0.3)
     for r, light in ((1.0, 0.75), (0.94, 1.0)):
         body = arc(r, math.pi, 2 * math.pi, 0.9) + arc(r, 0, math.pi, 0.2)
@@ -332,7 +323,6 @@ def dumplings(pen: Pen) -> None:
 
 @food(190, 2, spin=0.5)
 def fried_egg(pen: Pen) -> None:
-    """A ragged white, one or two shiny yolks."""
     rng, white, yolk = pen.rng, pen.pick("cream"), pen.pick("yolk")
     pen.blob(0, 0, 0.96, pen.pick("baked") if rng.random() < 0.5 else shade(white, 0.8), wobble=0.13)
     pen.blob(0, 0, 0.86, white, wobble=0.13)
@@ -344,7 +334,6 @@ def fried_egg(pen: Pen) -> None:
 
 @food(360)
 def fruit_tart(pen: Pen) -> None:
-    """A crimped shell, custard, fruit laid in rings."""
     rng, base, n = pen.rng, pen.pick("baked"), pen.rng.randint(16, 30)
     rim = [(0.93 + 0.07 * (i % 2), math.pi * i / n) for i in range(2 * n)]
     pen.shape([(r * math.cos(t), r * math.sin(t)) for r, t in rim], shade(base, 0.75))
@@ -360,7 +349,6 @@ def fruit_tart(pen: Pen) -> None:
 
 @food(250)
 def ice_cream(pen: Pen) -> None:
-    """Scoops in a cone or a cup."""
     rng, base = pen.rng, pen.pick("baked", "baked", "baked", "pink")
     count, wide = rng.randint(1, 3), rng.uniform(0.34, 0.46)
     tip = rng.choice((0.0, 0.0, 0.7)) * wide
@@ -380,7 +368,6 @@ def ice_cream(pen: Pen) -> None:
 
 @food(380, 5)
 def kimbap(pen: Pen) -> None:
-    """A slice of a seaweed roll: dark rim, rice, a colourful middle."""
     rng, rim, rice, fills = pen.rng, pen.pick("seaweed"), pen.pick("cream"), ("red", "green", "baked", "cheese")
     pen.blob(0.04, 0.1, 0.95, shade(rim, 0.7), 0.92)
     pen.blob(0, 0, 0.95, rim, 0.92)
@@ -392,7 +379,6 @@ def kimbap(pen: Pen) -> None:
 
 @food(520)
 def pancakes(pen: Pen) -> None:
-    """A stack of discs, with syrup and butter or berries on top."""
     rng, base, count = pen.rng, pen.pick("baked"), pen.rng.randint(2, 6)
     step, flat, syrup = rng.uniform(0.12, 0.18), rng.uniform(0.4, 0.75), pen.pick("chocolate", "broth", "red")
     layers = ((0.8, 1, shade(base, 0.62)), (0.3, 1, (222, 206, 168)), (0, 1, base), (0, 0.88, shade(base, 0.9)))
@@ -415,7 +401,6 @@ def pancakes(pen: Pen) -> None:
 
 @food(700)
 def pizza(pen: Pen) -> None:
-    """Crust, sauce, melted cheese and toppings; whole, cut, or with slices gone."""
     rng, base, meat, size = pen.rng, pen.pick("baked"), pen.pick("red"), pen.rng.uniform(0.09, 0.16)
     start, gone = rng.uniform(0, 6), rng.choice((0.0, 0.0, 0.8, 1.6, 5.2))
     layers = ((1.0, shade(base, 0.8)), (0.96, base), (0.84, pen.pick("red")), (0.8, pen.pick("cheese")))
@@ -440,7 +425,6 @@ def pizza(pen: Pen) -> None:
 
 @food(550)
 def ramen(pen: Pen) -> None:
-    """Wavy noodles in broth with egg, seaweed or meat."""
     rng, noodle, centre = pen.rng, pen.pick("cream", "cheese"), pen.rng.uniform(0, 6)
     pen.bowl(pen.pick("broth", "broth", "chocolate", "red"))
     for x, y in pen.spots(rng.randint(12, 20), 0.4):
@@ -463,7 +447,6 @@ def ramen(pen: Pen) -> None:
 
 @food(240)
 def salad(pen: Pen) -> None:
-    """Torn leaves with slices and wedges in between."""
     rng = pen.rng
     if rng.random() < 0.5:
         pen.bowl(shade(pen.pick("green"), 0.7))
@@ -487,7 +470,6 @@ def salad(pen: Pen) -> None:
 
 @food(210)
 def soup(pen: Pen) -> None:
-    """Smooth liquid with a swirl of cream, croutons, herbs or drops of oil."""
     rng, fill, bread = pen.rng, pen.pick("red", "broth", "green", "cheese"), pen.pick("baked")
     pen.bowl(fill)
     if rng.random() < 0.65:
@@ -505,7 +487,6 @@ def soup(pen: Pen) -> None:
 
 @food(400)
 def sushi(pen: Pen) -> None:
-    """Nigiri: pads of rice under fish, side by side."""
     rng, count, tilt, belt = pen.rng, pen.rng.randint(2, 4), pen.rng.uniform(-0.4, 0.4), pen.rng.random() < 0.3
     fish, rice, wide = [pen.pick("red"), pen.pick("cream", "cheese", "red")], pen.pick("cream"), 0.68 / count
     for i in range(count):
@@ -523,7 +504,6 @@ def sushi(pen: Pen) -> None:
 
 @food(450, 2, spin=0.3)
 def taco(pen: Pen) -> None:
-    """A folded shell with a filling along the open edge."""
     rng, shell, pen = pen.rng, pen.pick("baked"), pen.at(0, 0.3)
     fills = [pen.pick(name) for name in rng.sample(("green", "red", "chocolate", "cream", "cheese"), 3)]
     pen.shape(arc(1.0, math.pi, 2 * math.pi, 0.95), shade(shell, 0.7))

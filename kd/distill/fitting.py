@@ -70,6 +70,5 @@ def _check_labels(key: str, loss: DistillLoss, task: Task, data: DataInfo) -> No
 
 
 def among(names: Iterable[str]) -> str:
-    """The names in brackets, or an empty text."""
     listed = ", ".join(names)
     return f" ({listed})" if listed else ""

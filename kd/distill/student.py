@@ -17,6 +17,7 @@ from kd.distill.objective import Objective, Terms
 from kd.errors import UserError
 from kd.models import Prepare, Preprocess, StudentSpec, trial
 from kd.models.attention import training_attention
+from kd.models.build import AUTO
 from kd.models.loading import freeze_backbone
 from kd.models.output_scale import scale_output, set_in_units
 from kd.models.own import classes_of, logits_of
@@ -31,25 +32,16 @@ from kd.teachers.answer import ALL, Answer
 class Student(nn.Module):
     """A model and how it learns.
 
-    ``average`` is validated and exported in the model's place. ``spec``: the settings that ``model`` was built by.
+    ``average`` is validated and exported in the model's place. ``spec``: the settings that ask for ``model``.
     ``start``: where its first weights come from (``inherited``, ``pre-trained``, ``scratch`` or ``given``); ``parent``:
     the teacher that they are inherited from; ``note``: why they are not, or what to say of the patches if they are.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        prepare: Prepare,
-        objective: Objective,
-        data: DataInfo,
-        teacher: RunTeacher | None = None,
-        average: ModelEmaV3 | None = None,
-        optim: OptimSpec | None = None,
-        spec: StudentSpec | None = None,
-        start: str = "given",
-        note: str = "",
-        parent: str = ALL,
-    ) -> None:
+        self, model: nn.Module, prepare: Prepare, objective: Objective, data: DataInfo,
+        teacher: RunTeacher | None = None, average: ModelEmaV3 | None = None, optim: OptimSpec | None = None,
+        spec: StudentSpec | None = None, start: str = "given", note: str = "", parent: str = ALL,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.model, self.average, self.objective = model, average, objective
         self.prepare, self.data, self.spec = prepare, data, spec
@@ -184,7 +176,7 @@ class Student(nn.Module):
             return f"student: {self.spec.arch} {self.note}"
         why = f", not from the teacher's layers ({self.note})" if self.note else ""
         rate = f", at optim.lr_scratch={self.optim.lr_scratch:g}" if self.optim.lr_scratch is not None else ""
-        known = is_model_pretrained(self.spec.arch) and not self.spec.kwargs
+        known = is_model_pretrained(self.spec.arch) and all(value == AUTO for value in self.spec.kwargs.values())
         better = "; model.student.pretrained=true starts from timm's" if known else ""
         return f"student: {self.spec.arch} starts from random weights{why}{rate}{better}"
 

@@ -21,6 +21,7 @@ from kd.models.weights import about, say
 from kd.run.settings import height_width
 
 Spec = TypeVar("Spec", bound=ModelSpec)
+PATCHES, AUTO = "patch_size", "auto"  # kd's own value of timm's argument, of a student that inherits
 _checked: set[str] = set()  # models whose forward has been tried in this process
 
 
@@ -80,11 +81,25 @@ def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
                 raise UserError(f"{key}: {spec.arch} can't take pictures of {shown}") from error
 
 
+def hidden_pixels(model: nn.Module) -> str:
+    """What a ViT does not see of its pictures, as timm leaves out pixels that fill no patch; or an empty text."""
+    embed = getattr(getattr(model, "backbone", model), "patch_embed", None)
+    size, sides, grid = (getattr(embed, name, None) for name in ("img_size", "patch_size", "grid_size"))
+    if not (size and sides and grid) or getattr(embed, "dynamic_img_pad", False):
+        return ""
+    seen = tuple(side * count for side, count in zip(sides, grid, strict=True))
+    whole = all(a >= b for a, b in zip(seen, size, strict=True))
+    return "" if whole else (f"pictures of {size[0]}x{size[1]} are no multiple of its patches of {sides[0]}x{sides[1]} "
+                             f"pixels: it sees {seen[0]}x{seen[1]} of them")  # fmt: skip
+
+
 def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
     kwargs = dict(spec.kwargs)
     check_arguments(kwargs, f"{key}.kwargs.")
     if kwargs.get("in_chans", 3) != 3:
         raise UserError(f"{key}.kwargs.in_chans: must be 3, as pictures are read in RGB, got {kwargs['in_chans']!r}")
+    if kwargs.get(PATCHES) == AUTO:
+        raise UserError(f"{key}.kwargs.{PATCHES}: {AUTO} is for model.student alone, as it means its teacher's")
     if spec.img_size is not None:
         kwargs["img_size"] = spec.img_size
     pretrained = spec.pretrained and not spec.checkpoint
@@ -163,5 +178,4 @@ def _three(values: Sequence[float] | None) -> list[float] | None:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """The number of parameters, trainable or not."""
     return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())  # DeepSpeed empties what is in shards

@@ -137,7 +137,6 @@ def build_own(
 
 
 def name_of(builder: Builder) -> str:
-    """A short name for tables and files."""
     return str(getattr(builder, "name", type(builder).__name__))
 
 

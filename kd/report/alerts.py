@@ -88,31 +88,23 @@ PANELS = [  # title, expression, legend, unit, stacked
 
 
 def panel(number: int, title: str, expression: str, legend: str, unit: str, stacked: bool) -> dict[str, Any]:
-    """A time series, two in a row."""
     custom = {"fillOpacity": 60 if stacked else 0, "stacking": {"mode": "normal" if stacked else "none"}}
     return {
-        "id": number + 1,
-        "type": "timeseries",
-        "title": title,
+        "id": number + 1, "type": "timeseries", "title": title,
         "datasource": {"type": "prometheus", "uid": "${source}"},
         "gridPos": {"h": 8, "w": 12, "x": 12 * (number % 2), "y": 8 * (number // 2)},
         "fieldConfig": {"defaults": {"unit": unit, "min": 0, "custom": custom}, "overrides": []},
         "targets": [{"refId": "A", "expr": expression, "legendFormat": legend}],
-    }
+    }  # fmt: skip
 
 
 def grafana() -> dict[str, Any]:
-    """The JSON model of the dashboard."""
     source = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
     return {
-        "title": "kd training",
-        "uid": "kd-training",
-        "schemaVersion": 39,
-        "refresh": "5s",
-        "time": {"from": "now-1h", "to": "now"},
-        "templating": {"list": [source]},
+        "title": "kd training", "uid": "kd-training", "schemaVersion": 39, "refresh": "5s",
+        "time": {"from": "now-1h", "to": "now"}, "templating": {"list": [source]},
         "panels": [panel(number, *row) for number, row in enumerate(PANELS)],
-    }
+    }  # fmt: skip
 
 
 def cloudwatch(namespace: str, region: str) -> dict[str, Any]:

@@ -32,7 +32,6 @@ LOST = 10  # classes in the list of those that lost most
 def card(
     run: Run, license_name: str | None = None, teacher_license: str | None = None, data_license: str | None = None
 ) -> str:
-    """The card of a finished run: ``card.md.j2``, filled in."""
     fidelity, latency = mapping_of(run.folder / "fidelity.json"), mapping_of(run.folder / "export" / "latency.json")
     summary, student = run.summary, run.summary.get("student") or {}
     model, data = run.config.get("model") or {}, summary.get("data") or {}

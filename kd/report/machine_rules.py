@@ -25,13 +25,9 @@ def cpu_bottleneck(
 
 
 def io_bottleneck(
-    io_wait: Sequence[float],
-    gpu: Sequence[float],
-    high: float = 50,
-    low: float = 70,
-    share: float = 0.5,
-    skip: int = 1000,
-) -> Finding | None:
+    io_wait: Sequence[float], gpu: Sequence[float],
+    high: float = 50, low: float = 70, share: float = 0.5, skip: int = 1000,
+) -> Finding | None:  # fmt: skip
     """I/O wait above ``high`` % and GPUs (none: 0 %) below ``low`` %, in more than ``share`` of the samples."""
     waits = zip(io_wait, gpu or [0.0] * len(io_wait), strict=False)
     hits = mean([wait > high and use < low for wait, use in waits][skip:])

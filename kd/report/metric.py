@@ -11,7 +11,6 @@ COSTS = ("params", "step_ms_median", "peak_memory_mb", "wall_s", "latency_ms")
 
 
 def less_is_better(metric: str) -> bool:
-    """Whether a smaller value is the better one."""
     return metric.endswith("_loss") or metric in COSTS or in_units(metric)
 
 

@@ -137,7 +137,6 @@ def _cost_by_group(facts: Facts) -> Section | None:
 
 
 def notes(run: Run) -> Section | None:
-    """What could not be read."""
     shown = [note for note in run.notes if not (note == "summary.json is missing" and status(run) == "running")]
     return {"kind": "notes", "notes": shown} if shown else None
 

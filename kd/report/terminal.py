@@ -95,7 +95,6 @@ def print_table(title: str | None, columns: Sequence[str], rows: Iterable[Sequen
 
 
 def _faithful(found: dict[str, Any] | None) -> list[str]:
-    """How faithful the student is, in a few lines."""
     if found is None:
         return []
     if found["kind"] == "numbers":

@@ -1,6 +1,7 @@
 """From the settings below ``model`` to the module that trains."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import nn
@@ -12,7 +13,8 @@ from kd.distill.step import moving_average
 from kd.errors import UserError
 from kd.losses import DistillLoss
 from kd.models import StudentSpec, TeacherSpec, build_model, completed, preprocess_for
-from kd.models.weights import about
+from kd.models.build import AUTO, PATCHES, hidden_pixels
+from kd.models.weights import about, say
 from kd.module.distillation import DistillationModule
 from kd.optim import OptimSpec
 from kd.run.settings import LearningSettings, TapSpec
@@ -50,18 +52,18 @@ def assemble(
         raise UserError("model.student.freeze: backbone needs a loss that trains the classifier: "
                         "model.task_loss_weight, or a loss over logits (not SimKDLoss)")  # fmt: skip
     task.settle(len(data.classes), data.ignore_index)
-    student, auto = _own_patches(completed(student, "model.student"))
+    student = completed(student, "model.student")
     classes = data.classes if student.head else []
     build = partial(build_model, num_classes=len(classes), key="model.student", classes=classes, dense=task.dense)
-    model = build(student)
+    model = build(own_patches(student))
     if not student.head:  # then a teacher's classifier is of no use either
         teacher = teacher and replace(teacher, head=False)
         teachers = {name: replace(spec, head=False) for name, spec in (teachers or {}).items()}
     found = build_teachers(teacher, teachers or {}, data.classes, task.dense)
-    start, note, parent = choose_start(student, model, found)
-    if start == "inherited" and found is not None:
-        wanted, note = _patches_of(found.members[parent], student, model, auto)
-        student, model = wanted, model if wanted is student else build(wanted)
+    begun = begin(student, model, found, build)
+    model, start = begun.model, begun.start
+    if unseen := hidden_pixels(model):
+        say(f"model.student: {begun.spec.arch}: {unseen}")
     prepare = preprocess_for(model, student.img_size, False, student.mean, student.std)
     if student.grad_checkpointing:
         model.set_grad_checkpointing(True)  # type: ignore[operator]
@@ -69,7 +71,7 @@ def assemble(
     if student.freeze and start == "scratch":
         raise UserError("model.student.freeze: backbone would keep random weights; give model.student.checkpoint")
     learner = student_of(objective)(
-        model, prepare, objective, data, found, average, optim, student, start, note, parent
+        model, prepare, objective, data, found, average, optim, student, start, begun.note, begun.parent
     )
     return DistillationModule(learner, found)
 
@@ -88,7 +90,36 @@ def _task(task: Task | None, head: bool, data: DataInfo) -> Task:
     return Features()
 
 
-def choose_start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> tuple[str, str, str]:
+@dataclass(frozen=True)
+class Begun:
+    """A student's model before it has its teacher's layers.
+
+    ``spec``: what it is built by; ``start``, ``note``, ``parent``: see :class:`kd.distill.student.Student`.
+    """
+
+    spec: StudentSpec
+    model: nn.Module
+    start: str
+    note: str
+    parent: str
+
+
+def begin(
+    asked: StudentSpec, model: nn.Module, teacher: RunTeacher | None, build: Callable[[StudentSpec], nn.Module]
+) -> Begun:
+    """The one place that decides where a student's first weights come from, and what ``patch_size: auto`` means.
+
+    ``model``: of its :func:`own_patches`; ``build`` makes another where it gets its teacher's.
+    """
+    spec = own_patches(asked)
+    start, note, parent = _start(spec, model, teacher)
+    if start == "inherited" and teacher is not None:
+        wanted, note = _patches_of(teacher.members[parent], spec, model, spec is not asked)
+        spec, model = wanted, model if wanted is spec else build(wanted)
+    return Begun(spec, model, start, note, parent)
+
+
+def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> tuple[str, str, str]:
     """Where the student's first weights come from, settled before data are read and the teacher is measured."""
     start = "pre-trained" if spec.pretrained or spec.checkpoint else "scratch"
     if spec.inherit is True and start == "pre-trained":
@@ -111,27 +142,28 @@ def choose_start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None
     raise UserError(f"model.student.inherit: {problem}{without}")
 
 
-def _own_patches(spec: StudentSpec) -> tuple[StudentSpec, bool]:
-    """The settings without ``patch_size: auto``, and whether they had it; a checkpoint keeps its own."""
-    if spec.kwargs.get("patch_size") != "auto":
-        return spec, False
-    kept = about(spec.checkpoint).kwargs.get("patch_size")
-    given = {name: value for name, value in spec.kwargs.items() if name != "patch_size"}
-    return replace(spec, kwargs={**given, "patch_size": kept} if kept else given), True
+def own_patches(spec: StudentSpec) -> StudentSpec:
+    """The settings without ``patch_size: auto``; a checkpoint keeps its own."""
+    if spec.kwargs.get(PATCHES) != AUTO:
+        return spec
+    kept = about(spec.checkpoint).kwargs.get(PATCHES)
+    given = {name: value for name, value in spec.kwargs.items() if name != PATCHES}
+    return replace(spec, kwargs={**given, PATCHES: kept} if kept else given)
 
 
 def _patches_of(parent: FrozenTeacher, spec: StudentSpec, model: nn.Module, auto: bool) -> tuple[StudentSpec, str]:
     """The settings of a student that inherits, with its teacher's number of patches if ``auto``; and what to say."""
-    from kd.distill.inherit import matching_patches
+    from kd.distill.inherit import matching_patches, vit_of
 
-    side = matching_patches(model, parent.model)
-    if side is None:
-        return spec, ""
-    if not auto:
-        return spec, ("has fewer patches than its teacher; with as many (model.student.kwargs.patch_size=auto: "
-                      f"{side} pixels) it computes more and stays closer to its teacher")  # fmt: skip
-    found = replace(spec, kwargs={**spec.kwargs, "patch_size": side})
-    return found, f"has patches of {side} pixels, as many as its teacher (model.student.kwargs.patch_size=auto)"
+    key, side = f"model.student.kwargs.{PATCHES}={AUTO}", matching_patches(model, parent.model)
+    if side is not None and auto and spec.builder is None:
+        found = replace(spec, kwargs={**spec.kwargs, PATCHES: side})
+        return found, f"has patches of {side} pixels, as many as its teacher ({key})"
+    if side is not None and spec.builder is None:
+        return spec, f"has fewer patches than its teacher; {key} gives it as many ({side} pixels): slower, and closer"
+    few = vit_of(model).patch_embed.num_patches < vit_of(parent.model).patch_embed.num_patches
+    told = f"keeps its own patches, fewer than its teacher's: as many can't be had by {key}"
+    return spec, told if auto and few else ""
 
 
 def not_inheritable(model: nn.Module, teacher: RunTeacher) -> str:

@@ -97,7 +97,6 @@ ADDRESS = Like(r"https?://.+", "must be an http(s) address")
 
 
 def height_width(size: int | Sequence[int]) -> tuple[int, int]:
-    """Height and width; a single number is both."""
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
@@ -399,7 +398,6 @@ class TierSpec(Checked):
 
     @property
     def selector(self) -> dict[str, str]:
-        """The label as name and value."""
         name, _, value = self.label.partition("=")
         return {name: value}
 

@@ -140,7 +140,6 @@ class Task(nn.Module):
         return f"reaches {self.primary} {value:.1%} on the validation set"
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
-        """Adds a batch to the metrics."""
         raise NotImplementedError
 
     @property
@@ -154,7 +153,6 @@ class Task(nn.Module):
             return {name: metric.compute() for name, metric in self._metrics.items() if _updated_anywhere(metric)}
 
     def reset(self) -> None:
-        """Forgets all batches."""
         for metric in self._metrics.values():
             metric.reset()
 
@@ -201,7 +199,6 @@ class TargetCounts(Metric):
         self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
 
     def update(self, target: Tensor) -> None:
-        """Ids of any shape (others than 0..C-1 are left out), or labels ``(N, C)`` of 0 and 1."""
         if target.is_floating_point():
             self.counts += (target.nan_to_num() != 0).sum(0)
             self.total += len(target)

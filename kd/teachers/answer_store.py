@@ -185,7 +185,6 @@ def check_room(sizes: Mapping[Path, int], what: str, key: str, pixels: bool = Fa
 
 
 def free_bytes(folder: Path) -> int:
-    """Free disk where a folder is, or will be."""
     folder = folder.absolute()
     return shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
 

@@ -48,7 +48,7 @@ def timed(command: Sequence[str]) -> tuple[float, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return time.perf_counter() - start, used.ru_maxrss / 2**20
+    return time.perf_counter() - start, used.ru_maxrss * 1024 / 1e9
 
 
 def main() -> None:

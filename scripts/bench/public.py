@@ -28,8 +28,9 @@ from harness import options, write
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+# as recipe=grocery_vit, but for the peer's weight of the labels, which the recipe's row does not have
 STUDENT, SIDE = "vit_tiny_patch16_224", 112
-BATCH, LR, LR_SCRATCH, DECAY, WARMUP, TEMPERATURE, LABELS = 64, 5e-5, 1e-3, 0.05, 1, 2.0, 0.1  # as recipe=grocery_vit
+BATCH, LR, LR_SCRATCH, DECAY, WARMUP, TEMPERATURE, LABELS = 64, 5e-5, 1e-3, 0.05, 1, 2.0, 0.1
 SCRATCH = ["model.student.inherit=false", f"optim.lr={LR_SCRATCH}"]
 ONLY_LABELS = ["model.task_loss_weight=1", "model.distill_losses={}", "model.taps={}"]
 KD_ROWS: dict[str, list[str]] = {
@@ -160,7 +161,7 @@ def main() -> None:
     folder = asked.runs / "photos_teacher" / "teacher"
     if not (folder / "summary.json").is_file():
         kd_train([*teach, *(backbone if asked.backbone else [])], asked.runs / "teacher")
-    teacher_acc = 100 * json.loads((folder / "summary.json").read_text())["student"]["val"]["acc1"]
+    teacher_acc = 100 * json.loads((folder / "summary.json").read_text())["student"]["best_val"]["acc1"]
     teacher = folder / "student"
     select_weights(teacher / "model.safetensors", STUDENT, asked.runs / "selected.safetensors")
     known = [json.loads(line) for line in done.read_text().splitlines()] if done.is_file() else []

@@ -5,6 +5,7 @@ import csv
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -14,10 +15,14 @@ from timm.layers import HybridEmbed, RmsNorm, SwiGLU, SwiGLUPacked
 from timm.models.vision_transformer import ParallelScalingBlock
 
 from kd.cli import train_main
+from kd.data.batch import DataInfo
 from kd.distill.inherit import inherit_together, matching_patches, start
 from kd.distill.inherit.layers import fit, inherit_block
-from kd.models import Preprocess
-from tests._helpers import ARCH, TINY, save_teacher
+from kd.errors import UserError
+from kd.losses import KDLoss
+from kd.models import Preprocess, StudentSpec, TeacherSpec, build_model
+from kd.run.assemble import assemble
+from tests._helpers import ARCH, CLASSES, TINY, save_teacher
 
 OURS, THEIRS = Preprocess(32, (0.5,) * 3, (0.5,) * 3), Preprocess(32, (0.48, 0.45, 0.40), (0.23, 0.22, 0.23))
 
@@ -323,7 +328,7 @@ def test_a_student_takes_as_many_patches_as_its_teacher_has(recipe: Path, capsys
 
     own, auto = (f"model.student.kwargs={json.dumps({**shape, **given})}" for given in ({}, {"patch_size": "auto"}))
     assert train_main([*items, own]) == 0
-    assert "with as many (model.student.kwargs.patch_size=auto: 14 pixels)" in capsys.readouterr().out
+    assert "model.student.kwargs.patch_size=auto gives it as many (14 pixels)" in capsys.readouterr().out
     assert train_main([*items, auto]) == 0
     assert f"student: {ARCH} has patches of 14 pixels, as many as its teacher" in capsys.readouterr().out
     assert [grid(0), grid(1)] == [(16, 16), (14, 14)]
@@ -331,8 +336,39 @@ def test_a_student_takes_as_many_patches_as_its_teacher_has(recipe: Path, capsys
     assert train_main([*items, auto, f"model.student.checkpoint={students / '000'}"]) == 0
     assert train_main([*items, auto, f"model.student.checkpoint={students / '001'}"]) == 0
     assert train_main([*items, auto, "model.student.inherit=false"]) == 0
-    assert "patches" not in capsys.readouterr().out
+    assert "as many" not in capsys.readouterr().out
     assert [grid(number) for number in range(5)] == [(16, 16), (14, 14), (16, 16), (14, 14), (16, 16)]
+
+
+class Vits:
+    """A builder of the user's whose students have patches of 16 pixels, whatever the settings say."""
+
+    def build(self, num_classes: int, img_size: tuple[int, int] | None) -> torch.nn.Module:
+        return timm.create_model(ARCH, num_classes=num_classes, img_size=img_size, **{**TINY, "patch_size": 16})
+
+
+def test_auto_is_the_students_alone_and_is_told_where_it_can_do_nothing(tmp_path: Path) -> None:
+    file = save_teacher(tmp_path / "teacher.safetensors", patch_size=14, img_size=56)
+
+    def note(side: int, patch_size: object = "auto", **more: Any) -> str:
+        small = StudentSpec(ARCH, side, inherit=True, kwargs={**TINY, "patch_size": patch_size}, **more)
+        big = TeacherSpec(ARCH, 56, kwargs={**TINY, "patch_size": 14}, checkpoint=str(file))
+        module = assemble(DataInfo(list(CLASSES), 8, 8), small, big, distill_losses={"kd": KDLoss()})
+        return module.student_of_one.note
+
+    assert note(56).startswith("has patches of 14 pixels, as many as its teacher")
+    assert note(56, 16).startswith("has fewer patches than its teacher; model.student.kwargs.patch_size=auto gives")
+    assert note(46).startswith("keeps its own patches, fewer than its teacher's")
+    assert note(64) == note(46, 16) == note(56, 16, builder=Vits()) == ""
+    assert note(56, builder=Vits()).startswith("keeps its own patches")
+    with pytest.raises(UserError, match=r"model.student.kwargs.patch_size: auto is for model.student alone"):
+        build_model(StudentSpec(ARCH, 64, kwargs={"patch_size": "auto"}), 4, "model.student")
+
+
+def test_pixels_that_no_patch_sees_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assemble(DataInfo(list(CLASSES), 8, 8), StudentSpec(ARCH, 36, kwargs=TINY))
+    told = "pictures of 36x36 are no multiple of its patches of 8x8 pixels: it sees 32x32 of them"
+    assert capsys.readouterr().out == f"model.student: {ARCH}: {told}\n"
 
 
 @pytest.mark.parametrize(("side", "patch", "found"), [(112, 16, 14), (112, 14, None), (112, 32, None), (96, 16, 12),

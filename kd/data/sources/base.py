@@ -136,7 +136,6 @@ class Joined(Parts):
 
 
 def bytes_of(cache_gb: float | None) -> int | None:
-    """What ``cache_gb`` allows, in bytes."""
     if cache_gb is not None and not cache_gb > 0:
         raise ValueError(f"cache_gb must be > 0, got {cache_gb}")
     return None if cache_gb is None else int(cache_gb * 1e9)

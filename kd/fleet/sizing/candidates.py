@@ -12,13 +12,14 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from kd.distill.inherit.pair import ViT, check_pair, vit_of
+from kd.distill.inherit.pair import ViT, vit_of
 from kd.distill.student import Student
 from kd.errors import UserError
 from kd.models import StudentSpec, build_model, count_parameters, preprocess_for
+from kd.models.build import AUTO, PATCHES, hidden_pixels
 from kd.models.segmenter import DenseModel
 from kd.report.sized import SETTINGS
-from kd.run.assemble import not_inheritable
+from kd.run.assemble import Begun, begin, not_inheritable, own_patches
 from kd.teachers import FrozenTeacher, RunTeacher
 
 DEPTHS = (1 / 3, 1 / 2, 2 / 3, 1)  # of the teacher's blocks
@@ -28,20 +29,22 @@ WIDTHS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1)  # of the teacher's width
 @dataclass(frozen=True)
 class Candidate:
     name: str  # w192d12h3 for width, depth and heads, or timm's name; with the input's side where there are several
-    spec: StudentSpec
+    asked: StudentSpec  # the settings that a run asks for it by
+    spec: StudentSpec  # what they mean: its own ``patch_size`` where they say ``auto``
     params: int
     cost: int  # parameters times pixels, to order candidates by
     inherits: bool  # it starts from the teacher's layers
     own: bool = False  # it is the recipe's own student
 
     @classmethod
-    def of(cls, name: str, spec: StudentSpec, model: nn.Module, inherits: bool, own: bool = False) -> "Candidate":
-        params, pixels = count_parameters(model), prod(preprocess_for(model, spec.img_size).size)
-        return cls(re.sub(r"\W", "_", name), spec, params, params * pixels, inherits, own)
+    def of(cls, name: str, asked: StudentSpec, begun: Begun, own: bool = False) -> "Candidate":
+        params, pixels = count_parameters(begun.model), prod(preprocess_for(begun.model, asked.img_size).size)
+        name, inherits = re.sub(r"\W", "_", name), begun.start == "inherited"
+        return cls(name, asked, begun.spec, params, params * pixels, inherits, own)
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes it, by key below ``model.student``."""
-        found = {key: getattr(self.spec, key) for key in SETTINGS}
+        found = {key: getattr(self.asked, key) for key in SETTINGS}
         return {key: [*value] if isinstance(value, tuple) else value for key, value in found.items()}
 
 
@@ -58,20 +61,24 @@ def candidates(
     spec, size = student.spec, cast(Any, student.prepare).size
     assert spec is not None
     all_sizes: list[Any] = [*sizes] or [spec.img_size or size]
-    chosen = []
+    chosen, kept = [], {PATCHES: AUTO} if spec.kwargs.get(PATCHES) == AUTO else {}
     if spec.builder is None:
-        chosen.append(Candidate.of(spec.arch, spec, student.model, student.start == "inherited", own=True))
+        for side in sizes:
+            begun = _begun(replace(spec, img_size=side), student, teacher, "img_sizes")
+            if unseen := hidden_pixels(begun.model):
+                raise UserError(f"img_sizes: {unseen}")
+        own = f"{spec.arch}_own" if spec.arch in archs else spec.arch
+        chosen.append(Candidate.of(own, spec, _begun(spec, student, teacher, "model.student"), own=True))
     for arch, side in product(archs, all_sizes):
-        named = replace(spec, arch=arch, kwargs={}, img_size=side, checkpoint=None, inherit="auto", builder=None)
-        model = _blank(named, student, "archs")
-        inherits = any(not not_inheritable(model, member) for member in teacher.members.values())
-        chosen.append(Candidate.of(f"{arch}_{side}" if sizes else arch, named, model, inherits))
+        named = replace(spec, arch=arch, kwargs=kept, img_size=side, checkpoint=None, inherit="auto", builder=None)
+        begun = _begun(named, student, teacher, "archs")
+        chosen.append(Candidate.of(f"{arch}_{side}" if sizes else arch, named, begun))
     problems = {name: not_inheritable(member.model, member) for name, member in teacher.members.items()}
     parent = next((name for name, problem in problems.items() if not problem), None)
     if parent is None and not archs:
         raise UserError(f"model.teacher: no size can start from its layers: {next(iter(problems.values()))}; "
                         "archs=NAME,... are scored by a short distillation")  # fmt: skip
-    for part in [] if parent is None else _grid(student, teacher.members[parent], all_sizes, count):
+    for part in [] if parent is None else _grid(student, teacher, teacher.members[parent], all_sizes, count):
         chosen += _spread(part, count - len(chosen))
     return sorted(chosen, key=lambda one: (one.cost, one.name))
 
@@ -83,12 +90,14 @@ def smallest(found: Sequence[Candidate]) -> list[Candidate]:
     return [one for one, under in zip(found, less, strict=True) if not any(under)]
 
 
-def _grid(student: Student, parent: FrozenTeacher, sizes: Sequence[Any], count: int) -> list[list[Candidate]]:
+def _grid(
+    student: Student, teacher: RunTeacher, parent: FrozenTeacher, sizes: Sequence[Any], count: int
+) -> list[list[Candidate]]:
     """The default sizes; for a larger ``count`` also those between them, and with heads of another size."""
     big = vit_of(parent.model)
     depth, width, head = len(big.blocks), big.embed_dim, big.blocks[0].attn.head_dim
     base = replace(cast(StudentSpec, student.spec), checkpoint=None, pretrained=False, inherit=True, builder=None)
-    if _sized(base, student, parent, (width, depth, width // head), sizes[0]) is None:
+    if _sized(base, student, teacher, (width, depth, width // head), sizes[0]) is None:
         base = replace(base, arch=parent.spec.arch, kwargs=dict(parent.spec.kwargs))  # in the teacher's image
     depths = sorted({max(1, round(depth * part)) for part in DEPTHS})
     widths = sorted({_rounded(width * part, width) for part in WIDTHS})
@@ -99,13 +108,13 @@ def _grid(student: Student, parent: FrozenTeacher, sizes: Sequence[Any], count: 
         shapes.append([shape for shape in more if shape not in shapes[0]])
     parts = []
     for part in shapes:
-        made = [_sized(base, student, parent, shape, side, len(sizes) > 1) for shape, side in product(part, sizes)]
+        made = [_sized(base, student, teacher, shape, side, len(sizes) > 1) for shape, side in product(part, sizes)]
         parts.append(sorted((one for one in made if one is not None), key=lambda one: (one.cost, one.name)))
     return parts
 
 
 def _sized(
-    base: StudentSpec, student: Student, parent: FrozenTeacher, shape: tuple[int, int, int], side: object,
+    base: StudentSpec, student: Student, teacher: RunTeacher, shape: tuple[int, int, int], side: object,
     several: bool = False,
 ) -> Candidate | None:  # fmt: skip
     """One of the grid; None where it can't start from the teacher, or is the recipe's own."""
@@ -113,18 +122,22 @@ def _sized(
     kwargs = {**base.kwargs, "embed_dim": width, "depth": depth, "num_heads": heads}
     spec = replace(base, kwargs=kwargs, img_size=cast(Any, side))
     try:
-        model = _blank(spec, student, "model.student")
-        check_pair(model, parent.model)
+        begun = _begun(spec, student, teacher, "model.student")
     except ValueError:  # a UserError is one too
         return None
-    if student.spec and student.spec.builder is None and _shape(model) == _shape(student.model):
+    if student.spec and student.spec.builder is None and _shape(begun.model) == _shape(student.model):
         return None
-    return Candidate.of(f"w{width}d{depth}h{heads}" + f"_{side}" * several, spec, model, True)
+    return Candidate.of(f"w{width}d{depth}h{heads}" + f"_{side}" * several, spec, begun)
 
 
-def _blank(spec: StudentSpec, student: Student, key: str) -> nn.Module:
-    with torch.device("meta"):
-        return drawing(spec, student, key)()
+def _begun(spec: StudentSpec, student: Student, teacher: RunTeacher, key: str) -> Begun:
+    """What a run by these settings trains, without values."""
+
+    def blank(wanted: StudentSpec) -> nn.Module:
+        with torch.device("meta"):
+            return drawing(wanted, student, key)()
+
+    return begin(spec, blank(own_patches(spec)), teacher, blank)
 
 
 def _shape(model: nn.Module) -> tuple[object, ...]:

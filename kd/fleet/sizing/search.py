@@ -112,13 +112,13 @@ class Search:
             return []
         spec = members[0].spec
         made = StudentSpec(arch=spec.arch, img_size=members[0].prepare.size, kwargs=spec.kwargs)
-        return [Candidate(TEACHER, made, count_parameters(members[0].model), 0, False)]
+        return [Candidate(TEACHER, made, made, count_parameters(members[0].model), 0, False)]
 
     def _times(self, wanted: Sequence[Candidate], keep: bool = False) -> dict[str, dict[str, float]]:
         """Latencies and files' sizes by name: those of earlier searches, and all others in turns."""
         student, given = self.student, self.plan.conditions
         basis = [student.task.answers, len(student.classes), self.data.size, asdict(given), processor()]
-        keys = {one.name: ("time", [one.settings()[key] for key in SAME], basis) for one in wanted}
+        keys = {one.name: ("latency", [getattr(one.spec, key) for key in SAME], basis) for one in wanted}
         known = {name: self.results.of(*key) for name, key in keys.items()}
         missing = [one for one in wanted if not known[one.name]]
         found = latencies(missing, student, self.data, given) if missing else {}

@@ -108,20 +108,13 @@ def plan(request: Request) -> Plan:
     typed.check_values([("name", name)], keys.schema())
     limits = {key: positive(key, str(given[key])) for key in ("hours", "trial_hours") if given.get(key) is not None}
     return Plan(
-        items=[*items, *request.overrides],
-        config=config,
-        space=space,
-        objectives=objectives,
-        trials=whole_number(given, "trials", 20),
-        jobs=_jobs(given),
-        hours=limits.get("hours"),
-        trial_hours=limits.get("trial_hours"),
-        sampler=sampler,
-        pruner=pruner,
+        items=[*items, *request.overrides], config=config, space=space, objectives=objectives,
+        trials=whole_number(given, "trials", 20), jobs=_jobs(given),
+        hours=limits.get("hours"), trial_hours=limits.get("trial_hours"), sampler=sampler, pruner=pruner,
         folder=folder_of_runs(config["runs_dir"], "kd-tune") / config["recipe"] / "tune" / name,
         confirm=whole_number(given, "confirm", 0, low=0),
         revive=str(given["revive"]) if "revive" in given else None,
-    )
+    )  # fmt: skip
 
 
 def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) -> dict[str, Any]:

@@ -91,7 +91,6 @@ def item(key: str, value: object) -> str:
 
 
 def short(value: object) -> str:
-    """A value for people: four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -187,7 +187,6 @@ class Job:
         return mapping_of(self.run / "summary.json")
 
     def reason(self) -> str:
-        """Why the run failed, in a line."""
         status = self.status or 0
         if status == 1 and self.process and self.process.poll() == LOST:
             return f"it lost its machine {MOST_LOST + 1} times"

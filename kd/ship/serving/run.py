@@ -58,10 +58,13 @@ class _Connection(H11Protocol):
         self._make_room()
 
     def _make_room(self) -> None:
+        if len(self.connections) <= self.most:
+            return
         by_age = sorted(cast("set[_Connection]", self.connections), key=lambda c: c._due.when())
-        living = [c for c in by_age if not c._socket.is_closing()]  # others' own end comes with the loop's next turn
-        ended = [c for c in living if c._ended]
-        idle = [c for c in living if c.idle and not c._ended and c is not self]
+        # without those whose own end comes with the loop's next turn, as they have nothing left to send
+        living = [c for c in by_age if not c._socket.is_closing() or c._socket.get_write_buffer_size()]
+        ended = [c for c in living if c.transport.is_closing()]
+        idle = [c for c in living if c.idle and not c.transport.is_closing() and c is not self]
         for least in [*idle, self][: max(0, len(living) - len(ended) - self.most)]:
             if least.cycle is None:
                 least._socket.write(FULL)

@@ -13,6 +13,7 @@ import yaml
 import kd
 from kd.cli import report_main, size_main, train_main
 from kd.commands.size import HELP
+from kd.errors import UserError
 from kd.fleet.sizing import search, timing
 from kd.fleet.sizing.candidates import candidates, drawing, smallest
 from kd.fleet.sizing.page import headline, sections, table
@@ -85,6 +86,26 @@ def test_candidates_of_other_kinds_sizes_and_numbers(built: Run) -> None:
     assert not cnn.inherits
     assert {"w64d4h4_24", "w64d4h4_32"} <= set(names(built, (), (24, 32), 24))
     assert "w64d4h1" in names(built, (), (), 99), "heads of another size come once more candidates are asked for"
+
+
+def test_sizes_with_their_teachers_number_of_patches(recipe: Path, tmp_path: Path) -> None:
+    """``patch_size: auto`` means other pixels at each input size, and stays ``auto`` in what is written."""
+    teacher = save_teacher(tmp_path / "of14.safetensors", **{**LARGE, "patch_size": 14, "img_size": 28})
+    given = {"arch": ARCH, "img_size": 28, "kwargs": {**LARGE, "patch_size": 14}, "checkpoint": str(teacher)}
+    run = Run.of(translate([
+        f"recipe={recipe}", f"model.teacher={json.dumps(given)}", "model.student.img_size=28",
+        f"model.student.kwargs={json.dumps({**TINY, 'patch_size': 'auto'})}",
+    ]))  # fmt: skip
+    run.cli.build()
+    student, parent = run.cli.model.student_of_one, run.cli.model.teacher
+    found = candidates(student, parent, (ARCH,), (24, 28), 24)
+    assert len({one.name for one in found}) == len(found)
+    sides = {(one.spec.img_size, one.spec.kwargs["patch_size"]) for one in found if one.inherits}
+    assert sides == {(24, 12), (28, 14)}
+    assert {one.settings()["kwargs"]["patch_size"] for one in found} == {"auto"}
+    assert [one.settings()["kwargs"] for one in found if one.own] == [run.config["model"]["student"]["kwargs"]]
+    with pytest.raises(UserError, match="img_sizes: pictures of 27x27 are no multiple of its patches of 16x16 pixels"):
+        candidates(student, parent, (), (27,), 24)
 
 
 def test_scores_come_from_training_pictures_that_are_held_out(recipe: Path) -> None:

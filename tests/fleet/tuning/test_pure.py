@@ -1,6 +1,23 @@
 """Helpers that are pure functions, one call each."""
 
+from pathlib import Path
+
+import pytest
+import yaml
+
+import kd.losses
 from kd.fleet.tuning.space import Space, item, parse, short
+from tests._helpers import ROOT
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "recipes/tune").glob("*.yaml")), ids=lambda file: file.stem)
+def test_no_search_of_ours_tries_a_loss_that_its_recipe_refuses(file: Path) -> None:
+    """Half of the trials of `grocery_vit` once failed: DKDLoss needs class ids, and its pictures are mixed."""
+    search = yaml.safe_load(file.read_text())["search"]
+    augment = yaml.safe_load((ROOT / "recipes" / file.name).read_text())["data"].get("augment", {})
+    mixes = {"mixup", "cutmix"} & augment.keys() or any(key.startswith("data.augment.mix") for key in search)
+    tried = [name for key, value in search.items() if "losses" in key and isinstance(value, list) for name in value]
+    assert not (mixes and [name for name in tried if getattr(kd.losses, name).needs_class_ids])
 
 
 def test_parse() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import itertools
 import json
 import resource
 import signal
@@ -106,6 +107,33 @@ def test_half_sent_headers_hold_nobody_up(model: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
         assert process.stdout.read() == "kd-serve: stopped\n"
+
+
+def test_connections_that_die_in_a_burst_are_not_taken_for_open_ones(model: Path) -> None:
+    """One of each eight that come: once, those that came meanwhile were all let in, and more than 100 were open."""
+
+    def dying() -> None:
+        from kd.ship.serving.run import _Connection
+
+        made, count = _Connection.connection_made, itertools.count(1)
+
+        def dies(self: _Connection, transport: asyncio.Transport) -> None:
+            made(self, transport)
+            if next(count) % 8 == 0:
+                alive = [c for c in self.connections if c.idle and not c.transport.is_closing()]
+                self.loop.call_soon(min(alive, key=lambda c: c._due.when())._socket.abort)
+
+        _Connection.connection_made = dies  # type: ignore[method-assign]
+
+    body = in_json(picture())
+    with serving(model, files=128, first=dying) as (port, process), ExitStack() as opened:
+        for number in range(144):
+            if number == 48:
+                time.sleep(0.3)
+                process.send_signal(signal.SIGSTOP)
+            opened.enter_context(connect(port))
+        process.send_signal(signal.SIGCONT)
+        assert [answer for answer in (ask(port, body) for _ in range(20)) if answer[0] != 200] == []
 
 
 def test_a_request_that_meets_a_closing_connection_reads_its_answer(model: Path) -> None:
