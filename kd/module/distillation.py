@@ -133,14 +133,17 @@ class DistillationModule(Inference):
 
     @property
     def task(self) -> Task:
+        """The task of all."""
         return self.student_of_one.task
 
     @property
     def caches(self) -> dict[str, CachedTeacher]:
+        """The caches of the teachers' answers, by teacher."""
         return caches_of(self.answering_teacher)
 
     @property
     def data(self) -> DistillationDataModule | None:
+        """Our data module, where the trainer has one."""
         found = getattr(trainer_of(self), "datamodule", None)
         return found if isinstance(found, DistillationDataModule) else None
 

@@ -162,8 +162,8 @@ def _patches_of(parent: FrozenTeacher, spec: StudentSpec, model: nn.Module, auto
     if side is not None and spec.builder is None:
         return spec, f"has fewer patches than its teacher; {key} gives it as many ({side} pixels): slower, and closer"
     few = vit_of(model).patch_embed.num_patches < vit_of(parent.model).patch_embed.num_patches
-    told = f"keeps its own patches, fewer than its teacher's: as many can't be had by {key}"
-    return spec, told if auto and few else ""
+    why = f"keeps its own patches, fewer than its teacher's: as many can't be had by {key}"
+    return spec, why if auto and few else ""
 
 
 def not_inheritable(model: nn.Module, teacher: RunTeacher) -> str:

@@ -112,8 +112,7 @@ def plan(request: Request) -> Plan:
         trials=whole_number(given, "trials", 20), jobs=_jobs(given),
         hours=limits.get("hours"), trial_hours=limits.get("trial_hours"), sampler=sampler, pruner=pruner,
         folder=folder_of_runs(config["runs_dir"], "kd-tune") / config["recipe"] / "tune" / name,
-        confirm=whole_number(given, "confirm", 0, low=0),
-        revive=str(given["revive"]) if "revive" in given else None,
+        confirm=whole_number(given, "confirm", 0, low=0), revive=str(given["revive"]) if "revive" in given else None,
     )  # fmt: skip
 
 
