@@ -11,7 +11,8 @@ from kd.storage.checkpoints import write_text
 
 
 class Best(Callback):
-    """Compares each validation with the best one before, and keeps the weights of the better one.
+    """Compares each validation with the best one before, and keeps the weights of the better one (of equals: the one
+    that agrees more with its teacher).
 
     A single student's weights go to ``best.ckpt``. ``save`` writes those of several to ``students/<name>``, beside a
     ``config.yaml`` (from ``configs``) that repeats that student's run alone. Must precede the callbacks that read it.
@@ -47,5 +48,6 @@ class Best(Callback):
             trainer.save_checkpoint(run.best_checkpoint, weights_only=True)
 
     def _is_better(self, name: str) -> bool:
-        value, before = self.newest[name][self.metric], self.best.get(name, {}).get(self.metric)
-        return value == value and (before is None or self.sign * value > self.sign * before)  # NaN is never the best
+        now, best = self.newest[name], self.best.get(name)
+        new, old = ((self.sign * v[self.metric], v.get("agreement", 0.0)) for v in (now, best or now))
+        return new[0] == new[0] and (best is None or new > old)  # NaN is never the best

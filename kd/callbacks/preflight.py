@@ -233,4 +233,4 @@ def _keep(
 
 
 def rounded(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
-    return {name: round(float(value), 6) for name, value in metrics.items()}
+    return {name: value if isinstance(value, int) else round(float(value), 6) for name, value in metrics.items()}

@@ -39,7 +39,6 @@ ALERTS = [
 
 
 def prometheus_rules() -> dict[str, Any]:
-    """A file of alerting rules as Prometheus reads it."""
     return {"groups": [{"name": "kd", "rules": ALERTS}]}
 
 

@@ -33,7 +33,6 @@ def line_chart(title: str, x: Sequence[float], x_name: str, series: Mapping[str,
 
 
 def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Section | None:
-    """Lines of values by epoch, see :func:`by_epoch`."""
     epochs = sorted({epoch for values in series.values() for epoch in values})
     lines = {name: [values.get(epoch, math.nan) for epoch in epochs] for name, values in series.items()}
     return line_chart(title, [epoch + 1 for epoch in epochs], "epoch", lines)
