@@ -18,11 +18,18 @@ from tests._helpers import StopwatchHere
 
 
 def test_figures_that_drift_are_told() -> None:
-    slow = {"model": "student", "runtime": "onnx", **medians([[3.0, 3.1, 9.0], [4.0, 3.9, 4.1]])}
+    slow = {
+        "model": "student",
+        "runtime": "onnx",
+        "batch": 8,
+        "threads": 2,
+        **medians([[3.0, 3.1, 9.0], [4.0, 3.9, 4.1]]),
+    }
     assert (slow["median_ms"], slow["fastest_round_ms"], slow["slowest_round_ms"]) == (3.95, 3.1, 4.0)
     steady = {**slow, "runtime": "torch", "slowest_round_ms": 3.4}
     assert not unsteady([steady])
-    assert unsteady([steady, slow]).startswith("not steady: the medians of student in onnx by round lie between 3.1")
+    row = "student in onnx (batch 8, 2 threads)"
+    assert unsteady([steady, slow]).startswith(f"not steady: the medians of {row} by round lie between 3.1 and 4 ms")
 
 
 def test_a_round_takes_its_share_of_the_seconds() -> None:
