@@ -29,8 +29,6 @@ Step = tuple[int, dict[str, Any]]
 
 @dataclass
 class Recipe:
-    """How a view is made of a picture."""
-
     box: tuple[int, int, int, int]  # top, left, height and width of the crop, in pixels of the picture
     steps: list[Step]  # what comes before and after the crop
     whole: tuple[int, int] = (0, 0)  # height and width of the picture

@@ -34,6 +34,5 @@ def same_grid(student: Tensor, teacher: Tensor) -> None:
 
 
 def positive(name: str, value: float) -> None:
-    """Raises a ValueError unless ``value`` > 0."""
     if not value > 0:
         raise ValueError(f"{name} must be > 0, got {value}")
