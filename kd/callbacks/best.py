@@ -11,8 +11,7 @@ from kd.storage.checkpoints import write_text
 
 
 class Best(Callback):
-    """Compares each validation with the best one before, and keeps the weights of the better one (of equals: the one
-    that agrees more with its teacher).
+    """Keeps the weights of the best validation so far; of equal ones, of that which agrees more with the teacher.
 
     A single student's weights go to ``best.ckpt``. ``save`` writes those of several to ``students/<name>``, beside a
     ``config.yaml`` (from ``configs``) that repeats that student's run alone. Must precede the callbacks that read it.

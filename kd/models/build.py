@@ -15,7 +15,7 @@ from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
 from kd.models.loading import NEW, load_checkpoint
 from kd.models.own import Builder, build_own, name_of
 from kd.models.preprocess import evaluating, preprocess_for
-from kd.models.segmenter import DenseModel
+from kd.models.segmenter import DenseModel, backbone_of
 from kd.models.spec import ModelSpec, TeacherSpec
 from kd.models.weights import about, say
 from kd.run.settings import height_width
@@ -83,7 +83,7 @@ def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
 
 def hidden_pixels(model: nn.Module) -> str:
     """What a ViT does not see of its pictures, as timm leaves out pixels that fill no patch; or an empty text."""
-    embed = getattr(getattr(model, "backbone", model), "patch_embed", None)
+    embed = getattr(backbone_of(model), "patch_embed", None)
     size, sides, grid = (getattr(embed, name, None) for name in ("img_size", "patch_size", "grid_size"))
     if not (size and sides and grid) or getattr(embed, "dynamic_img_pad", False):
         return ""

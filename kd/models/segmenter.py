@@ -1,6 +1,6 @@
 """Dense prediction: a timm backbone with a classifier for every pixel."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,6 +9,11 @@ from kd.errors import UserError
 
 HEAD_STRIDE = 4  # the head works on a grid of a quarter of the picture: finer costs much and gains little
 LEVELS = 4
+TimmModel: TypeAlias = Any  # torch types its parts as bare modules
+
+
+def backbone_of(model: nn.Module) -> TimmModel:
+    return getattr(model, "backbone", model)  # a classifier is its own
 
 
 class DenseModel(nn.Module):

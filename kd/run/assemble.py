@@ -14,6 +14,7 @@ from kd.errors import UserError
 from kd.losses import DistillLoss
 from kd.models import StudentSpec, TeacherSpec, build_model, completed, preprocess_for
 from kd.models.build import AUTO, PATCHES, hidden_pixels
+from kd.models.segmenter import backbone_of
 from kd.models.weights import about, say
 from kd.module.distillation import DistillationModule
 from kd.optim import OptimSpec
@@ -92,12 +93,9 @@ def _task(task: Task | None, head: bool, data: DataInfo) -> Task:
 
 @dataclass(frozen=True)
 class Begun:
-    """A student's model before it has its teacher's layers.
+    """A student's model before it has its teacher's layers; the last three are those of its ``Student``."""
 
-    ``spec``: what it is built by; ``start``, ``note``, ``parent``: see :class:`kd.distill.student.Student`.
-    """
-
-    spec: StudentSpec
+    spec: StudentSpec  # what the model is built by
     model: nn.Module
     start: str
     note: str
@@ -153,15 +151,16 @@ def own_patches(spec: StudentSpec) -> StudentSpec:
 
 def _patches_of(parent: FrozenTeacher, spec: StudentSpec, model: nn.Module, auto: bool) -> tuple[StudentSpec, str]:
     """The settings of a student that inherits, with its teacher's number of patches if ``auto``; and what to say."""
-    from kd.distill.inherit import matching_patches, vit_of
+    from kd.distill.inherit import matching_patches
 
-    key, side = f"model.student.kwargs.{PATCHES}={AUTO}", matching_patches(model, parent.model)
-    if side is not None and auto and spec.builder is None:
+    key = f"model.student.kwargs.{PATCHES}={AUTO}"
+    side = matching_patches(model, parent.model) if spec.builder is None else None
+    if side is not None and auto:
         found = replace(spec, kwargs={**spec.kwargs, PATCHES: side})
         return found, f"has patches of {side} pixels, as many as its teacher ({key})"
-    if side is not None and spec.builder is None:
+    if side is not None:
         return spec, f"has fewer patches than its teacher; {key} gives it as many ({side} pixels): slower, and closer"
-    few = vit_of(model).patch_embed.num_patches < vit_of(parent.model).patch_embed.num_patches
+    few = backbone_of(model).patch_embed.num_patches < backbone_of(parent.model).patch_embed.num_patches
     why = f"keeps its own patches, fewer than its teacher's: as many can't be had by {key}"
     return spec, why if auto and few else ""
 

@@ -199,6 +199,7 @@ class TargetCounts(Metric):
         self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
 
     def update(self, target: Tensor) -> None:
+        """Ids of any shape (others than 0..C-1 are left out), or labels ``(N, C)`` of 0 and 1."""
         if target.is_floating_point():
             self.counts += (target.nan_to_num() != 0).sum(0)
             self.total += len(target)

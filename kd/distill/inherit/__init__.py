@@ -13,7 +13,7 @@ layer of the student is fitted so that what it computes *from the student's own 
 teacher's. Heads and hidden units that the student has no room for are chosen by what they contribute.
 """
 
-from kd.distill.inherit.pair import check_pair, matching_patches, vit_of
+from kd.distill.inherit.pair import check_pair, matching_patches
 from kd.distill.inherit.start import inherit_together
 
-__all__ = ["check_pair", "inherit_together", "matching_patches", "vit_of"]
+__all__ = ["check_pair", "inherit_together", "matching_patches"]

@@ -7,7 +7,7 @@ from timm.layers import GluMlp, Mlp, PatchEmbed, RmsNorm, SwiGLU
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
 
-from kd.models.segmenter import DenseModel
+from kd.models.segmenter import DenseModel, backbone_of
 
 ViT: TypeAlias = Any  # A timm VisionTransformer: torch types its blocks as bare modules
 
@@ -56,17 +56,13 @@ def check_pair(student: ViT, teacher: ViT) -> None:
             raise ValueError(f"the student must have no larger {name} than the teacher, got {a} and {b}")
 
 
-def vit_of(model: nn.Module) -> ViT:
-    return getattr(model, "backbone", model)  # a segmenter's is its backbone
-
-
 def matching_patches(student: ViT, teacher: ViT) -> int | None:
     """The side in pixels of patches that give the student its teacher's number of them; None where it is no near one.
 
     A student whose patches are a little larger than its teacher's can't reproduce what the teacher sees: by patches
     of 16 pixels a DINOv2 of 14 itself differs from its own answers by a KL divergence of 0.09 (scripts/bench/log.md).
     """
-    small, big = vit_of(student).patch_embed, vit_of(teacher).patch_embed
+    small, big = backbone_of(student).patch_embed, backbone_of(teacher).patch_embed
     own, (height, width), (rows, columns) = small.patch_size, small.img_size, big.grid_size
     side = height // rows
     exact = (height, width) == (side * rows, side * columns)

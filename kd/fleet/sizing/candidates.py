@@ -12,12 +12,12 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from kd.distill.inherit.pair import ViT, vit_of
+from kd.distill.inherit.pair import ViT
 from kd.distill.student import Student
 from kd.errors import UserError
 from kd.models import StudentSpec, build_model, count_parameters, preprocess_for
 from kd.models.build import AUTO, PATCHES, hidden_pixels
-from kd.models.segmenter import DenseModel
+from kd.models.segmenter import DenseModel, backbone_of
 from kd.report.sized import SETTINGS
 from kd.run.assemble import Begun, begin, not_inheritable, own_patches
 from kd.teachers import FrozenTeacher, RunTeacher
@@ -94,7 +94,7 @@ def _grid(
     student: Student, teacher: RunTeacher, parent: FrozenTeacher, sizes: Sequence[Any], count: int
 ) -> list[list[Candidate]]:
     """The default sizes; for a larger ``count`` also those between them, and with heads of another size."""
-    big = vit_of(parent.model)
+    big = backbone_of(parent.model)
     depth, width, head = len(big.blocks), big.embed_dim, big.blocks[0].attn.head_dim
     base = replace(cast(StudentSpec, student.spec), checkpoint=None, pretrained=False, inherit=True, builder=None)
     if _sized(base, student, teacher, (width, depth, width // head), sizes[0]) is None:
@@ -141,7 +141,7 @@ def _begun(spec: StudentSpec, student: Student, teacher: RunTeacher, key: str) -
 
 
 def _shape(model: nn.Module) -> tuple[object, ...]:
-    vit = vit_of(model)
+    vit = backbone_of(model)
     is_vit = isinstance(vit, VisionTransformer)
     heads = cast(ViT, vit).blocks[0].attn.num_heads if is_vit else 0
     return (heads, *((name, tuple(p.shape)) for name, p in model.named_parameters()))

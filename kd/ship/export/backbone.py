@@ -13,6 +13,7 @@ from torch import nn
 from kd.models import Preprocess
 from kd.models.arguments import check_arguments
 from kd.models.loading import classifier_names
+from kd.models.segmenter import backbone_of
 from kd.ship.export.base import Format, Job, Runtime, in_torch
 from kd.ship.export.hub import made_of, model_size
 from kd.ship.export.manifest import from_metadata
@@ -31,7 +32,7 @@ class Backbone(Format):
     features = True
 
     def write(self, job: Job, folder: Path) -> Path:
-        model: Any = getattr(job.student, "backbone", job.student)
+        model = backbone_of(job.student)
         head = tuple(f"{name}." for name in classifier_names(model))
         state = {k: v.contiguous() for k, v in model.state_dict().items() if not k.startswith(head)}
         arch, kwargs = made_of(job.weights, "to=backbone")
@@ -45,7 +46,7 @@ class Backbone(Format):
 
     def reference(self, job: Job) -> nn.Module:
         below = copy.copy(job.prepared)
-        below._modules = {**below._modules, "model": _Features(getattr(job.student, "backbone", job.student))}
+        below._modules = {**below._modules, "model": _Features(backbone_of(job.student))}
         return below
 
     def open(self, file: Path, threads: int = 0) -> Runtime:

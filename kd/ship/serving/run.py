@@ -175,8 +175,7 @@ def serve(server: Server, listening: socket.socket) -> None:
     config = uvicorn.Config(
         server.app(), http=type("_Bounded", (_Connection,), {"most": most}), ws="none",
         log_level="error", access_log=False, lifespan="on",
-        server_header=False, backlog=at_once,
-        timeout_graceful_shutdown=round(server.limits.timeout_s) + GRACE_S,
+        server_header=False, backlog=at_once, timeout_graceful_shutdown=round(server.limits.timeout_s) + GRACE_S,
     )  # fmt: skip
     asyncio.run(_Uvicorn(config, server).serve(sockets=[listening]))
 
