@@ -178,7 +178,6 @@ class Summary(Callback):
 
 
 def _state_bytes(trainer: Trainer) -> int:
-    """Bytes that this process holds of the optimizers' state."""
     parts = [part for optimizer in trainer.optimizers for part in each_of(optimizer)]
     local = [part.optim if isinstance(part, ZeroRedundancyOptimizer) else part for part in parts]
     values = [value for part in local for state in part.state.values() for value in state.values()]

@@ -39,7 +39,6 @@ class Students(nn.ModuleDict):
 
     @property
     def measured(self) -> dict[str, Student]:
-        """Those that validation measures, by their names."""
         return {name: student for name, student in self.named().items() if student.is_measured}
 
     @property

@@ -49,7 +49,6 @@ class Endpoint(Needs):
     missing: dict[str, str] = field(default_factory=dict)
 
     def requests(self) -> dict[str, dict[str, Any]]:
-        """What is sent, by operation, in order."""
         model = {
             "ModelName": self.name,
             "ExecutionRoleArn": self.need("role", "arn:aws:iam::ACCOUNT:role/NAME"),

@@ -24,7 +24,6 @@ def without_gather() -> Iterator[None]:
 
 
 def in_parallel() -> bool:
-    """Whether several processes train together."""
     return not _without_gather and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -15,6 +16,7 @@ from kd.models.preprocess import Prepare, Size, evaluating
 
 PRELOGITS = "prelogits"  # the name of the classifier's input, which in most models is not a module
 MAPS = "maps"  # the name of whichever layer gives a model's last map, before its classifier
+MAPS_AT = re.compile(r"maps@([1-9]\d*)/([1-9]\d*)")  # the map after such a share of the blocks or stages
 TRIAL = 2  # pictures of the forward that finds the layers' shapes
 KEY = "model.taps"  # the setting that names layers, where no other is given
 
@@ -76,11 +78,23 @@ class Taps:
     def paths(self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = KEY) -> list[str]:
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if wanted not in self._found:  # once, not in every step: it walks the whole model
-            found = layer_paths(self._model, wanted, key, besides=[MAPS, PRELOGITS])
+            named = [self._map_at(pattern, key) for pattern in wanted]
+            found = layer_paths(self._model, named, key, besides=[MAPS, PRELOGITS])
             if MAPS in found:
                 found[found.index(MAPS)] = self._last_map(run or self._run, key)
             self._found[wanted] = list(dict.fromkeys(found))
         return self._found[wanted]
+
+    def _map_at(self, pattern: str, key: str) -> str:
+        """The layer that ``maps@1/3`` means in timm's list of features; a ViT's map as its next block normalises it."""
+        if not (share := MAPS_AT.fullmatch(pattern)):
+            return pattern
+        names = [feature["module"] for feature in getattr(self._model, "feature_info", ())]
+        place = max(1, round(len(names) * int(share[1]) / int(share[2])))
+        if place > len(names):
+            raise UserError(f"{key}: '{pattern}' is beyond timm's {len(names)} features of {_title(self._model)}")
+        normed = f"blocks.{place}.norm1"
+        return normed if names[place - 1] == f"blocks.{place - 1}" and normed in self._layers else names[place - 1]
 
     def _run(self) -> None:
         self._model(next(self._model.parameters()).new_zeros(TRIAL, 3, *self._size))
@@ -161,10 +175,11 @@ class Taps:
                 key = self._keys.get(path, KEY)
                 raise UserError(f"{key}: layer '{path}' of {_title(self._model)} has no class token (tokens=patch)")
             return x[:, 0]
-        height, width = self._grid(x.shape[1] - prefix)
-        if height * width != x.shape[1] - prefix:
-            return x
-        return x[:, prefix:].transpose(1, 2).unflatten(2, (height, width))
+        for skipped in (prefix, 0):  # blocks may not have the class token, which joins later (CaiT)
+            height, width = self._grid(x.shape[1] - skipped)
+            if height * width == x.shape[1] - skipped:
+                return x[:, skipped:].transpose(1, 2).unflatten(2, (height, width))
+        return x
 
     def _grid(self, count: int) -> Size:
         height = round(math.sqrt(count * self._size[0] / self._size[1]))

@@ -75,8 +75,6 @@ ValidationLogits = dict[str, tuple[Tensor, Tensor, Tensor | None]]
 
 
 class Validation:
-    """A run's validation: its students' metrics, batch by batch."""
-
     def __init__(self, students: Students, teacher: RunTeacher | None) -> None:
         self.students, self.teacher = students, teacher
         self.known: Tensor | None = None

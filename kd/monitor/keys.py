@@ -48,7 +48,6 @@ class MonitorSpec(MonitorSettings):
         return read_prices(Path(self.prices).expanduser()) if self.prices is not None else {}
 
     def costs(self) -> dict[str, Any]:
-        """What the records of steps keep of prices."""
         table = self.price_table()
         prices = by_kind(self.instances or [], table)
         found = {"price_per_hour": self.price_per_hour, "input_machines": input_machines(table), "prices": prices}

@@ -11,7 +11,6 @@ HARDEST = 10  # classes, and mistakes, that are shown
 
 
 def learning(facts: Facts) -> list[Section | None]:
-    """The sections, by student where there are several."""
     run = facts.run
     confused = [(student, newest) for student in run.students if (newest := run.confusion_of(student))]
     return [

@@ -63,8 +63,6 @@ def _changed(path: Path) -> int:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Pages, and their content as ``?json``."""
-
     server: Live
 
     def do_GET(self) -> None:

@@ -228,7 +228,6 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds anything that a run writes."""
     return any((folder / name).exists() for name in ("config.yaml", "summary.json", "metrics.csv", "records"))
 
 

@@ -184,7 +184,6 @@ def _operations(facts: Facts) -> Section | None:
 
 
 def flat(tree: object, prefix: str = "") -> list[list[str]]:
-    """Nested settings as rows of key and value."""
     if isinstance(tree, dict) and tree:
         return [row for k, v in tree.items() for row in flat(v, f"{prefix}.{k}" if prefix else str(k))]
     return [[prefix, "" if tree is None else str(tree)]]

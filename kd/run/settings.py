@@ -234,8 +234,9 @@ class TapSpec:
     """The layers of each model that a feature loss reads.
 
     Module paths (``blocks.11``, ``norm``, ``layer3``) or shell-style patterns, in which ``*`` does not cross a dot
-    (``blocks.*``, ``stages.[23]``), ``maps``, the layer of the last map (of a ViT its last patch tokens), or
-    ``prelogits``, the classifier's input.
+    (``blocks.*``, ``stages.[23]``), ``maps``, the layer of the last map (of a ViT its last patch tokens), ``maps@1/3``,
+    that after a third of timm's blocks or stages (of a ViT as the next block's norm gives it), or ``prelogits``, the
+    classifier's input.
 
     Attributes:
         student: paths below the student.

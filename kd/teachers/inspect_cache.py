@@ -24,8 +24,6 @@ PARTS = ("teacher", "transform", "data", "answers")
 
 @dataclass
 class Held:
-    """One kind of answers on disk."""
-
     folder: str  # where
     parts: dict[str, dict[str, Any]]  # what they depend on, see :class:`kd.teachers.cache_layout.Kind`
     measured: dict[str, Any]  # what was noted when it was begun

@@ -63,6 +63,27 @@ def test_convolutional_and_windowed_models_give_maps() -> None:
     assert shapes(swin, "layers.*", size=64) == [(2, 24, 16, 16), (2, 48, 8, 8)]
 
 
+def test_a_share_of_the_depth_names_a_map_in_any_model() -> None:
+    vit, cnn = tiny_vit(depth=6), timm.create_model("resnet10t", num_classes=4)
+    both = ["maps@1/3", "maps@2/3"]
+    assert Taps(vit, [], (32, 32)).paths(both) == ["blocks.2.norm1", "blocks.4.norm1"]  # as the next block reads them
+    assert Taps(vit, [], (32, 32)).paths(["maps@1/100", "maps@1/1"]) == ["blocks.1.norm1", "blocks.5"]
+    assert Taps(cnn, [], (32, 32)).paths(both) == ["layer1", "layer2"]
+    assert shapes(vit, both) == [(2, 32, 4, 4)] * 2
+    assert shapes(cnn, both) == [(2, 64, 8, 8), (2, 128, 4, 4)]
+    late = timm.create_model("cait_xxs24_224", img_size=32, embed_dim=32, depth=3, num_heads=2)
+    assert shapes(late, both) == [(2, 32, 2, 2)] * 2  # its blocks have no class token, which joins later
+
+
+def test_a_share_beyond_the_model_is_refused() -> None:
+    with pytest.raises(UserError, match="model.taps: 'maps@4/3' is beyond timm's 2 features of vit_tiny"):
+        Taps(tiny_vit(), ["maps@4/3"], (32, 32))
+    with pytest.raises(UserError, match="model.taps: 'maps@1/2' is beyond timm's 0 features of Linear"):
+        Taps(torch.nn.Linear(2, 2), ["maps@1/2"], (32, 32))
+    with pytest.raises(UserError, match="has no layer 'maps@0/3'"):
+        Taps(tiny_vit(), ["maps@0/3"], (32, 32))
+
+
 def test_patterns_name_layers_in_the_models_order() -> None:
     taps = Taps(tiny_vit(depth=12), [["blocks.[!2]", "norm"]], (32, 32))
     assert taps.paths(["norm", "blocks.?"]) == ["norm", *(f"blocks.{i}" for i in range(10))]
@@ -92,18 +113,19 @@ def test_nothing_is_kept_longer_than_the_step() -> None:
     assert not any(ref() is not None for ref in watched)
 
 
-def test_gradient_checkpointing_changes_nothing_and_keeps_nothing() -> None:
+@pytest.mark.parametrize(("layer", "path"), [("blocks.0", "blocks.0"), ("maps@1/2", "blocks.1.norm1")])
+def test_gradient_checkpointing_changes_nothing_and_keeps_nothing(layer: str, path: str) -> None:
     results = []
     for checkpointing in (False, True):
         model = tiny_vit(seed=1).train()
         model.set_grad_checkpointing(checkpointing)
-        taps = Taps(model, ["blocks.0"], (32, 32))
+        taps = Taps(model, [layer], (32, 32))
         with taps as caught:
             output = model(PICTURES)
-        loss = output.square().sum() + taps.read(caught, "blocks.0", "patch")[0].square().sum()
-        first = caught["blocks.0"]
+        loss = output.square().sum() + taps.read(caught, layer, "patch")[0].square().sum()
+        first = caught[path]
         loss.backward()
-        assert caught["blocks.0"] is first  # the second forward, during backward, is not caught
+        assert caught[path] is first  # the second forward, during backward, is not caught
         results.append([loss.detach(), *(p.grad for p in model.parameters())])
     torch.testing.assert_close(results[0], results[1])
 
