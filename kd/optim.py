@@ -43,6 +43,7 @@ class OptimSpec(OptimSettings):
             raise UserError(f"optim.decay_norm_and_bias: must stay {before_it} in a resumed run")
 
     def settings(self) -> dict[str, Any]:
+        """Its fields, as a checkpoint stores them."""
         return asdict(self)
 
     def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:

@@ -133,6 +133,7 @@ class DistillationModule(Inference):
 
     @property
     def task(self) -> Task:
+        """The task of all."""
         return self.student_of_one.task
 
     @property
@@ -142,6 +143,7 @@ class DistillationModule(Inference):
 
     @property
     def data(self) -> DistillationDataModule | None:
+        """Our data module, where the trainer has one."""
         found = getattr(trainer_of(self), "datamodule", None)
         return found if isinstance(found, DistillationDataModule) else None
 

@@ -15,8 +15,6 @@ from kd.optim import settings_of, settle_resumed, steps_done
 
 
 class Resume:
-    """A run's way into a checkpoint and back."""
-
     def __init__(self, students: Students, teacher: Mapping[str, Any]) -> None:
         self.students, self.teacher = students, teacher
         self._classes = list(students.data_info.classes)
