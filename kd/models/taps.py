@@ -90,7 +90,7 @@ class Taps:
         if not (share := MAPS_AT.fullmatch(pattern)):
             return pattern
         names = [feature["module"] for feature in getattr(self._model, "feature_info", ())]
-        place = max(1, round(len(names) * int(share[1]) / int(share[2])))
+        place = max(1, math.ceil(len(names) * int(share[1]) / int(share[2])))
         if place > len(names):
             raise UserError(f"{key}: '{pattern}' is beyond timm's {len(names)} features of {_title(self._model)}")
         normed = f"blocks.{place}.norm1"

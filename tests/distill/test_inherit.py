@@ -384,7 +384,7 @@ def test_a_near_number_of_patches_alone_is_taken(side: int, patch: int, found: i
 
 def test_projections_of_an_inherited_classifier_begin_fitted(recipe: Path) -> None:
     """Features beside answers: drawn projections would spoil what was inherited. A copy has its teacher's features."""
-    losses = {"summary": "prelogits", "patches": "maps"}
+    losses = {"summary": "prelogits", "patches": "maps", "middle": "maps@1/2"}
     items = [f"model.distill_losses.{name}={{class_path: MSELoss, init_args: {{standardize: variance}}}}"
              for name in losses]  # fmt: skip
     items += [f"model.taps.{name}={{student: {layer}, teacher: {layer}}}" for name, layer in losses.items()]
@@ -393,6 +393,18 @@ def test_projections_of_an_inherited_classifier_begin_fitted(recipe: Path) -> No
     rows = list(csv.DictReader((recipe.parent / "runs" / "tiny" / "000" / "metrics.csv").open()))
     for name in losses:
         assert float(next(row[key] for row in rows for key in row if key.endswith(f"{name}_loss") and row[key])) < 0.1
+
+
+def test_the_middle_of_a_cnn_learns_from_the_middle_of_a_vit(recipe: Path) -> None:
+    """`maps@1/3` names a layer of any student, as `recipe=grocery_vit` needs."""
+    both = "[maps@1/3, maps@2/3]"
+    items = ["model.distill_losses.middle={class_path: MSELoss, init_args: {standardize: variance}}",
+             f"model.taps.middle={{student: {both}, teacher: {both}}}"]  # fmt: skip
+    cnn = ["model.student.arch=resnet10t", "model.student.kwargs={}"]
+    assert train_main([f"recipe={recipe}", *items, *cnn, "trainer.max_epochs=2"]) == 0
+    rows = list(csv.DictReader((recipe.parent / "runs" / "tiny" / "000" / "metrics.csv").open()))
+    losses = [float(row[key]) for row in rows for key in row if key.endswith("middle_loss") and row[key]]
+    assert 0 < losses[-1] < losses[0]
 
 
 @torch.no_grad()

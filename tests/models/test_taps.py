@@ -68,9 +68,10 @@ def test_a_share_of_the_depth_names_a_map_in_any_model() -> None:
     both = ["maps@1/3", "maps@2/3"]
     assert Taps(vit, [], (32, 32)).paths(both) == ["blocks.2.norm1", "blocks.4.norm1"]  # as the next block reads them
     assert Taps(vit, [], (32, 32)).paths(["maps@1/100", "maps@1/1"]) == ["blocks.1.norm1", "blocks.5"]
-    assert Taps(cnn, [], (32, 32)).paths(both) == ["layer1", "layer2"]
+    assert Taps(tiny_vit(depth=2), [], (32, 32)).paths(both) == ["blocks.1.norm1", "blocks.1"]  # two, as elsewhere
+    assert Taps(cnn, [], (32, 32)).paths(both) == ["layer1", "layer3"]
     assert shapes(vit, both) == [(2, 32, 4, 4)] * 2
-    assert shapes(cnn, both) == [(2, 64, 8, 8), (2, 128, 4, 4)]
+    assert shapes(cnn, both) == [(2, 64, 8, 8), (2, 256, 2, 2)]
     late = timm.create_model("cait_xxs24_224", img_size=32, embed_dim=32, depth=3, num_heads=2)
     assert shapes(late, both) == [(2, 32, 2, 2)] * 2  # its blocks have no class token, which joins later
 
