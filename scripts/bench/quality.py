@@ -28,6 +28,7 @@ from kd.data.sources import ImageFolder
 from kd.data.transforms import EvalView, MixPairs, seeded, train_transform
 from kd.distill.inherit import inherit_together
 from kd.distill.inherit.layers import fit_projection
+from kd.fit_to_machine.precision import choose_precision
 from kd.losses import KDLoss, MSELoss
 from kd.models import StudentSpec, TeacherSpec
 from kd.models.attention import InFloat32
@@ -40,13 +41,14 @@ SOURCE = ImageFolder(str(SHARED / "data/grocery"))
 TEACHER = SHARED / "models/grocery81_vit_small_patch14_dinov2_112.safetensors"
 SIZE, FOLD, BATCH = (112, 112), 7, 66
 MIDDLE = (3, 7)  # blocks after which the teacher's stream is kept
+BFLOAT16 = choose_precision("cpu")[0] == "bf16-mixed"
 Data = dict[str, Any]
 
 
 def pair(arch: str = "vit_tiny_patch16_224", drop_path: float = 0.0) -> tuple[Any, Any]:
     """The student and the teacher as the recipe builds them."""
     split = SOURCE.load("train")
-    kwargs = {"drop_path_rate": drop_path} if drop_path else {}
+    kwargs = {"patch_size": "auto"} | ({"drop_path_rate": drop_path} if drop_path else {})
     module = assemble(
         DataInfo(SOURCE.classes, len(split.targets), 296),
         StudentSpec(arch, SIZE[0], inherit=True, kwargs=kwargs),
@@ -58,24 +60,21 @@ def pair(arch: str = "vit_tiny_patch16_224", drop_path: float = 0.0) -> tuple[An
 
 @torch.no_grad()
 def answers(teacher: Any, images: Tensor) -> Data:
-    """Logits and tokens of the teacher, in bfloat16: its last norm's, and after :data:`MIDDLE` the normed stream, each
-    patch grid brought to 7 x 7."""
+    """Logits and tokens of the teacher: its last norm's, and after :data:`MIDDLE` the normed stream, in float16."""
     seen: dict[str, list[Tensor]] = {name: [] for name in ("last", *map(str, MIDDLE))}
     logits, model = [], teacher.model
 
     def note(name: str) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
             x = output if name == "last" else F.layer_norm(output.float(), output.shape[-1:])
-            grid = x[:, 1:].float().mT.unflatten(2, (8, 8))
-            patches = F.interpolate(grid, (7, 7), mode="bilinear", antialias=True).flatten(2).mT
-            seen[name].append(torch.cat([x[:, :1].float(), patches], 1).half())
+            seen[name].append(x.half())
 
         return hook
 
     hooks = [model.norm.register_forward_hook(note("last"))]
     hooks += [model.blocks[b].register_forward_hook(note(str(b))) for b in MIDDLE]
     for part in images.split(BATCH):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=BFLOAT16):
             logits.append(model(teacher.prepare(part)).float())
     for hook in hooks:
         hook.remove()
@@ -91,7 +90,7 @@ def pictures(split: Any, transform: Any, view: int) -> Tensor:
 def make_views(asked: argparse.Namespace) -> None:
     """The pictures as validation sees them, and so many random views, with the teacher's answers."""
     _, teacher = pair()
-    teacher.model.eval().bfloat16()
+    teacher.model.eval()
     for name in ("val", "train"):
         split, file = SOURCE.load(name), asked.out / f"{name}.pt"
         if not file.exists():
@@ -114,7 +113,7 @@ def make_views(asked: argparse.Namespace) -> None:
 def mix_views(asked: argparse.Namespace) -> None:
     """Pairs of a view that is there, mixed by mixup or cutmix, with the teacher's answers to the mixed pictures."""
     _, teacher = pair()
-    teacher.model.eval().bfloat16()
+    teacher.model.eval()
     augment = Augment(mixup=asked.mixup, cutmix=asked.cutmix, mix_probability=1.0)
     mix = MixPairs(augment, len(SOURCE.classes), 0)
     targets = torch.tensor(SOURCE.load("train").targets)
@@ -268,7 +267,7 @@ def train(asked: argparse.Namespace) -> None:
             rows = order[first : first + asked.batch]
             view = (shift[rows] if asked.shuffle else torch.full_like(rows, epoch)) % views
             batch = {key: value[view, rows] for key, value in data.items()}
-            with torch.autocast("cpu", torch.bfloat16), InFloat32():
+            with torch.autocast("cpu", torch.bfloat16, enabled=BFLOAT16), InFloat32():
                 logits = student.model(student.prepare(batch["image"])).float()
                 hints, each = features(batch)
             loss = asked.kd * kd_loss(logits, batch["logits"], batch["target"]) + hints
