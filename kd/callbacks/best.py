@@ -1,5 +1,6 @@
 """Which validation is a student's best so far: decided here alone, read by whatever keeps or reports it."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from kd.storage.checkpoints import write_text
 
 
 class Best(Callback):
-    """Keeps the weights of the best validation so far; of equal ones, of that which agrees more with the teacher.
+    """Keeps the weights of the best validation so far.
 
+    Accuracies within one standard error of the highest count as equal: of these, the one that agrees most with the
+    teacher is kept. One of 296 pictures decides nothing, and agreement rises to the end of a run where accuracy varies.
     A single student's weights go to ``best.ckpt``. ``save`` writes those of several to ``students/<name>``, beside a
     ``config.yaml`` (from ``configs``) that repeats that student's run alone. Must precede the callbacks that read it.
     """
@@ -22,6 +25,7 @@ class Best(Callback):
         self.metric, self.sign = monitor.removeprefix("val/"), -1 if mode == "min" else 1
         self.newest: dict[str, dict[str, float]] = {}
         self.best: dict[str, dict[str, float]] = {}
+        self.top: dict[str, float] = {}  # the highest value so far, which the best may miss by its error
         self.improved: set[str] = set()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -38,7 +42,7 @@ class Best(Callback):
             prefix = f"{name}/val/" if name else "val/"
             found = {k: v for k, v in trainer.callback_metrics.items() if k.startswith(prefix)}
             now = self.newest[name] = {k.removeprefix(prefix): float(v) for k, v in found.items()}
-            if self.metric in now and trainer.strategy.reduce_boolean_decision(self._is_better(name)):
+            if self.metric in now and trainer.strategy.reduce_boolean_decision(self._is_better(name, student.data.val)):
                 self.best[name] = {**now, "epoch": trainer.current_epoch + 1, "step": trainer.global_step}
                 self.improved.add(name)
                 if name and trainer.is_global_zero:
@@ -46,7 +50,12 @@ class Best(Callback):
         if "" in self.improved:
             trainer.save_checkpoint(run.best_checkpoint, weights_only=True)
 
-    def _is_better(self, name: str) -> bool:
+    def _is_better(self, name: str, pictures: int) -> bool:
         now, best = self.newest[name], self.best.get(name)
         new, old = ((self.sign * v[self.metric], v.get("agreement", 0.0)) for v in (now, best or now))
-        return new[0] == new[0] and (best is None or new > old)  # NaN is never the best
+        if math.isnan(new[0]):
+            return False
+        top = self.top[name] = max(new[0], self.top.get(name, old[0]))
+        error = math.sqrt(top * (1 - top) / pictures) if self.metric == "acc1" and pictures else 0.0
+        close = min(new[0], old[0]) >= top - error
+        return best is None or (new[::-1] > old[::-1] if close else new > old)

@@ -21,8 +21,6 @@ class Closing(Callback):
 
 
 class Recording(Closing):
-    """Writes records until training ends."""
-
     _writer: Writer | None = None
 
     def close(self, trainer: Trainer) -> None:

@@ -84,10 +84,11 @@ class Summary(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: the best and the last epoch's metrics, and the time spent so far."""
-        return {"best": self.best.best, "final": self.best.newest, "wall_s": self._wall_s()}
+        return {"best": self.best.best, "top": self.best.top, "final": self.best.newest, "wall_s": self._wall_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best.best, self.best.newest = state_dict["best"], state_dict["final"]
+        self.best.top = state_dict.get("top", {})
         self._started = time.monotonic() - state_dict["wall_s"]
 
     def _wall_s(self) -> float:

@@ -26,8 +26,6 @@ from kd.teachers.answer import ALL
 
 @dataclass
 class Seen:
-    """Models' answers to the real pictures of a batch."""
-
     target: Tensor  # their labels
     index: Tensor | None  # their numbers, where the loader gives them
     taught: dict[str, Tensor] = field(default_factory=dict)  # the teachers' logits, see :func:`look`
@@ -117,8 +115,6 @@ class Validation:
 
 @dataclass
 class Labelled:
-    """Models' features of labelled pictures, and the labels."""
-
     features: dict[str, Tensor]
     class_ids: Tensor
     bank: int  # how many of them answers are looked up in
@@ -190,8 +186,6 @@ def evaluate(
 
 @dataclass
 class Answers:
-    """Each picture's target, and each model's answer."""
-
     task: Task  # writes answers as rows of a table
     classes: list[str]
     rows: dict[int, dict[str, str]] = field(default_factory=dict)  # by the picture's number

@@ -79,7 +79,6 @@ class Control(Callback):
             self.phases.name_ranges(found["nvtx"])
 
     def _look(self, folder: Path) -> dict[str, Any]:
-        """The file's words where they are new; empty otherwise."""
         now = time.monotonic()
         if now < self._looked + LOOK_EVERY_S:
             return {}

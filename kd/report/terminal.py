@@ -121,7 +121,6 @@ def _print_robust(found: dict[str, dict[str, list[float]]], whose: str = "") -> 
 
 
 def _feature_rows(results: Sequence[dict[str, Any]], names: Sequence[str]) -> list[tuple[str, dict[str, float]]]:
-    """Each teacher once, then each student, with its figures."""
     several, teachers = len(results) > 1, list[tuple[str, dict[str, float]]]()
     for name, result in zip(names, results, strict=True):
         own = [(key, value) for key, value in result.items() if key.startswith("teacher")]

@@ -36,14 +36,33 @@ def test_of_equal_validations_the_one_nearer_to_the_teacher_is_kept(monitor: str
     metric, better, worse = monitor[4:], *((0.9, 0.7) if mode == "max" else (0.7, 0.9))
 
     def kept(value: float, **more: float) -> bool:
-        best.newest[""] = {metric: value, **more}
-        if found := best._is_better(""):
-            best.best[""] = best.newest[""]
-        return found
+        return keeps(best, {metric: value, **more}, 0)
 
     assert [kept(math.nan), kept(0.8), kept(0.8), kept(worse), kept(math.nan), kept(better)] == [0, 1, 0, 0, 0, 1]
     assert [kept(better, agreement=a) for a in (0.5, 0.4, 0.5, 0.6)] == [1, 0, 0, 1]
     assert not kept(worse, agreement=0.9)
+
+
+def keeps(best: Best, values: dict[str, float], pictures: int) -> bool:
+    best.newest[""] = values
+    if found := best._is_better("", pictures):
+        best.best[""] = best.newest[""]
+    return found
+
+
+def test_accuracies_that_a_validation_cannot_tell_apart_are_equal() -> None:
+    """`grocery_vit`, ten epochs: the fifth had one picture of 296 more than the tenth, and a KL a sixth higher."""
+    best = Best("val/acc1", "max", {}, lambda *_: None)
+    epochs = [(0.794, 0.834), (0.824, 0.872), (0.814, 0.892), (0.834, 0.905), (0.824, 0.895), (0.831, 0.912)]
+    assert [keeps(best, {"acc1": a, "agreement": g}, 296) for a, g in epochs] == [1, 1, 1, 1, 0, 1]
+    assert not keeps(best, {"acc1": 0.812, "agreement": 0.95}, 296), "more than an error (2.2 points) below the highest"
+    assert keeps(best, {"acc1": 0.86, "agreement": 0.8}, 296), "what was kept is that far below it now"
+    exact = Best("val/acc1", "max", {}, lambda *_: None)
+    assert [keeps(exact, {"acc1": a, "agreement": g}, 0) for a, g in epochs] == [1, 1, 0, 1, 0, 0], "an unknown number"
+    alone = Best("val/acc1", "max", {}, lambda *_: None)
+    assert [keeps(alone, {"acc1": a}, 296) for a, _ in epochs] == [1, 1, 0, 1, 0, 0], "no teacher to agree with"
+    other = Best("val/miou", "max", {}, lambda *_: None)
+    assert [keeps(other, {"miou": a, "agreement": g}, 296) for a, g in epochs] == [1, 1, 0, 1, 0, 0], "no such error"
 
 
 @pytest.mark.parametrize("names", [[""], ["one", "two"]])
