@@ -59,7 +59,7 @@ def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], los
         name = plain(key)
         meant = meant_by(name, value, losses)
         if meant:
-            raise UserError(f"{name}: got '{value}'; did you mean '{meant}'?")
+            raise UserError(f"{name}: got '{'null' if value is None else value}'; did you mean '{meant}'?")
         if problem := _unknown_class(name, value) or _unknown_to_timm(name, value):
             raise UserError(f"{name.removesuffix('.class_path')}: {problem}")
         kind = _kind(name, known)
@@ -115,7 +115,7 @@ def _shown(value: object) -> str:
 def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
     """The setting that other programs' users mean by a value; or an empty text."""
     if not isinstance(value, str) or value.endswith(SETTINGS):
-        return ""
+        return f"{key}.weight=0" if value is None and re.fullmatch(r"model\.distill_losses\.\w+", key) else ""
     if key == "optim":
         return f"optim.name={next(iter(nearest(value, timm_names('optim'))), value.lower())}"
     if key in ("data", "monitor"):

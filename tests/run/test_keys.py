@@ -242,6 +242,7 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
     [
         ("monitor=val/acc1", "monitor: got 'val/acc1'; did you mean 'checkpoint.monitor=val/acc1'?"),
         ("model.distill_losses=DKDLoss", "did you mean 'model.distill_losses.kd=DKDLoss'?"),
+        ("model.distill_losses.kd=null", "got 'null'; did you mean 'model.distill_losses.kd.weight=0'?"),
         ("trainer.logger=wandb", "did you mean 'trainer.logger=WandbLogger'?"),
         ("class_weights=balanced", "did you mean 'model.task.class_weights=auto'?"),
         ("model.task.class_weights=balanced", "did you mean 'model.task.class_weights=auto'?"),
