@@ -14,8 +14,8 @@ from kd.storage.checkpoints import write_text
 class Best(Callback):
     """Keeps the weights of the best validation so far.
 
-    Accuracies within one standard error of the highest count as equal: of these, the one that agrees most with the
-    teacher is kept. One of 296 pictures decides nothing, and agreement rises to the end of a run where accuracy varies.
+    Accuracies within one standard error of the highest count as equal: of these, the one whose answers diverge least
+    from the teacher's is kept. One of 296 pictures decides nothing; the mean KL divergence varies far less.
     A single student's weights go to ``best.ckpt``. ``save`` writes those of several to ``students/<name>``, beside a
     ``config.yaml`` (from ``configs``) that repeats that student's run alone. Must precede the callbacks that read it.
     """
@@ -26,6 +26,7 @@ class Best(Callback):
         self.newest: dict[str, dict[str, float]] = {}
         self.best: dict[str, dict[str, float]] = {}
         self.top: dict[str, float] = {}  # the highest value so far, which the best may miss by its error
+        self.divergence: dict[str, dict[str, float]] = {}  # the newest ``kl``, where the teacher's answers are kept
         self.improved: set[str] = set()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -41,7 +42,8 @@ class Best(Callback):
         for name, student in run.students.named().items():
             prefix = f"{name}/val/" if name else "val/"
             found = {k: v for k, v in trainer.callback_metrics.items() if k.startswith(prefix)}
-            now = self.newest[name] = {k.removeprefix(prefix): float(v) for k, v in found.items()}
+            kl = self.divergence.get(name, {})
+            now = self.newest[name] = {k.removeprefix(prefix): float(v) for k, v in found.items()} | kl
             if self.metric in now and trainer.strategy.reduce_boolean_decision(self._is_better(name, student.data.val)):
                 self.best[name] = {**now, "epoch": trainer.current_epoch + 1, "step": trainer.global_step}
                 self.improved.add(name)
@@ -52,7 +54,9 @@ class Best(Callback):
 
     def _is_better(self, name: str, pictures: int) -> bool:
         now, best = self.newest[name], self.best.get(name)
-        new, old = ((self.sign * v[self.metric], v.get("agreement", 0.0)) for v in (now, best or now))
+        pair = now, best or now
+        kl = all(math.isfinite(v.get("kl", math.nan)) for v in pair)
+        new, old = ((self.sign * v[self.metric], -v["kl"] if kl else v.get("agreement", 0.0)) for v in pair)
         if math.isnan(new[0]):
             return False
         top = self.top[name] = max(new[0], self.top.get(name, old[0]))

@@ -65,14 +65,17 @@ class FidelityRecord(Callback):
         taught = self.preflight.kept.get(index) if self.preflight.kept else None
         found.update(logits, None if taught is None else taught.to(logits.device), target, index)
 
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._add(wait=True)
+        found = {n: _merged(of_all_processes(self._found.get(n))) for n in RunContext.of(trainer).students.named()}
+        self._found = found
+        compared = {name: x for name, x in found.items() if isinstance(x, Fidelity) and x.compared}
+        self.best.divergence = {name: {"kl": x.divergence / x.compared} for name, x in compared.items()}
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = RunContext.of(trainer)
-        if trainer.sanity_checking:
-            return
-        self._add(wait=True)
-        for name in run.students.named():
-            whole = _merged(of_all_processes(self._found.get(name)))
-            if whole is not None and name in self.best.improved and trainer.is_global_zero:
+        for name in self.best.improved if trainer.is_global_zero else ():
+            if (whole := self._found[name]) is not None:
                 write(run.student_folder(name), whole, run.data, "val", run.students.data_info.classes)
 
 

@@ -305,7 +305,6 @@ def bookkeeping_bound(facts: Facts, at: float = 0.15) -> Limit | None:
 
 
 def readable_bytes(size: float) -> str:
-    """``1234567`` -> ``1.2 MB``."""
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -21,7 +21,6 @@ def part(phases: Mapping[str, float], name: str) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-    """``nan`` of nothing."""
     return sum(values) / len(values) if values else math.nan
 
 

@@ -198,8 +198,6 @@ def dtype_for(precision: str) -> torch.dtype:
 
 
 class _Called(nn.Module):
-    """A function in a module's place."""
-
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()
         self.forward = function

@@ -61,7 +61,6 @@ def _asking(teacher: RunTeacher, wanted: Wanted, filling: bool = False) -> dict[
 
 
 def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout, pixels: bool) -> None:
-    """All kinds before the first is made."""
     count = layout.samples * teacher.spec.cache_views
     own = [] if any(kind.url for kind in kinds) else kinds
     found = {kind.folder: (kind.parts, kind.codec.record_bytes * count) for kind in own}

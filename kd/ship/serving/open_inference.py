@@ -115,7 +115,6 @@ def _pictures(tensor: dict[str, Any], raw: memoryview, most: int) -> list[bytes 
 
 
 def _pixels_of_json(data: list[Any], depth: int) -> bytes:
-    """Flat or nested, row by row."""
     try:
         for _ in range(depth - 1):
             if data and isinstance(data[0], list):
@@ -145,7 +144,6 @@ def _split(raw: memoryview, count: int) -> list[bytes | np.ndarray]:
 
 
 def _wanted(outputs: list[Any], known: list[str], binary: bool) -> dict[str, bool]:
-    """All tensors where none is named."""
     found = {}
     for output in outputs:
         name = output.get("name") if isinstance(output, dict) else None
