@@ -49,7 +49,7 @@ def test_a_run_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert train_main(taught) == 0
     assert "reaches map" in capsys.readouterr().out
     folder = run_folders(recipe)[-1]
-    assert set(json.loads((folder / "summary.json").read_text())["student"]["val"]) == {"map", "f1", "agreement"}
+    assert set(json.loads((folder / "summary.json").read_text())["student"]["val"]) == {"map", "f1", "agreement", "kl"}
     assert '"best val map, ' in (folder / "report.html").read_text()
     assert eval_main([str(folder)]) == 0
     around = '{"class_path": "StandardizedLoss", "init_args": {"loss": {"class_path": "BinaryKDLoss"}}}'
