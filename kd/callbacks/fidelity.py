@@ -69,8 +69,8 @@ class FidelityRecord(Callback):
         self._add(wait=True)
         found = {n: _merged(of_all_processes(self._found.get(n))) for n in RunContext.of(trainer).students.named()}
         self._found = found
-        compared = {name: x for name, x in found.items() if isinstance(x, Fidelity) and x.compared}
-        self.best.divergence = {name: {"kl": x.divergence / x.compared} for name, x in compared.items()}
+        known = {n: x for n, x in found.items() if isinstance(x, Fidelity) and x.compared and np.isfinite(x.divergence)}
+        self.best.divergence = {name: {"kl": x.divergence / x.compared} for name, x in known.items()}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = RunContext.of(trainer)

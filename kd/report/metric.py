@@ -15,8 +15,8 @@ def less_is_better(metric: str) -> bool:
 
 
 def in_units(metric: str) -> bool:
-    """Whether it is an error in the units of its target."""
-    return _kind(metric) in ("mae", "rmse")
+    """Whether it is an error in the units of its target, or a divergence in nats."""
+    return _kind(metric) in ("mae", "rmse", "kl")
 
 
 def is_share(metric: str) -> bool:

@@ -139,7 +139,7 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         best = student["best_val"]
         rows += [(f"{name}, last epoch", student, student["val"])]
         rows += [(f"{name}, best epoch ({best['epoch']})", student, best)] if best else []
-    columns = ["", "model", "parameters", *(f"val {name}" if name != "agreement" else name for name in shown)]
+    columns = ["", "model", "parameters", *(name if name in ("agreement", "kl") else f"val {name}" for name in shown)]
     cells = [[name, m["arch"], f"{m['params'] / 1e6:.2f} M", *_figures(val, shown)] for name, m, val in rows]
     title = f"{summary['recipe']}: {summary['epochs']} epochs in {duration(summary['wall_s'])}"
     print_table(title, columns, cells, left=("", "model"))

@@ -16,6 +16,7 @@ from kd.callbacks.best import Best
 from kd.cli import train_main
 from kd.fleet.tuning.plan import Objective
 from kd.report.facts import Facts
+from kd.report.metric import format_metric, is_share, less_is_better
 from kd.report.records import read_run
 from tests._helpers import TINY
 
@@ -68,12 +69,13 @@ def test_accuracies_that_a_validation_cannot_tell_apart_are_equal() -> None:
 def test_of_equal_accuracies_the_least_divergence_decides() -> None:
     """`grocery_vit`, thirty epochs, seed 1: the twelfth agreed on three pictures of 296 more than the thirtieth."""
     best = Best("val/acc1", "max", {}, lambda *_: None)
-    epochs = [(0.858, 0.902, math.nan), (0.845, 0.926, 0.0864), (0.841, 0.916, 0.0678), (0.842, 0.93, math.nan)]
-    values = [{"acc1": acc1, "agreement": agreement, "kl": kl} for acc1, agreement, kl in epochs]
+    epochs = [(0.858, 0.902, None), (0.845, 0.926, 0.0864), (0.841, 0.916, 0.0678), (0.842, 0.93, None)]
+    values = [{"acc1": a, "agreement": g} | ({"kl": kl} if kl else {}) for a, g, kl in epochs]
     assert [keeps(best, each, 296) for each in values] == [1, 1, 1, 1], "without both numbers agreement decides"
     best = Best("val/acc1", "max", {}, lambda *_: None)
     assert [keeps(best, each, 296) for each in reversed(values[1:3])] == [1, 0]
     assert not keeps(best, {"acc1": 0.8, "agreement": 1.0, "kl": 0.01}, 296), "more than an error below the highest"
+    assert (format_metric("kl", 0.0678), less_is_better("val/kl"), is_share("kl")) == ("0.0678", True, False)
 
 
 @pytest.mark.parametrize("names", [[""], ["one", "two"]])
