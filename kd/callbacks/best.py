@@ -26,7 +26,6 @@ class Best(Callback):
         self.newest: dict[str, dict[str, float]] = {}
         self.best: dict[str, dict[str, float]] = {}
         self.top: dict[str, float] = {}  # the highest value so far, which the best may miss by its error
-        self.divergence: dict[str, dict[str, float]] = {}  # the newest ``kl``, where the teacher's answers are kept
         self.improved: set[str] = set()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -38,12 +37,10 @@ class Best(Callback):
         self.improved = set()
         if trainer.sanity_checking:
             return
-        run = RunContext.of(trainer)
+        run, found = RunContext.of(trainer), trainer.callback_metrics
         for name, student in run.students.named().items():
-            prefix = f"{name}/val/" if name else "val/"
-            found = {k: v for k, v in trainer.callback_metrics.items() if k.startswith(prefix)}
-            kl = self.divergence.get(name, {})
-            now = self.newest[name] = {k.removeprefix(prefix): float(v) for k, v in found.items()} | kl
+            place = f"{name}/val/" if name else "val/"
+            now = self.newest[name] = {k.removeprefix(place): float(v) for k, v in found.items() if k.startswith(place)}
             if self.metric in now and trainer.strategy.reduce_boolean_decision(self._is_better(name, student.data.val)):
                 self.best[name] = {**now, "epoch": trainer.current_epoch + 1, "step": trainer.global_step}
                 self.improved.add(name)
@@ -53,8 +50,7 @@ class Best(Callback):
             trainer.save_checkpoint(run.best_checkpoint, weights_only=True)
 
     def _is_better(self, name: str, pictures: int) -> bool:
-        now, best = self.newest[name], self.best.get(name)
-        pair = now, best or now
+        pair = self.newest[name], self.best.get(name) or self.newest[name]
         kl = all("kl" in v for v in pair)
         new, old = ((self.sign * v[self.metric], -v["kl"] if kl else v.get("agreement", 0.0)) for v in pair)
         if math.isnan(new[0]):
@@ -62,4 +58,4 @@ class Best(Callback):
         top = self.top[name] = max(new[0], self.top.get(name, old[0]))
         error = math.sqrt(top * (1 - top) / pictures) if self.metric == "acc1" and pictures else 0.0
         close = min(new[0], old[0]) >= top - error
-        return best is None or (new[::-1] > old[::-1] if close else new > old)
+        return name not in self.best or (new[::-1] > old[::-1] if close else new > old)

@@ -67,10 +67,10 @@ class FidelityRecord(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._add(wait=True)
-        found = {n: _merged(of_all_processes(self._found.get(n))) for n in RunContext.of(trainer).students.named()}
-        self._found = found
-        known = {n: x for n, x in found.items() if isinstance(x, Fidelity) and x.compared and np.isfinite(x.divergence)}
-        self.best.divergence = {name: {"kl": x.divergence / x.compared} for name, x in known.items()}
+        for name in RunContext.of(trainer).students.named():
+            found = self._found[name] = _merged(of_all_processes(self._found.get(name)))
+            if isinstance(found, Fidelity) and np.isfinite(found.kl):
+                pl_module.log(f"{name}/val/kl" if name else "val/kl", found.kl)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         run = RunContext.of(trainer)

@@ -176,7 +176,7 @@ def _learning(run: Run, student: str, rules: Rules) -> Found:
     pictures = next((header.get("val", 0) for header in run.headers.values()), 0)
     return [
         rules["Overfit"](values(f"{place}train/loss"), scores, metric=metric),
-        rules["Overtraining"](scores, metric=metric),
+        rules["Overtraining"](scores, values(f"{place}val/kl"), metric=metric),
         rules["FeaturesCollapse"](values(f"{place}val/rankme"), pictures),
         rules["StudentIgnoresTeacher"](agreement, {name: values(name) for name in names}),
         rules["StudentUnderTrained"](scores, agreement, start=start, metric=metric)

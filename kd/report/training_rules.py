@@ -100,15 +100,15 @@ def loss_term_dominates(shares: Mapping[str, float], share: float = 0.95) -> Fin
 
 
 def overtraining(
-    val: Sequence[float], patience: int = 10, delta: float = 0.001, metric: str = "val/acc1"
+    val: Sequence[float], kl: Sequence[float] = (), patience: int = 10, delta: float = 0.001, metric: str = "val/acc1"
 ) -> Finding | None:
-    """The validation metric has not improved by ``delta`` for ``patience`` epochs."""
-    if len(val) <= patience:
+    """For ``patience`` epochs the validation metric has not risen by ``delta``, nor the divergence fallen by it."""
+    early, late = slice(None, -int(patience)), slice(-int(patience), None)
+    known = [values for values in (val, [-x for x in kl]) if len(values) > patience]
+    if len(val) <= patience or any(max(values[late]) >= max(values[early]) + delta for values in known):
         return None
-    before, since = max(val[: -int(patience)]), max(val[-int(patience) :])
-    if since >= before + delta:
-        return None
-    text = f"{metric} has been no better than {format_metric(metric, before)} for {patience:g} epochs"
+    text = f"{metric} has been no better than {format_metric(metric, max(val[early]))} for {patience:g} epochs"
+    text += f", val/kl no lower than {min(kl[early]):.3f}" if len(kl) > patience else ""
     return Finding("Overtraining", text, "stop here: the best epoch is exported; or a lower optim.lr")
 
 

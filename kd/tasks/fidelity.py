@@ -1,6 +1,7 @@
 """How faithful a student is to its teacher, from the logits of both on the same pictures."""
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,8 +11,7 @@ import torch
 from torch import Tensor
 
 BINS = 15
-KEPT = 12
-"""Pictures kept of each kind of mistake."""
+KEPT = 12  # pictures of each kind of mistake
 TOP = 3
 MODELS = ("student", "teacher")
 OUTCOMES = ("both_right", "only_teacher", "only_student", "both_wrong")
@@ -142,19 +142,23 @@ class Fidelity:
             for score, place, entry in kept:
                 self._push(kind, score, -place, entry)
 
+    @property
+    def kl(self) -> float:
+        """Mean KL(teacher || student) at T = 1, in nats; NaN where nothing was compared."""
+        return self.divergence / self.compared if self.compared else math.nan
+
     def result(self, classes: Sequence[str]) -> dict[str, Any]:
         """The numbers as plain values.
 
-        ``kind``, ``pictures``; with a teacher ``agreement`` in 0..1, ``kl`` in nats (mean KL(teacher || student) at T =
-        1) and ``outcomes`` in 0..1; by model ``ece`` and ``reliability`` (mean confidence, share right, count of each
-        of 15 bins); ``score`` and ``per_class``: ``accuracy``, ``iou`` (and the student's ``recall``) or ``f1``; the
-        student's ``confusions``, largest first.
+        ``kind``, ``pictures``; with a teacher ``agreement`` and ``outcomes`` in 0..1, :attr:`kl`; by model ``ece`` and
+        ``reliability`` (mean confidence, share right, count of each of 15 bins); ``score`` and ``per_class``:
+        ``accuracy``, ``iou`` (and the student's ``recall``) or ``f1``; the student's ``confusions``, largest first.
         """
         found: dict[str, Any] = {"kind": self.kind, "pictures": self.pictures, "score": SCORES[self.kind]}
         if self.compared:
             total = max(1, int(self.outcomes.sum()))
             found["agreement"] = self.agreed / self.compared
-            found["kl"] = self.divergence / self.compared
+            found["kl"] = self.kl
             found["outcomes"] = {k: v / total for k, v in zip(OUTCOMES, self.outcomes.tolist(), strict=True)}
         found["ece"] = {name: ece(sums) for name, sums in self.bins.items()}
         found["reliability"] = {name: _curve(sums) for name, sums in self.bins.items()}

@@ -108,7 +108,7 @@ def test_tensorboard_gets_metrics_and_settings(recipe: Path) -> None:
     board = recipe.parent / "runs" / "tiny" / "000" / "tensorboard"
     found = reading.EventAccumulator(str(board)).Reload()
     assert [event.step for event in found.Scalars("train/kd_loss")] == list(range(6))
-    assert {"val/acc1", "val/agreement", "train/lr"} <= {*found.Tags()["scalars"]}
+    assert {"val/acc1", "val/agreement", "val/kl", "train/lr"} <= {*found.Tags()["scalars"]}
     assert yaml.safe_load((board / "hparams.yaml").read_text())["optim.lr"] == 0.002
 
 
@@ -129,7 +129,7 @@ def test_wandb_offline_gets_metrics_settings_and_a_name(recipe: Path, monkeypatc
     logged = {item.key or "/".join(item.nested_key) for record in records for item in record.history.item}
     assert (run.project, run.display_name) == ("tiny", "tiny-000")
     assert settings["optim.lr"] == 0.002
-    assert {"train/kd_loss", "val/acc1", "val/agreement"} <= logged
+    assert {"train/kd_loss", "val/acc1", "val/agreement", "val/kl"} <= logged
 
 
 def leveldb_records(content: bytes) -> Iterator[bytes]:

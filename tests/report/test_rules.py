@@ -78,6 +78,8 @@ CASES: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("CheckInputImages", ([PICTURES | {"bytes": False}],),
      ([PICTURES | {"bytes": False, "low": -2.1, "high": 2.6}],)),
     ("Overtraining", ([0.5, 0.8] + [0.79] * 10,), ([0.5, 0.8] + [0.79] * 9 + [0.81],)),
+    ("Overtraining", ([0.5, 0.8] + [0.79] * 10, [0.3, 0.1] + [0.1] * 10),
+     ([0.5, 0.8] + [0.79] * 10, [0.3, 0.1] + [0.1 - 0.002 * n for n in range(10)])),  # it still learns
     ("StalledTraining", (1900.0,), (100.0,)),
     ("SimilarAcrossRuns",
      ({n: 2 - n / 9 for n in range(9)}, {"a/000": {n: 2 - n / 9 for n in range(6)}}),
