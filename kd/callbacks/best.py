@@ -29,18 +29,18 @@ class Best(Callback):
         self.improved: set[str] = set()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero:
-            for name, config in self.configs.items():
-                write_text(RunContext.of(trainer).student_folder(name) / "config.yaml", config)
+        for name, config in self.configs.items() if trainer.is_global_zero else ():
+            write_text(RunContext.of(trainer).student_folder(name) / "config.yaml", config)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.improved = set()
         if trainer.sanity_checking:
             return
-        run, found = RunContext.of(trainer), trainer.callback_metrics
+        run = RunContext.of(trainer)
+        found = sorted(trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl"))  # after the task's
         for name, student in run.students.named().items():
             place = f"{name}/val/" if name else "val/"
-            now = self.newest[name] = {k.removeprefix(place): float(v) for k, v in found.items() if k.startswith(place)}
+            now = self.newest[name] = {k.removeprefix(place): float(v) for k, v in found if k.startswith(place)}
             if self.metric in now and trainer.strategy.reduce_boolean_decision(self._is_better(name, student.data.val)):
                 self.best[name] = {**now, "epoch": trainer.current_epoch + 1, "step": trainer.global_step}
                 self.improved.add(name)

@@ -61,7 +61,7 @@ class Progress(Closing):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._bar is None or trainer.sanity_checking:
             return
-        metrics = trainer.callback_metrics
+        metrics = dict(sorted(trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl")))
         values = [f"{k} {v:.3f}" for k, v in metrics.items() if "val/" in k and "/iou_" not in k]
         loss = f"train/loss {metrics['train/loss']:.3f}  " if "train/loss" in metrics else ""
         self._bar.write(f"epoch {trainer.current_epoch + 1:>3}  {loss}{'  '.join(values)}", file=sys.stderr)
