@@ -136,7 +136,7 @@ def test_photos_fine_tunes_a_backbone_and_distils_it(
         "recipe=photos", f"data.source.root={pictures / 'train'}", "data.val_fraction=0.25", "seed=3",
         "data.img_size=32", "data.num_workers=0", "data.batch_size=8", f"model.teacher.arch={ARCH}",
         "model.teacher.img_size=32", f"model.teacher.kwargs={json.dumps(TINY)}", "model.student.img_size=32",
-        f"model.student.kwargs={json.dumps({**TINY, 'depth': 1})}", "trainer.max_epochs=1", "preflight=warn",
+        f"model.student.kwargs={json.dumps({**TINY, 'embed_dim': 16})}", "trainer.max_epochs=1", "preflight=warn",
         "trainer.accelerator=cpu", f"runs_dir={tmp_path / 'runs'}",
     ]  # fmt: skip
     assert train_main([*items, f"model.teacher.backbone={tmp_path / 'backbone.safetensors'}"]) == 0
