@@ -88,8 +88,8 @@ def temperature(entropy: Sequence[float], high: float = 0.98, low: float = 0.02)
     return None
 
 
-def loss_term_dominates(shares: Mapping[str, float], share: float = 0.95) -> Finding | None:
-    """One of several weighted loss terms is more than ``share`` of the total."""
+def loss_term_dominates(shares: Mapping[str, float], share: float = 0.98) -> Finding | None:
+    """One of several weighted loss terms is more than ``share`` of the total; features may well be 96 % of it."""
     if len(shares) < 2 or not sum(shares.values()) > 0:
         return None
     name = max(shares, key=lambda n: shares[n])
