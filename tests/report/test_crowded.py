@@ -90,6 +90,15 @@ def test_many_processes_that_get_their_cores_limit_nothing() -> None:
     assert "PhaseVariation" in {f.rule for f in Explained(crowded(16, SIX, util=95, autograd=0.02, hot=0)).findings}
 
 
+def test_a_teacher_whose_cache_answers_half_of_the_steps_does_not_swing() -> None:
+    run = crowded(1, [(0.0006, 2.0, 0.5)] * 6, util=95, autograd=0.01, hot=0)
+    for step in run.steps[0][::2]:
+        step["p"]["teacher"] /= 20  # health computes a few of its answers
+    assert "PhaseVariation" in {f.rule for f in Explained(run).findings}
+    run.headers[0]["cached"] = True
+    assert "PhaseVariation" not in {f.rule for f in Explained(run).findings}
+
+
 def test_the_last_worker_is_advised_away_too() -> None:
     run = crowded(1, autograd=0.6, cool=5)
     for header in run.headers.values():
