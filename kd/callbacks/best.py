@@ -51,7 +51,7 @@ class Best(Callback):
 
     def _is_better(self, name: str, pictures: int) -> bool:
         pair = self.newest[name], self.best.get(name) or self.newest[name]
-        kl = all("kl" in v for v in pair)
+        kl = all(math.isfinite(v.get("kl", math.nan)) for v in pair)
         new, old = ((self.sign * v[self.metric], -v["kl"] if kl else v.get("agreement", 0.0)) for v in pair)
         if math.isnan(new[0]):
             return False

@@ -69,7 +69,7 @@ class FidelityRecord(Callback):
         self._add(wait=True)
         for name in RunContext.of(trainer).students.named():
             found = self._found[name] = _merged(of_all_processes(self._found.get(name)))
-            if isinstance(found, Fidelity) and np.isfinite(found.kl):
+            if isinstance(found, Fidelity) and found.compared:  # NaN too: Lightning keeps the last value logged
                 pl_module.log(f"{name}/val/kl" if name else "val/kl", found.kl)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

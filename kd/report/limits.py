@@ -226,8 +226,8 @@ class Swing(NamedTuple):
 
 
 def swing(facts: Facts) -> Swing | None:
-    """The computing phase that swings most: p95 over p50, or p50 over p5, is at least :data:`SWINGS`."""
-    found = [Swing(name, *percentiles) for name, percentiles in facts.swings.items()]
+    """The phase that swings most: p95 over p50, or p50 over p5, is at least :data:`SWINGS`; no cached teacher's."""
+    found = [Swing(name, *times) for name, times in facts.swings.items() if name != "teacher" or not facts.cached]
     most = max(found, key=lambda s: s.high - s.low, default=None)
     swings = most and max(most.high / max(most.middle, 1e-6), most.middle / max(most.low, 1e-6)) >= SWINGS
     return most if swings else None

@@ -87,9 +87,9 @@ class StepFacts:
 
     @cached_property
     def swings(self) -> dict[str, tuple[float, float, float]]:
-        """p5, p50 and p95 (ms) of the computing phases that take a quarter of the step or more; no cached teacher's."""
-        computing = ("student", "loss", "backward", "optimizer", *(() if self.header.get("cached") else ("teacher",)))
-        values = {n: [s["p"].get(n, 0.0) for s in self.usual_steps] for n in computing if part(self.phases, n) >= 0.25}
+        """p5, p50 and p95 (ms) of the computing phases that take a quarter of the step or more."""
+        large = [n for n in ("teacher", "student", "loss", "backward", "optimizer") if part(self.phases, n) >= 0.25]
+        values = {name: [s["p"].get(name, 0.0) for s in self.usual_steps] for name in large}
         return {n: (percentile(v, 5), percentile(v, 50), percentile(v, 95)) for n, v in values.items() if len(v) >= 20}
 
     # -- processes, cores and GPUs -------------------------------------------------------------------------------------

@@ -75,6 +75,7 @@ def test_of_equal_accuracies_the_least_divergence_decides() -> None:
     best = Best("val/acc1", "max", {}, lambda *_: None)
     assert [keeps(best, each, 296) for each in reversed(values[1:3])] == [1, 0]
     assert not keeps(best, {"acc1": 0.8, "agreement": 1.0, "kl": 0.01}, 296), "more than an error below the highest"
+    assert keeps(best, {"acc1": 0.842, "agreement": 0.93, "kl": math.nan}, 296), "agreement decides again"
     assert (format_metric("kl", 0.0678), less_is_better("val/kl"), is_share("kl")) == ("0.0678", True, False)
 
 
