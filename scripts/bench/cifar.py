@@ -92,8 +92,8 @@ def recipe(data: Path, depth: int) -> dict:
         },
         "model": {"student": {"builder": {"class_path": "cifar.CifarResNet", "init_args": {"depth": depth}}}},
         "optim": {
-            "name": "sgd", "lr": 0.05, "weight_decay": 5e-4, "decay_norm_and_bias": True, "warmup_epochs": 0,
-            "schedule": "steps", "milestones": list(MILESTONES), "kwargs": {"momentum": 0.9},
+            "name": "momentum", "lr": 0.05, "weight_decay": 5e-4, "decay_norm_and_bias": True, "warmup_epochs": 0,
+            "schedule": "steps", "milestones": list(MILESTONES),
         },
         "trainer": {"precision": "32-true", "gradient_clip_val": None},
     }  # fmt: skip
