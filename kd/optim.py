@@ -153,7 +153,7 @@ def parameter_groups(
     return [{"params": found, "weight_decay": decay} for decay, found in sorted(merged.items()) if found]
 
 
-class Muon(muon.Muon):
+class FloatMuon(muon.Muon):
     """timm's Muon (Jordan et al., https://kellerjordan.github.io/posts/muon), whose iteration on a CPU is in float32.
 
     timm computes it in bfloat16, which takes 20 to 30 times as long on CPUs without instructions for it.
@@ -173,7 +173,7 @@ def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
     info = get_optimizer_info(spec.name)
     own = {"lr": spec.lr, **(info.defaults or {})}
     if kind is muon.Muon:
-        kind = Muon  # keeps its author's momentum of 0.95
+        kind = FloatMuon  # keeps its author's momentum of 0.95
     elif info.has_momentum:
         own["momentum"] = 0.9
     return kind, own | spec.kwargs
