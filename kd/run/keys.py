@@ -163,7 +163,8 @@ def subclasses(*bases: str) -> dict[str, str]:
 
 
 def _is_below(name: str, bases: tuple[str, ...]) -> bool:
-    return any(base in bases or _is_below(base, bases) for base in (_files()[name][1] if name in _files() else []))
+    above = [base for base in (_files()[name][1] if name in _files() else []) if base != name]  # another package's
+    return any(base in bases or _is_below(base, bases) for base in above)
 
 
 def of_recipe(content: dict[str, Any]) -> tuple[dict[str, Key], set[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.optim import create_optimizer_v2, list_optimizers, muon
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
@@ -240,10 +241,39 @@ def test_milestones_belong_to_steps(given: dict[str, Any], said: str) -> None:
         OptimSpec(**given)
 
 
-def test_other_optimizers_of_timm() -> None:
-    assert type(build_optimizer([tiny_vit()], OptimSpec("lamb"))).__name__ == "Lamb"
-    sgd = build_optimizer([tiny_vit()], OptimSpec("sgd", lr=0.1, kwargs={"momentum": 0.9}))
-    assert sgd.param_groups[0]["momentum"] == 0.9
+@pytest.mark.parametrize("name", [n for n in list_optimizers() if n != "adahessian"])
+def test_optimizers_are_those_of_timms_own_factory(name: str) -> None:
+    try:
+        theirs = create_optimizer_v2(nn.Linear(8, 8), opt=name, lr=0.1, weight_decay=0.1)
+    except AssertionError as error:  # packages that are not installed
+        pytest.skip(str(error))
+    ours = build_optimizer([nn.Linear(8, 8)], OptimSpec(name, lr=0.1, weight_decay=0.1))
+    assert isinstance(ours, type(theirs))
+    own = {"params", "weight_decay", "fused"} | ({"momentum"} if "muon" in name else set())  # Muon keeps 0.95
+    settings = [{k: v for k, v in o.param_groups[0].items() if k not in own} for o in (ours, theirs)]
+    assert settings[0] == settings[1]
+
+
+def test_muon_iterates_in_float32_on_a_cpu() -> None:
+    torch.manual_seed(0)
+    model, grads = nn.Linear(24, 48, bias=False), torch.randn(3, 48, 24)
+    expected, momentum = model.weight.detach().double(), torch.zeros(48, 24, dtype=torch.float64)
+    optimizer = build_optimizer([model], OptimSpec("muon", lr=0.1, weight_decay=0.0))
+    for grad in grads:
+        model.weight.grad = grad
+        optimizer.step()
+        momentum.lerp_(grad.double(), 0.05)
+        x = momentum.T / momentum.norm()
+        for a, b, c in muon._COEFFICIENTS["quintic"]:
+            square = x @ x.T
+            x = a * x + (b * square + c * square @ square) @ x
+        expected -= 0.1 * 0.2 * 48**0.5 * x.T
+    assert (model.weight.detach() - expected).abs().max() < 1e-5  # in bfloat16: 8e-4
+
+
+def test_settings_of_other_optimizers() -> None:
+    sgd = build_optimizer([tiny_vit()], OptimSpec("sgd", lr=0.1, kwargs={"momentum": 0.8}))
+    assert sgd.param_groups[0]["momentum"] == 0.8
     with pytest.raises(UserError, match="optim.kwargs: adamw"):
         build_optimizer([tiny_vit()], OptimSpec(kwargs={"momentun": 0.9}))
 
