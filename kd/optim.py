@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers, muon, param_groups_weight_decay
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -188,7 +188,9 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
         return kind(groups, **kwargs)
     if not torch.distributed.is_initialized():
         raise UserError("optim.zero: needs several processes, for example config=ddp_2cpu")
-    return ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=True, **kwargs)
+    # in its buckets weights lose their memory order, and DDP would then read their gradients in the wrong one
+    views = all(p.is_contiguous() for group in groups for p in group["params"])
+    return ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=views, **kwargs)
 
 
 class Together(Optimizer):
@@ -233,6 +235,16 @@ def settle_resumed(
     for group, own, lr in zip(optimizer.param_groups, settings, schedule._last_lr, strict=True):
         group.update({key: own[key] for key in keys if key in own})
         group.update(lr=lr, initial_lr=own["initial_lr"])
+    for one in each_of(optimizer):
+        _order_state_as_weights(getattr(one, "optim", one))
+
+
+def _order_state_as_weights(optimizer: Optimizer) -> None:
+    """Gives state of another run the memory order of this run's weights: fused steps read both as one order."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_steps: int) -> int:

@@ -25,6 +25,8 @@ def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 def shard(model: nn.Module, mesh: DeviceMesh, *, frozen: bool = False) -> None:
     """Shards a model in place over ``mesh``, block by block; ``frozen``: no backward pass follows."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous()  # weights in channels-last order can't be cut
     for block in repeated_blocks(model):
         fully_shard(block, mesh=mesh)
     own: dict[str, Any] = {"reshard_after_forward": True} if frozen else {}  # else torch decides

@@ -91,6 +91,12 @@ def test_a_static_graph(recipe: Path, plain: Path) -> None:
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_sharded_optimizer_learns_the_same_whatever_the_weights_memory_order(recipe: Path, name: str) -> None:
+    items = ["trainer.strategy=ddp", "model.student.channels_last=true", f"optim.name={name}"]
+    assert losses(train(recipe, *items, "config=zero")) == losses(train(recipe, *items))
+
+
 @pytest.mark.slow  # test_smddp.py: two processes shard the optimizer
 def test_the_summary_says_what_the_sharded_optimizer_saves(recipe: Path) -> None:
     wide = ["model.student.kwargs={patch_size: 8, embed_dim: 64, depth: 4, num_heads: 2}"]

@@ -10,8 +10,10 @@ from safetensors.torch import load_file
 import kd.strategies.fsdp  # noqa: F401 (torch.distributed.checkpoint and the rest, once and not in every fork)
 from tests._forks import start_ranks, status_of
 from tests._helpers import write_recipe
-from tests._ranks import HINT, losses, said, train
+from tests._ranks import HINT as OF_FEATURES
+from tests._ranks import losses, said, train
 
+HINT = [*OF_FEATURES, "model.student.channels_last=true"]
 SHARDED, PLAIN = "config=fsdp", "trainer.strategy=ddp"
 
 
