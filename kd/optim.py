@@ -160,7 +160,8 @@ class FloatMuon(muon.Muon):
     """
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        if self.param_groups[0]["params"][0].device.type != "cpu":
+        parameters = (p for group in self.param_groups for p in group["params"])  # none on a rank that has no share
+        if any(p.device.type != "cpu" for p in parameters):
             return super().step(closure)
         in_float32 = partial(muon.zeropower_via_newtonschulz, dtype=torch.float32)
         with patch.object(muon, "zeropower_via_newtonschulz", in_float32):

@@ -99,7 +99,8 @@ class DeepSpeed(DDPStrategy):
 
     def _check(self, trainer: Trainer, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, (AdamW, Adam, SGD)):
-            raise UserError(f"optim.name: must be adamw, adam or sgd with DeepSpeed, got {type(optimizer).__name__}")
+            allowed = "must be adamw, adam or sgd with DeepSpeed (each has its own optim.lr)"
+            raise UserError(f"optim.name: {allowed}, got {type(optimizer).__name__}")
         if trainer.precision not in PRECISIONS:
             known = " or ".join(PRECISIONS)
             raise UserError(f"trainer.precision: must be {known} with DeepSpeed, got '{trainer.precision}'")

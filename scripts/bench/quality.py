@@ -270,7 +270,8 @@ def train(asked: argparse.Namespace) -> None:
             with torch.autocast("cpu", torch.bfloat16, enabled=BFLOAT16), InFloat32():
                 logits = student.model(student.prepare(batch["image"])).float()
                 hints, each = features(batch)
-            loss = asked.kd * kd_loss(logits, batch["logits"], batch["target"]) + hints
+            left = min(1.0, (1 - step / total) / (1 - asked.fade)) if asked.fade < 1 else 1.0
+            loss = asked.kd * kd_loss(logits, batch["logits"], batch["target"]) + left * hints
             if asked.task:
                 loss = loss + asked.task * F.cross_entropy(logits, batch["target"])
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -329,7 +330,7 @@ def main() -> None:
         part.add_argument(f"--{name}", type=int, default=value)
     for name, number in (("lr", 5e-5), ("wd", 0.05), ("warmup", 1.0), ("kd", 0.9), ("task", 0.1), ("temperature", 2.0),
                          ("summary", 0.0), ("patches", 0.0), ("middle", 0.0), ("clip", 1.0), ("layer_decay", 1.0),
-                         ("drop_path", 0.0)):  # fmt: skip
+                         ("drop_path", 0.0), ("fade", 1.0)):  # fmt: skip
         part.add_argument(f"--{name}", type=float, default=number)
     part.add_argument("--views", nargs="*", default=[str(i) for i in range(6)])
     part.add_argument("--ema", nargs="*", type=float, default=[])
