@@ -25,12 +25,9 @@ class KDLoss(LogitLoss):
     exclusive = True
 
     def __init__(
-        self,
-        temperature: float = 4.0,
-        weight: float = 1.0,
-        teacher_temperature: float | None = None,
+        self, temperature: float = 4.0, weight: float = 1.0, teacher_temperature: float | None = None,
         final_temperature: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(weight, temperature)
         check_range("teacher_temperature", teacher_temperature, "> 0")
         check_range("final_temperature", final_temperature, "> 0")
@@ -91,13 +88,9 @@ class DKDLoss(LogitLoss):
     least_classes = 3
 
     def __init__(
-        self,
-        alpha: float = 1.0,
-        beta: float = 8.0,
-        temperature: float = 4.0,
-        warmup_epochs: int = 0,
+        self, alpha: float = 1.0, beta: float = 8.0, temperature: float = 4.0, warmup_epochs: int = 0,
         weight: float = 1.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(weight, temperature)
         for name, value in (("alpha", alpha), ("beta", beta), ("warmup_epochs", warmup_epochs)):
             check_range(name, value, ">= 0")

@@ -84,12 +84,9 @@ class SmoothL1Loss(FeatureRegression):
     """
 
     def __init__(
-        self,
-        beta: float = 1.0,
-        projection: Projection | None = None,
-        standardize: Standardization = "none",
+        self, beta: float = 1.0, projection: Projection | None = None, standardize: Standardization = "none",
         weight: float = 1.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(projection, standardize, weight)
         check_range("beta", beta, "> 0")
         self.beta = beta
@@ -115,12 +112,9 @@ class RADIOLoss(FeatureRegression):
     """
 
     def __init__(
-        self,
-        cosine_share: float = 0.9,
-        projection: Projection | None = None,
-        standardize: Standardization = "none",
+        self, cosine_share: float = 0.9, projection: Projection | None = None, standardize: Standardization = "none",
         weight: float = 1.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(projection, standardize, weight)
         check_range("cosine_share", cosine_share, ">= 0 and <= 1")
         self.cosine_share = cosine_share

@@ -101,13 +101,9 @@ class CRDLoss(KnownOnHost, FeatureLoss):
     scale: Tensor
 
     def __init__(
-        self,
-        embed_dim: int = 128,
-        negatives: int = 4096,
-        temperature: float = 0.07,
-        momentum: float = 0.5,
+        self, embed_dim: int = 128, negatives: int = 4096, temperature: float = 0.07, momentum: float = 0.5,
         weight: float = 1.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(weight)
         for name, value in (("embed_dim", embed_dim), ("negatives", negatives), ("temperature", temperature)):
             check_range(name, value, "> 0")
@@ -208,12 +204,9 @@ class PseudoClassLoss(KnownOnHost, _Projected):
     seen: Tensor
 
     def __init__(
-        self,
-        queue_size: int = 1024,
-        temperature: float = 0.07,
-        projection: Projection | None = None,
+        self, queue_size: int = 1024, temperature: float = 0.07, projection: Projection | None = None,
         weight: float = 1.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(projection, weight)
         for name, value in (("queue_size", queue_size), ("temperature", temperature)):
             check_range(name, value, "> 0")

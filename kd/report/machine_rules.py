@@ -54,13 +54,9 @@ def low_gpu_utilization(
 
 
 def batch_size(
-    cpu: Sequence[float],
-    gpu: Sequence[float],
-    gpu_memory: Sequence[float],
-    low: float = 70,
-    window: int = 500,
+    cpu: Sequence[float], gpu: Sequence[float], gpu_memory: Sequence[float], low: float = 70, window: int = 500,
     skip: int = 100,
-) -> Finding | None:
+) -> Finding | None:  # fmt: skip
     """p95 of CPU, GPU and GPU memory are all below ``low`` %: there is room for a larger batch."""
     recent = [values[skip:][-window:] for values in (cpu, gpu, gpu_memory)]
     if not all(recent):
@@ -139,14 +135,9 @@ def max_initialization_time(startup_s: float, limit_s: float = 20 * 60) -> Findi
 
 
 def dataloader(
-    data_share: float,
-    num_workers: int,
-    threads: int,
-    cores: int,
-    low: float = 0.1,
-    processes: int = 1,
+    data_share: float, num_workers: int, threads: int, cores: int, low: float = 0.1, processes: int = 1,
     others: float = 0.0,
-) -> Finding | None:
+) -> Finding | None:  # fmt: skip
     """More loader processes and threads than cores; or waits above ``low`` of the step with cores to spare."""
     taken = processes * (num_workers + threads)
     idle = round(cores - taken - others)

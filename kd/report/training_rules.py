@@ -53,12 +53,9 @@ def teacher_near_chance(acc1: float, chance: float, val: int, sigma: float = 3) 
 
 
 def student_ignores_teacher(
-    agreement: Sequence[float],
-    losses: Mapping[str, Sequence[float]],
-    flat: float = 0.01,
-    patience: int = 3,
+    agreement: Sequence[float], losses: Mapping[str, Sequence[float]], flat: float = 0.01, patience: int = 3,
     below: float = 0.8,
-) -> Finding | None:
+) -> Finding | None:  # fmt: skip
     """Over ``patience`` epochs agreement stays below ``below`` and within ``flat``, and no distillation loss falls."""
     known = {name: loss for name, loss in losses.items() if len(loss) > patience}
     if len(agreement) <= patience or not known:
@@ -113,15 +110,9 @@ def overtraining(
 
 
 def student_under_trained(
-    val: Sequence[float],
-    agreement: Sequence[float],
-    start: str = "",
-    metric: str = "val/acc1",
-    gain: float = 0.01,
-    part: float = 0.2,
-    below: float = 0.8,
-    least: int = 5,
-) -> Finding | None:
+    val: Sequence[float], agreement: Sequence[float], start: str = "", metric: str = "val/acc1", gain: float = 0.01,
+    part: float = 0.2, below: float = 0.8, least: int = 5,
+) -> Finding | None:  # fmt: skip
     """The metric rose by ``gain`` in the last ``part`` of the run, and agreement is below ``below``."""
     epochs = max(2, round(part * len(val)))
     if len(val) < max(least, epochs + 1) or not agreement or agreement[-1] >= below:

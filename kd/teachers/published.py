@@ -73,16 +73,9 @@ class PublishedStore:
     """Reads what :func:`publish` has written, like :class:`kd.teachers.answer_store.AnswerStore`."""
 
     def __init__(
-        self,
-        url: str,
-        fingerprint: dict[str, dict[str, Any]],
-        samples: int,
-        views: int,
-        record_bytes: int,
-        usable: Callable[[np.ndarray], np.ndarray],
-        key: str,
-        limit: int | None = None,
-    ) -> None:
+        self, url: str, fingerprint: dict[str, dict[str, Any]], samples: int, views: int, record_bytes: int,
+        usable: Callable[[np.ndarray], np.ndarray], key: str, limit: int | None = None,
+    ) -> None:  # fmt: skip
         self.folder, self.samples, self.views, self.record_bytes = url, samples, views, record_bytes
         text = _text(url, key)
         noted = compare(text, fingerprint, url, key)

@@ -41,17 +41,10 @@ class Manifest(Source):
     """
 
     def __init__(
-        self,
-        train: str,
-        val: str | None = None,
-        image_dir: str | None = None,
-        multi_label: bool = False,
-        cache_gb: float | None = None,
-        path_column: int | str = "path",
-        label_column: int | str = "label",
-        delimiter: str | None = None,
-        targets: list[str] | None = None,
-    ) -> None:
+        self, train: str, val: str | None = None, image_dir: str | None = None, multi_label: bool = False,
+        cache_gb: float | None = None, path_column: int | str = "path", label_column: int | str = "label",
+        delimiter: str | None = None, targets: list[str] | None = None,
+    ) -> None:  # fmt: skip
         delimiter = "\t" if delimiter in ("\\t", "tab") else delimiter
         if delimiter is not None and len(delimiter) != 1:
             raise ValueError(f"delimiter must be one character (or tab), got '{delimiter}'")

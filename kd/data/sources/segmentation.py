@@ -19,13 +19,9 @@ class MaskSplit(FileSplit):
     """Picture files, each with a mask of its size: one byte a pixel, the class id."""
 
     def __init__(
-        self,
-        paths: Sequence[PathLike],
-        masks: Sequence[PathLike],
-        classes: int,
-        ignore: int | None,
+        self, paths: Sequence[PathLike], masks: Sequence[PathLike], classes: int, ignore: int | None,
         place: Place = DISK,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(paths, [0] * len(paths), place=place)
         self.masks = [str(p) for p in masks]
         self.classes, self.ignore = classes, ignore
@@ -70,14 +66,9 @@ class SegmentationFolder(Source):
     kind = Masks()
 
     def __init__(
-        self,
-        root: str,
-        class_names: list[str],
-        ignore_index: int | None = None,
-        images: str = "images",
-        masks: str = "masks",
-        cache_gb: float | None = None,
-    ) -> None:
+        self, root: str, class_names: list[str], ignore_index: int | None = None, images: str = "images",
+        masks: str = "masks", cache_gb: float | None = None,
+    ) -> None:  # fmt: skip
         if ignore_index is not None and not 0 <= ignore_index <= 255:
             raise ValueError(f"ignore_index must be between 0 and 255, got {ignore_index}")
         if not 2 <= len(class_names) <= 255:

@@ -21,12 +21,9 @@ def _valid(logits: Tensor, target: Tensor | None, ignore_index: int | None) -> T
 
 
 def pixel_kd_loss(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    target: Tensor | None = None,
-    temperature: float = 1.0,
+    student_logits: Tensor, teacher_logits: Tensor, target: Tensor | None = None, temperature: float = 1.0,
     ignore_index: int | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Per-pixel KD: ``T^2 * mean over valid pixels of KL(teacher || student)``, the softmax over classes.
 
     Source: Liu et al., Structured Knowledge Distillation for Dense Prediction, arXiv 1903.04197, equation 1, with the
@@ -44,12 +41,9 @@ def pixel_kd_loss(
 
 
 def cwd_loss(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    target: Tensor | None = None,
-    temperature: float = 4.0,
+    student_logits: Tensor, teacher_logits: Tensor, target: Tensor | None = None, temperature: float = 4.0,
     ignore_index: int | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Channel-wise distillation: ``T^2 / (N C) * sum KL`` of the softmax **over positions**, one a channel.
 
     Source: Shu et al., Channel-wise Knowledge Distillation for Dense Prediction, arXiv 2011.13256, equations 2 and 3.

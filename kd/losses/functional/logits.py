@@ -95,13 +95,9 @@ def hard_kd_loss(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
 
 def dkd_loss(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    target: Tensor,
-    alpha: float = 1.0,
-    beta: float = 8.0,
+    student_logits: Tensor, teacher_logits: Tensor, target: Tensor, alpha: float = 1.0, beta: float = 8.0,
     temperature: float = 4.0,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Decoupled KD: ``T^2 * mean_b (alpha * TCKD + beta * NCKD)``.
 
     TCKD is the divergence of (target, all others), NCKD that among the others, renormalised. Source: Zhao et al.,
