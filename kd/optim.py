@@ -154,10 +154,9 @@ def parameter_groups(
 
 
 class FloatMuon(muon.Muon):
-    """timm's Muon (Jordan et al., https://kellerjordan.github.io/posts/muon), whose iteration on a CPU is in float32.
+    """timm's Muon (Jordan et al., https://kellerjordan.github.io/posts/muon), in float32 on a CPU."""
 
-    timm computes it in bfloat16, which takes 20 to 30 times as long on CPUs without instructions for it.
-    """
+    # timm iterates in bfloat16, which takes 20 to 30 times as long on CPUs without instructions for it
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         parameters = (p for group in self.param_groups for p in group["params"])  # none on a rank that has no share
@@ -169,9 +168,8 @@ class FloatMuon(muon.Muon):
 
 
 def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
-    """The class behind a name of timm's, with the arguments that timm's own factory gives it by that name."""
     kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
-    info = get_optimizer_info(spec.name)
+    info = get_optimizer_info(spec.name)  # timm's own factory gives one class several names, each with its arguments
     own = {"lr": spec.lr, **(info.defaults or {})}
     if kind is muon.Muon:
         kind = FloatMuon  # keeps its author's momentum of 0.95

@@ -133,7 +133,6 @@ class DistillationModule(Inference):
 
     @property
     def task(self) -> Task:
-        """The task of all."""
         return self.student_of_one.task
 
     @property
