@@ -335,3 +335,8 @@ def test_a_class_of_ones_own_has_keys_of_its_own() -> None:
     content["model"]["distill_losses"]["kd"] = "kd.losses.KDLoss"
     with pytest.raises(UserError, match="no key 'model.distill_losses.kd.strength'"):
         keys.check(["model.distill_losses.kd.strength"], content)
+
+
+def test_a_class_may_have_the_name_of_its_base_in_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_files", lambda: {"Muon": (ROOT / "kd" / "optim.py", ["muon", "Muon"])})
+    assert not keys._is_below("Muon", ("DistillLoss",))
