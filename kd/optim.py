@@ -239,7 +239,7 @@ def settle_resumed(
 
 
 def _order_state_as_weights(optimizer: Optimizer) -> None:
-    """Gives state of another run the memory order of this run's weights: fused steps read both as one order."""
+    # fused steps read weights and state in one memory order, and a checkpoint of another strategy has its own
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():

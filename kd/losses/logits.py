@@ -34,6 +34,7 @@ class KDLoss(LogitLoss):
         self.teacher_temperature, self.final_temperature = teacher_temperature, final_temperature
 
     def temperature_now(self) -> float:
+        """The temperature of the present epoch."""
         if self.final_temperature is None or self.max_epochs < 2:
             return self.temperature
         share = min(int(self.epoch) / (self.max_epochs - 1), 1)

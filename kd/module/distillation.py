@@ -133,6 +133,7 @@ class DistillationModule(Inference):
 
     @property
     def task(self) -> Task:
+        """The task of all."""
         return self.student_of_one.task
 
     @property

@@ -38,7 +38,7 @@ def page(content: dict[str, Any]) -> str:
 
 
 def finite(value: object) -> object:
-    """JSON has no NaN: ``None`` instead."""
+    # JSON has no NaN
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -236,6 +236,7 @@ def weight_update_ratio(ratios: Sequence[float], low: float = 1e-8, high: float 
 
 
 def all_zero(zeros: Mapping[str, float], share: float = 1.0) -> Finding | None:
+    """A layer's outputs are all 0."""
     layers = [name for name, z in zeros.items() if z >= share]
     if not layers:
         return None

@@ -285,8 +285,7 @@ class OptimSettings(Checked):
     """How the student is optimized.
 
     Attributes:
-        name: a timm optimizer name (``adamw``, ``muon``, ``lamb``, ...), with timm's own defaults (``sgd``: Nesterov
-            momentum of 0.9; ``momentum``: the same without Nesterov).
+        name: a timm optimizer name (``adamw``, ``muon``, ``sgd``, ...) and its defaults in timm (sgd: momentum 0.9).
         lr: peak learning rate.
         lr_scratch: that of a student with random first weights, neither inherited nor pre-trained; default: ``lr``.
         weight_decay: on weights alone; norms, biases, position embeddings and class tokens get none.
