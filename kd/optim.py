@@ -4,9 +4,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
+from functools import cache
+from importlib.util import find_spec, module_from_spec
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers, muon, param_groups_weight_decay
@@ -105,7 +105,7 @@ class Pace:
 
 
 def _try_kwargs(spec: OptimSpec) -> None:
-    """A step on two numbers: some optimizers take arguments that their step refuses."""
+    """A step on a few numbers: some optimizers take arguments that their step refuses."""
     own = {"lr", "weight_decay"} & spec.kwargs.keys()
     if own:
         raise UserError(f"optim.kwargs.{min(own)}: is optim.{min(own)}")
@@ -113,10 +113,10 @@ def _try_kwargs(spec: OptimSpec) -> None:
         return
     try:
         with torch.random.fork_rng(devices=[]):
-            model = nn.Linear(1, 1)
+            model = nn.Linear(8, 8)  # small ones are not Muon's
         kind, kwargs = _kind_and_kwargs(spec)
         optimizer = kind(model.parameters(), weight_decay=spec.weight_decay, **kwargs)
-        model(torch.ones(1, 1)).sum().backward()
+        model(torch.ones(1, 8)).sum().backward()
         optimizer.step()
     except Exception as error:
         raise UserError(f"optim.kwargs: {spec.name} can't work with {spec.kwargs}: {plain(error)}") from error
@@ -136,7 +136,8 @@ def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
     if spec.lr_batch is None:
         return spec
     factor = global_batch / spec.lr_batch
-    return replace(spec, lr=spec.lr * (factor if spec.name in ("sgd", "momentum", "nesterov") else math.sqrt(factor)))
+    kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
+    return replace(spec, lr=spec.lr * (factor if kind.__name__.startswith("SGD") else math.sqrt(factor)))
 
 
 def parameter_groups(
@@ -153,18 +154,21 @@ def parameter_groups(
     return [{"params": found, "weight_decay": decay} for decay, found in sorted(merged.items()) if found]
 
 
-class FloatMuon(muon.Muon):
+@cache
+def _own_muon() -> type[Optimizer]:
     """timm's Muon (Jordan et al., https://kellerjordan.github.io/posts/muon), in float32 on a CPU."""
+    # timm iterates in bfloat16, 20 to 30 times as slow on CPUs without instructions for it; its own module stays so
+    spec = find_spec("timm.optim.muon")
+    assert spec is not None and spec.loader is not None
+    copied = module_from_spec(spec)
+    spec.loader.exec_module(copied)
+    original = copied.zeropower_via_newtonschulz
 
-    # timm iterates in bfloat16, which takes 20 to 30 times as long on CPUs without instructions for it
+    def iterate(gradient: Tensor, *args: object, **kwargs: object) -> Tensor:
+        return original(gradient, *args, dtype=torch.float32 if gradient.is_cpu else torch.bfloat16, **kwargs)
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        parameters = (p for group in self.param_groups for p in group["params"])  # none on a rank that has no share
-        if any(p.device.type != "cpu" for p in parameters):
-            return super().step(closure)
-        in_float32 = partial(muon.zeropower_via_newtonschulz, dtype=torch.float32)
-        with patch.object(muon, "zeropower_via_newtonschulz", in_float32):
-            return super().step(closure)
+    copied.zeropower_via_newtonschulz = iterate  # type: ignore[attr-defined]
+    return copied.Muon
 
 
 def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
@@ -172,7 +176,7 @@ def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
     info = get_optimizer_info(spec.name)  # timm's own factory gives one class several names, each with its arguments
     own = {"lr": spec.lr, **(info.defaults or {})}
     if kind is muon.Muon:
-        kind = FloatMuon  # keeps its author's momentum of 0.95
+        kind = _own_muon()  # keeps its author's momentum of 0.95
     elif info.has_momentum:
         own["momentum"] = 0.9
     return kind, own | spec.kwargs
@@ -232,8 +236,8 @@ def settle_resumed(
     factors = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
     schedule._last_lr = [base * factor(position) for base, factor in factors]
     for group, own, lr in zip(optimizer.param_groups, settings, schedule._last_lr, strict=True):
-        group.update({key: own[key] for key in keys if key in own})
-        group.update(lr=lr, initial_lr=own["initial_lr"])
+        of_lr = ("initial_lr", "max_lr_snapshot", "fallback_lr_scale")  # what timm keeps of it beside ``lr``
+        group.update({key: own[key] for key in (*keys, *of_lr) if key in own} | {"lr": lr})
     for one in each_of(optimizer):
         _order_state_as_weights(getattr(one, "optim", one))
 

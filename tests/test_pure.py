@@ -47,7 +47,8 @@ def test_as_optim() -> None:
 
 def test_scaled_to_batch() -> None:
     assert scaled_to_batch(OptimSpec("adamw", lr=0.001, lr_batch=256), 1024).lr == 0.002
-    assert scaled_to_batch(OptimSpec("sgd", lr=0.001, lr_batch=256), 1024).lr == 0.004
+    for name in ("sgd", "momentum", "sgdw"):
+        assert scaled_to_batch(OptimSpec(name, lr=0.001, lr_batch=256), 1024).lr == 0.004
 
 
 def test_steps_done() -> None:

@@ -140,8 +140,7 @@ class HuggingFaceModel(OwnModel):
 
     @property
     def num_features(self) -> int:
-        config = self.model.config
-        return super().num_features or int(getattr(config, "hidden_size", 0))
+        return super().num_features or int(getattr(self.model.config, "hidden_size", 0))
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         model: Any = self.model

@@ -51,8 +51,7 @@ def own(tensor: Tensor) -> Tensor:
     part, size = getattr(tensor, "ds_tensor", None), getattr(tensor, "ds_numel", 0)
     if part is None:
         return tensor
-    real = size - part.numel() * distributed.get_rank()
-    return part[: max(0, real)]  # what follows is padding, of any value
+    return part[: max(0, size - part.numel() * distributed.get_rank())]  # what follows is padding, of any value
 
 
 def whole(tensor: Tensor) -> Tensor:

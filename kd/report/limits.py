@@ -158,7 +158,7 @@ def optimizer_bound(facts: Facts, at: float = 0.25) -> Limit | None:
         return None
     text = f"the optimizer takes {facts.phases['optimizer']:.0f} of {facts.step_ms:.0f} ms ({share:.0%})"
     gain = 1 / ((1 - share) * (1 + FUSED_OPTIMIZER_SHARE)) if share < 1 else None
-    return Limit("student", text, "a fused optimizer (optim.name=adamw)", gain)
+    return Limit("student", text, "a fused optimizer (optim.name=adamw, with an optim.lr of its own)", gain)
 
 
 def precision_bound(facts: Facts) -> Limit | None:

@@ -37,6 +37,7 @@ def check_values(config: dict[str, Any]) -> None:
         if not isinstance(name, str):
             raise UserError(f"students: a name is text, got {name!r}")
     _check_callbacks(config["trainer"])
+    _check_strategy(config["trainer"]["strategy"], config["optim"]["name"])
     _check_sizes(config["data"])
     _check_overlap(config["model"])
     accumulated = config["trainer"]["accumulate_grad_batches"]
@@ -56,6 +57,12 @@ def _check_overlap(model: dict[str, Any]) -> None:
             value = own.get(name)
             if value not in (None, False, needed) and (name, value) != ("compile", True):
                 raise UserError(f"{asking}: needs {key}.{name}={needed}, got {'on' if value is True else value}")
+
+
+def _check_strategy(strategy: str | dict[str, Any], optimizer: str) -> None:
+    if "deepspeed.DeepSpeed" in str(strategy) and optimizer not in ("adamw", "adam", "sgd", "momentum"):
+        allowed = "adamw, adam, sgd or momentum with DeepSpeed, whose shards are flat (each has its own optim.lr)"
+        raise UserError(f"optim.name: must be {allowed}, got {optimizer}")
 
 
 def _check_callbacks(trainer: dict[str, Any]) -> None:

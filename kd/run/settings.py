@@ -285,7 +285,7 @@ class OptimSettings(Checked):
     """How the student is optimized.
 
     Attributes:
-        name: a timm optimizer name (``adamw``, ``muon``, ``sgd``, ...) and its defaults in timm (sgd: momentum 0.9).
+        name: a timm optimizer name (``adamw``, ``muon``, ``sgd``, ...), with timm's defaults (momentum .9, muon .95).
         lr: peak learning rate.
         lr_scratch: that of a student with random first weights, neither inherited nor pre-trained; default: ``lr``.
         weight_decay: on weights alone; norms, biases, position embeddings and class tokens get none.
@@ -294,7 +294,7 @@ class OptimSettings(Checked):
         schedule: after the warm-up a ``cosine`` to the run's end, or ``steps``: a tenth of the rate at each milestone.
         milestones: the epochs (fractions allowed) of ``steps``, ascending.
         min_lr_ratio: the cosine's end, as a share of ``lr``.
-        lr_batch: the global batch size that ``lr`` is meant for; with another one ``lr`` grows in proportion (sgd) or
+        lr_batch: the global batch size that ``lr`` is meant for; with another one ``lr`` grows in proportion (SGD) or
             with the square root (all others). Default: ``lr`` as it is.
         zero: shard the optimizer's state over the processes (ZeroRedundancyOptimizer).
         kwargs: further arguments of the optimizer (``betas``, ``momentum``, ...).

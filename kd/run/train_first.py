@@ -35,7 +35,7 @@ def teacher_settings(
     config: dict[str, Any], typed: Iterable[str], resolved: Callable[[list[str]], dict[str, Any]]
 ) -> dict[str, Any]:
     """The settings that give the run its recipe's teacher, which is trained now if need be; empty where it has one."""
-    _refuse_random_weights(config)
+    refuse_random_weights(config)
     teacher = config["model"]["teacher"]
     if teacher and teacher["backbone"] and (not teacher["recipe"] or teacher["checkpoint"] not in (None, TRAIN)):
         why = "model.teacher.checkpoint is given" if teacher["checkpoint"] else "there is no model.teacher.recipe"
@@ -92,7 +92,7 @@ def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
     return file if json_of(made["classes"]) == list(source.classes) else None
 
 
-def _refuse_random_weights(config: dict[str, Any]) -> None:
+def refuse_random_weights(config: dict[str, Any]) -> None:
     """A teacher that nobody has trained is a forgotten key, and the preflight would take a minute to find out."""
     for key, spec in teachers_in(config["model"]).items() if config["preflight"] == "stop" else ():
         if not any(spec[k] for k in ("checkpoint", "pretrained", "recipe", "builder")):

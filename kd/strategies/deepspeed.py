@@ -99,8 +99,7 @@ class DeepSpeed(DDPStrategy):
 
     def _check(self, trainer: Trainer, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, (AdamW, Adam, SGD)):
-            allowed = "must be adamw, adam or sgd with DeepSpeed (each has its own optim.lr)"
-            raise UserError(f"optim.name: {allowed}, got {type(optimizer).__name__}")
+            raise UserError(f"optim: must be AdamW, Adam or SGD with DeepSpeed, got {type(optimizer).__name__}")
         if trainer.precision not in PRECISIONS:
             known = " or ".join(PRECISIONS)
             raise UserError(f"trainer.precision: must be {known} with DeepSpeed, got '{trainer.precision}'")

@@ -4,12 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.strategies import ModelParallelStrategy
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict
 from torch.optim import Optimizer
 
 from kd.distill.students import Students
@@ -51,8 +46,9 @@ class FSDP(ModelParallelStrategy):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it."""
         assert self.model is not None
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_optimizer_state_dict(self.model, getattr(optimizer, "_optimizer", optimizer), options=options)
+        options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        own = getattr(optimizer, "_optimizer", optimizer)
+        state = state_dict.get_optimizer_state_dict(self.model, own, options=options)
         if not state.get("param_groups"):
             return state  # another rank
         return _renamed(state, {name: i for i, name in enumerate(_names(state))})
@@ -60,13 +56,13 @@ class FSDP(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         assert self.model is not None
         checkpoint = self.checkpoint_io.load_checkpoint(checkpoint_path)
-        options = StateDictOptions(full_state_dict=True)
-        set_model_state_dict(self.model, checkpoint["state_dict"], options=options)
+        options = state_dict.StateDictOptions(full_state_dict=True)
+        state_dict.set_model_state_dict(self.model, checkpoint["state_dict"], options=options)
         by_parameter = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             order = [by_parameter[p] for group in optimizer.param_groups for p in group["params"]]
             named = _renamed(state, dict(zip(_names(state), order, strict=True)))
-            set_optimizer_state_dict(self.model, optimizer, named, options=options)
+            state_dict.set_optimizer_state_dict(self.model, optimizer, named, options=options)
         return checkpoint
 
 

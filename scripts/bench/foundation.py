@@ -174,8 +174,8 @@ def part2(chosen: argparse.Namespace) -> tuple[str, list[str]]:
         (d, s, t) for d in pictures.items() for s in starts.items() for t in teachers.items()
     ):
         name = f"{start}-{kind}-{share}".replace(" ", "_").replace("_%", "")
-        arms[name] = ["recipe=grocery_vit", *data, *teacher, *weights, f"trainer.max_epochs={chosen.epochs}",
-                      f"trainer.check_val_every_n_epoch={chosen.every}"]  # fmt: skip
+        length = [f"trainer.max_epochs={chosen.epochs}", f"trainer.check_val_every_n_epoch={chosen.every}"]
+        arms[name] = ["recipe=grocery_vit", "optim.name=adamw", *data, *teacher, *weights, *length]
     found = each(arms, chosen)
     rows = [[*name.split("-"), mean(val(s, "acc1"))] for name, s in found.items()]
     return "Labels after distillation without labels: ViT-Ti/16 at 112 px", [

@@ -26,7 +26,7 @@ from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO))
-PEAK = 790e12  # dense bf16 of an H200, measured; the datasheet says 989
+PEAK = 790e12  # dense bf16 of an H200 in practice (not measured here); the datasheet says 989
 LIMITS = {"facts": 90, "step": 200, "smoke": 360, "train": 650, "compile": 240, "graphs": 170, "input": 150, "fp8": 90}
 WHEELS = ("jsonargparse", "omegaconf", "docstring-parser", "typeshed-client")
 CLASSES = 1000

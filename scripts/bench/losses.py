@@ -62,7 +62,7 @@ def train(items: list[str], runs: Path) -> Path:
     """One run; reuses a finished one."""
     folder = runs / "grocery_vit" / "000"
     if not (folder / "summary.json").is_file():
-        command = [sys.executable, "-m", "kd.cli", "recipe=grocery_vit", f"runs_dir={runs}", *items]
+        command = [sys.executable, "-m", "kd.cli", "recipe=grocery_vit", "optim.name=adamw", f"runs_dir={runs}", *items]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return folder
 

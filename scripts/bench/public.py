@@ -12,6 +12,8 @@ and teacher's answers included, are kept in ``--runs`` and read again.
 
 import argparse
 import csv
+import hashlib
+import inspect
 import json
 import statistics
 import subprocess
@@ -24,11 +26,12 @@ from pathlib import Path
 
 import timm
 import torch
+import yaml
 from harness import options, write
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-# as recipe=grocery_vit, but for the peer's weight of the labels, which the recipe's row does not have
+# as recipe=grocery_vit with AdamW, but for the peer's weight of the labels, which the recipe's row does not have
 STUDENT, SIDE = "vit_tiny_patch16_224", 112
 BATCH, LR, LR_SCRATCH, DECAY, WARMUP, TEMPERATURE, LABELS = 64, 5e-5, 1e-3, 0.05, 1, 2.0, 0.1
 # the recipe's optimizer is Muon; rows that stand for other methods have AdamW, as their authors
@@ -137,6 +140,14 @@ def rows(
     return {name: call for name, call in found.items() if not asked.row or any(part in name for part in asked.row)}
 
 
+def made(name: str, asked: argparse.Namespace) -> str:
+    """A digest of what a row is trained by: rows of other settings are not read again."""
+    recipe = yaml.safe_load((Path(__file__).parents[2] / "recipes" / "grocery_vit.yaml").read_text())
+    of_kd = [inspect.getsource(rows), recipe, KD_ROWS.get(name), asked.set]
+    text = inspect.getsource(timm_train) if name == PEER else json.dumps(of_kd)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 def main() -> None:
     """Trains what is not there yet and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -167,16 +178,25 @@ def main() -> None:
     teacher = folder / "student"
     select_weights(teacher / "model.safetensors", STUDENT, asked.runs / "selected.safetensors")
     known = [json.loads(line) for line in done.read_text().splitlines()] if done.is_file() else []
-    table = {(row["name"], row["epochs"], row["seed"]): (row["acc1"], row["seconds"]) for row in known}
     calls = rows(asked, teacher, asked.runs / "selected.safetensors")
+    by = {name: made(name, asked) for name in calls}
+    known = [row for row in known if row.get("made") == by.get(row["name"])]
+    table = {(row["name"], row["epochs"], row["seed"]): (row["acc1"], row["seconds"]) for row in known}
     for epochs in asked.epochs:
         for seed in asked.seeds:
             for name, train in calls.items():
                 if (name, epochs, seed) in table:
                     continue
-                short = f"{'timm' if name == PEER else f'kd{list(KD_ROWS).index(name)}'}-{epochs}-{seed}"
+                short = f"{'timm' if name == PEER else f'kd{list(KD_ROWS).index(name)}'}-{epochs}-{seed}-{by[name]}"
                 acc1, seconds = table[name, epochs, seed] = train(epochs, seed, asked.runs / short)
-                line = {"name": name, "epochs": epochs, "seed": seed, "acc1": acc1, "seconds": seconds}
+                line = {
+                    "name": name,
+                    "epochs": epochs,
+                    "seed": seed,
+                    "acc1": acc1,
+                    "seconds": seconds,
+                    "made": by[name],
+                }
                 with done.open("a") as file:
                     file.write(json.dumps(line) + "\n")
     lines = [

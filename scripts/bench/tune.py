@@ -23,7 +23,7 @@ from scripts.bench.harness import options, write
 
 PLAIN, CACHE, WHOLE, RANDOM = "tpe, asha", "tpe, asha, shared cache", "tpe, no stopping", "random, no stopping"
 SPACE = [  # nothing of the data: trials of one data setting share a cache
-    "search.optim.lr=log:1e-5..5e-4",
+    "search.optim.lr=log:1e-4..1e-3",
     "search.model.distill_losses.kd.temperature=1.0..6.0",
     "search.model.task_loss_weight=0.0..0.5",
 ]

@@ -19,7 +19,15 @@ from kd.losses import KDLoss
 from kd.losses.functional import kd_loss
 from kd.models import ModelSpec, Preprocess, StudentSpec, TeacherSpec, build_model, load_checkpoint
 from kd.module.distillation import DistillationModule
-from kd.optim import OptimSpec, build_optimizer, build_schedule, parameter_groups, warmup_cosine
+from kd.optim import (
+    OptimSpec,
+    build_optimizer,
+    build_schedule,
+    parameter_groups,
+    settings_of,
+    settle_resumed,
+    warmup_cosine,
+)
 from kd.run.assemble import assemble
 from kd.teachers import build_teacher
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit
@@ -248,7 +256,7 @@ def test_optimizers_are_those_of_timms_own_factory(name: str) -> None:
     except AssertionError as error:  # packages that are not installed
         pytest.skip(str(error))
     ours = build_optimizer([nn.Linear(8, 8)], OptimSpec(name, lr=0.1, weight_decay=0.1))
-    assert isinstance(ours, type(theirs))
+    assert str(type(ours)) == str(type(theirs))  # Muon's is of a copy of timm's module
     own = {"params", "weight_decay", "fused"} | ({"momentum"} if "muon" in name else set())  # Muon keeps 0.95
     settings = [{k: v for k, v in o.param_groups[0].items() if k not in own} for o in (ours, theirs)]
     assert settings[0] == settings[1]
@@ -269,6 +277,29 @@ def test_muon_iterates_in_float32_on_a_cpu() -> None:
             x = a * x + (b * square + c * square @ square) @ x
         expected -= 0.1 * 0.2 * 48**0.5 * x.T
     assert (model.weight.detach() - expected).abs().max() < 1e-5  # in bfloat16: 8e-4
+
+
+def test_timms_own_muon_stays_as_it_is() -> None:
+    gradient = torch.randn(8, 8)
+    assert muon.zeropower_via_newtonschulz(gradient, 5, muon._COEFFICIENTS["quintic"]).dtype == torch.bfloat16
+
+
+def test_arguments_that_muon_refuses_in_its_step_are_found_out_before() -> None:
+    with pytest.raises(UserError, match="optim.kwargs: muon can't work with {'adjust_lr_fn': 'rms'}"):
+        OptimSpec("muon", kwargs={"adjust_lr_fn": "rms"})
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "now"), [("adamc", "max_lr_snapshot", 0.01), ("muon", "fallback_lr_scale", 2.0)]
+)
+def test_what_timm_keeps_of_the_rate_is_this_runs_after_a_resume(name: str, key: str, now: float) -> None:
+    spec = OptimSpec(name, lr=0.01, kwargs={"adamw_lr": 0.02} if name == "muon" else {})
+    before, after = (build_optimizer([nn.Linear(8, 8)], s) for s in (OptimSpec(name, lr=0.1), spec))
+    schedules = [build_schedule(optimizer, spec, 20, 4) for optimizer in (before, after)]
+    made_with = settings_of(after)
+    after.load_state_dict(before.state_dict())
+    settle_resumed(after, schedules[1], made_with, spec.kwargs, 0)
+    assert [group[key] for group in after.param_groups] == [now] * len(after.param_groups)
 
 
 def test_settings_of_other_optimizers() -> None:

@@ -139,7 +139,7 @@ def test_a_gradient_that_is_no_number_stops_the_run(recipe: Path, stage: int) ->
     [
         ([*deepspeed(3), "model.ema_decay=0.9"], "model.ema_decay: must be null with stage 3"),
         ([*deepspeed(2), "config=zero"], "optim.zero: DeepSpeed shards the optimizer's state already"),
-        ([*deepspeed(2), "optim.name=lamb"], "optim.name: must be adamw, adam or sgd with DeepSpeed"),
+        ([*deepspeed(2), "optim.name=lamb"], "optim.name: must be adamw, adam, sgd or momentum with DeepSpeed"),
         ([*deepspeed(2), "trainer.precision=bf16-true"], "trainer.precision: must be 32-true or bf16-mixed"),
         ([*deepspeed(2), "trainer.gradient_clip_algorithm=value"], "trainer.gradient_clip_algorithm: DeepSpeed clips"),
         ([*deepspeed(2), "trainer.strategy.stage=4"], "trainer.strategy"),

@@ -32,14 +32,20 @@ def test_shards_learn_what_whole_copies_learn(recipe: Path, whole: Path) -> None
     check_same(train(recipe, PLAIN, *HINT), whole)
 
 
-def check_same(plain: Path, sharded: Path) -> None:
+@pytest.mark.slow  # Muon needs whole matrices, which a shard does not have
+def test_shards_learn_what_whole_copies_learn_by_muon(recipe: Path) -> None:
+    items = [*HINT, "optim.name=muon"]
+    check_same(train(recipe, PLAIN, *items), train(recipe, SHARDED, *items), of_half=0.1)
+
+
+def check_same(plain: Path, sharded: Path, of_half: float = 0.05) -> None:
     assert losses(sharded) == pytest.approx(losses(plain), rel=1e-4)
     a, b = (load_file(folder / "student.safetensors") for folder in (plain, sharded))
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
     account = json.loads((sharded / "summary.json").read_text())["optimizer_state"]
     assert account["sharded_over"] == 2
-    assert account["rank0_mb"] == pytest.approx(account["whole_mb"] / 2, rel=0.05)
+    assert account["rank0_mb"] == pytest.approx(account["whole_mb"] / 2, rel=of_half)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from kd.run.own_keys import positive, take, truth
 from kd.run.paths import find
 from kd.run.request import Request
 from kd.run.run import Run
+from kd.run.train_first import refuse_random_weights
 from kd.storage.run_urls import folder_of_runs
 
 KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job", "wait")
@@ -130,11 +131,11 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
         request.overrides.append(f"monitor.price_per_hour={sum(prices.values()):.6g}")
     own_files: dict[str, Path] = {}
     items = [f"recipe={_name(request.recipe, 'recipes', own_files)}"]
-    items += [f"config={_name(overlay, 'configs', own_files)}" for overlay in request.overlays]
-    items += request.trusted
+    items += [*(f"config={_name(overlay, 'configs', own_files)}" for overlay in request.overlays), *request.trusted]
     runs_dir = take(request, "runs_dir").get("runs_dir")
     run = Run.of(replace(request, here=False))
     run.cli.check_groups()
+    refuse_random_weights(run.config)
     config = run.config
     _check_machines(config, machines, data)
     return Job(
@@ -179,8 +180,7 @@ def _check_machines(config: dict[str, Any], machines: Machines, data: Machines |
     accelerator = str(config["trainer"]["accelerator"])
     if accelerator in ("gpu", "cuda") and machines.has_gpus is False:
         raise UserError(f"instances: {machines.type} has no GPU, but trainer.accelerator={accelerator} needs one")
-    if data is not None and config["data"]["engine"] != "ray":
-        engine = config["data"]["engine"]
+    if data is not None and (engine := config["data"]["engine"]) != "ray":
         raise UserError(f"data_instances: {data} needs data.engine=ray (config=remote_data), got {engine}")
     if accelerator != "cpu":
         _check_processes(config, machines)

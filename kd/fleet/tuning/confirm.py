@@ -87,10 +87,8 @@ def confirm(search: Search, plan: Plan) -> list[Confirmation]:
     best = chosen(search.study, plan)
     assert best is not None
     jobs, items = [], []
-    for name, begin in (
-        (f"trial-{best.number}", [f"recipe={plan.folder / BEST}", "--trust"]),
-        ("default", [*plan.items, *search.extra]),
-    ):
+    winner = [f"recipe={plan.folder / BEST}", "--trust"]
+    for name, begin in ((f"trial-{best.number}", winner), ("default", [*plan.items, *search.extra])):
         for seed in seeds:
             folder = plan.folder / "confirm" / f"{name}-seed-{seed}"
             owner = lock_trial(folder)

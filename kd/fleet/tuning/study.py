@@ -53,8 +53,7 @@ class Study:
         return self.study.user_attrs["settings"]
 
     def trials(self, *states: str) -> list[Any]:
-        wanted = tuple(_STATES[s] for s in states) or None
-        return self.study.get_trials(deepcopy=False, states=wanted)
+        return self.study.get_trials(deepcopy=False, states=tuple(_STATES[s] for s in states) or None)
 
     def ask(self, spaces: Sequence[Space]) -> tuple[Trial, dict[str, Any]]:
         self._sow()

@@ -28,8 +28,7 @@ def _signs(order: int) -> Tensor:
     if order % 4:
         raise ValueError(f"no Hadamard matrix has the order {order}: it must be 1, 2 or a multiple of 4")
     if _is_prime(order - 1):  # order - 1 = 3 mod 4
-        core = _with_border(_residues(order - 1), -1.0)
-        return torch.eye(order, dtype=torch.float64) + core
+        return torch.eye(order, dtype=torch.float64) + _with_border(_residues(order - 1), -1.0)
     half = order // 2
     if half % 4 == 2 and _is_prime(half - 1):  # half - 1 = 1 mod 4
         turned = torch.tensor([[1.0, -1], [-1, -1]], dtype=torch.float64)

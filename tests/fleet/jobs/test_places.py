@@ -191,6 +191,8 @@ def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
         (["slurm", "instances=1xgpu:8", "account=a\nid"], "account: must hold no control characters, got 'a\\nid'"),
         (["torchrun", "instances=1xcpu:2", "--tune"], "--tune: needs sagemaker, got torchrun"),
         (["slurm", "instances=1xgpu:8", "dry_run=true"], "no key 'dry_run'; did you mean '--dry-run'?"),
+        (["slurm", "instances=1xcpu:2", "preflight=stop", "model.teacher.checkpoint=null"],
+         "model.teacher.checkpoint: must be given, or model.teacher.pretrained=true"),
         (["torchrun", "job=none"], "job: no job 'none' was sent from here"),
         (["torchrun", "job=none", "wiat=false"], "no key 'wiat'"),
     ],

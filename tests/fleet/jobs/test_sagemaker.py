@@ -119,7 +119,8 @@ def test_parts_of_requests() -> None:
 
 
 def test_a_dry_run_needs_only_what_the_request_is_about(capsys: pytest.CaptureFixture[str]) -> None:
-    items = ["recipe=grocery_vit", "instances=1xml.g5.xlarge", "data.source.root=channel:photos"]
+    teacher = "model.teacher.checkpoint=channel:photos/teacher.safetensors"
+    items = ["recipe=grocery_vit", "instances=1xml.g5.xlarge", "data.source.root=channel:photos", teacher]
     assert main("launch", ["sagemaker", *items, "--dry-run"]) == 0
     told = capsys.readouterr()
     assert "kd-launch: to send it, channel.photos, role, image, bucket: must be given (channel.photos=s3:" in told.err
