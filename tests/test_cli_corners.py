@@ -91,6 +91,12 @@ def test_an_odd_setting(item: str, message: str, recipe: Path, capsys: pytest.Ca
     assert not (recipe.parent / "runs").exists()
 
 
+def test_deepspeeds_flat_shards_have_no_matrices_for_muon(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = [f"recipe={recipe}", "config=deepspeed", "optim.name=muon"]
+    assert "optim.name: must be adamw, adam, sgd or momentum with DeepSpeed" in told(items, capsys)
+    assert not (recipe.parent / "runs").exists()
+
+
 def test_headspace_of_a_short_epoch_leaves_no_folder(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     students = "students={a: {optim.lr: 0.1}, b: {optim.lr: 0.2}}"
     assert "a headspace run needs 10" in told([f"recipe={recipe}", "config=headspace", students], capsys)
