@@ -90,12 +90,13 @@ def classifier_names(model: nn.Module) -> list[str]:
 
 
 def _below(keys: Iterable[str], modules: Iterable[str]) -> list[str]:
-    prefixes = tuple(f"{name}." for name in modules)
-    return [key for key in keys if key.startswith(prefixes)]
+    return [key for key in keys if key.startswith(tuple(f"{name}." for name in modules))]
 
 
 def _without_prefix(state: dict[str, Tensor], model: nn.Module, name: str) -> dict[str, Tensor]:
-    """The state without the prefix that a wrapper class (``self.model = ...``) gives every name."""
+    """The state without the prefix that a wrapper class (``self.model = ...``) gives every name; with kd's own."""
+    if {f"model.{name}" for name in state} == set(model.state_dict()):  # of a builder's module, trained elsewhere
+        return {f"model.{name}": tensor for name, tensor in state.items()}
     for part in (model, getattr(model, "backbone", None)):
         if not isinstance(part, nn.Module):
             continue

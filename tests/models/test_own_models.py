@@ -13,7 +13,8 @@ from torch import nn
 import kd
 from kd.cli import eval_main, train_main
 from kd.errors import UserError
-from kd.models import TeacherSpec, build_model
+from kd.models import TeacherSpec, build_model, load_checkpoint
+from kd.models.own import build_own
 from kd.teachers import build_teacher
 from tests._helpers import CLASSES
 from tests._runs import run, run_folders
@@ -252,3 +253,12 @@ def test_mistakes_with_transformers(hugging_face: Any, tmp_path: Path) -> None:
     torch.save(timm_file, tmp_path / "headless" / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"does not fit ViTModel: .* missing"):
         build_teacher(TeacherSpec(builder=make(str(tmp_path / "headless")), head=False), 4, CLASSES)
+
+
+def test_weights_that_were_trained_elsewhere_fit_a_builders_module(tmp_path: Path) -> None:
+    trained = Net(3, 8, "tensor")
+    torch.save({"epoch": 240, "model": trained.state_dict()}, tmp_path / "plain.pth")
+    built = build_own(Bare(), 3, (32, 32), (0.5,) * 3, (0.5,) * 3, "model.teacher")
+    load_checkpoint(built, tmp_path / "plain.pth", "model.teacher.checkpoint", head=True)
+    picture = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(built.eval()(picture), trained.eval()(picture), rtol=0, atol=0)

@@ -165,8 +165,7 @@ def _gamma(layer_scale: nn.Module) -> Tensor:
 def _folded(linear: nn.Linear, norm: Any, projection: Tensor, rows: Tensor) -> Tensor:
     """Rows of ``linear`` after ``norm``, for the student's normalised stream: (rows, D_student)."""
     scale = (projection.shape[1] / projection.shape[0]) ** 0.5
-    gain = 1.0 if norm.weight is None else norm.weight
-    return scale * (linear.weight[rows] * gain) @ projection.T
+    return scale * (linear.weight[rows] * (1.0 if norm.weight is None else norm.weight)) @ projection.T
 
 
 def _best(found: BlockActivations, name: str, write: Tensor, groups: int, keep: int, shares: Tensor | None) -> Tensor:
