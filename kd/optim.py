@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
-from importlib.util import find_spec, module_from_spec
+from importlib.util import module_from_spec
 from typing import Any
 
 import torch
@@ -136,7 +136,7 @@ def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
     if spec.lr_batch is None:
         return spec
     factor = global_batch / spec.lr_batch
-    kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
+    kind, _ = _kind_and_kwargs(spec)
     return replace(spec, lr=spec.lr * (factor if kind.__name__.startswith("SGD") else math.sqrt(factor)))
 
 
@@ -158,8 +158,7 @@ def parameter_groups(
 def _own_muon() -> type[Optimizer]:
     """timm's Muon (Jordan et al., https://kellerjordan.github.io/posts/muon), in float32 on a CPU."""
     # timm iterates in bfloat16, 20 to 30 times as slow on CPUs without instructions for it; its own module stays so
-    spec = find_spec("timm.optim.muon")
-    assert spec is not None and spec.loader is not None
+    spec: Any = muon.__spec__
     copied = module_from_spec(spec)
     spec.loader.exec_module(copied)
     original = copied.zeropower_via_newtonschulz

@@ -90,7 +90,8 @@ def classifier_names(model: nn.Module) -> list[str]:
 
 
 def _below(keys: Iterable[str], modules: Iterable[str]) -> list[str]:
-    return [key for key in keys if key.startswith(tuple(f"{name}." for name in modules))]
+    prefixes = tuple(f"{name}." for name in modules)
+    return [key for key in keys if key.startswith(prefixes)]
 
 
 def _without_prefix(state: dict[str, Tensor], model: nn.Module, name: str) -> dict[str, Tensor]:

@@ -133,7 +133,7 @@ class DistillationModule(Inference):
 
     @property
     def task(self) -> Task:
-        """The task of all."""
+        """The task that all students share."""
         return self.student_of_one.task
 
     @property

@@ -285,7 +285,7 @@ class OptimSettings(Checked):
     """How the student is optimized.
 
     Attributes:
-        name: a timm optimizer name (``adamw``, ``muon``, ``sgd``, ...), with timm's defaults (momentum .9, muon .95).
+        name: a timm optimizer name (``adamw``, ``muon``, ...); momentum is 0.9, ``muon``'s 0.95, ``sgd``'s Nesterov's.
         lr: peak learning rate.
         lr_scratch: that of a student with random first weights, neither inherited nor pre-trained; default: ``lr``.
         weight_decay: on weights alone; norms, biases, position embeddings and class tokens get none.

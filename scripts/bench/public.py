@@ -120,9 +120,7 @@ def timm_train(checkout: Path, data: Path, teacher: Path, epochs: int, seed: int
 Row = Callable[[int, int, Path], tuple[float, float]]  # epochs, seed, folder -> accuracy in per cent, seconds
 
 
-def rows(
-    asked: argparse.Namespace, teacher: Path, selected: Path
-) -> dict[str, Callable[[int, int, Path], tuple[float, float]]]:
+def rows(asked: argparse.Namespace, teacher: Path, selected: Path) -> dict[str, Row]:
     """By name what trains it, given epochs, seed and folder."""
     common = ["recipe=grocery_vit", f"data.source.root={asked.data}", "model.task.label_smoothing=0"]
     common += ["model.student.kwargs={}"]  # patches of 16 pixels in all rows, as the peers' student has
@@ -143,8 +141,9 @@ def rows(
 def made(name: str, asked: argparse.Namespace) -> str:
     """A digest of what a row is trained by: rows of other settings are not read again."""
     recipe = yaml.safe_load((Path(__file__).parents[2] / "recipes" / "grocery_vit.yaml").read_text())
-    of_kd = [inspect.getsource(rows), recipe, KD_ROWS.get(name), asked.set]
-    text = inspect.getsource(timm_train) if name == PEER else json.dumps(of_kd)
+    by_hand = [STUDENT, SIDE, BATCH, LR_SCRATCH, DECAY, WARMUP, TEMPERATURE, LABELS]
+    of_peer, of_kd = [inspect.getsource(timm_train)], [inspect.getsource(rows), recipe, KD_ROWS.get(name), asked.set]
+    text = json.dumps([by_hand, *(of_peer if name == PEER else of_kd)])
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -179,15 +178,16 @@ def main() -> None:
     select_weights(teacher / "model.safetensors", STUDENT, asked.runs / "selected.safetensors")
     known = [json.loads(line) for line in done.read_text().splitlines()] if done.is_file() else []
     calls = rows(asked, teacher, asked.runs / "selected.safetensors")
-    by = {name: made(name, asked) for name in calls}
-    known = [row for row in known if row.get("made") == by.get(row["name"])]
+    digests = {name: made(name, asked) for name in calls}
+    known = [row for row in known if row.get("made") == digests.get(row["name"])]
     table = {(row["name"], row["epochs"], row["seed"]): (row["acc1"], row["seconds"]) for row in known}
     for epochs in asked.epochs:
         for seed in asked.seeds:
             for name, train in calls.items():
                 if (name, epochs, seed) in table:
                     continue
-                short = f"{'timm' if name == PEER else f'kd{list(KD_ROWS).index(name)}'}-{epochs}-{seed}-{by[name]}"
+                trainer = "timm" if name == PEER else f"kd{list(KD_ROWS).index(name)}"
+                short = f"{trainer}-{epochs}-{seed}-{digests[name]}"
                 acc1, seconds = table[name, epochs, seed] = train(epochs, seed, asked.runs / short)
                 line = {
                     "name": name,
@@ -195,7 +195,7 @@ def main() -> None:
                     "seed": seed,
                     "acc1": acc1,
                     "seconds": seconds,
-                    "made": by[name],
+                    "made": digests[name],
                 }
                 with done.open("a") as file:
                     file.write(json.dumps(line) + "\n")
