@@ -106,6 +106,7 @@ def timm_train(checkout: Path, data: Path, teacher: Path, epochs: int, seed: int
         --distill-loss-weight {1 - LABELS} --task-loss-weight {LABELS} --epochs {epochs} --seed {seed} -b {BATCH} -j 1
         --opt adamw --lr {LR_SCRATCH} --weight-decay {DECAY} --clip-grad 1 --sched cosine --sched-on-updates --min-lr 0
         --warmup-epochs {min(WARMUP, epochs - 1)} --warmup-lr 1e-5 --cooldown-epochs 0 --reprob 0 --smoothing 0
+        --val-interval {epochs} --torchcompile
         --scale 0.35 1 --ratio 0.75 1.3333 --hflip 0.5 --color-jitter 0.2 --mixup 0.8 --cutmix 1 --mixup-prob 1
         --mixup-mode elem --interpolation bilinear --train-interpolation bilinear --crop-pct 0.875
         --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 --amp --amp-dtype bfloat16
