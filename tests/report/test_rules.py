@@ -25,6 +25,7 @@ CASES: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("GPUMemoryIncrease", ([40 + n / 50 for n in range(700)],), ([40] * 700,)),
     ("MemoryLeak", ([900 + 2 * n for n in range(600)],), ([900 + min(n, 60) for n in range(600)],)),
     ("MemoryLeak", ([1000 + n for n in range(600)],), ([1000 + n % 50 for n in range(600)],)),
+    ("MemoryLeak", ([1000 + n for n in range(600)],), ([3800 + n / 50 + 1500 * (n > 400) for n in range(600)],)),
     ("LoadBalancing", ([[95] * 50, [30] * 50],), ([[95] * 50, [80] * 50],)),
     ("SlowRank", ({0: 50.0, 1: 51.0, 2: 80.0},), ({0: 50.0, 1: 51.0, 2: 52.0},)),
     ("StepOutlier", ([50.0] * 2000 + [500.0] * 11,), ([50.0] * 2000 + [500.0] * 10,)),
