@@ -35,18 +35,23 @@ from safetensors.torch import load_file, save_file
 STUDENT, SIDE = "vit_tiny_patch16_224", 112
 BATCH, LR, LR_SCRATCH, DECAY, WARMUP, TEMPERATURE, LABELS = 64, 5e-5, 1e-3, 0.05, 1, 2.0, 0.1
 LR_PEER = 2.5e-4  # of timm's script: above 1e-4, level with 5e-4 after three epochs; above 1e-3 after twenty
-# the recipe's optimizer is Muon; rows that stand for other methods have AdamW, as their authors
-FROM_HIGH, FROM_LOW = (["optim.name=adamw", f"optim.lr={lr}"] for lr in (LR_SCRATCH, LR))
+
+
+def adamw(lr: float) -> list[str]:
+    """Settings of rows that stand for other methods: AdamW, as their authors; the recipe's own optimizer is Muon."""
+    return ["optim.name=adamw", f"optim.lr={lr}"]
+
+
 SELECTED = ["model.student.inherit=false", "model.student.checkpoint=SELECTED"]
 ONLY_LABELS = ["model.task_loss_weight=1", "model.distill_losses={}", "model.taps={}"]
 KD_ROWS: dict[str, list[str]] = {
-    "labels alone, from scratch": ["config=no_teacher", *FROM_HIGH],
-    "kd, from scratch": ["model.student.inherit=false", *FROM_HIGH],
-    "kd, weight selection (Xu et al., 2024), lr 1e-3": [*SELECTED, *FROM_HIGH],
-    "kd, weight selection, lr 2e-3": [*SELECTED, "optim.name=adamw", "optim.lr=2e-3"],
-    "kd, weight selection, lr 2.5e-4": [*SELECTED, "optim.name=adamw", "optim.lr=2.5e-4"],
-    "kd, weight selection, lr 5e-5": [*SELECTED, *FROM_LOW],
-    "labels alone, from the inherited start": [*ONLY_LABELS, *FROM_LOW],
+    "labels alone, from scratch": ["config=no_teacher", *adamw(LR_SCRATCH)],
+    "kd, from scratch": ["model.student.inherit=false", *adamw(LR_SCRATCH)],
+    "kd, weight selection (Xu et al., 2024), lr 1e-3": [*SELECTED, *adamw(1e-3)],
+    "kd, weight selection, lr 2e-3": [*SELECTED, *adamw(2e-3)],
+    "kd, weight selection, lr 2.5e-4": [*SELECTED, *adamw(2.5e-4)],
+    "kd, weight selection, lr 5e-5": [*SELECTED, *adamw(5e-5)],
+    "labels alone, from the inherited start": [*ONLY_LABELS, *adamw(LR)],
     "kd as its recipe does it": [],
 }
 PEER = "timm's train.py --kd-distill-type logit, from scratch"
