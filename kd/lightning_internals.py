@@ -1,14 +1,19 @@
 """All uses of Lightning's private names; ``tests/test_lightning_internals.py`` tests each by itself."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 from lightning_fabric.loggers.csv_logs import _ExperimentWriter
 from lightning_fabric.utilities.distributed import _init_dist_connection
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.loggers.logger import rank_zero_experiment
+from pytorch_lightning.plugins.precision import Precision
+from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from pytorch_lightning.trainer.connectors import data_connector
+from torch.optim import Optimizer
 
 CSVWriter = _ExperimentWriter  # Writes a CSVLogger's file
 
@@ -48,6 +53,47 @@ def make_loader_again(trainer: Trainer) -> None:
 def prepare_data_without_groups() -> None:
     """Removes the barrier for which Lightning makes a gloo group, which not every backend allows."""
     data_connector._InfiniteBarrier = nullcontext  # type: ignore[assignment,misc]
+
+
+def run_closure(
+    precision: Precision, module: LightningModule, optimizer: Optimizer, closure: Callable[[], Any]
+) -> object:
+    """Runs a step's closure (forward, backward) with Lightning's hooks around it, for a strategy that steps itself.
+
+    Returns:
+        What the closure returns: the loss, or None where the step is skipped.
+    """
+    return precision._wrap_closure(module, optimizer, closure)
+
+
+class LazyCSVLogger(CSVLogger):
+    """A CSV logger that makes its writer with the first row; a subclass says how in :meth:`make_writer`."""
+
+    @property
+    def has_writer(self) -> bool:
+        """Whether a row was logged in this process."""
+        return self._experiment is not None
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> CSVWriter:
+        """The writer; on ranks other than 0 Lightning's dummy, which takes every call."""
+        if self._experiment is None:
+            self._experiment = self.make_writer()
+        return self._experiment
+
+    def make_writer(self) -> CSVWriter:
+        """A writer of ``metrics.csv`` in ``self.log_dir``; Lightning's removes an older file of that name."""
+        return CSVWriter(log_dir=self.log_dir)
+
+
+class ShardedDataParallel(ModelParallelStrategy):
+    """A strategy whose mesh has one axis, ``data_parallel``, over all processes."""
+
+    def setup_environment(self) -> None:
+        """Joins the process group and makes the mesh; Lightning's default length of the axis is ``num_nodes``."""
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()
 
 
 class HookedDDP(DDPStrategy):

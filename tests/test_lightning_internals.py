@@ -116,6 +116,43 @@ def test_csv_writer(tmp_path: Path) -> None:
     assert (tmp_path / "log" / "metrics.csv").read_text().splitlines() == ["a,step", "1.0,3"]
 
 
+def test_lazy_csv_logger_makes_its_writer_with_the_first_row(tmp_path: Path) -> None:
+    logger = internals.LazyCSVLogger(tmp_path, name="", version="")
+    assert not logger.has_writer
+    logger.log_metrics({"a": 1.0}, step=3)
+    logger.save()
+    assert logger.has_writer
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == ["a,step", "1.0,3"]
+
+
+def test_run_closure_runs_it_with_lightnings_hooks() -> None:
+    hooks: list[str] = []
+
+    class Hooked(Line):
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+            hooks.append("before step")
+
+    module = Hooked()
+    Trainer(accelerator="cpu", max_epochs=1, limit_train_batches=1, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False).fit(module)  # fmt: skip
+    hooks.clear()
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    loss = internals.run_closure(module.trainer.precision_plugin, module, optimizer, lambda: torch.tensor(2.0))
+    assert loss == 2.0
+    assert hooks == ["before step"]
+
+
+def test_sharded_data_parallel_has_one_axis_over_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[object] = []
+    strategy = internals.ShardedDataParallel(tensor_parallel_size=1)
+    strategy.num_nodes = 2
+    strategy.parallel_devices = [torch.device("cpu")] * 3
+    above = internals.ModelParallelStrategy
+    monkeypatch.setattr(above, "setup_environment", lambda self: lengths.append(self._data_parallel_size))
+    strategy.setup_environment()
+    assert lengths == [6]
+
+
 def test_hooked_ddp_registers_its_own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 

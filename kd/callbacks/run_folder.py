@@ -9,18 +9,16 @@ from typing import IO, Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.loggers.logger import rank_zero_experiment
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.errors import UserError, first_line
-from kd.lightning_internals import CSVWriter
+from kd.lightning_internals import CSVWriter, LazyCSVLogger
 from kd.storage.checkpoints import LAST, PREVIOUS, lock_run, write_text
 from kd.storage.mirror import Mirror
 
 
-class MetricsCSV(CSVLogger):
+class MetricsCSV(LazyCSVLogger):
     """``metrics.csv`` in the run folder; a resumed run appends to it (Lightning's logger would overwrite it)."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -30,18 +28,16 @@ class MetricsCSV(CSVLogger):
     def _file(self) -> Path:
         return Path(self.log_dir, CSVWriter.NAME_METRICS_FILE)
 
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> CSVWriter:
-        if self._experiment is None:
-            aside = self._file.with_name(f"{self._file.name}.part")
-            if self._file.is_file():
-                self._file.replace(aside)  # Lightning's writer removes a file of this name
-            self._experiment = CSVWriter(log_dir=self.log_dir)
-            if aside.is_file():
-                aside.replace(self._file)
-                self._experiment.metrics_keys = self._file.read_text().splitlines()[0].split(",")
-        return self._experiment
+    def make_writer(self) -> CSVWriter:
+        """Lightning's writer, which continues the file of a resumed run with that file's columns."""
+        aside = self._file.with_name(f"{self._file.name}.part")
+        if self._file.is_file():
+            self._file.replace(aside)  # Lightning's writer removes a file of this name
+        writer = CSVWriter(log_dir=self.log_dir)
+        if aside.is_file():
+            aside.replace(self._file)
+            writer.metrics_keys = self._file.read_text().splitlines()[0].split(",")
+        return writer
 
     def drop_from(self, step: int) -> None:
         """Drops the rows of ``step`` and later: a resumed run makes these steps again. Damaged rows go too; a file
@@ -67,7 +63,7 @@ class MetricsCSV(CSVLogger):
 
     def save(self) -> None:
         """Does nothing before the first row: Lightning saves before :meth:`drop_from` has cut a resumed run's file."""
-        if self._experiment is not None:
+        if self.has_writer:
             super().save()
 
     def log_hyperparams(self, params: object = None, *args: object, **kwargs: object) -> None:

@@ -20,6 +20,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from kd.distill.students import Students
 from kd.errors import RunError, UserError, needs_extra
+from kd.lightning_internals import run_closure
 
 if TYPE_CHECKING:
     import deepspeed
@@ -145,7 +146,7 @@ class DeepSpeed(DDPStrategy):
         **kwargs: object,
     ) -> object:
         assert self.lightning_module is not None
-        loss = self.precision_plugin._wrap_closure(self.lightning_module, optimizer, closure)
+        loss = run_closure(self.precision_plugin, self.lightning_module, optimizer, closure)
         self.engine.step()
         if not self.engine.was_step_applied():
             step = self.lightning_module.global_step

@@ -3,16 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning.strategies import ModelParallelStrategy
+from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch.distributed.checkpoint import state_dict
 from torch.optim import Optimizer
 
 from kd.distill.students import Students
 from kd.errors import UserError
+from kd.lightning_internals import ShardedDataParallel
 from kd.models.sharding import shard
 
 
-class FSDP(ModelParallelStrategy):
+class FSDP(ShardedDataParallel):
     """Every block of the student, what is left of it, and every loss with parameters is sharded over all processes.
 
     Its checkpoints are those of the other strategies: a run resumes with either.
@@ -26,11 +27,6 @@ class FSDP(ModelParallelStrategy):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **kwargs)
-
-    def setup_environment(self) -> None:
-        """Joins the process group; the mesh has one axis of length world size."""
-        self._data_parallel_size = self.num_nodes * self.num_processes
-        super().setup_environment()
 
     def shard(self, students: Students) -> None:
         mesh = self.device_mesh["data_parallel"]
@@ -47,8 +43,8 @@ class FSDP(ModelParallelStrategy):
         """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it."""
         assert self.model is not None
         options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        own = getattr(optimizer, "_optimizer", optimizer)
-        state = state_dict.get_optimizer_state_dict(self.model, own, options=options)
+        plain = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        state = state_dict.get_optimizer_state_dict(self.model, plain, options=options)
         if not state.get("param_groups"):
             return state  # another rank
         return _renamed(state, {name: i for i, name in enumerate(_names(state))})
