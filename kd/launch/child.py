@@ -52,6 +52,6 @@ SAYS_HOW = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def wait_asleep() -> None:
-    """Waiting threads sleep: OpenMP's spin on cores that others need (scripts/bench/threads.py). Before torch."""
+    """Waiting threads sleep: OpenMP's spin on cores that others need. Before torch."""
     if not any(name in os.environ for name in SAYS_HOW):
         os.environ["OMP_WAIT_POLICY"] = "passive"
