@@ -28,7 +28,8 @@ GROUPS = {  # page: (title, what is documented there)
 def guides() -> list[Path]:
     """The pages that are written by hand, relative to the repository."""
     found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "scripts/bench/README.md"]
-    found += [*(ROOT / "scripts/bench/log").glob("*.md"), *(ROOT / "recipes").glob("*.md"), *(ROOT / "kd").rglob("*.md")]
+    found += (ROOT / "scripts/bench/log").glob("*.md")
+    found += [*(ROOT / "recipes").glob("*.md"), *(ROOT / "kd").rglob("*.md")]
     return [page.relative_to(ROOT) for page in found]
 
 

@@ -60,7 +60,8 @@ def matching_patches(student: ViT, teacher: ViT) -> int | None:
     """The side in pixels of patches that give the student its teacher's number of them; None where it is no near one.
 
     A student whose patches are a little larger than its teacher's can't reproduce what the teacher sees: by patches
-    of 16 pixels a DINOv2 of 14 itself differs from its own answers by a KL divergence of 0.09 (scripts/bench/log/start.md).
+    of 16 pixels a DINOv2 of 14 itself differs from its own answers by a KL divergence of 0.09
+    (scripts/bench/log/start.md).
     """
     small, big = backbone_of(student).patch_embed, backbone_of(teacher).patch_embed
     own, (height, width), (rows, columns) = small.patch_size, small.img_size, big.grid_size
