@@ -26,7 +26,15 @@ def __getattr__(name: str) -> Callable[..., int]:
 
 
 def main(command: str, argv: Sequence[str] | None = None) -> int:
-    """Runs a command; what fails before a run has its folder ends in one line and status 2."""
+    """Runs a command; what fails before a run has its folder ends in one line and status 2.
+
+    Args:
+        command: its name: ``train`` for ``kd-train``.
+        argv: its arguments; default: those of this process.
+
+    Returns:
+        The exit status.
+    """
     end_with_parent()
     wait_asleep()
     quiet_libraries()

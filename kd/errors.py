@@ -18,7 +18,11 @@ class RunError(RuntimeError):
 
 
 class Stopped(Exception):
-    """A signal has ended the work before there was a run folder; status 128 + its number."""
+    """A signal has ended the work before there was a run folder; status 128 + its number.
+
+    Args:
+        signal_number: the signal.
+    """
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")

@@ -91,7 +91,14 @@ def as_optim(given: "OptimSpec | Mapping[str, Any] | Parameters | None") -> Opti
 
 @dataclass(frozen=True)
 class Pace:
-    """How a run goes through its optimizer steps."""
+    """How a run goes through its optimizer steps.
+
+    Attributes:
+        total_steps: of the whole run; infinite where its end is not known.
+        steps_per_epoch: of an epoch.
+        global_batch: samples of a step, over all processes and accumulations; None where it is not known.
+        fused: whether torch's fused steps may be used.
+    """
 
     total_steps: float  # of the whole run; infinite where its end is not known
     steps_per_epoch: float
@@ -99,6 +106,7 @@ class Pace:
     fused: bool = True  # whether torch's fused steps may be used
 
     def epochs(self, max_epochs: int | None) -> int:
+        """The epochs that the run will have, as far as its settings tell."""
         if max_epochs is not None and max_epochs > 0:
             return max_epochs
         return 1 if math.isinf(self.total_steps) else math.ceil(self.total_steps / self.steps_per_epoch)
@@ -196,6 +204,12 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
 
 
 class Together(Optimizer):
+    """Several optimizers over different parameters, stepped as one.
+
+    Args:
+        optimizers: at least one. Their parameter groups are shared, so that a schedule of the whole reaches them.
+    """
+
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self.optimizers = list(optimizers)
         super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
@@ -219,10 +233,12 @@ class Together(Optimizer):
 
 
 def each_of(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers that are stepped as one, or the only one."""
     return optimizer.optimizers if isinstance(optimizer, Together) else [optimizer]
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The settings of each parameter group (rate, weight decay, betas, ...), without the parameters."""
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 

@@ -29,6 +29,7 @@ class Lines:
 
 
 def drawn() -> dict[str, Any]:
+    """Where a bar is drawn, and how often: on a terminal, or as a line every ten seconds."""
     if sys.stderr.isatty():
         return {"file": sys.stderr, "mininterval": 0.5}
     return {"file": Lines(sys.stderr), "mininterval": CALM, "miniters": 1, "ncols": 80, "ascii": True}

@@ -9,7 +9,11 @@ MOST_CLASSES = 2000  # two tables of classes x classes are kept
 
 
 class Confusions(Metric):
-    """How often the teacher's column ``j`` answered a picture of class ``i``, in two halves of the pictures."""
+    """How often the teacher's column ``j`` answered a picture of class ``i``, in two halves of the pictures.
+
+    Args:
+        num_classes: C.
+    """
 
     counts: Tensor  # (2, C, C): half, column, class
 
@@ -18,6 +22,7 @@ class Confusions(Metric):
         self.add_state("counts", torch.zeros(2, num_classes, num_classes, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, columns: Tensor, target: Tensor, index: Tensor) -> None:
+        """Adds a batch: answers, class ids and sample indices, each ``(N,)``."""
         ones = torch.ones_like(target, dtype=torch.long)
         self.counts.index_put_(
             (index.to(target.device, non_blocking=True) % 2, columns, target.long()), ones, accumulate=True

@@ -94,6 +94,7 @@ class RunContext:
 
     @property
     def teacher(self) -> RunTeacher:
+        """The run's teacher, where one is known to be there."""
         assert self.module.teacher is not None
         return self.module.teacher
 

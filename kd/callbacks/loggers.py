@@ -26,7 +26,11 @@ PACKAGES = {
 
 
 def check_packages(spec: dict[str, Any]) -> None:
-    """Refuses a logger whose package is not installed."""
+    """Refuses a logger whose package is not installed.
+
+    Raises:
+        UserError: names it.
+    """
     name = spec["class_path"].rpartition(".")[2]
     needed = PACKAGES.get(name, ())
     if needed and not any(find_spec(package) for package in needed):
@@ -34,7 +38,12 @@ def check_packages(spec: dict[str, Any]) -> None:
 
 
 def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
-    """A logger's class path and arguments, with what was left at its default put into the run's folder and name."""
+    """A logger's class path and arguments, with what was left at its default put into the run's folder and name.
+
+    Args:
+        spec: ``class_path`` and ``init_args``.
+        run: the run's folder, ``.../<recipe>/<number>``.
+    """
     module, _, name = spec["class_path"].rpartition(".")
     defaults = {k: p.default for k, p in inspect.signature(getattr(import_module(module), name)).parameters.items()}
     given = dict(spec.get("init_args") or {})

@@ -11,6 +11,12 @@ from kd.fit_to_machine.precision import take_the_first
 
 
 class Nodes(Callback):
+    """One line by rank 0 where there are several processes: their number, machines, addresses and ranks.
+
+    Args:
+        launcher: who started them, for the line.
+    """
+
     def __init__(self, launcher: str | None = None) -> None:
         self.launcher = launcher
 

@@ -48,6 +48,11 @@ ACTIONS = {
 
 
 def phase_of(action: str) -> str | None:
+    """The phase that a Lightning action belongs to.
+
+    >>> phase_of("[Strategy]SingleDeviceStrategy.backward")
+    'backward'
+    """
     owner, _, name = action.rpartition(".")
     if name == "training_step" and not owner.startswith("[Strategy]"):
         return None  # the module's own hook, inside the strategy's
@@ -55,7 +60,13 @@ def phase_of(action: str) -> str | None:
 
 
 class PhaseProfiler(Profiler):
-    """A Lightning profiler that passes names to a :class:`~kd.clock.Clock`, and on to the user's own profiler."""
+    """A Lightning profiler that passes names to a :class:`~kd.clock.Clock`, and on to the user's own profiler.
+
+    Args:
+        clock: to tell.
+        users: the trainer's profiler so far.
+        on_fetch: called before each request for a training batch.
+    """
 
     def __init__(self, clock: Clock, users: Profiler, on_fetch: Callable[[], None]) -> None:
         super().__init__()

@@ -17,7 +17,12 @@ from kd.lightning_internals import log_this_step
 
 
 class Preempted(Exception):
-    """Training stopped on a signal, with a checkpoint to resume from."""
+    """Training stopped on a signal, with a checkpoint to resume from.
+
+    Args:
+        signal_number: the signal.
+        checkpoint: the file.
+    """
 
     def __init__(self, signal_number: int, checkpoint: Path) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")
@@ -25,7 +30,12 @@ class Preempted(Exception):
 
 
 class RunStopped(Preempted):
-    """Training stopped by a rule or a limit of the run, with a checkpoint to resume from."""
+    """Training stopped by a rule or a limit of the run, with a checkpoint to resume from.
+
+    Args:
+        reason: the rule's name.
+        checkpoint: the file.
+    """
 
     def __init__(self, reason: str, checkpoint: Path) -> None:
         super().__init__(signal.SIGTERM, checkpoint)

@@ -73,6 +73,7 @@ class SharedPreflight:
         return found if self.run.trainer.strategy.reduce_boolean_decision(found is not None) else None
 
     def write(self, found: Found, kept: KeptLogits) -> None:
+        """Keeps what was found, and the logits that it was found by."""
         if self.file is None:
             return
         rows = kept.rows

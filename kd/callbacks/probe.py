@@ -17,7 +17,11 @@ from kd.teachers.answer import ALL
 
 
 class FeatureProbe(Callback):
-    """Measures the teachers once, and the students in each validation (``data.probe``)."""
+    """Measures the teachers once, and the students in each validation (``data.probe``).
+
+    Args:
+        preflight: keeps what is measured of teachers.
+    """
 
     def __init__(self, preflight: Preflight) -> None:
         self.preflight = preflight
@@ -46,6 +50,7 @@ class FeatureProbe(Callback):
             print(f"probe: {who}: k-NN {knn}, ridge probe {ridge} of {asked} pictures", flush=True)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measures the students, and logs it as ``val/knn1`` and ``val/probe1``."""
         run = RunContext.of(trainer)
         if trainer.sanity_checking or run.data.probe is None:
             return

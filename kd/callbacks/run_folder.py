@@ -96,7 +96,11 @@ class RunFolder(Callback):
     _lock: IO[str] | None = None
 
     def lock(self) -> None:
-        """Keeps other runs out of the folder until :meth:`release`, or until this process ends in whatever way."""
+        """Keeps other runs out of the folder until :meth:`release`, or until this process ends in whatever way.
+
+        Raises:
+            UserError: another process trains in it.
+        """
         folder = self.resume or self.path
         assert folder is not None
         self._lock = lock_run(folder)
@@ -107,6 +111,7 @@ class RunFolder(Callback):
                 self._lock.close()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Rank 0 makes the folder, all ranks learn its name."""
         run = RunContext.of(trainer)
         problem = ""
         if trainer.is_global_zero:

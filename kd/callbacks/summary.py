@@ -56,6 +56,7 @@ class Summary(Callback):
     _optimizer_state: dict[str, float] = field(default_factory=dict)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The first step of an epoch includes the loader's start."""
         self._last_step = None
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:

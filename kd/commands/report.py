@@ -137,6 +137,7 @@ def _live(request: Request) -> int:
 
 
 def _seen_run(folder: Path) -> Path:
+    """The folder, if a run has written to it; a page is put nowhere else."""
     if not folder.is_dir():
         raise UserError(f"there is no run folder {folder}")
     if not is_run(folder):

@@ -85,6 +85,11 @@ def _print(found: list[dict[str, Any]]) -> None:
 
 
 def _age(seconds: float) -> str:
+    """How long ago, in one unit.
+
+    >>> _age(7300)
+    '2 h'
+    """
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"

@@ -84,6 +84,7 @@ def run(request: Request) -> int | None:
 
 
 def _model(request: Request, int8: bool) -> Path:
+    """The ONNX file that the command line's first word means; a run is exported where it has none."""
     place = Path(request.rest[0])
     if place.is_file() and place.suffix == ".onnx":
         return place

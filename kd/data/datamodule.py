@@ -46,11 +46,13 @@ class Position:
     _batches: TrainBatches | None = None
 
     def begin(self, batches: TrainBatches) -> None:
+        """These batches are trained on; those that a checkpoint's run had seen are left out."""
         if self.at:
             batches.skip(*self.at)
         self._batches = batches
 
     def state(self, trainer: Trainer | None) -> dict[str, Any]:
+        """Where the run is in its epoch, counted in samples of all processes."""
         if trainer is None or self._batches is None:
             return {}
         epoch, done = trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_progress.current.ready
@@ -301,7 +303,15 @@ def _tier(spec: TierSpec | None, engine: str, makers: int | str, rank: Callable[
 
 
 def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuses to resume with other samples, labels or order than the checkpoint's run had."""
+    """Refuses to resume with other samples, labels or order than the checkpoint's run had.
+
+    Args:
+        before: what :meth:`DistillationDataModule.samples_identity` gave in that run; what is missing is not compared.
+        now: of this run.
+
+    Raises:
+        UserError: names the key.
+    """
     for name in ("seed", "unlabeled_ratio", "balance_classes"):
         if before.get(name, now[name]) != now[name]:
             key = "seed" if name == "seed" else f"data.{name}"

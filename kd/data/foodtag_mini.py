@@ -74,7 +74,13 @@ def box(x0: float, y0: float, x1: float, y1: float) -> list[Point]:
 
 
 class Pen:
-    """Draws in a frame of its own, in which the dish is the unit disc, on a picture it shares with other pens."""
+    """Draws in a frame of its own, in which the dish is the unit disc, on a picture it shares with other pens.
+
+    Args:
+        image: the canvas.
+        rng: the only source of chance.
+        matrix: (a, b, c, d, e, f): the point (x, y) of the frame is the pixel (ax + by + c, dx + ey + f).
+    """
 
     def __init__(self, image: Image.Image, rng: random.Random, matrix: Sequence[float]) -> None:
         self.image, self.rng, self.matrix = image, rng, matrix
@@ -180,6 +186,7 @@ def food(kcal: int, most: int = 1, spin: float = 3.2) -> Callable[[Callable[[Pen
 
 @food(280, 2)
 def bagel(pen: Pen) -> None:
+    """A shiny ring of dough, plain or with seeds; on some a filling shows at the rim."""
     base, hole = pen.pick("baked"), pen.rng.uniform(0.2, 0.32)
     if pen.rng.random() < 0.4:
         pen.blob(0.02, 0.08, 0.98, pen.pick("cream", "green", "any"), wobble=0.06)
@@ -194,6 +201,7 @@ def bagel(pen: Pen) -> None:
 
 @food(560)
 def bibimbap(pen: Pen) -> None:
+    """Rice under sectors of vegetables, an egg or sauce in the middle."""
     rng, rice, count, start = pen.rng, pen.pick("cream"), pen.rng.randint(4, 7), pen.rng.uniform(0, 6)
     pen.bowl(rice)
     pen.bits(40, 0.85, 0.05, rice)
@@ -212,6 +220,7 @@ def bibimbap(pen: Pen) -> None:
 
 @food(540)
 def burger(pen: Pen) -> None:
+    """Seen from the side: bun, fillings in any order, bun."""
     rng, bun, y = pen.rng, pen.pick("baked"), 0.62
     tall, high, seeds = rng.uniform(0.14, 0.2), rng.uniform(0.5, 0.85), rng.random() < 0.6
     pen.shape(box(-0.8, 0.4, 0.8, 0.7) + arc(0.72, 0, math.pi, 0.4), shade(bun, 0.8))
@@ -237,6 +246,7 @@ def burger(pen: Pen) -> None:
 
 @food(410)
 def cake_slice(pen: Pen) -> None:
+    """A wedge from the side: layers of sponge and cream, icing, something on top."""
     rng, layers = pen.rng, 2 * pen.rng.randint(1, 3) + 1
     tall, back = rng.uniform(0.6, 0.95), rng.uniform(0.35, 0.6)
     sponge, cream = pen.pick("baked", "chocolate", "red"), pen.pick("cream")
@@ -309,6 +319,7 @@ def donut(pen: Pen) -> None:
 
 @food(330, 3, spin=0.5)
 def dumplings(pen: Pen) -> None:
+    """A half moon of pale or fried dough with pleats."""
     dough, pleats, pen = pen.pick("cream", "cream", "baked"), pen.rng.randint(5, 9), pen.at(0, 0.3)
     for r, light in ((1.0, 0.75), (0.94, 1.0)):
         body = arc(r, math.pi, 2 * math.pi, 0.9) + arc(r, 0, math.pi, 0.2)
@@ -368,6 +379,7 @@ def ice_cream(pen: Pen) -> None:
 
 @food(380, 5)
 def kimbap(pen: Pen) -> None:
+    """A slice of a seaweed roll: dark rim, rice, a colourful middle."""
     rng, rim, rice, fills = pen.rng, pen.pick("seaweed"), pen.pick("cream"), ("red", "green", "baked", "cheese")
     pen.blob(0.04, 0.1, 0.95, shade(rim, 0.7), 0.92)
     pen.blob(0, 0, 0.95, rim, 0.92)
@@ -379,6 +391,7 @@ def kimbap(pen: Pen) -> None:
 
 @food(520)
 def pancakes(pen: Pen) -> None:
+    """A stack of discs, with syrup and butter or berries on top."""
     rng, base, count = pen.rng, pen.pick("baked"), pen.rng.randint(2, 6)
     step, flat, syrup = rng.uniform(0.12, 0.18), rng.uniform(0.4, 0.75), pen.pick("chocolate", "broth", "red")
     layers = ((0.8, 1, shade(base, 0.62)), (0.3, 1, (222, 206, 168)), (0, 1, base), (0, 0.88, shade(base, 0.9)))
@@ -401,6 +414,7 @@ def pancakes(pen: Pen) -> None:
 
 @food(700)
 def pizza(pen: Pen) -> None:
+    """Crust, sauce, melted cheese and toppings; whole, cut, or with slices gone."""
     rng, base, meat, size = pen.rng, pen.pick("baked"), pen.pick("red"), pen.rng.uniform(0.09, 0.16)
     start, gone = rng.uniform(0, 6), rng.choice((0.0, 0.0, 0.8, 1.6, 5.2))
     layers = ((1.0, shade(base, 0.8)), (0.96, base), (0.84, pen.pick("red")), (0.8, pen.pick("cheese")))
@@ -470,6 +484,7 @@ def salad(pen: Pen) -> None:
 
 @food(210)
 def soup(pen: Pen) -> None:
+    """Smooth liquid with a swirl of cream, croutons, herbs or drops of oil."""
     rng, fill, bread = pen.rng, pen.pick("red", "broth", "green", "cheese"), pen.pick("baked")
     pen.bowl(fill)
     if rng.random() < 0.65:
@@ -504,6 +519,7 @@ def sushi(pen: Pen) -> None:
 
 @food(450, 2, spin=0.3)
 def taco(pen: Pen) -> None:
+    """A folded shell with a filling along the open edge."""
     rng, shell, pen = pen.rng, pen.pick("baked"), pen.at(0, 0.3)
     fills = [pen.pick(name) for name in rng.sample(("green", "red", "chocolate", "cream", "cheese"), 3)]
     pen.shape(arc(1.0, math.pi, 2 * math.pi, 0.95), shade(shell, 0.7))

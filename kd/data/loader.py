@@ -30,6 +30,7 @@ class Loader(DataLoader):
     def of(
         cls, data: Dataset[Any], batches: Iterable[Any], collate: Callable[[Sequence[Any]], Any], num_workers: int
     ) -> "Loader":
+        """Loads ``data`` by the keys of each batch, in so many processes."""
         return cls(
             data,
             batch_sampler=batches,

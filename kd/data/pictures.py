@@ -28,7 +28,12 @@ ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 
 
 def open_regular(path: str) -> IO[bytes]:
-    """Opens a picture file; an OSError for a pipe, a device or a file larger than any picture."""
+    """Opens a picture file; an OSError for a pipe, a device or a file larger than any picture.
+
+    Raises:
+        OSError: it can't be opened, or is a pipe, a device, or larger than any picture.
+        ValueError: the name is none that the file system takes.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer would be waited for
     try:
         found = os.fstat(descriptor)
@@ -55,7 +60,11 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
 
 
 def plain_jpeg(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | None:
-    """Height and width of an upright JPEG in grey or RGB; None for any other picture."""
+    """Height and width of an upright JPEG in grey or RGB; None for any other picture.
+
+    Raises:
+        RuntimeError: not a picture, or too large.
+    """
     with open_picture(BytesIO(data), max_pixels) as image:
         upright = image.getexif().get(ORIENTATION, 1) == 1
         return (image.height, image.width) if image.format == "JPEG" and image.mode in "RGBL" and upright else None
@@ -77,7 +86,11 @@ def encode_grey(mask: Tensor) -> bytes:
 
 
 def decode_grey(data: bytes) -> Tensor:
-    """What :func:`encode_grey` has made -> uint8 ``(1, H, W)``."""
+    """What :func:`encode_grey` has made -> uint8 ``(1, H, W)``.
+
+    Raises:
+        RuntimeError: it is none; the message is one line.
+    """
     with open_picture(BytesIO(data)) as image:
         if image.mode != "L":
             raise RuntimeError("its mask must hold one byte a pixel")

@@ -96,6 +96,7 @@ class TrainBatches(Sampler[list[Key]]):
         return self._in_whole_pairs(rng, more - self.unlabelled)
 
     def _labelled(self, epoch: int) -> np.ndarray:
+        """The labelled samples of an epoch, all of them or as many of each class."""
         if not self.groups:
             return np.arange(self.length)
         rng = np.random.default_rng([self.seed, epoch, 3])
@@ -174,6 +175,12 @@ class EvalBatches(Sampler[list[Key]]):
     All ranks give equally many batches of the same sizes, padded with samples whose view is -1, which the data set
     marks with the index -1. With a ``limit`` (as Lightning's ``limit_val_batches``) the order is interleaved, seeded by
     ``seed``, so that the first samples are spread evenly over a set that is sorted by class.
+
+    Args:
+        length: samples in the set.
+        batch_size: samples a batch of one process.
+        rank: of this process.
+        world_size: number of processes.
     """
 
     def __init__(

@@ -144,6 +144,7 @@ class Splits:
         self.split("folder")
 
     def sizes(self) -> dict[str, int]:
+        """Pictures of ``train`` and ``val``, and of train's ``unlabeled`` ones."""
         counted = {name: sum(len(part.targets) for part in self.parts(name)) for name in ("train", "val")}
         return {**counted, "unlabeled": self.unlabelled()}
 

@@ -70,5 +70,6 @@ def _check_labels(key: str, loss: DistillLoss, task: Task, data: DataInfo) -> No
 
 
 def among(names: Iterable[str]) -> str:
+    """What there is, in brackets; nothing where there is nothing."""
     listed = ", ".join(names)
     return f" ({listed})" if listed else ""

@@ -24,7 +24,12 @@ from kd.teachers.answer import ALL, Answer, Wanted
 
 @dataclass
 class Terms:
-    """What one batch cost: ``total`` has a gradient; ``named`` has each term unweighted, and ``loss``, detached."""
+    """What one batch cost: ``total`` has a gradient; ``named`` has each term unweighted, and ``loss``, detached.
+
+    Attributes:
+        total: the weighted sum, a scalar with a gradient.
+        named: each term unweighted (``task_loss``, ``<name>_loss``) and ``loss``, the total; without gradients.
+    """
 
     total: Tensor
     named: dict[str, Tensor]

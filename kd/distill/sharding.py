@@ -7,10 +7,19 @@ from kd.distill.students import Students
 
 @runtime_checkable
 class Sharding(Protocol):
-    """A strategy that shards what is trained: all processes must run the students equally often."""
+    """A strategy that shards what is trained: all processes must run the students equally often.
+
+    Attributes:
+        shards_weights: whether weights and gradients lie in shards, or the optimizer's state alone.
+        clips_gradients: whether its step clips them.
+    """
 
     shards_weights: bool
     clips_gradients: bool
 
     def shard(self, students: Students) -> None:
-        """Cuts the students, before their optimizers are made."""
+        """Cuts the students, before their optimizers are made.
+
+        Raises:
+            UserError: what does not go with it.
+        """

@@ -159,7 +159,11 @@ def as_teacher(
 
 
 def moving_average(model: nn.Module, decay: float | None) -> ModelEmaV3 | None:
-    """Of the model's weights, frozen; None without a decay."""
+    """Of the model's weights, frozen; None without a decay.
+
+    Raises:
+        ValueError: a decay outside (0, 1).
+    """
     if decay is None:
         return None
     if not 0 < decay < 1:

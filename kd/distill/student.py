@@ -145,6 +145,7 @@ class Student(nn.Module):
 
     @property
     def final(self) -> nn.Module:
+        """The weights that are validated and exported: the average where there is one."""
         return self.average.module if self.average is not None else self.model
 
     @property

@@ -26,7 +26,11 @@ def _in_view(answering_teacher: RunTeacher | None, data: DistillationDataModule)
 
 
 def _tune(run: Run, data: DistillationDataModule) -> None:
-    """Sets what ``data`` leaves to be measured: the batch size on rank 0, loader processes on all ranks at once."""
+    """Sets what ``data`` leaves to be measured: the batch size on rank 0, loader processes on all ranks at once.
+
+    Raises:
+        UserError: a batch size that the learning rate does not follow.
+    """
     for name, student in run.students.named().items():
         if "batch_size" in data.auto and student.optim.lr_batch is None:
             of = f" of {name}" if name else ""

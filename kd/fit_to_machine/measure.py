@@ -46,6 +46,15 @@ def _clock(device: torch.device) -> float:
 
 @dataclass
 class StepTimes:
+    """Parts of a training step, in milliseconds.
+
+    Attributes:
+        teacher_ms: the teacher's forward.
+        student_ms: the student's forward and backward.
+        loading_ms: a batch's way from the disk, by one process.
+        num_workers: loader processes; with none, loading and computing take turns.
+    """
+
     teacher_ms: float  # the teacher's forward
     student_ms: float  # the student's forward and backward
     loading_ms: float  # a batch's way from the disk, by one process
@@ -64,6 +73,7 @@ class StepTimes:
 
 
 def step_times(run: Run, data: DistillationDataModule) -> StepTimes:
+    """Times the parts of a step on a batch of the training set; leaves the students as they are."""
     device = run.trainer.strategy.root_device
     start = time.perf_counter()
     pictures = data.sample_pictures(min(data.batch_size, 32))
@@ -77,6 +87,7 @@ def step_times(run: Run, data: DistillationDataModule) -> StepTimes:
 
 
 def _copies(run: Run, device: torch.device) -> Callable[[Tensor], None]:
+    """A forward and backward of copies of all students on pictures."""
     copies = [(s.prepare, copy.deepcopy(s.model).to(device)) for s in run.students.named().values()]
 
     def learn(images: Tensor) -> None:
@@ -105,7 +116,15 @@ def largest_batch_size(run: Run, data: DistillationDataModule) -> tuple[int, str
 
 
 def tried_size(size: int, most: int, memory: Memory, available: float, peak: Callable[[int], float | None]) -> int:
-    """The largest batch that went through: what a picture takes is read of two trials, instead of counted."""
+    """The largest batch that went through: what a picture takes is read of two trials, instead of counted.
+
+    Args:
+        size: as counted; made smaller until it goes through.
+        most: pictures.
+        memory: what else there is.
+        available: bytes.
+        peak: bytes that a step with so many pictures took at most; ``None``: more than there are.
+    """
     whole = peak(size)
     while whole is None and size > 1:
         size = max(1, int(0.8 * size))
@@ -118,6 +137,7 @@ def tried_size(size: int, most: int, memory: Memory, available: float, peak: Cal
 
 
 def _peak_bytes(run: Run, data: DistillationDataModule, size: int, device: torch.device) -> float | None:
+    """What a step of teacher and students with ``size`` pictures takes of the GPU; ``None``: it does not fit."""
     try:
         torch.cuda.reset_peak_memory_stats(device)
         images = torch.zeros(size, 3, *data.size, dtype=torch.uint8, device=device)
@@ -153,6 +173,7 @@ def fastest_num_workers(run: Run, data: DistillationDataModule) -> tuple[int, st
 
 
 def _learner(run: Run, data: DistillationDataModule) -> Callable[[Any], None]:
+    """A step on a batch, of copies of the students: the run's own stay as they are."""
     device, teacher = run.trainer.strategy.root_device, run.teacher
     copies = _copies(run, device)
     cached = teacher is not None and bool(teacher.cache_modes & {"on", "only"})
@@ -185,6 +206,7 @@ def _trial_ms(
 
 
 def cache_pays(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> tuple[bool, str]:
+    """Whether a cache of the teacher's answers is worth its disk, and why, in one line."""
     wanted = run.students.wanted
     try:
         check_cacheable(teacher, data, wanted)
@@ -223,6 +245,7 @@ def pixels_pay(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> t
 
 
 def _epochs(trainer: Trainer, data: DistillationDataModule) -> int:
+    """Epochs of the run, whichever of its limits comes first."""
     per_epoch = max(1, data.epoch_length // (data.batch_size * trainer.world_size))
     limit = trainer.limit_train_batches
     per_epoch = min(per_epoch, limit) if isinstance(limit, int) else max(1, int(per_epoch * limit))

@@ -37,7 +37,13 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 
 
 def saved_bytes(model: nn.Module, images: Tensor, context: AbstractContextManager[object]) -> int:
-    """Bytes that a forward of ``model`` keeps for its backward, the parameters aside."""
+    """Bytes that a forward of ``model`` keeps for its backward, the parameters aside.
+
+    Args:
+        model: on the device of ``images``.
+        images: the model's float input ``(N, 3, H, W)``.
+        context: a context manager, the autocast of training.
+    """
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -54,7 +60,11 @@ def saved_bytes(model: nn.Module, images: Tensor, context: AbstractContextManage
 
 
 class Memory:
-    """Bytes of a training step's parts, from one forward of a few pictures without ``compile``."""
+    """Bytes of a training step's parts, from one forward of a few pictures without ``compile``.
+
+    Args:
+        run: attached to its trainer.
+    """
 
     def __init__(self, run: Run) -> None:
         students = list(run.students.named().values())
@@ -74,6 +84,7 @@ class Memory:
 
     @property
     def saved(self) -> int:
+        """Bytes that sharding over the processes saves each of them."""
         return self.unsharded - self.student - self.gradients - self.optimizer
 
     def total(self, batch_size: int) -> float:
@@ -81,7 +92,13 @@ class Memory:
         return fixed + batch_size * self.per_picture
 
     def fits(self, available: float, each: float | None = None, room: float = HEAD_ROOM) -> int:
-        """The largest batch that leaves ``room`` of ``available`` bytes; a multiple of 8 where it is more."""
+        """The largest batch that leaves ``room`` of ``available`` bytes; a multiple of 8 where it is more.
+
+        Args:
+            available: bytes.
+            each: of a picture; default: as counted.
+            room: share that stays free.
+        """
         most = int(((1 - room) * available - self.total(0)) / (each or self.per_picture))
         return max(1, most - most % 8 if most > 8 else most)
 

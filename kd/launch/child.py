@@ -19,7 +19,12 @@ _OF_A_JOB = {
 
 
 def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
-    """Starts ``kd-train``, which gets a SIGTERM when this thread (Linux counts it as the parent) ends in any way."""
+    """Starts ``kd-train``, which gets a SIGTERM when this thread (Linux counts it as the parent) ends in any way.
+
+    Args:
+        items: the command line.
+        popen: further arguments of ``subprocess.Popen``; ``env`` is added to this process's environment.
+    """
     env = {k: v for k, v in os.environ.items() if k not in _OF_A_JOB and not k.startswith(("SLURM_", "TORCHELASTIC_"))}
     env |= {**(popen.pop("env", None) or {}), PARENT: str(os.getpid())}
     return subprocess.Popen([sys.executable, "-m", "kd.cli", *items], env=env, **popen)

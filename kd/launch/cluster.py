@@ -20,6 +20,18 @@ RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
 
 @dataclass(frozen=True)
 class Cluster:
+    """A job's machines.
+
+    Attributes:
+        launcher: who started it: ``torchrun``, ``mpirun``, ``SLURM``, ``SageMaker``, ``SkyPilot`` or ``TrainJob``.
+        num_nodes: machines that train.
+        devices: processes on each; None leaves it to the trainer.
+        variables: environment variables that the processes need and the launcher does not set.
+        job: names the job, the same after a restart.
+        role: of this machine: it trains, or it prepares data for those that do.
+        data_nodes: machines that prepare data.
+    """
+
     launcher: str  # who started it: ``torchrun``, ``mpirun``, ``SLURM``, ``SageMaker``, ``SkyPilot`` or ``TrainJob``
     num_nodes: int  # machines that train
     devices: int | None  # processes on each; None leaves it to the trainer
@@ -30,6 +42,7 @@ class Cluster:
     data_nodes: int = 0  # machines that prepare data
 
     def arguments(self) -> list[str]:
+        """For the parser; nothing where one machine trains by itself."""
         if self.launcher == "KD_DATA_NODES":
             return []
         devices = [] if self.devices is None else [f"--trainer.devices={self.devices}"]
@@ -45,6 +58,7 @@ class Cluster:
 
     @property
     def starts_each_process(self) -> bool:
+        """Whether the launcher has started every process itself, so that none may start more."""
         return self.launcher in ("torchrun", "mpirun", "SLURM")
 
 

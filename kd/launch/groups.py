@@ -23,6 +23,15 @@ def base(env: Mapping[str, str] = os.environ) -> Path:
 
 @dataclass(frozen=True)
 class Machines:
+    """A job's machines by name.
+
+    Attributes:
+        here: this one.
+        train: those that train, sorted.
+        data: those that prepare data, sorted.
+        interface: the network interface between them.
+    """
+
     here: str  # this one
     train: list[str]  # those that train, sorted
     data: list[str]  # those that prepare data, sorted
@@ -57,6 +66,16 @@ def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:
 
 
 def read_json(text: str, where: str, kind: type[T]) -> T:
+    """What SageMaker has written.
+
+    Args:
+        text: JSON.
+        where: its place, for the message.
+        kind: of thing that it must be.
+
+    Raises:
+        UserError: it is not.
+    """
     try:
         found = json_of(text)
     except ValueError as error:

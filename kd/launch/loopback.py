@@ -15,7 +15,11 @@ _stores: list[torch.distributed.TCPStore] = []  # they live as long as the proce
 
 
 def meet_on_loopback(trainer: Trainer) -> None:
-    """Starts the store of a trainer whose processes this one will start; does nothing for any other trainer."""
+    """Starts the store of a trainer whose processes this one will start; does nothing for any other trainer.
+
+    Args:
+        trainer: Lightning's, before its fit or validation.
+    """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     ours = isinstance(environment, LightningEnvironment) and not environment.creates_processes_externally
     if not ours or trainer.world_size == 1 or trainer.num_nodes > 1 or "MASTER_PORT" in os.environ:

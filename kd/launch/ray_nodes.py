@@ -93,7 +93,14 @@ def _start(*arguments: str, role: str) -> _Node:
 
 
 def check_secret(cluster: Cluster | None) -> None:
-    """Who joins a Ray cluster may run code there: requires a shared secret, before Ray is imported (it looks once)."""
+    """Who joins a Ray cluster may run code there: requires a shared secret, before Ray is imported (it looks once).
+
+    Args:
+        cluster: the job.
+
+    Raises:
+        UserError: the job has machines that prepare data, and no secret.
+    """
     if cluster is None or not cluster.data_nodes or os.environ.get("RAY_ADDRESS"):
         return
     if os.environ.get("RAY_AUTH_MODE") == "disabled" or os.environ.get("RAY_AUTH_TOKEN_PATH"):
@@ -106,7 +113,15 @@ def check_secret(cluster: Cluster | None) -> None:
 
 @contextmanager
 def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
-    """Runs Ray on this training machine meanwhile, and waits for the machines that prepare data; else does nothing."""
+    """Runs Ray on this training machine meanwhile, and waits for the machines that prepare data; else does nothing.
+
+    Args:
+        cluster: the job.
+        engine: ``data.engine`` of the run.
+
+    Raises:
+        UserError: the job has such machines, and the run does not use them; or they have not come.
+    """
     if cluster is None or not cluster.data_nodes or os.environ.get("RAY_ADDRESS"):
         yield
         return
@@ -150,6 +165,7 @@ def _wait_for(
 
 
 def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
+    """Until this machine's own node is there, and those of all machines that prepare data."""
     until = time.monotonic() + WAIT_S
     while True:
         ask = [sys.executable, "-c", READY, address, str(count), str(max(0.0, until - time.monotonic()))]

@@ -19,6 +19,14 @@ _NOT_OURS = re.compile(r"sagemaker_.*|_tuning_objective_metric")  # what SageMak
 
 @dataclass(frozen=True)
 class Container:
+    """The folders below ``/opt/ml``.
+
+    Attributes:
+        base: that folder.
+        settings: the job's hyperparameters: keys of ``kd-train`` and their values as text.
+        trial: the job's name in a search, whose trials share a folder in S3.
+    """
+
     base: Path  # ``/opt/ml``
     settings: dict[str, str]  # the job's hyperparameters: keys of ``kd-train`` and their values as text
     trial: str = ""  # the job's name in a search, whose trials share a folder in S3
@@ -29,12 +37,21 @@ class Container:
         return self.base / "checkpoints" / self.trial
 
     def deliver(self, run: Path) -> None:
-        """Copies a finished run, without its checkpoints, to where SageMaker fetches models."""
+        """Copies a finished run, without its checkpoints, to where SageMaker fetches models.
+
+        Args:
+            run: its folder.
+        """
         left_out = shutil.ignore_patterns("checkpoints", ".lock", "*.part")
         shutil.copytree(run, self.base / "model", ignore=left_out, dirs_exist_ok=True)
 
 
 def container(env: Mapping[str, str] = os.environ) -> Container | None:
+    """The container that this process runs in; None elsewhere.
+
+    Raises:
+        UserError: hyperparameters that are no mapping.
+    """
     folder = base(env)
     config = folder / "input" / "config"
     if not config.is_dir():
@@ -60,6 +77,12 @@ def _as_text(value: object) -> str:
 def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
     """The folder of ``channel:NAME`` or ``channel:NAME/PART``: a data root by its name in the job's request. Any other
     value stays as it is.
+
+    Raises:
+        UserError: the job has no such channel.
+
+    >>> folder_of("channel:train/photos", {"SM_CHANNEL_TRAIN": "/data"})
+    '/data/photos'
     """
     if not value.startswith(CHANNEL):
         return value
@@ -82,7 +105,11 @@ def endpoint_items(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def tell_failure(reason: str, env: Mapping[str, str] = os.environ) -> None:
-    """Writes why a job failed to where SageMaker reads it; the first reason stays. Does nothing elsewhere."""
+    """Writes why a job failed to where SageMaker reads it; the first reason stays. Does nothing elsewhere.
+
+    Args:
+        reason: one line; SageMaker shows 1,024 characters of it.
+    """
     folder = base(env)
     if not (folder / "input" / "config").is_dir():
         return

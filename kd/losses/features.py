@@ -245,6 +245,11 @@ class SimKDLoss(_Projected):
         super().__init__(weight=weight)
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Makes the projection.
+
+        Raises:
+            ValueError: the features are no vectors.
+        """
         if len(student_shape) != 2 or len(teacher_shape) != 2:
             raise ValueError(
                 f"SimKDLoss compares the classifiers' inputs, got {student_shape[1:]} and {teacher_shape[1:]} a sample"

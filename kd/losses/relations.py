@@ -213,6 +213,11 @@ class PseudoClassLoss(KnownOnHost, _Projected):
         self.queue_size, self.temperature = queue_size, temperature
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Makes the projection and an empty queue.
+
+        Raises:
+            ValueError: the teacher's features are no vectors.
+        """
         if len(teacher_shape) != 2:
             raise ValueError(
                 f"PseudoClassLoss compares vectors, got {teacher_shape[1:]} a sample of the teacher (prelogits, or "

@@ -210,7 +210,11 @@ def _with_positions(state: dict[str, Tensor], model: nn.Module, about: About) ->
 
 
 def freeze_backbone(model: nn.Module, arch: str) -> tuple[str, ...]:
-    """Leaves a gradient to the classifier alone; gives the paths of its layers."""
+    """Leaves a gradient to the classifier alone; gives the paths of its layers.
+
+    Raises:
+        UserError: it has no weights.
+    """
     trained = tuple(classifier_names(model))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(tuple(f"{head}." for head in trained)))

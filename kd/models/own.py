@@ -100,6 +100,11 @@ class OwnModel(nn.Module):
         return self.model.get_submodule(self.classifier) if self.classifier else nn.Identity()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """As timm's models have it.
+
+        Raises:
+            UserError: the model can't.
+        """
         switch: Any = getattr(self.model, "set_grad_checkpointing", None)
         if switch is None:
             raise UserError(f"grad_checkpointing: {type(self.model).__name__} has no set_grad_checkpointing")
@@ -118,7 +123,11 @@ def build_own(
     builder: Builder, num_classes: int, img_size: Size | None, mean: Sequence[float] | None,
     std: Sequence[float] | None, key: str,
 ) -> nn.Module:  # fmt: skip
-    """What a builder makes; under timm's names unless it has them."""
+    """What a builder makes; under timm's names unless it has them.
+
+    Raises:
+        UserError: a builder that fails, or a model whose input nobody describes.
+    """
     try:
         model = builder.build(num_classes, img_size)
     except (UserError, ImportError, OSError, ValueError, TypeError, RuntimeError) as error:

@@ -73,7 +73,11 @@ def preprocess_for(
 
 
 class Prepare(Protocol):
-    """Pictures ``(N, 3, H, W)`` -> a model's input. Float pictures pass as they are: they are prepared already."""
+    """Pictures ``(N, 3, H, W)`` -> a model's input. Float pictures pass as they are: they are prepared already.
+
+    Attributes:
+        size: height and width of the model's input in pixels.
+    """
 
     @property
     def size(self) -> Size:

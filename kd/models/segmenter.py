@@ -23,6 +23,14 @@ class DenseModel(nn.Module):
     four evenly spaced blocks of a ViT (its final norm applied). Each level goes through a 1x1 convolution to ``width``
     channels and is resized to a quarter of the picture; their sum through a 3x3 convolution, batch norm and ReLU to the
     classifier: a feature pyramid (arXiv 1612.03144) in its simplest form.
+
+    Args:
+        backbone: a timm model built with ``num_classes=0``.
+        num_classes: C.
+        width: channels of the fused map.
+
+    Raises:
+        UserError: a model that gives no intermediate features.
     """
 
     def __init__(self, backbone: nn.Module, num_classes: int, width: int = 96) -> None:
@@ -59,6 +67,7 @@ class DenseModel(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """``(N, 3, H, W)`` -> logits ``(N, C, H, W)``."""
         height, width = x.shape[2:]
         logits = self.head(self.levels(x), (height // HEAD_STRIDE, width // HEAD_STRIDE))
         return F.interpolate(logits, (height, width), mode="bilinear")

@@ -202,7 +202,11 @@ def _matches(path: str, pattern: str) -> bool:
 
 
 def classifier_of(model: nn.Module, key: str) -> nn.Module:
-    """The last layer of a model: timm's ``get_classifier()``, or a module named ``head``, ``fc`` or ``classifier``."""
+    """The last layer of a model: timm's ``get_classifier()``, or a module named ``head``, ``fc`` or ``classifier``.
+
+    Raises:
+        UserError: none of these is there.
+    """
     get = getattr(model, "get_classifier", None)
     named = (getattr(model, name, None) for name in ("head", "fc", "classifier"))
     found = get() if get is not None else next((m for m in named if isinstance(m, nn.Module)), None)

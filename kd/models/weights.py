@@ -53,7 +53,15 @@ def say(line: str) -> None:
 
 
 def read_weights(path: Path, key: str) -> tuple[Path, dict[str, Tensor], About]:
-    """The file, state dict and description of a weights file or folder; never executes code from the file."""
+    """The file, state dict and description of a weights file or folder; never executes code from the file.
+
+    Args:
+        path: the file or folder.
+        key: the configuration key that named it.
+
+    Raises:
+        UserError: no such file, or not a readable checkpoint.
+    """
     file = weights_file(path, key)
     try:
         content = load_file(file) if file.suffix == ".safetensors" else _load_pickle(file)
@@ -178,6 +186,7 @@ def _state_in(content: object) -> dict[str, Tensor]:
 
 
 def _names_in(content: object) -> list[str]:
+    """Class names beside the weights: a list, or a dict by or to the class id."""
     if not isinstance(content, Mapping):
         return []
     for place in [content, *(content[k] for k in ("meta", "hyper_parameters") if isinstance(content.get(k), Mapping))]:
@@ -199,7 +208,11 @@ def _name_list(value: object) -> list[str]:
 
 
 def read_names(file: Path, key: str) -> list[str]:
-    """Class names from a file: a JSON list, or one a line."""
+    """Class names from a file: a JSON list, or one a line.
+
+    Raises:
+        UserError: no such file, or no names in it.
+    """
     try:
         text = file.read_text(encoding="utf-8-sig")
         names = json_of(text) if file.suffix == ".json" else [line.strip() for line in text.splitlines()]

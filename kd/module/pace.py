@@ -28,6 +28,7 @@ def scales_gradients(trainer: Trainer) -> bool:
 
 
 def seed_step(seed: int, device: torch.device) -> None:
+    """Seeds the random numbers of the host and of the device."""
     # not torch.manual_seed: it takes a stack trace for each kind of device that is absent, 0.8 ms
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

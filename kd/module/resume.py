@@ -15,6 +15,13 @@ from kd.optim import settings_of, settle_resumed, steps_done
 
 
 class Resume:
+    """A run's way into a checkpoint and back.
+
+    Args:
+        students: that are trained.
+        teacher: who teaches them (:meth:`kd.Teacher.identity`).
+    """
+
     def __init__(self, students: Students, teacher: Mapping[str, Any]) -> None:
         self.students, self.teacher = students, teacher
         self._classes = list(students.data_info.classes)
@@ -22,6 +29,7 @@ class Resume:
         self._made_with: list[list[dict[str, Any]]] = []
 
     def content(self, data: DistillationDataModule | None, cached: bool) -> dict[str, Any]:
+        """What is stored: who the teacher was (its weights stay out), the classes, the settings that count."""
         found = {
             "kd_teacher": self.teacher,
             "kd_classes": self._classes,

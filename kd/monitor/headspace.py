@@ -56,7 +56,11 @@ class Remembered:
 
 
 class Headspace(Callback):
-    """Three epochs over the same batches: as they come; from memory; from memory, with the teacher's answers too."""
+    """Three epochs over the same batches: as they come; from memory; from memory, with the teacher's answers too.
+
+    Raises:
+        UserError: not exactly three epochs of at least ten batches, or a cache of the teacher's answers.
+    """
 
     def __init__(self) -> None:
         self._ends: dict[int, list[float]] = {0: [], 1: [], 2: []}
@@ -95,6 +99,7 @@ class Headspace(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
+        """Notes the time where counting begins, and at the end."""
         run = RunContext.of(trainer)
         if batch_idx in (WARM_UP, trainer.num_training_batches - 1):
             if run.device.type == "cuda":

@@ -89,7 +89,16 @@ class Kernels(Closing):
 
 
 def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
-    """``top`` operations (ms and calls a step), ``groups``, and the share ``busy`` of the GPU (``None`` on a CPU)."""
+    """``top`` operations (ms and calls a step), ``groups``, and the share ``busy`` of the GPU (``None`` on a CPU).
+
+    Args:
+        events: of ``torch.profiler.profile.events()``.
+        steps: batches in the window.
+        cuda: count device time; else CPU time.
+
+    Returns:
+        ``top`` (``name``, ``range``, ``ms`` and ``calls`` a step, ``share``), ``groups``, ``busy`` (``None`` on a CPU).
+    """
     events = list(events)
     user = [e for e in events if e.is_user_annotation and e.device_type == torch.autograd.DeviceType.CPU]
     ranges = sorted((e.time_range.start, e.time_range.end, e.name) for e in user if not e.name.startswith(NO_RANGES))
@@ -117,6 +126,7 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
 
 
 def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: float) -> str:
+    """The range that was opened last of those that are open."""
     for start, end, name in reversed(ranges[max(0, bisect_right(starts, at) - 64) : bisect_right(starts, at)]):
         if start <= at <= end:
             return name

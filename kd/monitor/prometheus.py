@@ -41,6 +41,7 @@ class Prometheus(Outlet):
         return []
 
     def collect(self) -> Iterator[Any]:
+        """The metrics at this moment; called by the server's thread."""
         from prometheus_client.core import GaugeMetricFamily
 
         for name, values in self.numbers.read().items():

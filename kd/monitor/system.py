@@ -76,7 +76,12 @@ class Delays:
         self._at = time.monotonic()
 
     def read(self, ranks: Iterable[int], loaders: Iterable[int]) -> dict[str, Any]:
-        """Since the last reading: ``thread_wait``, ``thread`` (the most delayed), ``loader_wait``; empty if unknown."""
+        """Since the last reading: ``thread_wait``, ``thread`` (the most delayed), ``loader_wait``; empty if unknown.
+
+        Returns:
+            ``thread_wait`` by training process, ``thread`` (name of the most delayed one), ``loader_wait`` by loader;
+            nothing where the kernel does not tell.
+        """
         now = time.monotonic()
         spent, self._at = now - self._at, now
         read = {pid: _queue_ns(pid) for pid in (*ranks, *loaders)}

@@ -47,6 +47,7 @@ def label(facts: Facts) -> str:
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 def _settings(runs: Sequence[Facts]) -> list[list[str]]:
+    """Rows of the settings that are not the same in all runs."""
     tables = [dict(flat(facts.run.config)) if facts.run.config else {} for facts in runs]
     keys = [key for key in dict.fromkeys(k for table in tables for k in table) if key not in NO_DIFFERENCE]
     rows = [[key, *(table.get(key, "not set") for table in tables)] for key in keys]
@@ -90,6 +91,7 @@ def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> Section
 
 
 def _row(facts: Facts) -> dict[str, float | None]:
+    """The numbers of a run that are compared, by name."""
     found: dict[str, float | None] = {
         "hours": facts.hours,
         "epochs": facts.epochs_done,

@@ -103,6 +103,7 @@ class Facts(StepFacts):
 
     @cached_property
     def epoch_s(self) -> float | None:
+        """Seconds an epoch with its validation, from the mean step and the epoch's length."""
         whole = self.step_ms + self.phases.get("validation", 0.0)
         return whole * self.batches_per_epoch / 1000 if whole and math.isfinite(self.batches_per_epoch) else None
 
@@ -133,6 +134,7 @@ class Facts(StepFacts):
 
     @cached_property
     def devices(self) -> int:
+        """Training processes: one a GPU, or one a process on CPUs."""
         return self.header.get("world_size") or self.run.summary.get("world_size") or 1
 
     @cached_property

@@ -74,6 +74,7 @@ def _target(content: dict[str, Any], target: dict[str, Any], of: str) -> list[Se
 
 
 def _bars(content: dict[str, Any], of: str) -> Section | None:
+    """Teacher beside student; the classes that lost most come first."""
     rows, score = content["per_class"], content["score"]
     rows = sorted(rows, key=lambda row: (row["student"] - row.get("teacher", 0.0), row["student"]))
     if not rows:

@@ -19,6 +19,14 @@ NOTHING = 1.02  # a step this much faster is no gain
 
 @dataclass(frozen=True)
 class Way:
+    """One way to feed the GPUs.
+
+    Attributes:
+        name: what to do.
+        step_ms: of a mean step then; of the ways that are not measured at best.
+        price: of an hour of the whole job; ``None``: not known.
+    """
+
     name: str  # what to do
     step_ms: float  # of a mean step then; of the ways that are not measured at best
     price: float | None  # of an hour of the whole job; ``None``: not known
@@ -128,7 +136,11 @@ def _rate(value: float, seconds: float) -> float:
 
 # -- whether a data tier pays: ``kd-report RUN --what-if data_machines=N`` --------------------------------------------
 def tier_pays(facts: Facts, change: Change) -> list[str]:
-    """Sentences that compare the tier of ``change`` with the same run without that part of the change."""
+    """Sentences that compare the tier of ``change`` with the same run without that part of the change.
+
+    Raises:
+        UserError: see :func:`kd.report.what_if.what_if`.
+    """
     if not change.of_the_tier:
         return []
     before = replace(change, data_machines=None, data_cores=None, data_instance=None, price=None)

@@ -29,6 +29,14 @@ class Limit:
 
 @dataclass(frozen=True)
 class Finding:
+    """A rule that fired.
+
+    Attributes:
+        rule: its name.
+        text: the evidence.
+        lever: what to do.
+    """
+
     rule: str  # its name
     text: str  # the evidence
     lever: str  # what to do

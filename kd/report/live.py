@@ -18,7 +18,12 @@ HOSTS = ("127.0.0.1", "localhost")  # another name in a request comes from a pag
 
 
 class Live(ThreadingHTTPServer):
-    """Serves the runs below a folder, or one run."""
+    """Serves the runs below a folder, or one run.
+
+    Args:
+        folder: of runs, or of a run.
+        port: 0 takes a free one.
+    """
 
     daemon_threads = True
 

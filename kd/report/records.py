@@ -160,6 +160,11 @@ class Writer:
     When ``limit`` lines are reached, half of the steps and samples are dropped, chosen by a hash of their number, and
     as many of the later ones. What stays is an even sample of the whole run, so percentiles hold; what must be exact
     (sums, counts, maxima) is written as ``total`` lines by the callbacks, of which the newest is kept.
+
+    Args:
+        path: the file; an existing one is continued.
+        header: facts that do not change (``of``, ``rank``, ...).
+        limit: lines.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], limit: int = LIMIT) -> None:

@@ -63,6 +63,11 @@ def thresholds_of(rule: str) -> dict[str, float]:
 
 
 def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
+    """Thresholds by rule and argument.
+
+    >>> by_rule({"Overfit.drop": 0.1, "Overfit": {"patience": 5}})
+    {'Overfit': {'drop': 0.1, 'patience': 5}}
+    """
     found: dict[str, dict[str, float]] = {}
     for key, value in thresholds.items():
         rule, _, name = key.partition(".")

@@ -46,6 +46,11 @@ def print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int
 
 
 def _paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str:
+    """How sure the difference is.
+
+    >>> _paired("a", "b", (2, 6), 100)
+    'a alone is right on 2 of 100 pictures, b alone on 6: +4.0 ± 2.8 points (standard error, paired by picture)'
+    """
     mine, others = pair
     gap = (others - mine) / pictures
     error = (((mine + others) / pictures - gap**2) / pictures) ** 0.5

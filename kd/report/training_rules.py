@@ -56,7 +56,15 @@ def student_ignores_teacher(
     agreement: Sequence[float], losses: Mapping[str, Sequence[float]], flat: float = 0.01, patience: int = 3,
     below: float = 0.8,
 ) -> Finding | None:  # fmt: skip
-    """Over ``patience`` epochs agreement stays below ``below`` and within ``flat``, and no distillation loss falls."""
+    """Over ``patience`` epochs agreement stays below ``below`` and within ``flat``, and no distillation loss falls.
+
+    Args:
+        agreement: by epoch.
+        losses: each distillation loss by epoch, by name.
+        flat: changes that count as none: of agreement, and of a loss in proportion.
+        patience: epochs.
+        below: a student that agrees more is fine.
+    """
     known = {name: loss for name, loss in losses.items() if len(loss) > patience}
     if len(agreement) <= patience or not known:
         return None
@@ -72,7 +80,13 @@ def student_ignores_teacher(
 
 
 def temperature(entropy: Sequence[float], high: float = 0.98, low: float = 0.02) -> Finding | None:
-    """The softened teacher's entropy is above ``high`` or below ``low`` of its maximum: near uniform, or one-hot."""
+    """The softened teacher's entropy is above ``high`` or below ``low`` of its maximum: near uniform, or one-hot.
+
+    Args:
+        entropy: of the teacher's answers at the loss's temperature, over its maximum ``log(C)``: 0 to 1.
+        high: fires above.
+        low: fires below.
+    """
     if not entropy:
         return None
     level = mean(entropy)
@@ -113,7 +127,18 @@ def student_under_trained(
     val: Sequence[float], agreement: Sequence[float], start: str = "", metric: str = "val/acc1", gain: float = 0.01,
     part: float = 0.2, below: float = 0.8, least: int = 5,
 ) -> Finding | None:  # fmt: skip
-    """The metric rose by ``gain`` in the last ``part`` of the run, and agreement is below ``below``."""
+    """The metric rose by ``gain`` in the last ``part`` of the run, and agreement is below ``below``.
+
+    Args:
+        val: the metric by epoch.
+        agreement: with the teacher, by epoch; empty without one.
+        start: where the student's first weights came from (``scratch``, ``inherited``, ``pre-trained``).
+        metric: its name.
+        gain: of the best epoch in the last part of the run over the best one before.
+        part: how much of the run that is, two epochs at least.
+        below: a student that agrees more is fine.
+        least: epochs of a run that is judged.
+    """
     epochs = max(2, round(part * len(val)))
     if len(val) < max(least, epochs + 1) or not agreement or agreement[-1] >= below:
         return None
@@ -138,7 +163,14 @@ def stalled_training(silent_s: float, limit_s: float = 1800) -> Finding | None:
 
 
 def features_collapse(rank: Sequence[float], pictures: int, below: float = 10, least: int = 100) -> Finding | None:
-    """The features of at least ``least`` pictures vary in fewer than ``below`` directions, by RankMe."""
+    """The features of at least ``least`` pictures vary in fewer than ``below`` directions, by RankMe.
+
+    Args:
+        rank: RankMe on the validation pictures, by epoch.
+        pictures: there.
+        below: fewer tell too few things apart.
+        least: fewer pictures have no more directions themselves.
+    """
     if not rank or pictures < least or rank[-1] >= below:
         return None
     text = f"the student's features use {rank[-1]:.1f} directions (val/rankme of {pictures} pictures)"
@@ -148,7 +180,14 @@ def features_collapse(rank: Sequence[float], pictures: int, below: float = 10, l
 def similar_across_runs(
     own: Mapping[float, float], others: Mapping[str, Mapping[float, float]], least: int = 5, near: float = 1e-6
 ) -> Finding | None:
-    """Another run has had the same losses at the same steps: what differs between the two has no effect."""
+    """Another run has had the same losses at the same steps: what differs between the two has no effect.
+
+    Args:
+        own: train/loss by step.
+        others: of other runs, by name.
+        least: steps in common.
+        near: difference that counts as none.
+    """
     for name, loss in others.items():
         common = [step for step in own if step in loss]
         if len(common) >= least and all(abs(own[s] - loss[s]) <= near * max(1.0, abs(own[s])) for s in common):
@@ -245,7 +284,12 @@ def all_zero(zeros: Mapping[str, float], share: float = 1.0) -> Finding | None:
 
 
 def unchanged_tensor(unchanged: Sequence[Sequence[str]], times: int = 3) -> Finding | None:
-    """The same weights did not change in ``times`` readings one after another."""
+    """The same weights did not change in ``times`` readings one after another.
+
+    Args:
+        unchanged: names of the weights that a step left as they were, a list a reading.
+        times: readings.
+    """
     if len(unchanged) < times:
         return None
     names = set.intersection(*(set(names) for names in unchanged[-int(times) :]))
@@ -268,7 +312,14 @@ def tensor_variance(spread: Mapping[str, float], low: float = 1e-10, high: float
 def check_input_images(
     inputs: Sequence[Mapping[str, Any]], constant: float = 0.05, duplicated: float = 0.1
 ) -> Finding | None:
-    """Training pictures of a single colour, the same picture several times in a batch, or values of a wrong range."""
+    """Training pictures of a single colour, the same picture several times in a batch, or values of a wrong range.
+
+    Args:
+        inputs: of each reading ``constant`` and ``duplicated`` (shares of the batch), ``low`` and ``high`` (the
+            smallest and the largest value), ``bytes`` (whether pictures come as uint8).
+        constant: fires above this share.
+        duplicated: fires above this share.
+    """
     if not inputs:
         return None
     shares = {name: mean([i[name] for i in inputs]) for name in ("constant", "duplicated")}

@@ -48,7 +48,11 @@ class Change:
 
 
 def read_change(items: list[str]) -> Change:
-    """``["cache=on", "gpus=8"]`` -> what is to be different."""
+    """``["cache=on", "gpus=8"]`` -> what is to be different.
+
+    Raises:
+        UserError: another key, a value that it does not take, or keys that contradict each other.
+    """
     found: dict[str, Any] = {}
     for item in items:
         key, _, value = item.partition("=")
@@ -81,6 +85,15 @@ def _number(key: str, value: str, low: int, kind: str) -> float:
 
 @dataclass(frozen=True)
 class DataMachines:
+    """Machines of a data tier.
+
+    Attributes:
+        count: of them.
+        cores: of each, on average.
+        price: of an hour of one of them; ``None``: not known.
+        named: for people, ``c5.18xlarge`` or ``72 cores each``.
+    """
+
     count: int  # of them
     cores: float  # of each, on average
     price: float | None = None  # of an hour of one of them; ``None``: not known
@@ -115,7 +128,11 @@ def _paid(facts: Facts) -> float | None:
 
 
 def wanted(facts: Facts, change: Change) -> DataMachines | None:
-    """The tier of the changed run, or ``None``. What ``change`` does not name stays as it is."""
+    """The tier of the changed run, or ``None``. What ``change`` does not name stays as it is.
+
+    Raises:
+        UserError: the number of the machines, or their cores, are not known.
+    """
     now = present(facts)
     if change.of_the_tier and facts.run.tier and now is None:
         raise UserError(f"{facts.run.folder}: too few records of its data tier to predict from")
@@ -219,13 +236,28 @@ def local_step(facts: Facts, phases: Mapping[str, float], workers: int | None) -
 
 
 def machines_needed(facts: Facts, rest: float, cores: float) -> int:
-    """Data machines with which no step of ``rest`` ms waits."""
+    """Data machines with which no step of ``rest`` ms waits.
+
+    Args:
+        facts: of the run.
+        rest: ms of a step without its wait for data.
+        cores: of each machine.
+    """
     return max(1, math.ceil(facts.devices * math.ceil(round(maker_ms(facts) / rest, 6)) / cores))
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Outlook:
+    """A run's time and cost.
+
+    Attributes:
+        step_ms: of a mean step over the run.
+        images_per_s: of all processes.
+        hours: of the whole run, start-up and validation too.
+        cost: where there is a price.
+    """
+
     step_ms: float  # of a mean step over the run
     images_per_s: float  # of all processes
     hours: float  # of the whole run, start-up and validation too
@@ -275,6 +307,7 @@ def _ring(processes: int) -> float:
 
 
 def _step(facts: Facts, phases: dict[str, float], change: Change) -> float:
+    """Length of a step, with those who make its batches."""
     processes = int(change.gpus or facts.devices)
     machines = wanted(facts, change)
     if machines is None:

@@ -126,6 +126,7 @@ def members(kind: ast.expr) -> list[ast.expr]:
 
 
 def _texts(docstring: str) -> dict[str, str]:
+    """Arguments explained in a docstring: the first sentence of each."""
     found: dict[str, str] = {}
     section = re.search(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", docstring, re.M | re.S)
     for entry in re.split(r"\n(?=    \w+: )", "\n" + section[1]) if section else []:
@@ -158,6 +159,7 @@ def _group(group: str, name: str) -> dict[str, Key]:
 
 @cache
 def subclasses(*bases: str) -> dict[str, str]:
+    """Our classes below ``bases`` that can be named in a configuration, with the first line of their docstrings."""
     names = [name for name in _files() if not name.startswith("_") and name not in bases and _is_below(name, bases)]
     return {name: (ast.get_docstring(definition(name) or ast.Module([], [])) or "").split("\n")[0] for name in names}
 

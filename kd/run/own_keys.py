@@ -41,6 +41,7 @@ def positive(key: str, text: str, below: float = 1e6, or_zero: bool = False) -> 
 
 
 def truth(own: dict[str, str], key: str) -> bool:
+    """A yes or no of a command's own keys; no where it is not given."""
     text = own.get(key, "false").lower()
     if text not in ("true", "false"):
         raise UserError(f"{key}: must be true or false, got '{own[key]}'")

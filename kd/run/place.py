@@ -93,6 +93,7 @@ def place_of(
 
 
 def _run_of(path: Path) -> Path:
+    """The run folder where a checkpoint inside it is named."""
     if path.suffix != ".ckpt" or path.parent.name != "checkpoints":
         return path
     run = path.parent.parent

@@ -247,6 +247,16 @@ def translate(argv: Sequence[str]) -> Request:
 
 
 def merge(request: Request, settings: dict[str, str], where: str) -> None:
+    """Adds settings that came another way to a command line.
+
+    Args:
+        request: the command line.
+        settings: keys and values as on a command line; a list of overlays is JSON.
+        where: they came from, for the message.
+
+    Raises:
+        UserError: one is on the command line as well, with another value.
+    """
     given = dict(item.split("=", 1) for item in request.overrides)
     given |= {key: value for key, value in (("recipe", request.recipe), ("resume", request.resume)) if value}
     for key, value in settings.items():

@@ -43,6 +43,7 @@ class Unbroken:
 
 @contextmanager
 def unbroken_output() -> Iterator[None]:
+    """Inside, nothing that prints fails because its reader has gone."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (Unbroken(stream) for stream in before)
     try:
@@ -54,6 +55,7 @@ def unbroken_output() -> Iterator[None]:
 
 
 def quiet_libraries() -> None:
+    """Silences Lightning's hardware lines and tips, and warnings that call for nothing."""
     for name in ("pytorch_lightning", "lightning_fabric", "timm", "torch.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for message in (

@@ -105,6 +105,16 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
 
     The last part decides, whole or by its words (``mixup_alpha``): an accepted key that ends in it, a synonym, or
     else one that is spelt alike. The words before it choose between those found (a student's key for a student's).
+
+    Args:
+        key: what was given.
+        accepted: all keys that would be taken.
+        losses: names of the recipe's distillation losses.
+
+    >>> suggest("lr", ["optim.lr", "seed", "optim.lr_batch"])
+    ['optim.lr']
+    >>> suggest("model.student.drop_path_rate", [])
+    ['model.student.kwargs.drop_path_rate']
     """
     known, loss = list(accepted), next(iter(losses), "kd")
     ends: dict[str, list[str]] = {}

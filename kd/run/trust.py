@@ -39,7 +39,16 @@ def check_plain(tree: object) -> None:
 
 
 def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -> None:
-    """Rejects what a file from elsewhere must not name, beside :data:`PACKAGES` and ``trusted`` modules."""
+    """Rejects what a file from elsewhere must not name, beside :data:`PACKAGES` and ``trusted`` modules.
+
+    Args:
+        file: a YAML file.
+        content: what it holds.
+        trusted: modules that the user trusts beyond :data:`PACKAGES`.
+
+    Raises:
+        UserError: a class of another package, something that is no class, or an interpolation that looks outside.
+    """
     reason = None if is_own(file) else _refusal(content, list(trusted))
     if reason:
         raise UserError(f"{file}: {reason}")

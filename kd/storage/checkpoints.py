@@ -45,6 +45,7 @@ def todays_names(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def models_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The students' weights in a training checkpoint of ours, by student; the average's where there is one."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for key, value in todays_names(state).items():
         _, name, part, rest = key.split(".", 3)

@@ -22,6 +22,12 @@ class TooLarge(BadPicture):
 
 
 def open_picture(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Pillow's picture of an encoded one, of which the header alone is read yet.
+
+    Raises:
+        TooLarge: its header claims more than ``max_pixels``.
+        BadPicture: not a picture.
+    """
     if Image.MAX_IMAGE_PIXELS is not None:  # Pillow's own bound must not be the tighter one
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
     try:
@@ -36,7 +42,11 @@ def open_picture(stream: IO[bytes], max_pixels: int = MAX_PIXELS) -> Image.Image
 
 
 def decoded(image: Image.Image) -> Image.Image:
-    """An opened picture in RGB of eight bits, upright by its EXIF orientation; of 16 bits the upper eight."""
+    """An opened picture in RGB of eight bits, upright by its EXIF orientation; of 16 bits the upper eight.
+
+    Raises:
+        BadPicture: damaged or truncated, or samples of 32 bits.
+    """
     try:
         image.load()
         return upright(_eight_bits(image))
@@ -97,6 +107,7 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def in_words(error: Exception) -> BadPicture:
+    """Why a picture can't be read, in one line without the library's paths."""
     if isinstance(error, BadPicture):
         return error
     if isinstance(error, UnidentifiedImageError):

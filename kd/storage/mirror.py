@@ -21,7 +21,14 @@ CLAIM = ".claimed"
 
 
 class Mirror:
-    """Follows the folder of a run with a copy in an object store."""
+    """Follows the folder of a run with a copy in an object store.
+
+    Args:
+        url: ``runs_dir``.
+
+    Raises:
+        UserError: nothing can be written there.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -47,6 +54,12 @@ class Mirror:
         return [int(name) for name in (path.rstrip("/").rpartition("/")[2] for path in found) if name.isdigit()]
 
     def claim(self, recipe: str, name: str) -> None:
+        """Takes a run's name, before any other machine does.
+
+        Raises:
+            FileExistsError: it is taken.
+            OSError: the store can't be written.
+        """
         path = f"{self.root}/{recipe}/{name}"
         try:
             if tried(lambda: self.files.find(path), f"{self.url} can't be read"):
@@ -58,6 +71,12 @@ class Mirror:
             raise OSError(f"{self.url} can't be written: {first_line(error)}") from error
 
     def follow(self, folder: Path, *beside: Path) -> None:
+        """Begins, unless it has.
+
+        Args:
+            folder: of the run.
+            beside: files next to it that belong to it.
+        """
         if self._thread is not None:
             return
         self.folder, self.beside = folder, beside
@@ -138,6 +157,7 @@ class Mirror:
         tried(lambda: self.files.pipe_file(f"{self.root}/{name}", data), f"{self.url}: {name} can't be written")
 
     def _upload(self, file: Path, name: str) -> None:
+        """One file, whole; one that changes meanwhile is left for the next time."""
         path = f"{self.root}/{self.place}/{name}"
         try:
             if name == LATEST:

@@ -32,6 +32,11 @@ Given = TypeVar("Given")
 
 
 def is_url(place: str) -> bool:
+    """Whether it is no path of this machine.
+
+    >>> is_url("s3://bucket/food"), is_url("/data/food")
+    (True, False)
+    """
     return "://" in place
 
 
@@ -100,7 +105,17 @@ def in_one_line(what: str) -> Iterator[None]:
 
 
 def fetch_whole(get: Callable[[str, str], object], path: str, file: Path, size: int) -> None:
-    """Copies a file of a store to the local disk, by ``get_file`` of its file system: whole or not at all."""
+    """Copies a file of a store to the local disk, by ``get_file`` of its file system: whole or not at all.
+
+    Args:
+        get: the store's own way, ``get_file`` of its file system.
+        path: of the file there.
+        file: its name here, in a folder that is there.
+        size: that it has there, in bytes.
+
+    Raises:
+        OSError: all tries have failed.
+    """
     part = file.with_name(f"{file.name}.part")
 
     def attempt() -> None:
@@ -252,6 +267,11 @@ def _state(info: dict[str, object]) -> str:
 
 
 def size_in(state: str) -> int:
+    """The size in bytes that :func:`listed` has seen.
+
+    >>> size_in("1024-0123456789abcdef")
+    1024
+    """
     return int(state.partition("-")[0])
 
 

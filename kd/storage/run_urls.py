@@ -26,6 +26,7 @@ def on_disk(place: str) -> Path:
 
 
 def run_at(place: str) -> Path:
+    """A run's folder as the commands take it: a folder, a recipe's ``latest``, or either by URL, fetched first."""
     return fetched_run(place, "run", checkpoints=False) if is_url(place) else run_folder(Path(place))
 
 
@@ -43,12 +44,18 @@ def finished_at(place: str, *needed: str) -> Path:
 
 
 def folder_of_runs(place: str, command: str) -> Path:
+    """``runs_dir`` of a command that writes many runs side by side.
+
+    Raises:
+        UserError: it is a URL.
+    """
     if is_url(place):
         raise UserError(f"runs_dir: {command} writes to a folder of this machine, got {place}")
     return Path(place)
 
 
 def url_of(folder: Path) -> str:
+    """Where the store has a run's folder; empty where it has none."""
     return Copies(folder).url
 
 
@@ -125,6 +132,7 @@ def _fetch_all(
 
 
 def state_of(file: Path) -> list[int]:
+    """What changes when a file on this disk does: its size, and the time of its last change."""
     found = file.stat()
     return [found.st_size, found.st_mtime_ns]
 
@@ -138,7 +146,12 @@ def tag_of(found: Mapping[str, Any]) -> str:
 
 
 class Copies:
-    """What is known of both sides: each file's state here, and its tag there, when they were the same."""
+    """What is known of both sides: each file's state here, and its tag there, when they were the same.
+
+    Args:
+        folder: of the run here.
+        url: of the run there; what is known of another place counts for nothing. Empty: the place that is known.
+    """
 
     def __init__(self, folder: Path, url: str = "") -> None:
         self.folder, self.url, self.known = folder, url, dict[str, dict[str, Any]]()
@@ -160,6 +173,7 @@ class Copies:
         return not (self.folder / name).is_file() or self.known.get(name, {}).get("there") != tag_of(found)
 
     def changed_here(self, name: str) -> bool:
+        """Whether the file here is another than the one that was the same as the store's."""
         file = self.folder / name
         return name in self.known and file.is_file() and self.known[name]["here"] != state_of(file)
 

@@ -70,7 +70,11 @@ class DeepSpeed(DDPStrategy):
         return self.model
 
     def shard(self, students: Students) -> None:
-        """Called by the module before the optimizer is made; the engine cuts them when there is one."""
+        """Called by the module before the optimizer is made; the engine cuts them when there is one.
+
+        Raises:
+            UserError: what does not go with it.
+        """
         for student in students.named().values():
             if student.average is not None and self.stage == 3:
                 raise UserError("model.ema_decay: must be null with stage 3, which shards the student")
@@ -81,6 +85,11 @@ class DeepSpeed(DDPStrategy):
         """Nothing: the engine takes DDP's place once there is an optimizer."""
 
     def setup_optimizers(self, trainer: Trainer) -> None:
+        """Builds the optimizer and gives it to the engine, together with what it trains.
+
+        Raises:
+            UserError: an optimizer, a precision or a clipping that ZeRO's flat shards do not allow.
+        """
         super().setup_optimizers(trainer)
         (optimizer,) = self.optimizers
         self._check(trainer, optimizer)

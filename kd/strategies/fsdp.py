@@ -29,6 +29,11 @@ class FSDP(ShardedDataParallel):
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **kwargs)
 
     def shard(self, students: Students) -> None:
+        """Shards the students and the losses in place; called by the module before the optimizer is made.
+
+        Raises:
+            UserError: what does not go with it.
+        """
         mesh = self.device_mesh["data_parallel"]
         for student in students.named().values():
             if student.average is not None:
@@ -50,6 +55,7 @@ class FSDP(ShardedDataParallel):
         return _renamed(state, {name: i for i, name in enumerate(_names(state))})
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Loads weights and optimizer state of any strategy's checkpoint into the shards."""
         assert self.model is not None
         checkpoint = self.checkpoint_io.load_checkpoint(checkpoint_path)
         options = state_dict.StateDictOptions(full_state_dict=True)

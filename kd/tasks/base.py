@@ -65,7 +65,11 @@ class Task(nn.Module):
         """Receives the names of classes or numbers, where metrics bear them."""
 
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
-        """Receives the classes' names, and how many training pictures each has if known."""
+        """Receives the classes' names, and how many training pictures each has if known.
+
+        Raises:
+            UserError: weights that are not these classes'.
+        """
 
     @property
     def monitored(self) -> str:

@@ -197,17 +197,29 @@ CONFUSIONS = 200
 
 
 def ece(sums: Tensor) -> float:
-    """Expected calibration error (arXiv 1706.04599) of bins ``(3, BINS)``: count, sum of confidences, number right."""
+    """Expected calibration error (arXiv 1706.04599) of bins ``(3, BINS)``: count, sum of confidences, number right.
+
+    Args:
+        sums: of each bin the count, the sum of confidences, the number right: ``(3, BINS)``.
+    """
     count, confidence, right = sums
     return float((confidence - right).abs().sum() / count.sum().clamp_min(1))
 
 
 def _curve(sums: Tensor) -> list[list[float]]:
+    """Mean confidence, share right and count of each bin that is not empty."""
     return [[c / n, r / n, int(n)] for n, c, r in sums.T.tolist() if n]
 
 
 class KeptLogits:
-    """Logits by a picture's number, in ``dtype``, as long as they fit ``limit`` bytes; then none at all."""
+    """Logits by a picture's number, in ``dtype``, as long as they fit ``limit`` bytes; then none at all.
+
+    Args:
+        limit: bytes.
+
+    Attributes:
+        rows: by the picture's number.
+    """
 
     def __init__(self, limit: int = 2**29, dtype: torch.dtype = torch.float16) -> None:
         self.limit, self.dtype = limit, dtype

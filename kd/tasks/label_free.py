@@ -22,7 +22,12 @@ def label_free_metrics(losses: Iterable[str], probed: bool) -> list[str]:
 
 
 class HeldOut(Metric):
-    """The losses of held-out pictures, and the rank of their features, over all batches and processes."""
+    """The losses of held-out pictures, and the rank of their features, over all batches and processes.
+
+    Args:
+        names: of the losses.
+        width: of the features.
+    """
 
     sums: Tensor
     gram: Tensor
@@ -93,4 +98,5 @@ class Features(Task):
         return torch.cosine_similarity(logits, others) > 0.999
 
     def compute(self) -> dict[str, Tensor]:
+        """The losses and RankMe, over all batches (and processes) since the last reset."""
         return self.held_out.compute()

@@ -42,7 +42,11 @@ def unpacked(records: Tensor, layout: Sequence[tuple[torch.dtype, tuple[int, ...
 
 
 class HalfFeature:
-    """A feature in float16: off by at most 1 / 2048 of itself."""
+    """A feature in float16: off by at most 1 / 2048 of itself.
+
+    Args:
+        shape: of one picture's.
+    """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -70,6 +74,9 @@ class Int8Feature:
     The channels' units are measured once (:meth:`measure`), as channels of a vision transformer differ by orders of
     magnitude. Each token also has a scale, and its largest value in half precision with its channel's number: 6 bytes.
     A value is off by at most 1 / 254 of its token's second largest (or 2^-15), in its channel's unit.
+
+    Args:
+        shape: of one picture's: a vector ``(D,)``, tokens ``(T, D)`` or a map ``(D, H, W)``.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -89,6 +96,11 @@ class Int8Feature:
         return units
 
     def use(self, units: list[float]) -> None:
+        """Takes units that were measured before.
+
+        Raises:
+            ValueError: other channels, or units that are no positive numbers.
+        """
         found = torch.tensor(units, dtype=torch.float32)
         if found.shape != (self.shape[self.channel],) or not (found.isfinite() & (found > 0)).all():
             raise ValueError(f"{self.shape[self.channel]} units, each > 0")
@@ -182,6 +194,9 @@ class DenseCodec:
     """All logits in float16, relative to the largest one, which is kept in float32.
 
     The error of a logit ``z`` is at most ``(max - z) / 2048``.
+
+    Args:
+        num_classes: C.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -192,6 +207,7 @@ class DenseCodec:
         return {"format": "dense", "classes": self.num_classes}
 
     def encode(self, logits: Tensor) -> Tensor:
+        """``(N, C)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
         top = logits.float().amax(1, keepdim=True)
         return packed([top, half(logits.float() - top)], self.record_bytes, CRC_BYTES)
 
@@ -202,7 +218,13 @@ class DenseCodec:
 
 
 class TopKCodec:
-    """The k largest logits in float16, relative to the largest, and the logsumexp of all others at each temperature."""
+    """The k largest logits in float16, relative to the largest, and the logsumexp of all others at each temperature.
+
+    Args:
+        num_classes: C.
+        k: how many, < C.
+        temperatures: at which the answers will be wanted.
+    """
 
     def __init__(self, num_classes: int, k: int, temperatures: tuple[float, ...]) -> None:
         self.num_classes, self.k, self.temperatures = num_classes, k, temperatures
@@ -213,6 +235,7 @@ class TopKCodec:
         return {"format": f"top-{self.k}", "classes": self.num_classes, "temperatures": list(self.temperatures)}
 
     def encode(self, logits: Tensor) -> Tensor:
+        """``(N, C)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
         values, indices = logits.float().topk(self.k, dim=1)
         others = logits.float().scatter(1, indices, -torch.inf) - values[:, :1]
         tails = torch.stack([(others / t).logsumexp(1) for t in self.temperatures], 1)

@@ -27,7 +27,13 @@ BEGUN = (".lock", f"{FINGERPRINT}.part")  # what a cache holds before its finger
 
 
 class WholeRecords:
-    """Which records are whole; a whole record's checksum is computed once."""
+    """Which records are whole; a whole record's checksum is computed once.
+
+    Args:
+        samples: pictures.
+        views: views a picture.
+        usable: which whole records ``(N, record_bytes)`` hold an answer; default: all.
+    """
 
     def __init__(self, samples: int, views: int, usable: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
         self._usable = usable
@@ -129,7 +135,11 @@ class AnswerStore:
         self._files = {}
 
     def read(self, view: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Records of the samples ``index``, uint8 ``(N, record_bytes)``, and which are whole, bool ``(N,)``."""
+        """Records of the samples ``index``, uint8 ``(N, record_bytes)``, and which are whole, bool ``(N,)``.
+
+        Returns:
+            uint8 ``(N, record_bytes)`` and bool ``(N,)``.
+        """
         records = np.empty((len(index), self.record_bytes), dtype=np.uint8)
         for row, i in zip(records, index, strict=True):
             if os.preadv(self._files[view], [row.data], int(i) * self.record_bytes) < self.record_bytes:
@@ -190,6 +200,11 @@ def free_bytes(folder: Path) -> int:
 
 
 def _plain_file(path: Path, flags: int) -> int:
+    """Opens a file of the cache.
+
+    Raises:
+        OSError: it is a link, a second name of another file, or no file at all; whatever it leads to is left alone.
+    """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:

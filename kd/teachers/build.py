@@ -42,7 +42,11 @@ def build_teacher(
 def build_teachers(
     one: TeacherSpec | None, several: Mapping[str, TeacherSpec], classes: Sequence[str], dense: bool
 ) -> RunTeacher | None:
-    """The teacher of ``model.teacher``, the ensemble of ``model.teachers``, or none."""
+    """The teacher of ``model.teacher``, the ensemble of ``model.teachers``, or none.
+
+    Raises:
+        UserError: both are given, or a teacher that can't be built.
+    """
     if one and several:
         raise UserError("model.teachers: give model.teacher or model.teachers, not both (model.teacher=null)")
     if not several:

@@ -96,6 +96,7 @@ class Layout:
         return ""
 
     def base(self, teacher: RunTeacher) -> Path:
+        """The folder of all answers of one teacher to these views."""
         if teacher.spec.cache_dir:
             return Path(teacher.spec.cache_dir).expanduser()
         return cache_dir() / "answers" / self.name(teacher)

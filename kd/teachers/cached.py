@@ -163,7 +163,20 @@ def reading_of(teacher: RunTeacher | None) -> Reading | None:
 
 
 def records_of(live: RunTeacher, codecs: Sequence[AnswerCodec], images: Images, numbers: np.ndarray) -> list[Tensor]:
-    """A model's answers as records, uint8 ``(N, record_bytes)`` of each kind; errors name the pictures' ``numbers``."""
+    """A model's answers as records, uint8 ``(N, record_bytes)`` of each kind; errors name the pictures' ``numbers``.
+
+    Args:
+        live: the model.
+        codecs: of each kind of answer.
+        images: as the model takes them, ``(N, 3, H, W)``.
+        numbers: of the pictures, ``(N,)``, named in errors.
+
+    Returns:
+        uint8 ``(N, record_bytes)`` of each kind.
+
+    Raises:
+        UserError: an answer that is not finite, or not one a picture.
+    """
     logits, found = live.look(images, [(ALL, *key) for codec in codecs for key in codec.features])
     if logits.ndim != 2 and any(codec.logits and not isinstance(codec.logits, MapCodec) for codec in codecs):
         raise UserError(f"{live.key}.cache: holds one answer a picture, the teacher gives {tuple(logits.shape)}")
@@ -175,7 +188,12 @@ def records_of(live: RunTeacher, codecs: Sequence[AnswerCodec], images: Images, 
 
 
 class AnsweringCollate:
-    """Samples -> their numbers and the teachers' records: what a data tier makes where it fills caches."""
+    """Samples -> their numbers and the teachers' records: what a data tier makes where it fills caches.
+
+    Args:
+        collate: samples -> a batch of pictures.
+        caches: to be filled, by teacher.
+    """
 
     def __init__(self, collate: Callable[..., Batch], caches: Mapping[str, CachedTeacher]) -> None:
         self.collate = collate

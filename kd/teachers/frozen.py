@@ -136,7 +136,11 @@ class FrozenTeacher(RunTeacher):
         return (logits if self.columns is None else logits.index_select(1, self.columns)).to(images.device)
 
     def classifier(self) -> tuple[Tensor, Tensor]:
-        """Weight ``(C, D)`` and bias ``(C,)`` of the last layer as loaded, float32, in the data's classes."""
+        """Weight ``(C, D)`` and bias ``(C,)`` of the last layer as loaded, float32, in the data's classes.
+
+        Raises:
+            UserError: the model has no last layer, or two.
+        """
         if self._classifier is not None:
             return self._classifier
         layer: Any = classifier_of(self.model, self.key)

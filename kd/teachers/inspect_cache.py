@@ -62,6 +62,11 @@ class Held:
 
 
 def held_in(place: str) -> list[Held]:
+    """All answers in a folder or URL, or below it.
+
+    Raises:
+        UserError: there are none.
+    """
     found = [one for one in starmap(_held, _fingerprints(place)) if one is not None]
     if not found:
         raise UserError(f"describe: {place} holds no answers of a teacher (there is no {FINGERPRINT} in it)")

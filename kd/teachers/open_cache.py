@@ -205,7 +205,11 @@ def _check_teacher(teacher: RunTeacher, data: DistillationDataModule, wanted: Wa
 
 
 def cached_share(teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> tuple[float, int]:
-    """The share (0 to 1) of answers that the caches hold, and the bytes of all; makes nothing."""
+    """The share (0 to 1) of answers that the caches hold, and the bytes of all; makes nothing.
+
+    Raises:
+        UserError: a folder holds a cache of something else.
+    """
     layout, size, filled = Layout(data), 0, 0.0
     for name, member in _asking(teacher, wanted).items():
         for kind in layout.kinds(member, wanted.of(name)):

@@ -70,7 +70,21 @@ def _shards(split: Split, samples: int, record_bytes: int) -> list[tuple[str, in
 
 
 class PublishedStore:
-    """Reads what :func:`publish` has written, like :class:`kd.teachers.answer_store.AnswerStore`."""
+    """Reads what :func:`publish` has written, like :class:`kd.teachers.answer_store.AnswerStore`.
+
+    Args:
+        url: folder or URL of one kind of answer.
+        fingerprint: what the answers must depend on.
+        samples: pictures in the training set.
+        views: views a picture that are wanted.
+        record_bytes: size of a record.
+        usable: which whole records ``(N, record_bytes)`` hold an answer.
+        key: the teacher's configuration key, named in errors.
+        limit: most bytes of remote answers that are kept on the local disk.
+
+    Raises:
+        UserError: nothing there, something else, or fewer views.
+    """
 
     def __init__(
         self, url: str, fingerprint: dict[str, dict[str, Any]], samples: int, views: int, record_bytes: int,

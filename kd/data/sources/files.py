@@ -43,13 +43,16 @@ class FileSplit:
 
     @property
     def store(self) -> Store | None:
+        """The store that its files are in, where they are in one."""
         return self.place if isinstance(self.place, Store) else None
 
     def fetch(self, numbers: Iterable[int]) -> None:
+        """Before these are read: brings what of their files is in a store onto this disk, several at once."""
         if self.store is not None:
             self.store.fetch(file for i in numbers for file in self.files(i))
 
     def stamp(self, i: int) -> str:
+        """Size and time of change of each of its files."""
         return "".join(self.at(file).stamp(file) for file in self.files(i))
 
     def size(self, i: int) -> int:

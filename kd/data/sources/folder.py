@@ -65,6 +65,7 @@ class ImageFolder(Source):
 
 
 def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
+    """The sorted names of the folders in ``path``; ``key`` is named in errors."""
     if not place.is_folder(path):
         raise UserError(f"{key}: there is no folder {path}")
     names = sorted(name for name in place.folders(path) if not name.startswith("."))

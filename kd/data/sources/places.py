@@ -69,6 +69,11 @@ class Store:
 
     @classmethod
     def of(cls, root: str, key: str, limit: int | None = None) -> "Store":
+        """All files below ``root``.
+
+        Raises:
+            UserError: they can't be listed; the message names ``key``.
+        """
         _check_plain(root, key)
         place = cls(joined(root), limit)
         place._states = {f"{place.root}/{name}": state for name, state in listed(place.root, key).items()}
@@ -78,6 +83,11 @@ class Store:
 
     @classmethod
     def holding(cls, root: str, files: Iterable[str], key: str, limit: int | None = None) -> "Store":
+        """These files alone: their folders are listed, without what is below those.
+
+        Raises:
+            UserError: a folder can't be listed; the message names ``key``.
+        """
         place, wanted = cls(root, limit), set(files)
         folders = sorted({file.rpartition("/")[0] for file in wanted})
         for folder in folders:
@@ -138,6 +148,7 @@ class Store:
             self.open(file)
 
     def fits(self) -> bool:
+        """Whether copies of all that was listed may be kept."""
         return self.limit is None or sum(map(size_in, self._states.values())) <= self.limit
 
     def stamp(self, file: str) -> str:
@@ -169,7 +180,16 @@ DISK = Disk()
 
 
 def place_of(root: str, key: str, limit: int | None = None) -> Place:
-    """Where the files below a folder or URL are; a URL is listed at once."""
+    """Where the files below a folder or URL are; a URL is listed at once.
+
+    Args:
+        root: the folder or URL.
+        key: the configuration key that named it.
+        limit: most bytes of copies of files in a store.
+
+    Raises:
+        UserError: it can't be listed.
+    """
     return Store.of(root, key, limit) if is_url(root) else DISK
 
 
@@ -189,7 +209,11 @@ def joined(root: str, *names: str) -> str:
 
 
 def list_at(file: str, key: str) -> bytes:
-    """What is in a file that names others."""
+    """What is in a file that names others.
+
+    Raises:
+        UserError: it is not there, or can't be read.
+    """
     if is_url(file):
         return content_of(file, key)
     if not Path(file).is_file():

@@ -30,7 +30,11 @@ class MaskSplit(FileSplit):
         return [self.paths[i], self.masks[i]]
 
     def target(self, i: int) -> tv_tensors.Mask:
-        """The mask, uint8 ``(1, H, W)``, or a RuntimeError that names its path."""
+        """The mask, uint8 ``(1, H, W)``, or a RuntimeError that names its path.
+
+        Raises:
+            RuntimeError: no mask of class ids of the picture's size; the message names its path.
+        """
         try:
             with self.at(self.masks[i]).open(self.masks[i]) as file, open_picture(file) as opened:
                 mask = np.array(upright(opened if opened.mode in ("L", "P", "1") else opened.convert("L")))
@@ -46,6 +50,7 @@ class MaskSplit(FileSplit):
         return tv_tensors.Mask(torch.from_numpy(mask.astype(np.uint8))[None])
 
     def check_mask(self, i: int, height: int, width: int) -> None:
+        """Raises a RuntimeError unless the mask is as it must be, for a picture of that size."""
         size = tuple(self.target(i).shape[1:])
         if size != (height, width):
             raise RuntimeError(f"its mask {self.masks[i]} has {size[1]}x{size[0]} pixels, not {width}x{height}")
@@ -79,6 +84,11 @@ class SegmentationFolder(Source):
         self.cache_bytes = bytes_of(cache_gb)
 
     def load(self, split: str) -> MaskSplit:
+        """See :meth:`Source.load`.
+
+        Raises:
+            UserError: missing folders, no pictures, or a picture without a mask.
+        """
         images, masks = (joined(self.root, folder, split) for folder in self.folders)
         for folder in (images, masks):
             if not self.place.is_folder(folder):

@@ -58,6 +58,7 @@ class Shards(Source):
 
     @property
     def ignore_index(self) -> int | None:  # type: ignore[override]
+        """The value of a mask's pixels that take no part."""
         found: int | None = self._index("train")[0].get("ignore_index")
         return found
 
@@ -85,7 +86,11 @@ class Shards(Source):
 
 
 def check_index(index: object) -> None:
-    """Refuses an index that is not as ``kd-pack`` writes it: it may come from anywhere, and names files."""
+    """Refuses an index that is not as ``kd-pack`` writes it: it may come from anywhere, and names files.
+
+    Raises:
+        ValueError: the first thing that is wrong, in one line.
+    """
     if not isinstance(index, dict) or not all(isinstance(index.get(k), list) for k in INDEX_LISTS):
         raise ValueError(f"it must hold the lists {', '.join(INDEX_LISTS)}")
     classes, shards, samples, targets = (index[name] for name in INDEX_LISTS)
@@ -179,6 +184,7 @@ class ShardSplit:
         return [f"{stat.st_size}\0{stat.st_mtime_ns}" for stat in stats] or [""] * len(self.shards)
 
     def ends(self) -> dict[str, int]:
+        """Where the last picture of each shard ends, in bytes."""
         ends: dict[str, int] = {}
         for shard, offset, size in self.samples:
             ends[self.shards[shard]] = max(offset + size, ends.get(self.shards[shard], 0))

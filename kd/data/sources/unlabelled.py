@@ -43,7 +43,11 @@ class Pictures(Source):
 
 
 def unlabelled_folder(root: str, key: str = "data.unlabeled", cache_bytes: int | None = None) -> FileSplit:
-    """All pictures below ``root``, a folder or URL, sorted by path; their target is -1. Errors name ``key``."""
+    """All pictures below ``root``, a folder or URL, sorted by path; their target is -1. Errors name ``key``.
+
+    Raises:
+        UserError: no such folder, or no pictures in it; ``key`` is named.
+    """
     place = place_of(root, key, cache_bytes)
     folder = root.rstrip("/") if is_url(root) else root
     if not place.is_folder(folder):

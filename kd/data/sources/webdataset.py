@@ -41,6 +41,13 @@ Sample = tuple[str, int, int, str | None]  # Name in the shard, the picture's fi
 
 @dataclass
 class Shard:
+    """What a tar file holds.
+
+    Attributes:
+        samples: those with a picture, in order.
+        left_out: how many have none that can be read, by the ending of what they have.
+    """
+
     samples: list[Sample]  # those with a picture, in order
     left_out: dict[str, int]  # how many have none that can be read, by the ending of what they have
 
@@ -128,7 +135,12 @@ class WebDataset(Source):
 
 
 class TarSplit(ShardSplit):
-    """A split of shards that have no index of their own."""
+    """A split of shards that have no index of their own.
+
+    Args:
+        shards: samples by shard.
+        targets: class ids in the same order.
+    """
 
     def __init__(self, shards: dict[str, Shard], targets: list[int]) -> None:
         places = [[n, start, size] for n, shard in enumerate(shards.values()) for _, start, size, _ in shard.samples]

@@ -82,7 +82,12 @@ class BatchMaker:
 
 
 class GpuMaker(BatchMaker):
-    """A maker with a GPU: others, on its machine's cores, read and decode for it, one batch ahead. All end together."""
+    """A maker with a GPU: others, on its machine's cores, read and decode for it, one batch ahead. All end together.
+
+    Args:
+        decoders: how many.
+        options: of each, for Ray.
+    """
 
     def __init__(self, decoders: int, options: dict[str, object]) -> None:
         self.works = {}
@@ -197,6 +202,14 @@ class RayCluster:
             self._folder = None
 
     def machines(self, gpus: bool = False) -> dict[str, tuple[str, int]]:
+        """Name and cores of the machines that carry the label, by id.
+
+        Args:
+            gpus: those with GPUs, and how many, instead.
+
+        Raises:
+            RunError: this machine is no longer part of the cluster.
+        """
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
         if self.ray.get_runtime_context().get_node_id() not in (node["NodeID"] for node in nodes):
             raise RunError("this machine's part of it has ended")
@@ -210,6 +223,13 @@ class RayCluster:
         return found
 
     def start(self, node: str, share: float, gpu: bool = False) -> Any:
+        """Starts a maker on a machine.
+
+        Args:
+            node: its id.
+            share: of a core, or of a GPU.
+            gpu: with a GPU, and its part of the machine's cores to decode for it.
+        """
         where = {"label_selector": {**self.spec.selector, "ray.io/node-id": node}, "max_restarts": 0}
         if not gpu:
             return self.ray.remote(BatchMaker).options(num_cpus=share, **where).remote()
@@ -226,6 +246,7 @@ class RayCluster:
                 self.ray.kill(maker)
 
     def put(self, work: Work) -> tuple[object, ...]:
+        """Lays a kind of batch where all machines can read it."""
         return tuple(self.ray.put(part) for part in work)
 
     def finished(self, calls: Sequence[object], timeout: float) -> list[object]:

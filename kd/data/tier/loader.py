@@ -24,6 +24,14 @@ PATIENCE_S = 300.0  # without a single batch
 
 
 class TierLoader(DataLoader):
+    """A ``DataLoader`` whose batches are made by the tier.
+
+    Args:
+        tier: that makes them.
+        work: the number of their kind.
+        batches: the keys of each batch.
+    """
+
     def __init__(self, tier: "Tier", work: int, batches: Iterable[list[Key]]) -> None:
         data, collate = tier.works[work]
         super().__init__(data, batch_sampler=batches, num_workers=0, collate_fn=collate)
@@ -47,7 +55,16 @@ class TierLoader(DataLoader):
 
 
 class Tier:
-    """The tier, as one training process sees it."""
+    """The tier, as one training process sees it.
+
+    Args:
+        spec: where it is.
+        makers: of this process; default: its share of all cores of the tier.
+        rank: number and count of the training processes, once they are known.
+
+    Raises:
+        UserError: Ray is not installed.
+    """
 
     def __init__(self, spec: TierSpec, makers: int | None, rank: Callable[[], tuple[int, int]]) -> None:
         self.spec, self.count, self.rank = spec, makers, rank
@@ -114,6 +131,11 @@ class Tier:
         return stream
 
     def next(self, stream: Stream) -> Batch | None:
+        """Its next batch, once it is there; None at its end.
+
+        Raises:
+            RunError: the tier can make no more batches; a picture can't be read.
+        """
         start = time.monotonic()
         with self._lock:
             while self._scheduler is not None:
@@ -136,6 +158,7 @@ class Tier:
                 self._scheduler.drop(stream)
 
     def reading(self) -> dict[str, object]:
+        """What the tier has done so far, for a record."""
         with self._lock:
             return {} if self._scheduler is None else {**self._scheduler.reading(), "waited_s": round(self.waited_s, 3)}
 

@@ -237,7 +237,13 @@ def _symmetric(a: Tensor, b: Tensor) -> Tensor:
 
 
 def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> None:
-    """Sets a linear layer or 1x1 convolution to a ridge regression, an orthogonal one to the nearest rotation."""
+    """Sets a linear layer or 1x1 convolution to a ridge regression, an orthogonal one to the nearest rotation.
+
+    Args:
+        projection: what maps the one to the other.
+        inputs: (..., D_in).
+        outputs: (..., D_out).
+    """
     layer = projection.layers
     if isinstance(projection, OrthogonalProjection):
         projection.fit(inputs, outputs)

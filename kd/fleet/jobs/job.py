@@ -46,6 +46,16 @@ class Machines:
 
 
 def read_machines(key: str, text: str) -> Machines:
+    """``4xml.p4d.24xlarge``, ``ml.g5.xlarge``, ``2xA100:8``.
+
+    Raises:
+        UserError: it is none of these.
+
+    >>> read_machines("instances", "4xA100:8")
+    Machines(count=4, type='A100:8')
+    >>> read_machines("instances", "ml.g5.xlarge").count
+    1
+    """
     match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w.:+-]*)", text)
     if not match or int(match[1] or 1) < 1:
         raise UserError(f"{key}: must be a number of machines and their type (4xml.p4d.24xlarge, 2xA100:8, 1xcpu:16), "
@@ -102,6 +112,7 @@ class Job(Needs):
 
     @property
     def channels(self) -> list[str]:
+        """Names of the data roots that the settings, or files of one's own, name as ``channel:NAME``."""
         values = [item.partition("=")[2] for item in self.items]
         values += [str(value) for path in self.files.values() for _, value in files.leaves(files.read(path))]
         return sorted({name for value in values for name in re.findall(r"(?<![\w/])channel:([\w.-]+)", value)})

@@ -66,6 +66,7 @@ class SageMaker(Target):
                     raise UserError(f"{key}: there is nothing at {url}")
 
     def submit(self, job: Job, folder: Path) -> str:
+        """Uploads the files of the job's own and creates it."""
         with uploaded(job) as session:
             session.client("sagemaker").create_training_job(**read_request(folder))
         return job.name
@@ -99,6 +100,7 @@ class SageMaker(Target):
 
 @contextmanager
 def uploaded(job: Job) -> Iterator["Session"]:
+    """The files of the job's own in its bucket; gone again where what follows fails."""
     session = aws_session()
     bucket, _, prefix = f"{_place(job)}/files/".removeprefix("s3://").partition("/")
     s3, sent = session.client("s3"), []
@@ -155,6 +157,7 @@ def _place(job: Job) -> str:
 
 
 def hyperparameters(job: Job) -> dict[str, str]:
+    """The settings of the run; what is given several times is a list."""
     found: dict[str, str] = {}
     overlays = []
     for item in job.command("channel:files"):
@@ -222,6 +225,11 @@ def _model() -> "ServiceModel":
 
 
 def check_request(operation: str, request: dict[str, Any]) -> None:
+    """Holds a request against the service's own model.
+
+    Raises:
+        UserError: it would be refused.
+    """
     from botocore.validate import ParamValidator
 
     report = ParamValidator().validate(request, _model().operation_model(operation).input_shape)
@@ -237,6 +245,11 @@ def _import(name: str) -> ModuleType:
 
 
 def aws_session() -> "Session":
+    """The user's session with AWS.
+
+    Raises:
+        UserError: no credentials, no region, or no boto3.
+    """
     session = _import("boto3").Session()
     if session.get_credentials() is None:
         raise UserError("sagemaker: no AWS credentials (aws configure, or AWS_PROFILE)")
@@ -266,6 +279,8 @@ def _outcome(answer: Mapping[str, Any]) -> Outcome:
 
 
 class _Log:
+    """New lines of a job's log streams, one stream a machine."""
+
     GROUP = "/aws/sagemaker/TrainingJobs"
 
     def __init__(self, client: "BaseClient", job: str) -> None:

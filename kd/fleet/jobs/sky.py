@@ -24,6 +24,7 @@ class SkyPilot(Target):
     }
 
     def write(self, job: Job) -> dict[str, str]:
+        """``sky.yaml``: a task, or a job group of a training and a data task."""
         documents: list[dict[str, object]] = [_task(job, "train", job.machines)]
         if job.data_machines is None:
             documents[0]["name"] = job.name
@@ -33,6 +34,7 @@ class SkyPilot(Target):
         return {"sky.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
 
     def check(self, job: Job) -> None:
+        """Whether there is a ``sky`` that may use a cloud."""
         need("sky", "pip install 'skypilot[aws]'")
         ask(["sky", "check"])
 

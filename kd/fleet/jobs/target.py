@@ -40,13 +40,25 @@ class Target(Protocol):
     """Its own keys -> what they are."""
 
     def write(self, job: Job) -> dict[str, str]:
-        """File name -> text of what will be sent, exactly; the first one is the request itself."""
+        """File name -> text of what will be sent, exactly; the first one is the request itself.
+
+        Raises:
+            UserError: a key is missing or has a value that the place does not take.
+        """
 
     def check(self, job: Job) -> None:
-        """Checks credentials, the bucket and the programs of the place. Changes nothing."""
+        """Checks credentials, the bucket and the programs of the place. Changes nothing.
+
+        Raises:
+            UserError: the job could not be sent.
+        """
 
     def submit(self, job: Job, folder: Path) -> str:
-        """Sends the files in ``folder``; returns what the place calls the job."""
+        """Sends the files in ``folder``; returns what the place calls the job.
+
+        Raises:
+            UserError: it was refused; nothing of it is left at the place.
+        """
 
     def follow(self, handle: str, folder: Path) -> Outcome:
         """Waits for the job's end and prints its progress."""
@@ -62,6 +74,15 @@ def need(program: str, where: str) -> None:
 
 
 def ask(command: Sequence[str], text: str | None = None) -> str:
+    """Runs a program and returns what it prints.
+
+    Args:
+        command: program and arguments.
+        text: what it reads.
+
+    Raises:
+        UserError: it failed; its last words in a line.
+    """
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
     if done.returncode:
         words = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
@@ -70,10 +91,17 @@ def ask(command: Sequence[str], text: str | None = None) -> str:
 
 
 class Tail:
+    """New lines of a log file, printed as they come.
+
+    Args:
+        file: it may not be there yet.
+    """
+
     def __init__(self, file: Path) -> None:
         self._file, self._read = file, 0
 
     def print_new(self) -> None:
+        """Prints what has come since the last call, in whole lines."""
         if not self._file.is_file():
             return
         with self._file.open("rb") as file:

@@ -42,6 +42,7 @@ class Torchrun(Target):
     }
 
     def write(self, job: Job) -> dict[str, str]:
+        """``train.sh``, the same for each machine that trains, and ``data.sh``."""
         refuse_spot(job, "torchrun's machines")
         hosts, data_hosts = _hosts(job)
         head = hosts[0] if hosts else "localhost"

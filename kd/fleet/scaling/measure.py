@@ -99,6 +99,7 @@ def reading(case: Case, run: Run) -> Reading:
 
 
 def _sent_mb(facts: Facts) -> float | None:
+    """MB that a process of this machine sends in a step, by its network devices."""
     if len(facts.usual_steps) < 2:
         return None
     began, ended = facts.usual_steps[0]["t"], facts.usual_steps[-1]["t"]
@@ -110,5 +111,6 @@ def _sent_mb(facts: Facts) -> float | None:
 
 
 def ring_times(runs: Sequence[Run]) -> list[tuple[int, float, float]]:
+    """``(processes, MB, ms)`` of the all-reduces that the runs have timed."""
     found: list[dict[str, Any]] = [event for run in runs if (event := run.event("ring"))]
     return [(e["processes"], size / 1e6, 1000 * s) for e in found for size, s in e["times"]]

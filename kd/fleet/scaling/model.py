@@ -108,6 +108,14 @@ def serial_part(times: Sequence[tuple[int, float]]) -> float:
 
 @dataclass(frozen=True)
 class Network:
+    """Between machines.
+
+    Attributes:
+        gbit: a second, that one machine sends.
+        given: by the user; else it is taken for granted, and the band holds half and double of it.
+        latency_ms: of a message, taken for granted.
+    """
+
     gbit: float = 100.0  # a second, that one machine sends
     given: bool = False  # by the user; else it is taken for granted, and the band holds half and double of it
     latency_ms: float = 0.05  # of a message, taken for granted
@@ -129,6 +137,7 @@ class Model:
         return sum(line(batch) for line in self.rates.values())
 
     def step_ms(self, processes: int, batch: float, machines: int = 1, network: Network | None = None) -> float:
+        """A step of ``processes`` on each of ``machines``, ``batch`` pictures each."""
         if processes * machines == 1:
             return self.compute_ms(batch)
         ring = PASSES[self.strategy] * self.ring.pass_ms(processes, self.gradient_mb)

@@ -80,6 +80,7 @@ def revive(search: Search) -> None:
 
 
 def confirm(search: Search, plan: Plan) -> list[Confirmation]:
+    """Runs the winner and the default on the same fresh seeds; on a test split too, where the data have one."""
     objective = plan.objectives[0]
     if objective.name == LATENCY:
         raise UserError(f"confirm: {LATENCY} does not depend on the seed; name an accuracy first")
@@ -115,6 +116,7 @@ def _compared(objective: Objective, name: str, seeds: tuple[int, ...], values: l
 
 
 def has_test_split(plan: Plan) -> bool:
+    """Whether the pictures' folder has a ``test`` beside ``train`` and ``val``."""
     source = plan.config["data"]["source"] or {}
     root = str((source.get("init_args") or {}).get("root") or "")
     return str(source.get("class_path", "")).endswith(".ImageFolder") and bool(root) and ImageFolder(root).has(TEST)

@@ -187,6 +187,7 @@ def _jobs(given: dict[str, Any]) -> int | Share:
 
 
 def _search_space(spaces: Sequence[Space], args: list[str]) -> tuple[Space, ...]:
+    """Checks that a run takes every value, and finds the keys that only some choices of another key bring about."""
     ordered: list[Space] = []
     for space in sorted(spaces, key=lambda space: space.key.count(".")):
         above = next((s for s in reversed(ordered) if space.key.startswith(f"{s.key}.") and s.choices), None)
@@ -202,6 +203,7 @@ def _search_space(spaces: Sequence[Space], args: list[str]) -> tuple[Space, ...]
 
 
 def _under(above: Space, space: Space, args: list[str]) -> tuple[tuple[Any, ...], list[Any]]:
+    """The choices of ``above`` under which ``space`` exists, and its examples as a run takes them."""
     allowed, taken, refused = [], list[Any](), None
     for choice in above.choices or ():
         try:
@@ -215,6 +217,7 @@ def _under(above: Space, space: Space, args: list[str]) -> tuple[tuple[Any, ...]
 
 
 def _taken(args: list[str], chosen: Sequence[tuple[str, Any]], space: Space) -> list[Any]:
+    """The examples of a space as a run's configuration holds them."""
     taken = []
     for example in space.examples():
         items = [f"--{item(key, value)}" for key, value in [*chosen, (space.key, example)]]

@@ -111,6 +111,7 @@ def joined(share: Share, accelerator: str) -> Iterator[list[Place]]:
 
 
 def _init(own: Path) -> None:
+    """Joins, or starts a Ray whose files lie in the folder ``own``."""
     try:
         ray.init("auto", log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:

@@ -51,6 +51,7 @@ def write_best(study: Study, plan: Plan) -> None:
 
 
 def ranked(study: Study, plan: Plan) -> list[Any]:
+    """Finished trials, the best first; then those stopped early, then those that failed."""
     sign = 1 if plan.objectives[0].maximize else -1
     done = sorted(study.trials("complete"), key=lambda t: -sign * t.values[0])
     return done + study.trials("pruned") + study.trials("failed")
@@ -84,6 +85,16 @@ def row(trial: FrozenTrial, plan: Plan) -> list[str]:
 
 @dataclass(frozen=True)
 class Confirmation:
+    """The winner and the default on the same fresh seeds.
+
+    Attributes:
+        objective: name of the number.
+        maximize: more of it is better.
+        seeds: used.
+        best: of the winner, by seed.
+        default: of the recipe without the search, by seed.
+    """
+
     objective: str  # name of the number
     maximize: bool  # more of it is better
     seeds: tuple[int, ...]  # used

@@ -32,6 +32,14 @@ MAKES_THE_RULE = 5  # so many failures and nothing else: the search itself is wr
 
 @dataclass
 class Running:
+    """A trial that runs.
+
+    Attributes:
+        trial: Optuna's.
+        chosen: values by key.
+        job: its process.
+    """
+
     trial: Any  # Optuna's
     chosen: dict[str, Any]  # values by key
     job: Job  # its process
@@ -166,6 +174,7 @@ class Search:
             self.changed(self)
 
     def line(self, running: Running) -> str:
+        """A trial that has ended, and how far the search is."""
         trial = self.study.trial(running.trial.number)
         state = {"COMPLETE": "", "PRUNED": "stopped early: ", "FAIL": "failed: "}[trial.state.name]
         if trial.state.name == "FAIL":
@@ -188,6 +197,7 @@ class Search:
         return f"{ended} of {total} ended{so_far}" + (f", about {duration(left)} left" if math.isfinite(left) else "")
 
     def _end_all(self, why: str) -> None:
+        """Stops all trials and waits until they have saved: no process is left over."""
         for running in self.running:
             running.job.stop(why)
         while self.running:

@@ -34,6 +34,7 @@ class Space:
         return [c if isinstance(c, str | int | float | bool) else json.dumps(c) for c in self.choices or ()]
 
     def examples(self) -> list[Any]:
+        """Values that show whether the configuration takes it: all choices, or both ends."""
         return list(self.choices) if self.choices is not None else [self.low, self.high]
 
     def suggest(self, trial: "optuna.Trial") -> object:
@@ -84,6 +85,11 @@ def _number(text: str) -> str | int | float:
 
 
 def item(key: str, value: object) -> str:
+    """``key=value`` for ``kd-train``.
+
+    >>> item("optim.lr", 1e-5), item("data.size", [1, 2]), item("a", "B")
+    ('optim.lr=1.0e-05', 'data.size=[1, 2]', 'a=B')
+    """
     if isinstance(value, float):
         mantissa, e, exponent = repr(value).partition("e")
         return f"{key}={mantissa if '.' in mantissa or not e else mantissa + '.0'}{e}{exponent}"
@@ -91,6 +97,11 @@ def item(key: str, value: object) -> str:
 
 
 def short(value: object) -> str:
+    """A value for people: four digits.
+
+    >>> short(0.00123456), short("KDLoss"), short(True)
+    ('0.001235', 'KDLoss', 'True')
+    """
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

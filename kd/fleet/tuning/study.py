@@ -48,6 +48,7 @@ class Study:
         self.study.sampler = SAMPLERS[self._sampler](self._seed + len(self.trials()))
 
     def begun_with(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings that the search was begun with; those given where it begins now."""
         if "settings" not in self.study.user_attrs:
             self.study.set_user_attr("settings", settings)
         return self.study.user_attrs["settings"]
@@ -77,6 +78,7 @@ class Study:
         self.study.add_trial(optuna.trial.create_trial(values=list(values), user_attrs=notes, **same))
 
     def best(self) -> list[Any]:
+        """The best finished trial; with several objectives the Pareto front."""
         return self.study.best_trials if self.trials("complete") else []
 
     def importance(self) -> dict[str, float]:

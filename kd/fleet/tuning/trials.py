@@ -44,6 +44,13 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Slot:
+    """A share of this machine.
+
+    Attributes:
+        cores: numbers of its CPU cores; empty where they can't be dealt.
+        gpus: numbers of its GPUs.
+    """
+
     cores: tuple[int, ...]  # numbers of its CPU cores; empty where they can't be dealt
     gpus: tuple[str, ...]  # numbers of its GPUs
 
@@ -72,6 +79,7 @@ def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
 
 
 def gpus_of(accelerator: str) -> list[str]:
+    """The GPUs that runs may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
     if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -80,6 +88,13 @@ def gpus_of(accelerator: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Share:
+    """What a trial has of a cluster.
+
+    Attributes:
+        cores: CPU cores; None: as many as each trial can have where all GPUs are used, one without GPUs.
+        gpus: GPUs; None: one where runs may use them and the cluster has some.
+    """
+
     # CPU cores of a trial; None: as many as leave room for a trial on each GPU, or one on a cluster without GPUs
     cores: int | None = None
     gpus: int | None = None  # GPUs of a trial; None: one if the cluster has GPUs and the run may use them

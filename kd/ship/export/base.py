@@ -68,6 +68,7 @@ class Format(ABC):
     needs: Mapping[str, Sequence[str]] = {}
 
     def check(self, key: str, int8: bool) -> None:
+        """Raises a UserError that names ``key`` and the extra where one is missing."""
         for extra, modules in self.needs.items():
             for module in modules:
                 need(module, extra, key)
@@ -76,7 +77,14 @@ class Format(ABC):
 
     @abstractmethod
     def write(self, job: Job, folder: Path) -> Path:
-        """Writes the export into an empty folder."""
+        """Writes the export into an empty folder.
+
+        Returns:
+            The file or folder that :meth:`open` takes.
+
+        Raises:
+            UserError: a missing extra, or an operator that the format has no word for.
+        """
 
     @abstractmethod
     def open(self, file: Path, threads: int = 0) -> Runtime:

@@ -83,6 +83,7 @@ def failure(found: dict[str, Any], int8: bool, limits: Limits) -> str:
 
 
 def size_mb(path: Path) -> float:
+    """Of a file, or of all files in a folder."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return round(sum(file.stat().st_size for file in files) / 1e6, 3)
 

@@ -35,6 +35,11 @@ class Hub(Format):
 
 
 def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:
+    """Architecture and arguments of a ``student.safetensors``.
+
+    Raises:
+        UserError: timm has not built it.
+    """
     found = read_metadata(weights)
     if "builder" in found:
         builder = json_of(found["builder"]).get("class_path")
@@ -43,4 +48,5 @@ def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:
 
 
 def model_size(weights: Path) -> int | list[int]:
+    """The side, or height and width, of a student's input in pixels."""
     return json_of(read_metadata(weights)["img_size"])

@@ -61,6 +61,7 @@ class Manifest:
         return (height, width, 3) if self.layout == "nhwc" else (3, height, width)
 
     def as_metadata(self) -> dict[str, str]:
+        """For a model file's own metadata: strings by prefixed keys."""
         return {f"{PREFIX}{key}": json.dumps(value) for key, value in asdict(self).items()}
 
     def write(self, folder: Path) -> None:

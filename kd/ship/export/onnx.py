@@ -23,6 +23,8 @@ EXTRA = "export"
 
 
 class Onnx(Format):
+    """``model.onnx``: uint8 pictures in, a dynamic batch, the manifest in the metadata."""
+
     quantises = True
     needs: Mapping[str, Sequence[str]] = {EXTRA: ("onnx", "onnxscript", "onnxruntime")}
 
@@ -43,6 +45,11 @@ class Onnx(Format):
 
 
 def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession":
+    """An ``onnxruntime.InferenceSession`` on the CPU.
+
+    Raises:
+        UserError: the extra is missing, or the file is no ONNX model.
+    """
     runtime = need("onnxruntime", EXTRA, str(file))
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -80,6 +87,7 @@ def _program(job: Job) -> "torch.onnx.ONNXProgram":
 
 
 def why(error: BaseException | None) -> str:
+    """The unsupported operator, or else the first line of what went wrong."""
     first = ""
     for cause in causes(error):
         text = re.sub(r"\x1b\[[\d;]*m", "", str(cause))

@@ -13,6 +13,12 @@ class Prepared(nn.Module):
 
     Scaling to the student's size, where the data's views have another, is written as two matrix products: runtimes do
     not agree on what an antialiased resize operator is, but all of them multiply.
+
+    Args:
+        model: the student, in eval mode.
+        preprocess: its input.
+        size: height and width of the pictures.
+        layout: of the pictures.
     """
 
     rows: Tensor

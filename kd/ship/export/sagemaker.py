@@ -29,6 +29,7 @@ class SageMaker(Format):
 
 
 def _anybodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The same archive for the same model: no owner, no time."""
     member.uid = member.gid = member.mtime = 0
     member.uname = member.gname = ""
     return member

@@ -21,6 +21,16 @@ def open_export(to: str, file: Path, threads: int) -> Callable[[np.ndarray], obj
 
 
 class Stopwatch:
+    """A process that times a model.
+
+    Args:
+        load: makes the callable, in the process; picklable.
+        threads: of the process.
+
+    Raises:
+        UserError: the model can't be loaded.
+    """
+
     def __init__(self, load: Callable[[], Callable[[np.ndarray], object]], threads: int) -> None:
         # a program of its own: multiprocessing's spawn would run the caller's script again
         self._mine, child_end = multiprocessing.Pipe()
@@ -40,6 +50,7 @@ class Stopwatch:
             raise UserError(f"the model's process ended with status {status} (out of memory?)") from error
 
     def measure(self, pictures: object, repeats: int) -> tuple[list[float], float]:
+        """Milliseconds of each repeat, and the process's peak memory so far in MB."""
         return self._ask((pictures, repeats))
 
     def close(self) -> None:

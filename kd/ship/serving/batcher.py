@@ -66,6 +66,11 @@ class Batcher:
             self._task.cancel()
 
     def submit(self, picture: np.ndarray) -> asyncio.Future[np.ndarray]:
+        """The answer to come, of one picture.
+
+        Raises:
+            Busy: the queue is full.
+        """
         future: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
         try:
             self._queue.put_nowait((picture, future))

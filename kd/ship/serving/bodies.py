@@ -20,7 +20,12 @@ Elsewhere = Callable[..., Awaitable[list[Upload]]]
 
 
 class Refused(Exception):
-    """A request that is answered with an error."""
+    """A request that is answered with an error.
+
+    Args:
+        status: of the answer.
+        reason: in words.
+    """
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)

@@ -161,6 +161,11 @@ class _Uvicorn(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        UserError: the port is in use, or no such address.
+    """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
