@@ -24,6 +24,21 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+FAST = ("losses", "report", "tasks", "test_house.py", "test_readers.py", "run/test_keys.py")
+"""Folders and files below ``tests/`` whose tests ``pytest -m fast`` runs: no training, no process of its own."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of :data:`FAST` that are not slow; before pytest's own ``-m`` reads the marks."""
+    root = Path(__file__).parent
+    for item in items:
+        if not item.path.is_relative_to(root) or item.get_closest_marker("slow"):
+            continue
+        place = item.path.relative_to(root).as_posix()
+        if place.startswith(FAST):
+            item.add_marker("fast")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: tests wait for processes, signals and time limits, too."""

@@ -38,8 +38,16 @@ OURS = [
 SETUP = [c for c in commands() if "pip install" in c or c.endswith("pytest")]
 
 
-def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 150
+def test_the_first_screen_has_the_commands_for_your_pictures() -> None:
+    """With a teacher, without one, with nothing at hand: before the quick start, within 20 lines."""
+    first = "\n".join(README.splitlines()[:20])
+    assert re.findall(r"kd-train recipe=(\w+)", first) == ["grocery_vit", "photos", "foodtag_vit"]
+    assert README.index("kd-train recipe=foodtag_vit") < README.index("## Quick start")
+
+
+def test_a_cell_of_the_readme_has_one_link() -> None:
+    cells = [cell for line in README.splitlines() if line.startswith("|") for cell in line.split("|")]
+    assert not [cell for cell in cells if cell.count("](") > 1]
 
 
 def test_the_readme_lists_every_command() -> None:

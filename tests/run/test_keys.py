@@ -315,8 +315,8 @@ def test_a_question_without_an_answer(item: str, capsys: pytest.CaptureFixture[s
     assert "nothing" in capsys.readouterr().err
 
 
-def test_the_readmes_completion_completes() -> None:
-    line = re.search(r"`(complete -o nospace .*?)`", (ROOT / "README.md").read_text())
+def test_the_completion_of_the_guide_completes() -> None:
+    line = re.search(r"`(complete -o nospace .*?)`", (ROOT / "recipes/KEYS.md").read_text())
     assert line is not None
     script = f"""
         kd-train() {{ {sys.executable} -m kd.cli "$@"; }}
