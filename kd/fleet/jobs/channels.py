@@ -15,6 +15,8 @@ _FILE_SYSTEM = re.compile(r"(fsx|efs)://(fs-[0-9a-f]{8,})(/.*)?")
 
 @dataclass(frozen=True)
 class Channel:
+    """One input channel of a SageMaker job: a name below ``/opt/ml/input/data/`` and where its data is."""
+
     name: str
     url: str
     input_mode: str | None = None
@@ -22,9 +24,11 @@ class Channel:
 
     @property
     def in_s3(self) -> bool:
+        """Whether the data is in S3; else in a file system of the job's VPC."""
         return self.url.startswith("s3://")
 
     def request(self) -> dict[str, Any]:
+        """The channel as an item of ``InputDataConfig``."""
         mode = {"InputMode": self.input_mode} if self.input_mode else {}
         return {"ChannelName": self.name, "DataSource": self._source(), **mode}
 
@@ -53,6 +57,11 @@ class Channel:
 
 
 def channels(job: Job) -> list[Channel]:
+    """The channels of a job's keys ``channel.NAME`` and ``channel.NAME.OPTION``, in the order given.
+
+    Raises:
+        UserError: an option or value that SageMaker does not take, or a URL of another kind.
+    """
     options: dict[str, dict[str, str]] = {}
     given = []
     for key, value in job.own.items():
@@ -74,6 +83,11 @@ def channels(job: Job) -> list[Channel]:
 
 
 def network(job: Job, data: list[Channel]) -> dict[str, Any]:
+    """``VpcConfig`` of the job's ``subnets`` and ``security_groups``; {} without them.
+
+    Raises:
+        UserError: a malformed id, one of the two alone, or a channel in a file system without a VPC.
+    """
     found = {}
     for key, kind, prefix in (("subnets", "Subnets", "subnet-"), ("security_groups", "SecurityGroupIds", "sg-")):
         found[kind] = [item.strip() for item in job.own.get(key, "").split(",") if item.strip()]

@@ -24,6 +24,8 @@ KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job"
 
 @dataclass(frozen=True)
 class Machines:
+    """So many machines of one type."""
+
     count: int  # how many
     type: str  # an instance type (``ml.p4d.24xlarge``), or what each has: ``A100:8``, ``gpu:8``, ``cpu:16``
 
@@ -35,10 +37,12 @@ class Machines:
 
     @property
     def gpus(self) -> int | None:
+        """GPUs of each machine; 0 for ``cpu:N``, None for an instance type, which does not say."""
         return None if self.parts is None else 0 if self.parts[0] == "cpu" else self.parts[1]
 
     @property
     def has_gpus(self) -> bool | None:
+        """Whether each machine has a GPU; None where the instance type is not known."""
         return has_gpus(self.type) if self.gpus is None else self.gpus > 0
 
     def __str__(self) -> str:
@@ -70,11 +74,22 @@ class Needs:
     missing: dict[str, str]
 
     def need(self, key: str, example: str) -> str:
+        """The value of a place's key that must be given.
+
+        Args:
+            key: the key.
+            example: stands in for it and is shown to the user; the key is noted in ``missing``.
+        """
         if not self.own.get(key):
             self.missing[key] = example
         return self.own.get(key) or example
 
     def bucket_url(self, schemes: str) -> str:
+        """The URL in ``bucket`` without a slash at its end; one of the ``schemes`` (``s3|gs``).
+
+        Raises:
+            UserError: not such a URL, or not a valid name of a bucket.
+        """
         first = schemes.split("|")[0]
         url = self.need("bucket", f"{first}://BUCKET/FOLDER").rstrip("/")
         found = re.fullmatch(rf"(?:{schemes})://([^/]+)(/.*)?", url)
@@ -86,12 +101,17 @@ class Needs:
         return url
 
     def what_is_missing(self) -> str:
+        """One line that names all missing keys with examples; "" where all were given."""
         examples = " ".join(f"{key}={example}" for key, example in self.missing.items())
         return f"{', '.join(self.missing)}: must be given ({examples})" if self.missing else ""
 
 
 @dataclass(frozen=True)
 class Job(Needs):
+    """A training run that another place carries out: what :meth:`kd.fleet.jobs.target.Target.write` turns into a
+    request.
+    """
+
     name: str  # of the job
     recipe: str  # name of the recipe, for folders
     # recipe and overlays that are files of one's own, by the name that they have on the other side
@@ -119,9 +139,11 @@ class Job(Needs):
 
     @property
     def groups(self) -> dict[str, Machines]:
+        """The machines by what they do: ``train``, and ``data`` where some prepare data."""
         return {"train": self.machines, **({"data": self.data_machines} if self.data_machines else {})}
 
     def command(self, place: str) -> list[str]:
+        """The arguments of ``kd-train`` for a machine where the job's files lie in the folder ``place``."""
         return self.with_files({name: f"{place}/{name}" for name in self.files})
 
     def with_files(self, places: Mapping[str, object]) -> list[str]:
@@ -131,6 +153,15 @@ class Job(Needs):
 
 
 def read_job(request: Request, own: dict[str, str]) -> Job:
+    """Checks a command line of ``kd-launch`` as a whole, with the settings of the run that it would start.
+
+    Args:
+        request: the command line without the keys in ``own``; a price given is added to it.
+        own: keys of ``kd-launch`` and of the place.
+
+    Raises:
+        UserError: a mistake in it, or in the settings of the run.
+    """
     if not request.recipe:
         raise UserError("recipe: must be given (kd-train --list)")
     if "instances" not in own:

@@ -25,6 +25,11 @@ class Kubernetes(Target):
     }
 
     def write(self, job: Job) -> dict[str, str]:
+        """``trainjob.yaml``: the TrainJob; with own files a ConfigMap, with data machines a Secret and their Job.
+
+        Raises:
+            UserError: ``spot``, a channel, or a missing or wrong key.
+        """
         if job.spot:
             raise UserError("spot: a cluster's own node pools decide it; spot=true is for sagemaker and sky")
         if job.channels:
@@ -40,10 +45,16 @@ class Kubernetes(Target):
         return {"trainjob.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
 
     def check(self, job: Job) -> None:
+        """Has the cluster validate the documents (``kubectl apply --dry-run=server``)."""
         need("kubectl", "kubernetes.io/docs/tasks/tools")
         ask(["kubectl", "apply", "--dry-run=server", "-f", "-"], self.write(job)["trainjob.yaml"])
 
     def submit(self, job: Job, folder: Path) -> str:
+        """``kubectl apply``; where it fails, what was already made is deleted.
+
+        Returns:
+            Namespace, name, recipe, claim and image, with spaces between.
+        """
         file = str(folder / "trainjob.yaml")
         try:
             ask(["kubectl", "apply", "-f", file])
@@ -53,6 +64,7 @@ class Kubernetes(Target):
         return f"{_metadata(job)['namespace']} {job.name} {job.recipe} {job.need('claim', 'NAME')} {job.image}"
 
     def follow(self, handle: str, folder: Path) -> Outcome:
+        """Prints the TrainJob's state until its end, then deletes the machines that prepare data."""
         namespace, name, *_ = handle.split(" ")
         print(f"kd-launch: kubectl -n {namespace} logs -f -l jobset.sigs.k8s.io/jobset-name={name} shows its log")
 
@@ -67,6 +79,7 @@ class Kubernetes(Target):
         return outcome
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
+        """Copies the run's folder out of the claim, through a pod that only sleeps and is deleted afterwards."""
         namespace, name, recipe, claim, image = outcome.where.split(" ")
         pod, part = f"{name}-fetch", into.with_name(f".{into.name}.part")
         kubectl = ["kubectl", "-n", namespace]

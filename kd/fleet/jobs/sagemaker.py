@@ -30,6 +30,8 @@ METRIC = r"(?:^|\s){name} (-?[0-9.]+(?:e[+-]?[0-9]+)?)"  # A value in the line t
 
 
 class SageMaker(Target):
+    """A SageMaker training job, one request of CreateTrainingJob."""
+
     keys: Mapping[str, str] = {
         "role": "ARN of the role that the job takes",
         "bucket": "s3://BUCKET[/FOLDER] for results and checkpoints",
@@ -45,12 +47,14 @@ class SageMaker(Target):
     }
 
     def write(self, job: Job) -> dict[str, str]:
+        """``request.json``: the request, validated against the service's own model."""
         request = {"TrainingJobName": job.name, **common(job), **tags(job), "HyperParameters": hyperparameters(job)}
         request["AlgorithmSpecification"]["ContainerEntrypoint"] = ["kd-train"]  # as the SDK's ModelTrainer does
         check_request("CreateTrainingJob", request)
         return {"request.json": json.dumps(request, indent=2) + "\n"}
 
     def check(self, job: Job) -> None:
+        """Checks the credentials and that the bucket and the channels' data in S3 can be read; changes nothing."""
         session = aws_session()
         s3 = session.client("s3")
         with boto_errors():
@@ -72,6 +76,7 @@ class SageMaker(Target):
         return job.name
 
     def follow(self, handle: str, folder: Path) -> Outcome:
+        """Prints the job's status and its log's new lines until the end."""
         session = aws_session()
         client, log = session.client("sagemaker"), _Log(session.client("logs"), handle)
 
@@ -86,6 +91,9 @@ class SageMaker(Target):
         return followed(handle, poll, POLL_S)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
+        """Unpacks the job's ``model.tar.gz``, which holds the run's folder, to ``into``; None where the job has left
+        none.
+        """
         bucket, _, key = outcome.where.removeprefix("s3://").partition("/")
         if not key:
             return None
@@ -117,10 +125,16 @@ def uploaded(job: Job) -> Iterator["Session"]:
 
 
 def read_request(folder: Path) -> dict[str, Any]:
+    """The request in a job's folder, as it was shown to the user."""
     return json_of(text_of(folder / "request.json"))
 
 
 def common(job: Job) -> dict[str, Any]:
+    """What a training job's request and a tuning job's trials have in common.
+
+    Raises:
+        UserError: a key with a value that SageMaker does not take.
+    """
     data = channels(job)
     inputs = [channel.request() for channel in data]
     if job.files:
@@ -191,6 +205,11 @@ def _stop(job: Job) -> dict[str, int]:
 
 
 def tags(job: Job) -> dict[str, list[dict[str, str]]]:
+    """``Tags`` of the job's key ``tags`` (``KEY=VALUE,KEY=VALUE``); {} without it.
+
+    Raises:
+        UserError: an item without a key or ``=``.
+    """
     found = [item.partition("=") for item in job.own.get("tags", "").split(",") if item]
     wrong = next((key + equals for key, equals, _ in found if not (key.strip() and equals)), None)
     if wrong is not None:
@@ -214,6 +233,16 @@ def _machines(job: Job) -> dict[str, Any]:
 
 
 def check_type(key: str, machines: Machines, kind: str = "TrainingInstanceType") -> None:
+    """Checks an instance type against boto3's model of the service.
+
+    Args:
+        key: named in the message.
+        machines: of that type.
+        kind: the shape in the service's model that lists the types.
+
+    Raises:
+        UserError: unknown type; the message has the nearest one.
+    """
     known = _model().shape_for(kind).enum
     if machines.type not in known:
         hint = did_you_mean(machines.type, known) or " (ml.p4d.24xlarge, ml.g5.xlarge, ...)"
@@ -260,6 +289,7 @@ def aws_session() -> "Session":
 
 @contextmanager
 def boto_errors() -> Iterator[None]:
+    """Inside, errors of boto3 become a UserError of one line."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 

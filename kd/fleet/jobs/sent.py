@@ -37,6 +37,15 @@ def send(target: Target, job: Job, folder: Path, files: dict[str, str], place: s
 
 
 def sent_before(name: str, runs: str) -> Path:
+    """The folder of a job that was sent from here.
+
+    Args:
+        name: of the job.
+        runs: ``runs_dir``.
+
+    Raises:
+        UserError: no such job.
+    """
     found = sorted(Path(runs).glob(f"*/jobs/{name}/{RECORD}"))
     if not found:
         sent = f"no job '{name}' was sent from here ({runs}/*/jobs)"
@@ -45,6 +54,15 @@ def sent_before(name: str, runs: str) -> Path:
 
 
 def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
+    """Follows a sent job until its end and brings its run here.
+
+    Args:
+        folder: of the job, see :func:`sent_before`.
+        target_of: the place by its name.
+
+    Returns:
+        The exit status: 0, 1 where the job has failed, 130 after Ctrl-C (the job continues).
+    """
     record = read_json(text_of(folder / RECORD), str(folder / RECORD), dict)
     target = target_of(record["target"])
     try:

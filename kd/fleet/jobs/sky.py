@@ -17,6 +17,8 @@ SCHEMES = "s3|gs|https|r2|cos|oci|nebius"  # of the stores that SkyPilot mounts
 
 
 class SkyPilot(Target):
+    """SkyPilot's managed job: an interrupted machine is replaced, and the run resumes from the bucket."""
+
     keys: Mapping[str, str] = {
         "bucket": "s3://BUCKET[/FOLDER], gs://... for the runs",
         "infra": "cloud and region (aws/us-east-1); default: the cheapest",
@@ -39,15 +41,26 @@ class SkyPilot(Target):
         ask(["sky", "check"])
 
     def submit(self, job: Job, folder: Path) -> str:
+        """``sky jobs launch`` of ``sky.yaml``, detached.
+
+        Returns:
+            The job's name and the URL of its run, with a space between.
+        """
         ask(["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name, str(folder / "sky.yaml")])
         return f"{job.name} {job.bucket_url(SCHEMES)}/{job.name}/{job.recipe}/{job.name}"
 
     def follow(self, handle: str, folder: Path) -> Outcome:
+        """Prints ``sky jobs logs``, which ends with the job; its exit status is the outcome."""
         name, where = handle.split(" ", 1)
         status = subprocess.run(["sky", "jobs", "logs", "--name", name], check=False).returncode
         return Outcome(status == 0, "SUCCEEDED" if status == 0 else f"sky jobs logs: status {status}", where=where)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
+        """Downloads the run's folder from the bucket.
+
+        Raises:
+            UserError: the store can't be read.
+        """
         files, path = file_system(outcome.where, "bucket")
         part = into.with_name(f".{into.name}.part")
         try:

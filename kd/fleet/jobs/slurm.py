@@ -47,6 +47,8 @@ END_DATA = 'kill "$data" 2>/dev/null\nwait "$data"\n'
 
 
 class Slurm(Target):
+    """A batch job of SLURM; machines that prepare data are the second part of a heterogeneous job."""
+
     keys: Mapping[str, str] = {
         "partition": "of the cluster",
         "account": "that pays",
@@ -59,6 +61,11 @@ class Slurm(Target):
     }
 
     def write(self, job: Job) -> dict[str, str]:
+        """``train.sbatch``, the script.
+
+        Raises:
+            UserError: ``spot``, a channel, or a key with a wrong value.
+        """
         refuse_spot(job, "SLURM's machines")
         program = "kd-train" if job.image else shlex.quote(shutil.which("kd-train") or f"{sys.prefix}/bin/kd-train")
         shared = {"program": program, "command": command(job),
@@ -76,6 +83,7 @@ class Slurm(Target):
         return {"train.sbatch": text}
 
     def check(self, job: Job) -> None:
+        """Has SLURM validate the script (``sbatch --test-only``)."""
         need("sbatch", "on a machine of the cluster")
         with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
             file.write(self.write(job)["train.sbatch"])
@@ -83,9 +91,11 @@ class Slurm(Target):
             ask(["sbatch", "--test-only", file.name])
 
     def submit(self, job: Job, folder: Path) -> str:
+        """``sbatch``; returns the job's number."""
         return ask(["sbatch", "--parsable", str(folder / "train.sbatch")]).split(";")[0]
 
     def follow(self, handle: str, folder: Path) -> Outcome:
+        """Prints states and new lines of the log until the job has left the queue."""
         log = Tail(folder / "log")
 
         def poll() -> tuple[str, Outcome | None]:

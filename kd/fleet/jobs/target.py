@@ -15,6 +15,8 @@ from kd.fleet.jobs.job import Job
 
 @dataclass(frozen=True)
 class Outcome:
+    """How a job has ended."""
+
     done: bool  # it has trained to its end
     text: str  # in a line
     hours: float | None = None  # that it ran, where the place says so
@@ -36,6 +38,8 @@ def followed(name: str, poll: Callable[[], tuple[str, Outcome | None]], seconds:
 
 
 class Target(Protocol):
+    """A place that runs jobs: SageMaker, SkyPilot, SLURM, Kubernetes, torchrun. What one writes to add another."""
+
     keys: Mapping[str, str]
     """Its own keys -> what they are."""
 
@@ -69,6 +73,15 @@ class Target(Protocol):
 
 
 def need(program: str, where: str) -> None:
+    """Checks that a program is on the PATH.
+
+    Args:
+        program: its name.
+        where: how one gets it, for the message.
+
+    Raises:
+        UserError: it is not.
+    """
     if shutil.which(program) is None:
         raise UserError(f"no program {program} here ({where})")
 
@@ -114,11 +127,17 @@ class Tail:
 
 
 def command(job: Job) -> str:
+    """The arguments of ``kd-train`` as a line for a shell: files by absolute path, the run under the job's name."""
     items = job.with_files({name: path.absolute() for name, path in job.files.items()})
     return shlex.join([*items, f"runs_dir={job.runs_dir.absolute()}", f"name={job.name}"])
 
 
 def refuse_spot(job: Job, who: str) -> None:
+    """Refuses ``spot`` and channels at a place that has neither; ``who`` is the place in the message.
+
+    Raises:
+        UserError: one of them is given.
+    """
     if job.spot:
         raise UserError(f"spot: {who} have no price by the hour; spot=true is for sagemaker and sky")
     if job.channels:

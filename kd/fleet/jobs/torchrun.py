@@ -35,6 +35,8 @@ exec {python} -m kd.cli {command}
 
 
 class Torchrun(Target):
+    """One ``torchrun`` on each machine: this one, or those that ``ssh`` reaches."""
+
     keys: Mapping[str, str] = {
         "hosts": "machines that train, as ssh knows them; none: this one",
         "data_hosts": "machines that prepare data",
@@ -60,10 +62,16 @@ class Torchrun(Target):
         return files
 
     def check(self, job: Job) -> None:
+        """Checks that there is an ``ssh``, where machines are named."""
         if _hosts(job)[0]:
             need("ssh", "OpenSSH")
 
     def submit(self, job: Job, folder: Path) -> str:
+        """Starts the scripts in sessions of their own; they continue when this process ends.
+
+        Returns:
+            The process ids, with commas between: of the training machines in order, then of the data machines.
+        """
         hosts, data_hosts = _hosts(job)
         places = [(host, "train.sh") for host in hosts or [""]] + [(host, "data.sh") for host in data_hosts]
         started = []
@@ -77,6 +85,7 @@ class Torchrun(Target):
         return ",".join(started)
 
     def follow(self, handle: str, folder: Path) -> Outcome:
+        """Prints the first machine's log until all scripts have ended; the first status other than 0 is the outcome."""
         pids, log = [int(pid) for pid in handle.split(",")], Tail(folder / "log.0")
         while any(map(_lives, pids)):
             log.print_new()

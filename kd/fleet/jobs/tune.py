@@ -24,6 +24,15 @@ STRATEGIES = {"tpe": "Bayesian", "random": "Random", "grid": "Grid"}
 
 
 def planned(request: Request) -> tuple[Plan, int]:
+    """Checks a search; leaves ``request`` with what each trial has in common.
+
+    Returns:
+        The search, and how many trials run at a time (1 to 100).
+
+    Raises:
+        UserError: a mistake in it, or what SageMaker's tuning does not have: several objectives, conditional keys, a
+            sampler of another kind.
+    """
     foreign = next((item for item in request.overrides if item.startswith(NOT_THERE)), None)
     if foreign:
         raise UserError(f"{foreign.split('=')[0]}: not supported by SageMaker's tuning; kd-tune takes it")
@@ -40,10 +49,22 @@ def planned(request: Request) -> tuple[Plan, int]:
 
 
 class SageMakerSearch(sagemaker.SageMaker):
+    """A SageMaker tuning job, one request of CreateHyperParameterTuningJob.
+
+    Args:
+        search: what is searched; None to follow one that was sent before.
+        jobs: trials at a time.
+    """
+
     def __init__(self, search: Plan | None = None, jobs: int = 1) -> None:
         self.search, self.jobs = search, jobs
 
     def write(self, job: Job) -> dict[str, str]:
+        """``request.json``: the request; prints how the objective is read from the log.
+
+        Raises:
+            UserError: a name of more than 32 characters, or what the service does not take.
+        """
         assert self.search is not None
         if len(job.name) > 32:
             raise UserError(f"job: 32 characters at most for a search, got '{job.name}'")
@@ -58,11 +79,13 @@ class SageMakerSearch(sagemaker.SageMaker):
         return {"request.json": json.dumps(request, indent=2) + "\n"}
 
     def submit(self, job: Job, folder: Path) -> str:
+        """Uploads the job's files and creates the tuning job; returns its name."""
         with sagemaker.uploaded(job) as session:
             session.client("sagemaker").create_hyper_parameter_tuning_job(**sagemaker.read_request(folder))
         return job.name
 
     def follow(self, handle: str, folder: Path) -> Outcome:
+        """Prints how many trials are in which state until the end; the outcome names the best one."""
         client = sagemaker.aws_session().client("sagemaker")
 
         def poll() -> tuple[str, Outcome | None]:
@@ -90,6 +113,13 @@ class SageMakerSearch(sagemaker.SageMaker):
 
 
 def tuning_job(job: Job, search: Plan, jobs: int) -> dict[str, Any]:
+    """The request of a search; trials are started without a command, as SageMaker starts tuned containers.
+
+    Args:
+        job: what each trial has in common.
+        search: spaces, objective and sampler.
+        jobs: trials at a time.
+    """
     objective = search.objectives[0]
     definition = sagemaker.common(job)
     metric = {"Name": objective.name, "Regex": sagemaker.METRIC.format(name=objective.name)}

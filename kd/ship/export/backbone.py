@@ -32,6 +32,12 @@ class Backbone(Format):
     features = True
 
     def write(self, job: Job, folder: Path) -> Path:
+        """``backbone.safetensors``: the weights without the classifier; architecture, arguments and manifest in its
+        metadata.
+
+        Raises:
+            UserError: timm has not built the student.
+        """
         model = backbone_of(job.student)
         head = tuple(f"{name}." for name in classifier_names(model))
         state = {k: v.contiguous() for k, v in model.state_dict().items() if not k.startswith(head)}
@@ -45,11 +51,18 @@ class Backbone(Format):
         return file
 
     def reference(self, job: Job) -> nn.Module:
+        """A copy of ``job.prepared`` that ends before the classifier; it shares the student's weights."""
         below = copy.copy(job.prepared)
         below._modules = {**below._modules, "model": _Features(backbone_of(job.student))}
         return below
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
+        """A callable that gives the last layer's features, flattened: uint8 ``(N, *manifest.shape)`` -> float32 ``(N,
+        D)``.
+
+        Raises:
+            UserError: the metadata is not that of such an export, or names arguments that do not fit the tensors.
+        """
         meta = read_metadata(file)
         manifest = from_metadata(meta, file)
         kwargs = json_of(meta["kwargs"])

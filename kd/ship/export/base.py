@@ -35,12 +35,16 @@ Calibration = Callable[[], Iterator[np.ndarray]]  # Training pictures, one at a 
 
 
 class Runtime(Protocol):
+    """What runs an exported file: a batch of pictures in, the student's answers out, both NumPy arrays on the CPU."""
+
     def __call__(self, pictures: np.ndarray) -> np.ndarray:
         """uint8 ``(N, *manifest.shape)`` -> float32 ``(N, C)``, dense ``(N, C, H, W)``, features ``(N, D)``."""
 
 
 @dataclass(frozen=True)
 class Job:
+    """All that a format may need to export one student."""
+
     prepared: "Prepared"  # the student with its preprocessing, on the CPU
     student: "nn.Module"  # the student alone
     manifest: Manifest  # what the export says of itself
@@ -50,6 +54,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Limits:
+    """How far an export may be from the student in torch before it is refused."""
+
     agreement: float = 0.999  # of a float export: share of answers that are the student's own, in 0..1
     drop: float = 0.01  # of an int8 export: how much of the task's main metric it may lose, in 0..1
 
@@ -96,6 +102,11 @@ class Format(ABC):
 
 
 def find_format(name: str) -> Format:
+    """The format of one of the names in :data:`FORMATS`, or of a class path.
+
+    Raises:
+        UserError: no such name or class; the message lists the names and the nearest one.
+    """
     module, _, kind = FORMATS.get(name, name).rpartition(".")
     try:
         return getattr(import_module(module), kind)()
@@ -117,6 +128,16 @@ def in_torch(call: "Callable[[Tensor], Tensor]", layout: Layout = "nchw") -> Run
 
 
 def need(module: str, extra: str, what: str) -> ModuleType:
+    """Imports an optional package.
+
+    Args:
+        module: its import name.
+        extra: kd's extra that installs it.
+        what: the setting or file that needs it; the message begins with it.
+
+    Raises:
+        UserError: it is not installed.
+    """
     try:
         return import_module(module)
     except ImportError as error:

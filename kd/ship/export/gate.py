@@ -73,6 +73,17 @@ def _latency(student: nn.Module, runtime: Runtime, one: torch.Tensor) -> dict[st
 
 
 def failure(found: dict[str, Any], int8: bool, limits: Limits) -> str:
+    """Why an export must not ship.
+
+    Args:
+        found: the measured numbers of :func:`compare` (shares in 0..1).
+        int8: whether the export is quantised: then the task's main metric decides where there is one, else the
+            agreement.
+        limits: the bounds.
+
+    Returns:
+        The reason in words, with the bound's key; "" where the export may ship.
+    """
     if int8 and "metric" in found:
         falls = f"{found['metric']} falls from {_score(found, 'student')} to {_score(found, 'export')}"
         lost = found["student"] - found["export"]
@@ -90,6 +101,8 @@ def size_mb(path: Path) -> float:
 
 @dataclass(frozen=True)
 class Wanted:
+    """One export that was requested: ``to=`` and the settings that shape it."""
+
     to: str
     kind: Format
     int8: bool
@@ -99,6 +112,7 @@ class Wanted:
 
     @property
     def name(self) -> str:
+        """The export's folder: the format's name, with ``_int8`` where it is quantised."""
         return self.to.rpartition(".")[2] + ("_int8" if self.int8 else "")
 
 
@@ -140,6 +154,7 @@ def export(run: FinishedRun, wanted: Wanted, out: Path, vouch: Callable[[bytes],
 
 
 def lines(found: dict[str, Any]) -> list[str]:
+    """The measured numbers as aligned lines for the terminal."""
     rows = [
         ("largest difference", f"{found['max_difference']:.3g}"),
         ("mean difference", f"{found['mean_difference']:.3g}"),

@@ -17,6 +17,11 @@ class Hub(Format):
     """``config.json`` and ``model.safetensors``; ready for the Hugging Face hub together with ``kd-card``'s README."""
 
     def write(self, job: Job, folder: Path) -> Path:
+        """The folder of timm's hub format: ``model.safetensors``, ``config.json``, ``manifest.json``.
+
+        Raises:
+            UserError: a segmenter, or a student that timm has not built.
+        """
         manifest = job.manifest
         if manifest.task == "segmentation":
             raise UserError("to=hub: timm builds no models for dense prediction (to=backbone, to=onnx do)")
@@ -28,6 +33,7 @@ class Hub(Format):
         return folder
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
+        """Built by timm from the folder alone, on pictures prepared as its ``config.json`` says."""
         model: Any = timm.create_model(f"local-dir:{file}", pretrained=True).eval()
         cfg, layout = model.pretrained_cfg, read_manifest(file).layout
         prepare = Preprocess(cfg["input_size"][1:], cfg["mean"], cfg["std"])

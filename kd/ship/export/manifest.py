@@ -57,6 +57,7 @@ class Manifest:
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Shape of one picture in the manifest's layout: ``(H, W, 3)`` or ``(3, H, W)``, uint8."""
         height, width = self.size
         return (height, width, 3) if self.layout == "nhwc" else (3, height, width)
 
@@ -65,6 +66,7 @@ class Manifest:
         return {f"{PREFIX}{key}": json.dumps(value) for key, value in asdict(self).items()}
 
     def write(self, folder: Path) -> None:
+        """Writes ``manifest.json`` into ``folder``."""
         (folder / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
@@ -74,6 +76,15 @@ def _fits(values: object, classes: list[str]) -> bool:
 
 
 def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
+    """The manifest in a model file's own metadata.
+
+    Args:
+        metadata: strings by key, as :meth:`Manifest.as_metadata` has written them.
+        file: named in the message.
+
+    Raises:
+        UserError: kd-export has not written the file.
+    """
     found = {key.removeprefix(PREFIX): value for key, value in metadata.items() if key.startswith(PREFIX)}
     try:
         return _manifest({key: json_of(value) for key, value in found.items()})
@@ -83,6 +94,11 @@ def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
+    """The manifest of an export's folder.
+
+    Raises:
+        UserError: ``folder`` has no ``manifest.json``, or a damaged one.
+    """
     file = folder / FILE
     try:
         return _manifest(json_of(text_of(file)))

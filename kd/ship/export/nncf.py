@@ -13,6 +13,19 @@ if TYPE_CHECKING:
 
 
 def quantized(model: "onnx.ModelProto | openvino.Model", job: Job) -> "onnx.ModelProto | openvino.Model":
+    """An int8 copy of a model, calibrated on ``job.calibration``'s training pictures (NNCF's post-training
+    quantisation).
+
+    Args:
+        model: ``onnx.ModelProto`` or ``openvino.Model`` in float32.
+        job: what is exported. With attention layers NNCF's scheme for transformers is used.
+
+    Returns:
+        A model of the same type; weights use 7 bits, so that products do not overflow on CPUs without VNNI.
+
+    Raises:
+        UserError: the extra ``openvino`` is not installed.
+    """
     nncf = need("nncf", "openvino", "int8=true")
     pictures = list(job.calibration())
     attends = any("Attention" in type(module).__name__ for module in job.student.modules())

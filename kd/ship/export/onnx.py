@@ -29,6 +29,11 @@ class Onnx(Format):
     needs: Mapping[str, Sequence[str]] = {EXTRA: ("onnx", "onnxscript", "onnxruntime")}
 
     def write(self, job: Job, folder: Path) -> Path:
+        """``model.onnx``; quantised where ``job.manifest.int8``.
+
+        Raises:
+            UserError: the extra is not installed, or the student has an operator that ONNX lacks.
+        """
         onnx = need("onnx", EXTRA, "to=onnx")
         file = folder / "model.onnx"
         _program(job).save(file)
@@ -41,6 +46,7 @@ class Onnx(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
+        """Runs the file with ONNX Runtime on the CPU, on ``threads`` threads (0: its own choice)."""
         return as_runtime(open_session(file, threads))
 
 
@@ -61,10 +67,17 @@ def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession"
 
 
 def as_runtime(session: "onnxruntime.InferenceSession") -> Runtime:
+    """Wraps a session of ONNX Runtime: pictures as NumPy in, the output ``answer`` out."""
     return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
 
 
 def open_model(file: Path, threads: int) -> tuple[Manifest, Runtime]:
+    """The manifest in an ONNX file's metadata, and what runs it on ``threads`` threads of the CPU (0: ONNX Runtime's
+    choice).
+
+    Raises:
+        UserError: not an ONNX file, or not one of kd-export.
+    """
     session = open_session(file, threads)
     return from_metadata(dict(session.get_modelmeta().custom_metadata_map), file), as_runtime(session)
 

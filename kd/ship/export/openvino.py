@@ -19,6 +19,11 @@ class OpenVino(Format):
     needs: Mapping[str, Sequence[str]] = {**Onnx.needs, EXTRA: ("openvino",)}
 
     def write(self, job: Job, folder: Path) -> Path:
+        """``model.xml`` and ``model.bin``, converted from the ONNX export; float32 is not compressed to float16.
+
+        Raises:
+            UserError: an extra is not installed, or the student has an operator that ONNX lacks.
+        """
         openvino = need("openvino", EXTRA, "to=openvino")
         float_job = replace(job, manifest=replace(job.manifest, int8=False))
         with TemporaryDirectory(dir=folder) as part:
@@ -32,6 +37,7 @@ class OpenVino(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
+        """Runs the model with OpenVINO on the CPU in float32, also where the CPU would be faster in bfloat16."""
         openvino = need("openvino", EXTRA, str(file))
         settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         if threads:

@@ -17,12 +17,14 @@ class SageMaker(Format):
     needs = Onnx.needs
 
     def write(self, job: Job, folder: Path) -> Path:
+        """``model.tar.gz`` with Triton's model repository; equal models give equal bytes (no owner, no time)."""
         file = folder / "model.tar.gz"
         with TemporaryDirectory(dir=folder) as part, tarfile.open(file, "w:gz") as archive:
             archive.add(Triton().write(job, Path(part)) / NAME, NAME, filter=_anybodys)
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
+        """Unpacks the archive into a temporary folder and runs the ONNX file in it."""
         with TemporaryDirectory() as part:
             unpack(file, Path(part))
             return Triton().open(Path(part), threads)

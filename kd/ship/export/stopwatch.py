@@ -15,6 +15,7 @@ from kd.errors import UserError
 
 
 def open_export(to: str, file: Path, threads: int) -> Callable[[np.ndarray], object]:
+    """Opens an export of the format ``to``; a function of the module, so that the timing process can unpickle it."""
     from kd.ship.export.base import find_format
 
     return find_format(to).open(file, threads)
@@ -54,6 +55,7 @@ class Stopwatch:
         return self._ask((pictures, repeats))
 
     def close(self) -> None:
+        """Ends the process and waits for it."""
         self._mine.close()
         self._process.wait()
 

@@ -27,6 +27,11 @@ from kd.storage.elsewhere import json_of
 
 
 def student_metadata(student: Student) -> dict[str, str]:
+    """What one needs to use the weights, as safetensors metadata: all values are JSON strings.
+
+    ``arch``, ``kwargs``, ``classes``; ``img_size``, ``mean``, ``std`` where kd prepares the pictures; ``dense`` for a
+    segmenter above a timm backbone; ``builder`` for a model that timm has not built.
+    """
     want: Any = student.prepare
     dense = isinstance(student.model, DenseModel)
     made: Any = student.model.backbone if dense else student.model
@@ -87,6 +92,16 @@ def in_order(file: bytes) -> bytes:
 def timm_config(
     model: nn.Module, arch: str, made_with: dict[str, Any], want: Preprocess, classes: list[str], crop_ratio: float
 ) -> dict[str, Any]:
+    """The ``config.json`` by which timm builds the student and knows its input and class names.
+
+    Args:
+        model: a classifier built by timm.
+        arch: timm's name of it.
+        made_with: arguments of ``timm.create_model``.
+        want: the input that the student was trained with.
+        classes: names by class id.
+        crop_ratio: share of a scaled picture that validation's crop keeps.
+    """
     own: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
     return {
         "architecture": arch,
@@ -123,6 +138,7 @@ def write_timm_folder(weights: Path, folder: Path, config: dict[str, Any]) -> No
 
 
 def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, {} where it has none; the tensors are not read."""
     with safe_open(path, framework="pt") as opened:
         return dict(opened.metadata() or {})
 
@@ -151,6 +167,7 @@ def load_student(path: Path, builder: type | None = None) -> tuple[nn.Module, Pr
 
 
 def builder_in(path: Path) -> str:
+    """Class path of the builder that made the student in a file; "" where timm has built it."""
     made_by = json_of(read_metadata(path).get("builder", "{}"))
     return str(made_by.get("class_path", "")) if isinstance(made_by, dict) else ""
 
@@ -183,6 +200,7 @@ def _rebuilt(path: Path, meta: dict[str, Any], builder: type | None) -> Callable
 
 
 def tensors_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of a safetensors file's tensors by name, without reading them."""
     with safe_open(path, framework="pt") as opened:
         return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
 

@@ -10,6 +10,11 @@ class TorchExport(Format):
     """``torch.export.load("model.pt2").module()(pictures)``; the manifest is in its extra files."""
 
     def write(self, job: Job, folder: Path) -> Path:
+        """``model.pt2`` with a dynamic batch and the manifest beside it in the archive.
+
+        Raises:
+            UserError: ``torch.export`` can't trace the student; the message has its first line.
+        """
         import torch
 
         from kd.ship.export.onnx import why
@@ -26,6 +31,7 @@ class TorchExport(Format):
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
+        """Runs the graph in torch; ``threads`` has no effect, the number of threads is the process's."""
         import torch
 
         return in_torch(torch.export.load(file).module())

@@ -37,10 +37,13 @@ dynamic_batching {{
 
 
 class Triton(Format):
+    """The ONNX file in Triton's model repository, with its configuration and the class names."""
+
     quantises = True
     needs = Onnx.needs
 
     def write(self, job: Job, folder: Path) -> Path:
+        """The repository in ``folder``; the answer's shape is measured by running the ONNX file once."""
         place = folder / NAME / "1"
         place.mkdir(parents=True)
         file = Onnx().write(job, place)
@@ -51,10 +54,17 @@ class Triton(Format):
         return file.parents[2]
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
+        """Runs the ONNX file of the repository ``file`` with ONNX Runtime, without Triton."""
         return Onnx().open(file / NAME / "1" / "model.onnx", threads)
 
 
 def config(manifest: Manifest, answer: tuple[int, ...]) -> str:
+    """The text of ``config.pbtxt``.
+
+    Args:
+        manifest: of the export.
+        answer: shape of one picture's answer, without the batch.
+    """
     labels = '\n    label_filename: "labels.txt"' if manifest.task in ("classification", "multilabel") else ""
     return CONFIG.format(
         name=NAME, max_batch=MAX_BATCH, input=INPUT, output=OUTPUT,

@@ -48,6 +48,7 @@ def answer(numbers: np.ndarray, manifest: Manifest, top: int) -> dict[str, Any]:
 
 
 def probabilities(numbers: np.ndarray, manifest: Manifest) -> np.ndarray:
+    """Logits -> probabilities of the same shape: sigmoid for several labels a picture, else softmax (last axis)."""
     if manifest.task == "multilabel":
         return 1 / (1 + np.exp(-numbers))
     e = np.exp(numbers - numbers.max(-1, keepdims=True))
@@ -55,6 +56,7 @@ def probabilities(numbers: np.ndarray, manifest: Manifest) -> np.ndarray:
 
 
 def mask_type(classes: int) -> type[np.uint8] | type[np.uint16]:
+    """The smallest type that holds all class ids of a mask."""
     return np.uint8 if classes <= 256 else np.uint16
 
 

@@ -43,6 +43,8 @@ Work = Callable[[Request], Awaitable[Response]]
 
 
 class Server:
+    """One student, and where wanted its teacher, behind HTTP. All models take pictures as the manifest says."""
+
     def __init__(
         self, manifest: Manifest, models: dict[str, Runtime], limits: Limits, hosts: Collection[str] = ()
     ) -> None:
@@ -55,6 +57,7 @@ class Server:
 
     @asynccontextmanager
     async def life(self, app: Starlette) -> AsyncIterator[None]:
+        """The application's life: starts the batchers, then is ready; at the end the batchers finish what waits."""
         for batcher in self.batchers.values():
             batcher.start()
         self.ready = True
@@ -148,6 +151,7 @@ class Server:
         _ = future.cancelled() or future.exception()  # looked at: its request may have gone
 
     async def page(self, request: Request) -> Response:
+        """``GET /``: a page on which one drops a picture."""
         about = {
             "arch": self.manifest.arch, "task": self.manifest.task, "classes": len(self.manifest.classes),
             "models": list(self.models),
@@ -156,16 +160,20 @@ class Server:
         return HTMLResponse(PAGE.read_text(encoding="utf-8").replace("{{ABOUT}}", text), headers=HEADERS)
 
     async def healthz(self, request: Request) -> Response:
+        """``GET /healthz``: 200 as long as the process answers."""
         return JSONResponse({"status": "ok"})
 
     async def live(self, request: Request) -> Response:
+        """``GET /v2/health/live`` of the Open Inference Protocol."""
         return JSONResponse({"live": True})
 
     async def about(self, request: Request) -> Response:
+        """``GET /v2`` of the Open Inference Protocol: the server's name, version and extensions."""
         about = {"name": "kd-serve", "version": version("kd-train"), "extensions": [open_inference.EXTENSION]}
         return JSONResponse(about)
 
     async def model(self, request: Request) -> Response:
+        """``GET /v2/models/NAME`` and ``.../ready``: metadata and readiness of a model; 404 for an unknown name."""
         try:
             name = self._name(request)
         except Refused as error:
@@ -175,12 +183,15 @@ class Server:
         return JSONResponse(open_inference.metadata(name, self.manifest))
 
     async def readyz(self, request: Request) -> Response:
+        """``GET /readyz``: 200 while requests are taken, else 503 (before the start and while stopping)."""
         return JSONResponse({"ready": self.ready}, 200 if self.ready else 503)
 
     async def numbers(self, request: Request) -> Response:
+        """``GET /metrics``: the metrics in Prometheus' text format."""
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
 
     def app(self) -> Starlette:
+        """The ASGI application with all routes; hosts other than ``hosts`` are refused."""
         pages = dict.fromkeys(("/readyz", "/ping", "/v2/health/ready"), self.readyz)
         pages |= {"/": self.page, "/healthz": self.healthz, "/metrics": self.numbers}
         pages |= {"/v2": self.about, "/v2/health/live": self.live}

@@ -30,6 +30,9 @@ class Daemons(Executor):
             Thread(target=self._work, name=f"{name}_{i}", daemon=True).start()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Runs ``fn`` on a daemon thread, as ``ThreadPoolExecutor.submit``; a thread that hangs does not keep the
+        process alive.
+        """
         future: Future[T] = Future()
 
         def call() -> None:
@@ -57,9 +60,11 @@ class Batcher:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Begins to make batches; called inside the running event loop."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
+        """Finishes what waits, for at most :data:`ENDING_S` seconds, then stops."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._queue.join(), ENDING_S)
         if self._task is not None:

@@ -37,11 +37,15 @@ class Busy(Exception):
 
 
 class Room:
+    """What all requests together may hold at a time, in bytes or pictures."""
+
     def __init__(self, most: float) -> None:
         self.most, self.held = most, 0.0
 
 
 class Share:
+    """What one request holds of a :class:`Room`; a context manager that gives it back at its end."""
+
     def __init__(self, room: Room) -> None:
         self._room, self._mine = room, 0.0
 
@@ -61,6 +65,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Limits:
+    """What the server accepts; a request beyond it is refused with a status and a reason."""
+
     max_batch: int = 16  # pictures that the model runs at a time
     max_wait_ms: float = 2.0  # so long a batch waits for company
     queue: int = 512  # pictures, and requests, that are answered at a time
@@ -72,6 +78,20 @@ class Limits:
 
 
 async def read_uploads(request: Request, limits: Limits, share: Share, parse: Elsewhere) -> list[Upload]:
+    """The pictures of a request; never more bytes in memory than the limit allows.
+
+    Args:
+        request: multipart with files, JSON with base64 ``images``, or one picture as ``image/*``.
+        limits: of the server.
+        share: what the request holds of the server's memory.
+        parse: runs a function on another thread, for the JSON.
+
+    Returns:
+        Name and bytes of each picture, in order.
+
+    Raises:
+        Refused: another content type (415), no or broken pictures (400), too many or too large (413).
+    """
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind == "multipart/form-data":
         found = await _multipart(request, limits, share)
@@ -88,11 +108,21 @@ async def read_uploads(request: Request, limits: Limits, share: Share, parse: El
 
 
 def check_count(count: int, most: int) -> None:
+    """Refuses more pictures than a request may have.
+
+    Raises:
+        Refused: 413.
+    """
     if count > most:
         raise Refused(413, f"{count} pictures are more than {most} a request")
 
 
 async def read_body(request: Request, limits: Limits, share: Share) -> bytearray:
+    """The whole body, counted while it arrives.
+
+    Raises:
+        Refused: larger than ``limits`` or than the server's free room.
+    """
     body = bytearray()
     async for part in _bounded(request, limits, share):
         body += part
@@ -148,6 +178,11 @@ def _from_json(body: bytearray, most: int) -> list[Upload]:
 
 
 def from_base64(i: int, text: str) -> bytes:
+    """Bytes of picture ``i`` from base64, also as a ``data:`` URL.
+
+    Raises:
+        Refused: 400, not base64.
+    """
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:

@@ -8,6 +8,8 @@ PICTURES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
+    """Prometheus metrics of one server, in a registry of their own."""
+
     def __init__(self) -> None:
         prometheus = need("prometheus_client", EXTRA, "kd-serve")
         self.registry = prometheus.CollectorRegistry()
@@ -21,4 +23,5 @@ class Metrics:
         self.content_type: str = prometheus.CONTENT_TYPE_LATEST
 
     def text(self) -> bytes:
+        """The metrics in Prometheus' text format."""
         return self._text(self.registry)

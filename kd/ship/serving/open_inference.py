@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Inference:
+    """A checked request for inference."""
+
     id: str | None
     pictures: list[bytes | np.ndarray]  # encoded, or uint8 (H, W, 3)
     outputs: dict[str, bool]  # the wanted tensors' names, and whether each is sent in binary

@@ -11,6 +11,19 @@ from kd.storage.decoding import BadPicture, TooLarge, decoded, frame, open_pictu
 
 
 def view(data: bytes | np.ndarray, manifest: Manifest, max_pixels: int) -> np.ndarray:
+    """The view that validation would show of a picture: scaled, its centre cut out.
+
+    Args:
+        data: the encoded picture, or its pixels, uint8 ``(H, W, 3)``.
+        manifest: of the model.
+        max_pixels: bound on the decoded picture.
+
+    Returns:
+        uint8 of shape ``manifest.shape``.
+
+    Raises:
+        Refused: not a picture or a damaged one (415), or too many pixels (413).
+    """
     try:
         with _opened(data, max_pixels) as opened:
             pixels = np.asarray(_scaled(decoded(opened), manifest, max_pixels))

@@ -176,6 +176,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def serve(server: Server, listening: socket.socket) -> None:
+    """Serves on a bound socket until SIGTERM or Ctrl-C; requests that were taken are answered before it returns.
+
+    Args:
+        server: the application.
+        listening: see :func:`bind`.
+    """
     most, at_once = connections(server.limits)
     config = uvicorn.Config(
         server.app(), http=type("_Bounded", (_Connection,), {"most": most}), ws="none",
