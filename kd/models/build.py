@@ -126,6 +126,15 @@ def timm_model(arch: str, **kwargs: Any) -> nn.Module:
 
 
 def check_arch(arch: str, key: str) -> None:
+    """Checks that timm has a model of this name, without building it.
+
+    Args:
+        arch: the name.
+        key: the model's configuration key.
+
+    Raises:
+        UserError: none given, a name of the Hugging Face hub, or unknown; the message has the nearest name.
+    """
     if not arch:
         raise UserError(f"{key}.arch: which model? Give one of timm.list_models(), or a {key}.checkpoint with its name")
     if arch.startswith(("hf_hub:", "hf-hub:")):
@@ -178,4 +187,5 @@ def _three(values: Sequence[float] | None) -> list[float] | None:
 
 
 def count_parameters(model: nn.Module) -> int:
+    """The number of parameters, trainable or not, also where DeepSpeed has sharded them."""
     return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())  # DeepSpeed empties what is in shards

@@ -46,6 +46,7 @@ class HuggingFace:
 
     @property
     def name(self) -> str:
+        """A short name for tables and files: that of the folder, or the model's type."""
         return f"hf_{Path(self.path).name if self.path else self.config.get('model_type')}"
 
     @property
@@ -140,13 +141,16 @@ class HuggingFaceModel(OwnModel):
 
     @property
     def num_features(self) -> int:
+        """Width of the classifier's input, or of the features without one."""
         return super().num_features or int(getattr(self.model.config, "hidden_size", 0))
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Turns gradient checkpointing on or off, by the name that timm's models use."""
         model: Any = self.model
         model.gradient_checkpointing_enable() if enable else model.gradient_checkpointing_disable()
 
     def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay leaves alone: special tokens and position embeddings."""
         kinds = ("cls_token", "register_tokens", "position_embeddings", "position_embedding.weight", "class_embedding")
         return {name for name, _ in self.named_parameters() if name.endswith(kinds)}
 

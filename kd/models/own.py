@@ -111,6 +111,7 @@ class OwnModel(nn.Module):
         switch(enable)
 
     def no_weight_decay(self) -> set[str]:
+        """The parameters that the user's model exempts from weight decay; none without such a method."""
         own: Any = getattr(self.model, "no_weight_decay", set)
         return {f"model.{name}" for name in own()}
 
@@ -146,6 +147,7 @@ def build_own(
 
 
 def name_of(builder: Builder) -> str:
+    """A short name of a builder for tables and files: its ``name``, else its class."""
     return str(getattr(builder, "name", type(builder).__name__))
 
 

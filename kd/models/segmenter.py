@@ -13,6 +13,7 @@ TimmModel: TypeAlias = Any  # torch types its parts as bare modules
 
 
 def backbone_of(model: nn.Module) -> TimmModel:
+    """The backbone of a segmenter; another model is returned as it is."""
     return getattr(model, "backbone", model)  # a classifier is its own
 
 
@@ -51,12 +52,15 @@ class DenseModel(nn.Module):
         self.num_prefix_tokens = getattr(backbone, "num_prefix_tokens", 0)
 
     def get_classifier(self) -> nn.Module:
+        """The last layer, a 1x1 convolution, under the name that timm's models use."""
         return self.head.classifier
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Turns gradient checkpointing of the backbone on or off."""
         self.backbone.set_grad_checkpointing(enable)  # type: ignore[operator]
 
     def no_weight_decay(self) -> set[str]:
+        """The backbone's parameters that weight decay leaves alone."""
         own: Any = getattr(self.backbone, "no_weight_decay", set)
         return {f"backbone.{name}" for name in own()}
 
@@ -85,5 +89,14 @@ class DenseHead(nn.Module):
         self.classifier = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, features: list[Tensor], size: tuple[int, int]) -> Tensor:
+        """Fuses all levels at ``size`` and classifies each pixel.
+
+        Args:
+            features: ``(N, C_i, H_i, W_i)`` of each level.
+            size: height and width.
+
+        Returns:
+            Logits ``(N, C, *size)``.
+        """
         maps = [F.interpolate(level(x), size, mode="bilinear") for level, x in zip(self.levels, features, strict=True)]
         return self.classifier(self.fuse(sum(maps[1:], maps[0])))

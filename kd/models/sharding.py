@@ -34,6 +34,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, frozen: bool = False) -> None:
 
 
 def is_sharded(model: nn.Module) -> bool:
+    """Whether :func:`shard` was called on the model."""
     return isinstance(model, FSDPModule)
 
 

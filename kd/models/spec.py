@@ -18,6 +18,9 @@ class ModelSpec(ModelSettings):
     builder: Builder | None = None
 
     def compile_in_place(self, model: nn.Module) -> None:
+        """Compiles the model where ``compile`` is set; its parameters keep their names. Incomplete batches run
+        uncompiled.
+        """
         if self.compile:
             model.compile(mode="default" if self.compile is True else self.compile, dynamic=False)
             model._compiled_call_impl = WholeBatches(model, model._compiled_call_impl)  # type: ignore[arg-type]

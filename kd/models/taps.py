@@ -76,6 +76,16 @@ class Taps:
                 self._layers[path].register_forward_hook(partial(self._catch, path))
 
     def paths(self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = KEY) -> list[str]:
+        """The layers that patterns name, in the model's order.
+
+        Args:
+            patterns: paths with wildcards, or names of kinds of layers.
+            run: runs the model once, where a kind of layer is found by its output; default: as the taps were made with.
+            key: named in errors.
+
+        Raises:
+            UserError: a pattern that no layer matches.
+        """
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if wanted not in self._found:  # once, not in every step: it walks the whole model
             named = [self._map_at(pattern, key) for pattern in wanted]

@@ -92,6 +92,12 @@ def weights_file(path: Path, key: str) -> Path:
 
 
 def describe(file: Path) -> About:
+    """What a weights file, or the ``config.json`` beside it, says of its model: architecture, arguments, input,
+    classes.
+
+    Raises:
+        Exception: whatever a damaged file makes the readers raise; callers report it.
+    """
     config = file.with_name("config.json")
     if file.name in TIMM_FILES and config.is_file():
         content = json_of(text_of(config))

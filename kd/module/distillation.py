@@ -217,9 +217,17 @@ class DistillationModule(Inference):
         return self.answering_teacher.fetch(batch) if self.answering_teacher is not None else batch
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Sets the losses' position in training, which schedules of weights and temperatures follow."""
         self.students.set_epoch(self.current_epoch, self.planned_epochs)
 
     def training_step(self, batch: object, batch_idx: int) -> StepOutput:
+        """One batch of any loader (see :func:`kd.data.batch.as_batch`): the teacher's answer, then each student's
+        terms.
+
+        Returns:
+            ``loss``, the sum over students, scaled in a short accumulation window; ``terms`` by student, detached;
+                ``answer``.
+        """
         batch = as_batch(batch)
         answer = batch["answer"]() if "answer" in batch else self.students.ask(self.answering_teacher, batch)
         terms = self.students.learn(batch, answer, lambda: self._seed(batch_idx))
@@ -239,6 +247,7 @@ class DistillationModule(Inference):
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
+        """Clips each student's gradients by their own norm, as if it were trained alone."""
         clip(self, optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def optimizer_step(
@@ -248,6 +257,7 @@ class DistillationModule(Inference):
         optimizer: Optimizer | LightningOptimizer,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
+        """Steps the optimizer, then moves the students' weight averages."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.students.move_averages(self.trainer.global_step + 1)  # this step is not counted yet
 
@@ -256,6 +266,7 @@ class DistillationModule(Inference):
         self.students.take_classifiers()
 
     def on_train_end(self) -> None:
+        """Sets fitted classifiers, where no validation came after the last step."""
         self.students.take_classifiers()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -26,6 +26,8 @@ from kd.teachers.answer import ALL
 
 @dataclass
 class Seen:
+    """What models answered to the real pictures of a batch; padding is left out."""
+
     target: Tensor  # their labels
     index: Tensor | None  # their numbers, where the loader gives them
     taught: dict[str, Tensor] = field(default_factory=dict)  # the teachers' logits, see :func:`look`
@@ -73,6 +75,8 @@ ValidationLogits = dict[str, tuple[Tensor, Tensor, Tensor | None]]
 
 
 class Validation:
+    """A run's validation: the metrics of all students, batch by batch, on all processes."""
+
     def __init__(self, students: Students, teacher: RunTeacher | None) -> None:
         self.students, self.teacher = students, teacher
         self.known: Tensor | None = None
@@ -115,6 +119,10 @@ class Validation:
 
 @dataclass
 class Labelled:
+    """Features of labelled pictures by model: the first ``bank`` of them are the reference, the others are
+    classified.
+    """
+
     features: dict[str, Tensor]
     class_ids: Tensor
     bank: int  # how many of them answers are looked up in
@@ -186,6 +194,8 @@ def evaluate(
 
 @dataclass
 class Answers:
+    """Each picture's target and each model's answer, as rows of a table."""
+
     task: Task  # writes answers as rows of a table
     classes: list[str]
     rows: dict[int, dict[str, str]] = field(default_factory=dict)  # by the picture's number
@@ -199,8 +209,12 @@ class Answers:
             self.rows[i] = {key: column[place] for key, column in columns.items()}
 
     def right(self) -> dict[int, bool]:
+        """Whether the student's answer equals the label, by the picture's number."""
         return {i: row["student"] == row["label"] for i, row in self.rows.items()}
 
     def only(self, other: "Answers") -> tuple[int, int]:
+        """How many pictures this student alone is right on, and how many the ``other`` alone; the pictures are the
+        same.
+        """
         right, others = self.right(), other.right()
         return (sum(right[i] and not others[i] for i in right), sum(others[i] and not right[i] for i in right))

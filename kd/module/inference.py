@@ -51,7 +51,9 @@ class Inference(LightningModule):
         return self(as_batch(batch)["image"])
 
     def test_step(self, batch: object, batch_idx: int) -> ValidationLogits:
+        """As a step of validation."""
         return self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
+        """Logs the metrics under ``test/``."""
         self.log_dict({name.replace("val/", "test/"): value for name, value in self.validation.results().items()})

@@ -41,6 +41,15 @@ class Resume:
         return {**found, "kd_batch_size": data.batch_size, "kd_data": data.samples_identity}
 
     def check(self, checkpoint: Mapping[str, Any], data: DistillationDataModule | None) -> None:
+        """Compares a checkpoint with this run, and takes over what its run had measured (batch size).
+
+        Args:
+            checkpoint: as loaded.
+            data: of this run; None where it is not kd's.
+
+        Raises:
+            UserError: another teacher, other data or classes, or an optimizer that the saved state does not fit.
+        """
         before = self.optim_before = checkpoint.get("kd_optim", {})
         for name, student in self.students.named().items():
             student.optim.check_resumed(before.get(name, {}))
@@ -59,6 +68,9 @@ class Resume:
         self._made_with = [settings_of(optimizer) for optimizer in optimizers]
 
     def settle(self, trainer: Trainer, data: DistillationDataModule | None) -> None:
+        """Applies this run's own rates and decays to the restored optimizer, at the position that the samples seen
+        give.
+        """
         if self.optim_before is None or data is None:
             return
         students = self.students.named()

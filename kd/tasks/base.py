@@ -144,6 +144,13 @@ class Task(nn.Module):
         return f"reaches {self.primary} {value:.1%} on the validation set"
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
+        """Adds a batch to the metrics.
+
+        Args:
+            logits: of the student, ``(N, C, ...)``.
+            target: labels as the task's data has them.
+            teacher_answer: the teacher's :meth:`decide` on the same pictures; None without a teacher.
+        """
         raise NotImplementedError
 
     @property
@@ -157,6 +164,7 @@ class Task(nn.Module):
             return {name: metric.compute() for name, metric in self._metrics.items() if _updated_anywhere(metric)}
 
     def reset(self) -> None:
+        """Sets all metrics back to no pictures."""
         for metric in self._metrics.values():
             metric.reset()
 
@@ -214,6 +222,7 @@ class TargetCounts(Metric):
         self.total += known.sum()
 
     def compute(self) -> tuple[Tensor, Tensor]:
+        """Counts ``(C,)`` of the targets by class, and the number of targets."""
         return self.counts, self.total
 
     def of_all_batches(self) -> tuple[Tensor, Tensor]:

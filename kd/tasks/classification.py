@@ -40,14 +40,21 @@ class Classification(Task):
         self.label_smoothing = label_smoothing
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
+        """Makes top-1 and top-5 accuracy (at most ``num_classes``) and the agreement with the teacher."""
         self.acc1 = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         self.acc5 = MulticlassAccuracy(num_classes, top_k=min(5, num_classes), average="micro", validate_args=False)
         self.agreement = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
 
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
+        """Computes the loss's weight of each class from ``class_weights``.
+
+        Raises:
+            UserError: weights that are not these classes'.
+        """
         self.weights = weights_of(self.class_weights, classes, counts)
 
     def metric_names(self, teacher: bool) -> list[str]:
+        """``acc1``, ``acc5`` and, with a teacher, ``agreement``."""
         return ["acc1", "acc5", *(["agreement"] if teacher else [])]
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -69,18 +76,24 @@ class Classification(Task):
         return (losses * known).sum() / known.sum().clamp_min(1)
 
     def trial(self, classes: int) -> tuple[tuple[int, ...], Tensor]:
+        """Four pictures of a class each, to try losses on: logits ``(4, C)`` and class ids ``(4,)``."""
         return (4, classes), torch.arange(4) % classes
 
     def entropy(self, logits: Tensor) -> Tensor:
+        """Mean entropy of the softmax over its maximum log C, in 0..1."""
         return relative_entropy(logits.log_softmax(1))
 
     def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
+        """Class ids as names (empty where unknown); logits as the likeliest class and its probability, column
+        ``_p``.
+        """
         if not answer.is_floating_point():
             return {"": [classes[i] if 0 <= i < len(classes) else "" for i in answer.tolist()]}
         p = answer.float().softmax(1)
         return {**self.rows(p.argmax(1), classes), "_p": [str(round(value, 6)) for value in p.amax(1).tolist()]}
 
     def judged(self, value: float, total: int) -> str:
+        """So many validation pictures that a teacher is right on, in words."""
         return f"is right on {round(value * total)} of {total} validation pictures"
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:

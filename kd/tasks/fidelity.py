@@ -130,6 +130,7 @@ class Fidelity:
 
     # -- all together ------------------------------------------------------------------------------------------------
     def add(self, other: "Fidelity") -> None:
+        """Adds the counts of another process, which has seen other pictures."""
         for name in ("pictures", "compared", "agreed", "divergence"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.outcomes += other.outcomes

@@ -28,6 +28,7 @@ class NumbersFidelity:
         self.rows |= dict(zip(index.tolist(), rows, strict=True))
 
     def add(self, other: "NumbersFidelity") -> None:
+        """Adds the pictures that another process has seen; a picture counts once."""
         self.rows |= other.rows
 
     def result(self, classes: Sequence[str]) -> dict[str, Any]:

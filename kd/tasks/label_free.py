@@ -52,6 +52,7 @@ class HeldOut(Metric):
         self.pictures += len(x)
 
     def compute(self) -> dict[str, Tensor]:
+        """Each loss's mean over the held-out pictures, and ``rankme``, the effective rank of the features."""
         means = (self.sums / self.pictures.clamp_min(1)).float()
         return dict(zip(self.names, means, strict=True)) | {"rankme": torch.tensor(rank_of_gram(self.gram))}
 
@@ -79,22 +80,28 @@ class Features(Task):
             self.primary = PROBE[0]
 
     def metric_names(self, teacher: bool) -> list[str]:
+        """See :func:`label_free_metrics`: ``feature_loss`` first."""
         losses = [name.removesuffix("_loss") for name in self.held_out.names if name != "feature_loss"]
         return label_free_metrics(losses, self.probed)
 
     def learns_from(self, kind: str) -> bool:
+        """Always: labels are not used."""
         return True
 
     def label_weight(self, weight: float) -> float:
+        """0: there is no loss on labels."""
         return 0.0
 
     def note_on_labels(self, there: bool) -> str:
+        """Reports that labels are not used, where there are any."""
         return "the labels are not used: the student has no classifier (model.student.head=false)" if there else ""
 
     def refuses(self, loss: LogitLoss) -> str:
+        """Refuses every loss over logits: the student has no classifier."""
         return "compares logits, and the student has no classifier (model.student.head=false)"
 
     def same(self, logits: Tensor, others: Tensor) -> Tensor:
+        """Whether two models' features of a picture have a cosine similarity above 0.999, ``(N,)``."""
         return torch.cosine_similarity(logits, others) > 0.999
 
     def compute(self) -> dict[str, Tensor]:

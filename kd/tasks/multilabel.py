@@ -35,12 +35,14 @@ class MultiLabel(Task):
     primary = "map"
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
+        """Makes mean average precision, F1 at probability 0.5, and the agreement with the teacher, by label."""
         self.map = MultilabelAveragePrecision(num_classes, average="none", thresholds=None, validate_args=False)
         self.f1 = MultilabelF1Score(num_classes, average="none", validate_args=False)
         self.positives = TargetCounts(num_classes)
         self.agreement = MultilabelAccuracy(num_classes, average="macro", validate_args=False)
 
     def metric_names(self, teacher: bool) -> list[str]:
+        """``map``, ``f1`` and, with a teacher, ``agreement``."""
         return ["map", "f1", *(["agreement"] if teacher else [])]
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -50,9 +52,11 @@ class MultiLabel(Task):
         return (losses * known).sum() / known.sum().clamp_min(1)
 
     def decide(self, logits: Tensor) -> Tensor:
+        """Each label's yes (1) or no (0), ``(N, C)``: logit > 0."""
         return (logits > 0).long()
 
     def refuses(self, loss: LogitLoss) -> str:
+        """Refuses losses that let classes compete (softmax); several labels may hold at once."""
         if not loss.exclusive:
             return super().refuses(loss)
         return ("compares classes that exclude each other, the data has several labels a picture; BinaryKDLoss and the "
@@ -79,6 +83,9 @@ class MultiLabel(Task):
             self.agreement.update(probabilities, teacher_answer)
 
     def compute(self) -> dict[str, Tensor]:
+        """``map`` and ``f1`` as means over the labels that occur among the targets (0 where none does), and
+        ``agreement``.
+        """
         with warnings.catch_warnings():  # of labels without a positive, which are left out below
             warnings.filterwarnings("ignore", "No positive samples")
             found = super().compute()

@@ -39,25 +39,30 @@ class Regression(Task):
         self.form, self.names = loss, [""]
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
+        """Makes the errors' metric for ``num_classes`` numbers a picture, and the buffers that standardise targets."""
         self.errors = NumberErrors(num_classes)
         self.names = [""] if num_classes == 1 else [str(i) for i in range(num_classes)]
         self.register_buffer("means", torch.zeros(num_classes), persistent=False)
         self.register_buffer("deviations", torch.ones(num_classes), persistent=False)
 
     def name_metrics(self, classes: Sequence[str]) -> None:
+        """Takes the numbers' names; a single number's metrics have no name in theirs."""
         self.names = [""] if len(classes) == 1 else list(classes)
 
     def scale(self, means: Sequence[float], deviations: Sequence[float]) -> None:
+        """Sets mean and standard deviation of the training targets, by which :meth:`compared` standardises."""
         self.means.copy_(torch.tensor(means))
         self.deviations.copy_(torch.tensor(deviations))
 
     def metric_names(self, teacher: bool) -> list[str]:
+        """``r2`` (the mean over numbers), and by number ``r2``, ``mae`` and ``rmse`` in the targets' unit."""
         return [
             "r2",
             *(_metric(kind, name) for kind in ("r2", "mae", "rmse") for name in self.names if kind != "r2" or name),
         ]
 
     def compared(self, answer: Tensor) -> Tensor:
+        """Numbers in standard deviations from the training targets' mean, ``(N, C)``."""
         return (answer - self.means) / self.deviations
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -67,6 +72,7 @@ class Regression(Task):
         return (losses * known).sum() / known.sum().clamp_min(1)
 
     def decide(self, logits: Tensor) -> Tensor:
+        """The numbers themselves."""
         return logits
 
     def same(self, logits: Tensor, others: Tensor) -> Tensor:
@@ -74,12 +80,15 @@ class Regression(Task):
         return (logits - others).abs() <= 0.01 * logits.abs() + 1e-6
 
     def refuses(self, loss: LogitLoss) -> str:
+        """Refuses losses that compare classes."""
         return "" if loss.for_numbers else "compares classes, the data has numbers (RegressionKDLoss compares these)"
 
     def fidelity(self, classes: int) -> NumbersFidelity:
+        """A comparison of the student's numbers with the teacher's."""
         return NumbersFidelity()
 
     def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
+        """A column for each number, with six significant digits; empty where a target is missing (NaN)."""
         columns = answer.float().T.tolist()
         return {
             f"_{name}": ["" if math.isnan(x) else f"{x:.6g}" for x in column]
@@ -87,9 +96,11 @@ class Regression(Task):
         }
 
     def judged(self, value: float, total: int) -> str:
+        """The coefficient of determination in words: 0 is as good as the targets' mean, 1 without an error."""
         return f"reaches R2 {value:.3f} on {total} validation pictures (0: the targets' mean, 1: without an error)"
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
+        """Adds the errors of a batch of numbers ``(N, C)``; the teacher's answer is not used."""
         self.errors.update(logits, target)
 
     def compute(self) -> dict[str, Tensor]:

@@ -47,13 +47,20 @@ class Segmentation(Task):
         self.register_buffer("weights", None, persistent=False)
 
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
+        """Computes the loss's weight of each class from ``class_weights``.
+
+        Raises:
+            UserError: weights that are not these classes'.
+        """
         self.weights = weights_of(self.class_weights, classes, counts)
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
+        """Makes the pixel counts; pixels of ``ignore_index`` count nowhere."""
         self.num_classes, self.ignore_index = num_classes, ignore_index
         self.pixels = PixelCounts(num_classes, ignore_index)
 
     def metric_names(self, teacher: bool) -> list[str]:
+        """``miou``, ``pixel_acc`` and, with a teacher, ``agreement``."""
         return ["miou", "pixel_acc", *(["agreement"] if teacher else [])]
 
     def fit(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -74,16 +81,20 @@ class Segmentation(Task):
         return logits.argmax(1).to(torch.uint8 if self.num_classes <= 255 else torch.int16)
 
     def refuses(self, loss: LogitLoss) -> str:
+        """Refuses losses that are not defined for logit maps."""
         others = "PixelKDLoss, CWDLoss and the losses over features are"
         return "" if loss.for_maps else f"is not defined for masks; {others}"
 
     def trial(self, classes: int) -> tuple[tuple[int, ...], Tensor]:
+        """Four pictures of 4x4 pixels, to try losses on: logits ``(4, C, 4, 4)`` and masks ``(4, 4, 4)``."""
         return (4, classes, 4, 4), torch.zeros(4, 4, 4, dtype=torch.uint8)
 
     def entropy(self, logits: Tensor) -> Tensor:
+        """Mean entropy of the pixels' softmax over its maximum log C, in 0..1."""
         return relative_entropy(logits.log_softmax(1))
 
     def drawn(self, picture: np.ndarray, answers: Mapping[str, Tensor], classes: Sequence[str]) -> Image.Image:
+        """The picture ``(H, W, 3)`` beside its mask and each model's; ignored pixels are blank in the models' too."""
         counts = answers["truth"].numpy() < len(classes)
         maps = {name: np.where(counts | (name == "truth"), ids.numpy(), 255) for name, ids in answers.items()}
         return side_by_side(picture, maps, classes)
@@ -135,6 +146,9 @@ class PixelCounts(Metric):
             self.alike += torch.stack([(taking_part & (prediction == teacher_answer)).sum(), taking_part.sum()])
 
     def compute(self) -> tuple[Tensor, Tensor]:
+        """The confusion matrix ``(C, C)`` in pixels, and ``(2,)``: pixels on which student and teacher agree, and
+        all compared.
+        """
         return self.confusion, self.alike
 
 

@@ -22,6 +22,7 @@ def half(values: Tensor) -> Tensor:
 
 
 def padded(size: int) -> int:
+    """``size`` in bytes, rounded up to a multiple of 4, so that what follows is aligned."""
     return size + -size % 4  # so that what follows is aligned
 
 
@@ -53,9 +54,11 @@ class HalfFeature:
         self.bytes = 2 * math.prod(shape)
 
     def encode(self, x: Tensor) -> Tensor:
+        """``(N, *shape)`` -> uint8 ``(N, bytes)``; values beyond float16's range are clipped."""
         return packed([half(x.float())], self.bytes)
 
     def decode(self, columns: Tensor) -> Tensor:
+        """uint8 ``(N, bytes)`` -> float32 ``(N, *shape)``."""
         return unpacked(columns, [(torch.float16, self.shape)])[0].float()
 
 
@@ -107,6 +110,9 @@ class Int8Feature:
         self.units = found
 
     def encode(self, x: Tensor) -> Tensor:
+        """``(N, *shape)`` -> uint8 ``(N, bytes)``: each token's scale, its largest value with its channel, and all
+        others as int8.
+        """
         rows = self._rows(x) / self._units(x)
         place = rows.abs().argmax(2, keepdim=True)
         rest = rows.scatter(2, place, 0.0)
@@ -115,6 +121,7 @@ class Int8Feature:
         return packed((scale, half(rows.gather(2, place)), place.to(torch.uint16), values), self.bytes)
 
     def decode(self, columns: Tensor) -> Tensor:
+        """uint8 ``(N, bytes)`` -> float32 ``(N, *shape)``."""
         depth, one = self.shape[self.channel], (self.tokens, 1)
         layout = [(torch.float16, one), (torch.float16, one), (torch.uint16, one), (torch.int8, (self.tokens, depth))]
         scale, largest, place, values = unpacked(columns, layout)
@@ -161,16 +168,19 @@ class MapCodec:
         self.record_bytes = padded(CRC_BYTES + size)
 
     def describe(self) -> dict[str, Any]:
+        """What a reader must know to read the records, as plain values."""
         kind = "map" if self.topk is None else f"top-{self.topk} map"
         found = {"format": kind, "classes": self.num_classes, "size": list(self.shape[1:])}
         half = self.topk or self.precision == "half"
         return found if half else {**found, "precision": self.precision, "outliers": OUTLIERS}
 
     def encode(self, logits: Tensor) -> Tensor:
+        """``(N, C, h, w)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
         body = self.whole.encode(logits) if self.topk is None else self._largest(logits.float(), self.topk)
         return packed([body], self.record_bytes, CRC_BYTES)
 
     def decode(self, records: Tensor) -> Tensor:
+        """uint8 ``(N, record_bytes)`` -> float32 ``(N, C, h, w)``."""
         body = records[:, CRC_BYTES:]
         return self.whole.decode(body[:, : self.whole.bytes]) if self.topk is None else self._filled(body, self.topk)
 
@@ -204,6 +214,7 @@ class DenseCodec:
         self.record_bytes = padded(CRC_BYTES + 4 + 2 * num_classes)
 
     def describe(self) -> dict[str, Any]:
+        """What a reader must know to read the records, as plain values."""
         return {"format": "dense", "classes": self.num_classes}
 
     def encode(self, logits: Tensor) -> Tensor:
@@ -212,6 +223,7 @@ class DenseCodec:
         return packed([top, half(logits.float() - top)], self.record_bytes, CRC_BYTES)
 
     def decode(self, records: Tensor) -> Tensor:
+        """uint8 ``(N, record_bytes)`` -> float32 logits ``(N, C)``."""
         layout = [(torch.float32, (1,)), (torch.float16, (self.num_classes,))]
         top, rest = unpacked(records, layout, CRC_BYTES)
         return top + rest.float()
@@ -232,6 +244,7 @@ class TopKCodec:
         self.record_bytes = padded(CRC_BYTES + 4 * len(temperatures) + (self.index_type.itemsize + 2) * k)
 
     def describe(self) -> dict[str, Any]:
+        """What a reader must know to read the records, as plain values."""
         return {"format": f"top-{self.k}", "classes": self.num_classes, "temperatures": list(self.temperatures)}
 
     def encode(self, logits: Tensor) -> Tensor:
@@ -243,6 +256,9 @@ class TopKCodec:
         return packed(parts, self.record_bytes, CRC_BYTES)
 
     def decode(self, records: Tensor) -> TopKLogits:
+        """uint8 ``(N, record_bytes)`` -> the k largest logits ``(N, k)``, their classes, and the others' logsumexp
+        by temperature.
+        """
         count, k = (len(self.temperatures),), (self.k,)
         layout = [(torch.float32, count), (self.index_type, k), (torch.float16, k)]
         tails, indices, values = unpacked(records, layout, CRC_BYTES)

@@ -97,6 +97,7 @@ class AnswerStore:
 
     @property
     def disk_bytes(self) -> int:
+        """Bytes on disk once all records of all views are filled."""
         return self.views * self.samples * self.record_bytes
 
     def _open(self, view: int) -> None:
@@ -130,6 +131,7 @@ class AnswerStore:
         return FileLock(self.folder / ".lock")  # anew each time: a loader process may not use one that it inherited
 
     def close(self) -> None:
+        """Closes the files of all views."""
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files = {}
@@ -151,6 +153,16 @@ class AnswerStore:
         return self.read(view, index)[1]
 
     def put(self, view: int, index: np.ndarray, records: np.ndarray) -> None:
+        """Stores records where none is yet, each with its checksum; under the cache's lock.
+
+        Args:
+            view: number of the view.
+            index: numbers of the pictures, ``(N,)``.
+            records: uint8 ``(N, record_bytes)``.
+
+        Raises:
+            OSError: they can't be written.
+        """
         with self._locked():
             self._grow(view)
             missing = ~self.present(view, index)
@@ -195,6 +207,7 @@ def check_room(sizes: Mapping[Path, int], what: str, key: str, pixels: bool = Fa
 
 
 def free_bytes(folder: Path) -> int:
+    """Free bytes of the disk that ``folder`` is on, or would be on."""
     folder = folder.absolute()
     return shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
 

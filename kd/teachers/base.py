@@ -61,6 +61,7 @@ class RunTeacher:
 
     @property
     def cache_modes(self) -> set[str]:
+        """The setting ``cache`` of all members."""
         return {member.spec.cache for member in self.members.values()}
 
     @property
@@ -75,6 +76,7 @@ class RunTeacher:
         return self
 
     def follow(self, device: torch.device) -> None:
+        """Moves members that are elsewhere to ``device``, in their precision."""
         for member in self.members.values():
             if member.device != device:
                 member.to(device, member.dtype)
@@ -115,6 +117,9 @@ class RunTeacher:
         return self.look(images, [])[0]
 
     def identity(self) -> dict[str, Any]:
+        """What tells its weights from any other's, as plain values (``arch`` and a digest): part of a cache's
+        fingerprint.
+        """
         raise NotImplementedError
 
     def described(self) -> str:
@@ -141,18 +146,26 @@ class Ensemble(RunTeacher):
 
     @property
     def members(self) -> Mapping[str, RunTeacher]:
+        """The teachers by name, in the order of ``model.teachers``."""
         return self._members
 
     @property
     def has_head(self) -> bool:
+        """Whether each teacher gives logits."""
         return all(teacher.has_head for teacher in self.members.values())
 
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
+        """Adds what the members' caches hold of the batch, each under its name."""
         for own, teacher in self.members.items():
             batch = teacher.fetch(batch, own)
         return batch
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
+        """The logits of each teacher by name and, where wanted, their weighted mean; the wanted layers of each.
+
+        Dense answers are resized to the first teacher's size for the mean. A teacher of which nothing is wanted is not
+        run.
+        """
         found = Answer()
         for member, teacher in self.members.items():
             if not wanted.of(member):
@@ -175,6 +188,7 @@ class Ensemble(RunTeacher):
         return self._mean([teacher(images) for teacher in self.members.values()])
 
     def identity(self) -> dict[str, Any]:
+        """The members' identities by name."""
         return {name: teacher.identity() for name, teacher in self.members.items()}
 
 
@@ -189,16 +203,23 @@ class OwnTeacher(RunTeacher):
         self.model = given.requires_grad_(False).eval() if isinstance(given, nn.Module) else nn.Module()
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "OwnTeacher":
+        """Moves the user's object, where it has a method ``to``; precision and ``keep`` have no effect."""
         self.device = device
         if hasattr(self.given, "to"):
             self.given.to(device)
         return self
 
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
+        """What the user's own ``fetch`` adds; the batch as it is without one."""
         return self.given.fetch(batch) if hasattr(self.given, "fetch") else batch
 
     @torch.no_grad()
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
+        """The user's logits in float32, under ``name``.
+
+        Raises:
+            UserError: its ``answer`` does not give :class:`Answer` with a row of logits a picture.
+        """
         given = self.given.answer(batch, Wanted(wanted.of(name).logits))
         logits = given.logits.get(ALL) if isinstance(given, Answer) else None
         if not isinstance(logits, Tensor) or len(logits) != len(batch["image"]):
@@ -207,8 +228,10 @@ class OwnTeacher(RunTeacher):
         return Answer({name: logits.float()})
 
     def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
+        """Its logits; layers can't be read."""
         found: Any = self.answer({"image": images}, Wanted()).logits[ALL]
         return found, {}
 
     def identity(self) -> dict[str, Any]:
+        """The class's name, and what the user's own ``identity`` returns."""
         return {"arch": self.arch, **self.given.identity()}

@@ -39,6 +39,8 @@ Parts = dict[str, dict[str, Any]]
 
 @dataclass
 class Kind:
+    """One kind of a teacher's answers, with its place on disk."""
+
     codec: AnswerCodec  # how a record is written
     parts: Parts  # what the answers depend on: ``teacher``, ``transform``, ``data``, ``answers``
     folder: Path  # where they are
@@ -46,6 +48,7 @@ class Kind:
 
     @property
     def place(self) -> str:
+        """Folder or URL, for messages."""
         return self.url or str(self.folder)
 
 
@@ -67,6 +70,15 @@ class Layout:
         self.pictures = {"pictures": self.samples, "content": content(self.split)}
 
     def kinds(self, teacher: RunTeacher, wanted: Wanted) -> list[Kind]:
+        """What a cache keeps of a teacher: the logits and each wanted feature.
+
+        Args:
+            teacher: on its device, in its precision.
+            wanted: of this teacher.
+
+        Raises:
+            UserError: the cache's folder is a file, or holds something else.
+        """
         beside = self.beside(teacher)
         whole = None if beside else self._in_one(teacher, wanted)
         if whole is not None:
@@ -102,6 +114,7 @@ class Layout:
         return cache_dir() / "answers" / self.name(teacher)
 
     def name(self, teacher: RunTeacher) -> str:
+        """Name of a cache's folder: the architecture, and a digest of teacher, views and pictures."""
         shared = {"teacher": teacher.fingerprint(), "transform": self.views, "data": self.pictures}
         return f"{teacher.spec.arch.replace('/', '_')}-{_digest(shared)}"
 
@@ -158,6 +171,7 @@ class Layout:
 
 
 def logit_losses(wanted: Wanted) -> list[LogitLoss]:
+    """All losses that read logits, of whichever teacher."""
     return [loss for losses in wanted.logits.values() for loss in losses]
 
 

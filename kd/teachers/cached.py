@@ -22,6 +22,8 @@ from kd.teachers.reading import Reading, Store, read_records
 
 @dataclass
 class CacheEntry:
+    """One kind of answers: where the records are, and how they are written."""
+
     store: Store
     codec: AnswerCodec
 
@@ -44,9 +46,11 @@ class CachedTeacher(RunTeacher):
 
     @property
     def members(self) -> Mapping[str, RunTeacher]:
+        """The members of the model whose answers are cached."""
         return self.live.members
 
     def identity(self) -> dict[str, Any]:
+        """Of the model whose answers are cached: a cache changes no answer's identity."""
         return self.live.identity()
 
     def __call__(self, images: Images) -> Tensor:
@@ -56,11 +60,13 @@ class CachedTeacher(RunTeacher):
     # -- what there is -----------------------------------------------------------------------------------------------
     @property
     def place(self) -> str:
+        """The folder of all kinds of answers, for messages."""
         folders = [str(kept.store.folder) for kept in self.kept]
         return folders[0] if len(folders) == 1 else folders[0].rpartition("/")[0]
 
     @property
     def disk_bytes(self) -> int:
+        """Bytes on disk once all views are filled, stored pixels included."""
         return self.record_bytes * self.views * self.samples + (self.pixels.disk_bytes if self.pixels else 0)
 
     def error(self, which: str = "error") -> dict[str, float]:
@@ -80,6 +86,14 @@ class CachedTeacher(RunTeacher):
         return {**batch, "records": {**known, name: read_records([kept.store for kept in self.kept], batch)}}
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
+        """The answers from the records of the batch; missing ones are computed and stored first.
+
+        A batch without ``view`` (validation) is always computed. Records come from :meth:`fetch` where the loader ran
+        it.
+
+        Raises:
+            UserError: with ``cache=only`` an answer is missing; or the model gives NaN or infinity.
+        """
         if "view" not in batch:
             return self.live.answer(batch, wanted, name)
         answer = Answer()
@@ -116,6 +130,12 @@ class CachedTeacher(RunTeacher):
         return whole
 
     def ask(self, images: Images, numbers: np.ndarray) -> list[Tensor]:
+        """Computes answers as records, uint8 ``(N, record_bytes)``, one for each kind.
+
+        Args:
+            images: as the model takes them.
+            numbers: of the pictures, ``(N,)``, named in errors.
+        """
         return records_of(self.live, [kept.codec for kept in self.kept], images, numbers)
 
     def _kept(self, store: Store, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:
@@ -133,6 +153,9 @@ class CachedTeacher(RunTeacher):
         return torch.where(found, torch.from_numpy(rows).to(encoded.device), encoded)
 
     def report(self) -> dict[str, Any]:
+        """The cache's part of ``summary.json``: place, format, size in MB, measured errors, answers read and
+        computed.
+        """
         return {
             "folder": self.place,
             **described([kept.codec for kept in self.kept]),

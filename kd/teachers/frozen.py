@@ -50,6 +50,7 @@ class FrozenTeacher(RunTeacher):
 
     @property
     def is_shared_out(self) -> bool:
+        """Whether its weights are sharded: then all processes must run it together."""
         return is_sharded(self.model)
 
     def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "FrozenTeacher":
@@ -99,10 +100,17 @@ class FrozenTeacher(RunTeacher):
         shard(self.model, init_device_mesh(self.device.type, (dist.get_world_size(),)), frozen=True)
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
+        """The logits (where it has a classifier) and the wanted layers, under its name."""
         logits, features = self.look(batch["image"], [layer for layer in wanted.features if layer[0] == name])
         return Answer({name: logits} if self.has_head else {}, features)
 
     def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
+        """One forward without gradients.
+
+        Returns:
+            Logits ``(N, C)``, or features without a classifier, and each layer's output, float32 on the device of
+                ``images``.
+        """
         if not layers:
             return self(images), {}
         with self.taps as caught:
@@ -112,6 +120,19 @@ class FrozenTeacher(RunTeacher):
         return logits, {layer: x.to(images.device, torch.float32, copy=again) for layer, x in found.items()}
 
     def listen(self, patterns: str | list[str], tokens: str, key: str = KEY) -> tuple[list[str], list[tuple[int, ...]]]:
+        """Makes layers readable by :meth:`look`.
+
+        Args:
+            patterns: paths of layers, with wildcards.
+            tokens: which tokens of a transformer's output.
+            key: the configuration key that named them.
+
+        Returns:
+            The layers' paths, and the shapes that they give for two pictures.
+
+        Raises:
+            UserError: no such layer, one that no forward runs, or a model whose layers can't be read.
+        """
         if self.closed:
             raise UserError(f"{self.key}: {self.closed}: a feature loss needs a module")
         self.taps.add(patterns, self._trial, key)
@@ -155,6 +176,7 @@ class FrozenTeacher(RunTeacher):
         return self.in_the_datas_classes() if self._original is None else self._original
 
     def forget_original(self) -> None:
+        """Frees the copy of the weights that :meth:`to` has kept."""
         self._original = None
 
     def in_the_datas_classes(self) -> nn.Module:
@@ -169,6 +191,9 @@ class FrozenTeacher(RunTeacher):
         return model
 
     def names_of_its_columns(self, names: Sequence[str]) -> list[str] | None:
+        """The data's class names in the order of the model's own columns; None where the model has more classes than
+        the data.
+        """
         if self.columns is None:
             return list(names)
         own = dict(zip(self.columns.tolist(), names, strict=True))
@@ -186,9 +211,13 @@ class FrozenTeacher(RunTeacher):
         return self._identity
 
     def described(self) -> str:
+        """The preprocessing and the choice of columns: they change answers without being part of the weights'
+        identity.
+        """
         return f"{vars(self.prepare)} {self.columns}"
 
     def fingerprint(self) -> dict[str, Any]:
+        """Identity, arguments, input and precision: what a cached answer to a given picture depends on."""
         want: Any = self.prepare
         return {
             **self.identity(), "kwargs": self.spec.kwargs, "img_size": list(want.size), "mean": list(want.mean),

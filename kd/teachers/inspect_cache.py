@@ -24,6 +24,8 @@ PARTS = ("teacher", "transform", "data", "answers")
 
 @dataclass
 class Held:
+    """One kind of answers as found on disk."""
+
     folder: str  # where
     parts: dict[str, dict[str, Any]]  # what they depend on, see :class:`kd.teachers.cache_layout.Kind`
     measured: dict[str, Any]  # what was noted when it was begun
@@ -33,6 +35,7 @@ class Held:
 
     @property
     def pictures(self) -> int:
+        """How many pictures the cache is for."""
         return int(self.parts["data"].get("pictures", 0))
 
     def teacher(self) -> str:

@@ -104,6 +104,9 @@ class PublishedStore:
         self._whole = WholeRecords(samples, views, usable)
 
     def read(self, view: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Records of the pictures ``index`` in a view: uint8 ``(N, record_bytes)``, and which are whole, bool
+        ``(N,)``.
+        """
         records = np.zeros((len(index), self.record_bytes), dtype=np.uint8)
         for row, i in zip(records, index, strict=True):
             row[:] = np.frombuffer(self._record(view, int(i)), np.uint8)

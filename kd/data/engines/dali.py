@@ -23,6 +23,12 @@ from kd.run.settings import Augment
 
 
 def check(augment: Augment, source: Source) -> None:
+    """Checks that DALI can make these views.
+
+    Raises:
+        UserError: DALI is not installed, targets that are cut with the picture, or an augmentation that it does not
+            have.
+    """
     if source.kind.cut_with_picture:
         raise UserError(f"data.engine: dali can't make views of {source.kind.name}; data.engine=device can")
     _check(augment, source, "dali")
@@ -36,9 +42,11 @@ class CutSet(_CutSet):
     """One split, encoded, with the plan of each view. Only a picture's header is read here."""
 
     def opened(self, data: bytes) -> tuple[bytes, int, int]:
+        """The encoded picture with its height and width, see :func:`plain`."""
         return plain(data, self.max_pixels)
 
     def cut(self, picture: bytes, box: tuple[int, int, int, int]) -> np.ndarray:
+        """The whole encoded picture as uint8 ``(bytes,)``: DALI cuts while it decodes."""
         return np.frombuffer(picture, np.uint8)
 
 

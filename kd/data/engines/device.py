@@ -29,6 +29,8 @@ Step = tuple[int, dict[str, Any]]
 
 @dataclass
 class Recipe:
+    """How one view is made of one picture."""
+
     box: tuple[int, int, int, int]  # top, left, height and width of the crop, in pixels of the picture
     steps: list[Step]  # what comes before and after the crop
     whole: tuple[int, int] = (0, 0)  # height and width of the picture

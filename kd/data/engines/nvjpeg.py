@@ -31,6 +31,7 @@ class CutSet(_CutSet):
     """One split, with the plan of each view: upright JPEGs encoded, all others decoded and cut."""
 
     def opened(self, data: bytes) -> tuple[bytes | Tensor, int, int]:
+        """The JPEG still encoded, with height and width; any other picture is decoded here."""
         size = plain_jpeg(data, self.max_pixels)
         return super().opened(data) if size is None else (data, *size)
 
@@ -40,6 +41,8 @@ class CutSet(_CutSet):
 
 
 class DeviceViews(_DeviceViews):
+    """Views on the GPU: decodes the JPEGs that arrive encoded, then as :class:`kd.data.engines.device.DeviceViews`."""
+
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         plan, device = batch["plan"], batch["target"].device
         side = _stream(device) if device.type == "cuda" else None

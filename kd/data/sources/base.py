@@ -54,6 +54,7 @@ class Source:
 
     @cached_property
     def place(self) -> Place:
+        """Where the source's files are; a URL is listed at the first use."""
         return place_of(self.root, self.key, self.cache_bytes)
 
     def load(self, split: str) -> Split:
@@ -81,24 +82,30 @@ class Parts:
         raise NotImplementedError
 
     def read(self, i: int) -> bytes:
+        """The encoded picture ``i``."""
         split, j = self.part(i)
         return split.read(j)
 
     def name(self, i: int) -> str:
+        """Names the picture ``i`` in messages."""
         split, j = self.part(i)
         return split.name(j)
 
     def target(self, i: int) -> Target:
+        """The target of picture ``i``, as its own split has it."""
         split, j = self.part(i)
         return split.target(j)
 
     def stamp(self, i: int) -> str:
+        """What changes when the files of sample ``i`` change."""
         return stamp_of(*self.part(i))
 
     def key(self, i: int) -> str:
+        """A name of sample ``i`` that stays when the set is moved or reordered."""
         return key_of(*self.part(i))
 
     def size(self, i: int) -> int:
+        """Bytes of the encoded picture ``i``."""
         return size_of(*self.part(i))
 
 
@@ -112,9 +119,11 @@ class Subset(Parts):
         self.label = getattr(split, "label", "")
 
     def part(self, i: int) -> tuple[Split, int]:
+        """The whole split, and the number of picture ``i`` there."""
         return self.split, self.keep[i]
 
     def fetch(self, numbers: Iterable[int]) -> None:
+        """Brings these pictures' files to this disk, where the split reads from a store."""
         fetch(self.split, [self.keep[i] for i in numbers])
 
 
@@ -127,15 +136,22 @@ class Joined(Parts):
         self.targets: Sequence[Any] = [*labelled.targets, *unlabelled.targets]
 
     def part(self, i: int) -> tuple[Split, int]:
+        """The split that picture ``i`` is from, and its number there."""
         return (self.parts[0], i) if i < self.border else (self.parts[1], i - self.border)
 
     def fetch(self, numbers: Iterable[int]) -> None:
+        """Brings these pictures' files to this disk, of each part that reads from a store."""
         places = [self.part(i) for i in numbers]
         for part in self.parts:
             fetch(part, [j for split, j in places if split is part])
 
 
 def bytes_of(cache_gb: float | None) -> int | None:
+    """The setting ``cache_gb`` in bytes; None: no bound was given.
+
+    Raises:
+        ValueError: not > 0.
+    """
     if cache_gb is not None and not cache_gb > 0:
         raise ValueError(f"cache_gb must be > 0, got {cache_gb}")
     return None if cache_gb is None else int(cache_gb * 1e9)

@@ -28,6 +28,7 @@ class FileSplit:
         self.place = place
 
     def at(self, file: str) -> Place:
+        """The place of one file: the split's store for a URL, else this machine's disk."""
         return self.place if is_url(file) else DISK
 
     def open(self, i: int) -> IO[bytes]:
@@ -35,10 +36,16 @@ class FileSplit:
         return self.at(self.paths[i]).open(self.paths[i])
 
     def read(self, i: int) -> bytes:
+        """The encoded picture ``i``.
+
+        Raises:
+            OSError: it can't be read.
+        """
         with self.open(i) as file:
             return file.read()
 
     def files(self, i: int) -> list[str]:
+        """Paths or URLs of all files that sample ``i`` is read from."""
         return [self.paths[i]]
 
     @property
@@ -56,12 +63,15 @@ class FileSplit:
         return "".join(self.at(file).stamp(file) for file in self.files(i))
 
     def size(self, i: int) -> int:
+        """Bytes of the picture's file."""
         return self.at(self.paths[i]).size(self.paths[i])
 
     def name(self, i: int) -> str:
+        """Path or URL of the picture's file."""
         return self.paths[i]
 
     def target(self, i: int) -> Target:
+        """The target of sample ``i``: a class id, labels, or numbers."""
         return self.targets[i]
 
 

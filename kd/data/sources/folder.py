@@ -56,10 +56,12 @@ class ImageFolder(Source):
         return folder
 
     def has(self, split: str) -> bool:
+        """Whether the split's folder exists; one that was named in the settings always counts as there."""
         named = self._named(split)
         return named != split or self.place.is_folder(joined(self.root, named))  # a name that was given must be there
 
     def describe(self) -> str:
+        """The folder, and the validation folder where it is not ``val``."""
         named = self._named("val")
         return f"ImageFolder {self.root}" + ("" if named == "val" else f", validated with {named}")
 

@@ -22,6 +22,12 @@ class Food101(Source):
         self.data_dir, self.download = data_dir, download
 
     def load(self, split: str) -> FileSplit:
+        """Downloads the set where ``download`` is set, once for all processes of a machine, and reads the split's
+        lists.
+
+        Raises:
+            UserError: the set is not there, can't be downloaded, or ``data_dir`` is a URL.
+        """
         from filelock import FileLock
         from torchvision import datasets
 
@@ -40,4 +46,5 @@ class Food101(Source):
         return FileSplit(data._image_files, data._labels)
 
     def describe(self) -> str:
+        """The set's name and folder."""
         return f"Food101 in {self.data_dir or cache_dir()}"

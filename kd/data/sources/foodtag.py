@@ -25,14 +25,17 @@ class FoodTagMini(ImageFolder):
         self.train_per_class, self.val_per_class = train_per_class, val_per_class
 
     def load(self, split: str) -> FileSplit:
+        """Draws the set where it is not drawn yet, then reads it as an image folder."""
         if not self.root:
             self.root = str(foodtag_mini.build(cache_dir(), self.train_per_class, self.val_per_class))
         return super().load(split)
 
     def has(self, split: str) -> bool:
+        """Both splits are there: :meth:`load` draws them."""
         return split in self.folders  # they are drawn by load()
 
     def describe(self) -> str:
+        """The set's name and folder, and how one's own pictures are given."""
         return (
             f"FoodTag-mini, drawn food pictures in {self.root} (your own: data.source=ImageFolder data.source.root=DIR)"
         )
@@ -53,6 +56,7 @@ class FoodTagCalories(Source):
         self.train_per_class, self.val_per_class, self.classes = train_per_class, val_per_class, ["calories"]
 
     def load(self, split: str) -> FileSplit:
+        """Draws the set where it is not drawn yet; targets are ``[kcal]``."""
         root = foodtag_mini.build(cache_dir(), self.train_per_class, self.val_per_class, portions=True)
         paths = pictures_below(f"{root}/{split}")[0]
         labels = {name: label for label, name in enumerate(foodtag_mini.CLASSES)}
@@ -60,7 +64,9 @@ class FoodTagCalories(Source):
         return FileSplit(paths, [[foodtag_mini.calories_of(*one)] for one in drawn])
 
     def has(self, split: str) -> bool:
+        """``train`` and ``val``: :meth:`load` draws both."""
         return split in ("train", "val")
 
     def describe(self) -> str:
+        """What the set is, in a line."""
         return "FoodTag-mini with portions of any size and their calories, drawn"

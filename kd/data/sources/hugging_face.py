@@ -31,6 +31,11 @@ class HuggingFace(Source):
         self.columns = image_column, label_column
 
     def load(self, split: str) -> Split:
+        """Reads a split with the package ``datasets``; pictures stay encoded until they are read.
+
+        Raises:
+            UserError: the extra is not installed, or the set, split or column can't be read.
+        """
         try:
             import datasets
         except ImportError as error:
@@ -47,6 +52,7 @@ class HuggingFace(Source):
         return _HuggingFaceSplit(data, image, targets, self.path)
 
     def has(self, split: str) -> bool:
+        """Whether the set has the split; one that was named in the settings always counts as there. May ask the hub."""
         name = self.splits.get(split, split)
         if name != "validation":  # a name that was given must be there
             return name is not None
@@ -58,6 +64,7 @@ class HuggingFace(Source):
             return True
 
     def describe(self) -> str:
+        """The set's path."""
         return f"HuggingFace {self.path}"
 
 

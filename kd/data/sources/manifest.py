@@ -61,6 +61,11 @@ class Manifest(Source):
         self._several = multi_label
 
     def load(self, split: str) -> FileSplit:
+        """Reads a split's rows; class ids follow the training list.
+
+        Raises:
+            UserError: a list that can't be read, or a label or number that does not fit the training list.
+        """
         train = self._rows("train")
         rows = train if split == "train" else self._rows(split)
         targets = self._numbers(split, rows) if self.targets else self._ids(split, rows, train)
@@ -143,11 +148,13 @@ class Manifest(Source):
         return found
 
     def has(self, split: str) -> bool:
+        """Whether there is a list for the split, or rows of it in a table with a column ``split``."""
         if self.lists.get(split) is not None or Path(self._file(split)).suffix.lower() in TABLES:
             return self.lists.get(split) is not None
         return any(row.split for row in self._listed(split)[0])
 
     def describe(self) -> str:
+        """The files of the lists."""
         return f"Manifest {', '.join(str(file) for file in self.lists.values() if file is not None)}"
 
 

@@ -27,12 +27,15 @@ class Disk:
     """This machine's files. Folders and files are named by paths."""
 
     def is_folder(self, folder: str) -> bool:
+        """Whether the path is a folder."""
         return Path(folder).is_dir()
 
     def folders(self, folder: str) -> list[str]:
+        """Names of the folders in a folder, unsorted."""
         return [entry.name for entry in os.scandir(folder) if entry.is_dir()]
 
     def files(self, folder: str) -> list[str]:
+        """Names of all entries in a folder, unsorted."""
         return [entry.name for entry in os.scandir(folder)]
 
     def below(self, folder: str) -> Iterator[str]:
@@ -42,6 +45,11 @@ class Disk:
             yield from (f"{path}{os.sep}{name}" for name in names if not name.startswith("."))
 
     def open(self, file: str) -> IO[bytes]:
+        """Opens a regular file to read.
+
+        Raises:
+            OSError: it can't be opened, is no regular file, or is larger than any picture.
+        """
         return open_regular(file)
 
     def stamp(self, file: str) -> str:
@@ -53,6 +61,7 @@ class Disk:
         return f"{found.st_size}\0{found.st_mtime_ns}\0"
 
     def size(self, file: str) -> int:
+        """Bytes of a file; 0 where it is not there."""
         return int(self.stamp(file).partition("\0")[0] or 0)
 
 
@@ -111,16 +120,25 @@ class Store:
         return bool(self._in(folder))
 
     def folders(self, folder: str) -> list[str]:
+        """Names of the folders in a folder, from the listing."""
         rests = (url[len(folder) + 1 :] for url in self._in(folder))
         return list({rest.partition("/")[0] for rest in rests if "/" in rest})
 
     def files(self, folder: str) -> list[str]:
+        """Names of the files in a folder, from the listing."""
         return [rest for rest in (url[len(folder) + 1 :] for url in self._in(folder)) if "/" not in rest]
 
     def below(self, folder: str) -> Iterator[str]:
+        """URLs of all files below a folder, hidden ones left out, from the listing."""
         return (url for url in self._in(folder) if "/." not in url[len(folder) :])
 
     def open(self, file: str) -> IO[bytes]:
+        """A file's content, from the local copies where it is among them.
+
+        Raises:
+            FileNotFoundError: the listing does not have it.
+            OSError: larger than any picture, or it can't be fetched.
+        """
         if file not in self._states:
             raise FileNotFoundError(f"there is no {file}")
         size = self.size(file)
@@ -156,6 +174,7 @@ class Store:
         return self._states.get(file, "")
 
     def size(self, file: str) -> int:
+        """Bytes of a file by the listing; 0 where it is not there."""
         return size_in(self._states[file]) if file in self._states else 0
 
 

@@ -27,6 +27,7 @@ class MaskSplit(FileSplit):
         self.classes, self.ignore = classes, ignore
 
     def files(self, i: int) -> list[str]:
+        """Paths of picture and mask."""
         return [self.paths[i], self.masks[i]]
 
     def target(self, i: int) -> tv_tensors.Mask:
@@ -108,4 +109,5 @@ class SegmentationFolder(Source):
         )
 
     def has(self, split: str) -> bool:
+        """Whether both folders, of pictures and of masks, have the split."""
         return all(self.place.is_folder(joined(self.root, folder, split)) for folder in self.folders)

@@ -43,6 +43,11 @@ class Shards(Source):
         self._indices: dict[str, tuple[dict[str, Any], str]] = {}
 
     def load(self, split: str) -> Split:
+        """Reads a split's index; the classes become the source's.
+
+        Raises:
+            UserError: no index or a damaged one, or a shard on this disk that is shorter than its index says.
+        """
         index, digest = self._index(split)
         self.classes = list(index["classes"])
         found = ShardSplit(self.root, index, digest, self.cache_bytes)
@@ -54,6 +59,7 @@ class Shards(Source):
 
     @property
     def kind(self) -> Targets:  # type: ignore[override]
+        """Masks where the training index has them, else class ids."""
         return Masks() if "masks" in self._index("train")[0] else Targets()
 
     @property
@@ -80,6 +86,7 @@ class Shards(Source):
         return self._indices[split]
 
     def has(self, split: str) -> bool:
+        """Whether the split's index, ``SPLIT.json``, is there."""
         files, path = file_system(self.root)
         with in_one_line(f"data.source.root: {self.root}"):
             return bool(files.exists(f"{path}/{split}.json"))
@@ -141,6 +148,11 @@ class ShardSplit:
         self._remote = Ranged(root, kept, sum(self.ends().values()), cache_bytes) if is_url(root) else None
 
     def read(self, i: int) -> bytes:
+        """The encoded picture ``i``, from its bytes in the shard.
+
+        Raises:
+            OSError: they can't be read.
+        """
         return self._read(*self.samples[i])
 
     def _read(self, shard: int, offset: int, size: int) -> bytes:
@@ -164,6 +176,7 @@ class ShardSplit:
         return tv_tensors.Mask(decode_grey(self._read(self.samples[i][0], *self.masks[i])))
 
     def name(self, i: int) -> str:
+        """Shard and place of picture ``i``, with the index's digest: no two packs share a name."""
         shard, offset, size = self.samples[i]
         return f"{self.root}/{self.shards[shard]}@{offset}+{size} ({self.digest})"
 

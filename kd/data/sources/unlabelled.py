@@ -28,6 +28,11 @@ class Pictures(Source):
         self.classes = []
 
     def load(self, split: str) -> FileSplit:
+        """All pictures below the split's folder, without labels; without a folder the embedded set is drawn.
+
+        Raises:
+            UserError: no folder was given for the split, or no pictures are in it.
+        """
         if self.folders["train"] is None:
             self.folders["train"] = str(foodtag_mini.build(cache_dir(), *DRAWN) / "train")
         folder = self.folders.get(split)
@@ -36,9 +41,11 @@ class Pictures(Source):
         return unlabelled_folder(folder, f"data.source.{'root' if split == 'train' else 'val'}", self.cache_bytes)
 
     def has(self, split: str) -> bool:
+        """Whether a folder was given for the split."""
         return self.folders.get(split) is not None
 
     def describe(self) -> str:
+        """What is read, in a line."""
         return f"pictures without labels below {self.folders['train'] or 'a folder to be drawn'}"
 
 

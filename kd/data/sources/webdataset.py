@@ -80,6 +80,11 @@ class WebDataset(Source):
         self.label, self.names = label, classes
 
     def load(self, split: str) -> "TarSplit":
+        """Indexes the split's shards; class ids follow the training shards' labels, or ``names``.
+
+        Raises:
+            UserError: no shards, none with pictures and labels, or a label that the training shards lack.
+        """
         if not self.places.get(split):
             raise UserError(f"data.source: WebDataset has the splits train and val, got '{split}'")
         shards = self._indexed("train")
@@ -99,9 +104,11 @@ class WebDataset(Source):
         return TarSplit(shards, [ids[str(label)] if self.classes else UNLABELLED for label in labels])
 
     def has(self, split: str) -> bool:
+        """Whether shards were given for the split."""
         return bool(self.places.get(split))
 
     def describe(self) -> str:
+        """Where the training shards are."""
         return f"WebDataset {self.places['train']}"
 
     def _indexed(self, split: str) -> dict[str, Shard]:
@@ -150,6 +157,7 @@ class TarSplit(ShardSplit):
         self.check = None  # nobody has looked at the pictures yet
 
     def name(self, i: int) -> str:
+        """Shard and member of picture ``i``."""
         return f"{self.shards[self.samples[i][0]]}/{self.names[i]}"
 
 

@@ -61,9 +61,19 @@ class BatchMaker:
         self.works: dict[int, tuple[Samples, Callable[..., Batch]]] = {}
 
     def greet(self) -> dict[str, str]:
+        """Answers once the maker runs: the versions of its libraries, and ``device``, on which it computes teachers'
+        answers.
+        """
         return {**versions(), "device": device_of_a_maker().type}
 
     def learn(self, work: int, data: Samples, collate: Callable[..., Batch]) -> None:
+        """Keeps what batches of one kind are made with.
+
+        Args:
+            work: number of the kind.
+            data: its samples.
+            collate: samples -> a batch.
+        """
         self.works[work] = data, collate
 
     def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
@@ -97,6 +107,7 @@ class GpuMaker(BatchMaker):
         self._known, self._gpu = threading.Condition(), threading.Lock()
 
     def greet(self) -> dict[str, str]:
+        """As :meth:`BatchMaker.greet`, once the decoding processes run too."""
         self._all([decoder.greet.remote() for decoder in self.decoders])
         return super().greet()
 
@@ -109,6 +120,15 @@ class GpuMaker(BatchMaker):
             self._known.notify_all()
 
     def make(self, work: int, keys: list[Key]) -> tuple[Any, float]:
+        """Makes a batch whose samples the decoders read in parallel; waits until the kind ``work`` is known.
+
+        Args:
+            work: number of the kind.
+            keys: of the samples, in order.
+
+        Returns:
+            The batch, or a message where a picture can't be read; and the seconds that it took.
+        """
         torch.set_num_threads(1)  # of this thread: calls come in several
         start = time.perf_counter()
         with self._known:
@@ -189,6 +209,7 @@ class RayCluster:
         )  # fmt: skip
 
     def leave(self) -> None:
+        """Leaves the cluster; ends what this process has started for it."""
         self.joined = False
         if self._mine:
             with suppress(Exception):
@@ -241,6 +262,7 @@ class RayCluster:
         return kind.remote(decoders, options)
 
     def end(self, maker: object) -> None:
+        """Ends a maker; nothing happens where it has ended or Ray is gone."""
         if self.ray.is_initialized():  # else Ray would start a cluster for the call
             with suppress(Exception):
                 self.ray.kill(maker)
@@ -254,6 +276,12 @@ class RayCluster:
         return self.ray.wait(list(calls), num_returns=1, timeout=timeout)[0]
 
     def result(self, call: object) -> Any:
+        """Waits for a call to a maker and returns what it gave.
+
+        Raises:
+            MakerEnded: the maker is gone (the argument: for lack of memory), or what it had made was lost.
+            UserError: its code raised an error; the message has the last line.
+        """
         failed = self.ray.exceptions
         try:
             return self.ray.get(call)

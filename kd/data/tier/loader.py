@@ -91,6 +91,7 @@ class Tier:
             atexit.register(self.close)
 
     def close(self) -> None:
+        """Ends the makers, the threads and what was started of the cluster; safe to call again."""
         if not self.cluster.joined:
             return
         atexit.unregister(self.close)
@@ -120,6 +121,15 @@ class Tier:
         return TierLoader(self, number, batches)
 
     def stream(self, work: int, batches: Iterator[list[Key]]) -> Stream:
+        """Begins to make the batches of one pass.
+
+        Args:
+            work: number of their kind.
+            batches: keys of each batch's samples, in order.
+
+        Returns:
+            The pass, from which :meth:`next` takes.
+        """
         self.connect()
         stream = Stream(work, batches, self.spec.queue_mb * MB)
         with self._lock:
@@ -153,6 +163,7 @@ class Tier:
         raise RunError("data.engine: the data tier was closed while it was in use")
 
     def drop(self, stream: Stream) -> None:
+        """Gives up the rest of a pass; its finished batches are freed."""
         with self._lock:
             if self._scheduler is not None:
                 self._scheduler.drop(stream)

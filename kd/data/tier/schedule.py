@@ -39,6 +39,8 @@ class MakerEnded(Exception):
 
 @dataclass
 class Made:
+    """What a maker has returned for one batch."""
+
     batch: Batch | Exception  # or why it was not made
     size: int  # bytes
     seconds: float  # that it took
@@ -72,6 +74,8 @@ class Worker:
 
 @dataclass(eq=False)
 class Job:
+    """One batch that is to be made; several makers may work on it where one is slow."""
+
     stream: "Stream"  # that it belongs to
     number: int  # its place there
     keys: list[Key]  # of its samples
@@ -96,6 +100,7 @@ class Stream:
 
     @property
     def ended(self) -> bool:
+        """Whether all batches of the pass were requested and used."""
         return self.all_asked and self.used == self.asked
 
     def ask(self, makers: int) -> Job | None:
@@ -125,6 +130,14 @@ class Scheduler:
 
     # -- machines ----------------------------------------------------------------------------------------------------
     def present(self, found: dict[str, tuple[str, int]]) -> list[Machine]:
+        """Takes over which machines are in the cluster, and shares them out anew.
+
+        Args:
+            found: name and cores by the machine's id.
+
+        Returns:
+            The machines that have left since the last call.
+        """
         left = [m for m in self.machines.values() if not m.gone and m.node not in found]
         for machine in left:
             machine.gone = True
@@ -136,6 +149,7 @@ class Scheduler:
 
     @property
     def working(self) -> list[Machine]:
+        """The machines that are in the cluster."""
         return [m for m in self.machines.values() if not m.gone]
 
     def _share_out(self) -> None:
@@ -163,6 +177,7 @@ class Scheduler:
         return 1.0 / max(1, math.ceil(makers / max(1, cores)))
 
     def missing(self) -> list[Machine]:
+        """Machines on which makers are still to be started, once for each maker."""
         there = Counter(maker.machine for maker in self.makers)
         return [machine for machine in self.working for _ in range(machine.wanted - there[machine])]
 
@@ -237,12 +252,14 @@ class Scheduler:
         return next((job for job in jobs[:1] if job.lost >= TRIES), None)
 
     def take(self, stream: Stream) -> Batch | Exception | None:
+        """The next batch of a pass in order; None where it is not made yet. Raised errors arrive as values."""
         batch = stream.ready.pop(stream.used, None)
         if batch is not None:
             stream.used += 1
         return batch
 
     def drop(self, stream: Stream) -> None:
+        """Forgets a pass: its jobs, and its batches that were made."""
         stream.jobs.clear()
         stream.ready.clear()
         stream.all_asked = True

@@ -86,6 +86,7 @@ class Aim:
         self._known: dict[object, Any] = {}
 
     def once(self, key: object, make: Callable[[], Made]) -> Made:
+        """The value of ``make()``, remembered under ``key`` where several students use it."""
         if not self.several:
             return make()
         if key not in self._known:
@@ -151,6 +152,15 @@ def _fit_qkv(block: Any, aim: Aim, normed: Sequence[Tensor], write: Tensor) -> T
 
 
 def inherit_head(student: ViT, teacher: ViT, streams: Sequence[Tensor], projection: Tensor, logits: Tensor) -> None:
+    """Fits the classifier to the teacher's logits by ridge regression, starting from the teacher's projected head.
+
+    Args:
+        student: its layers below are fitted already.
+        teacher: whose head is the start.
+        streams: the student's tokens after the last block, ``(n, T, D)`` a batch.
+        projection: maps the teacher's width to the student's.
+        logits: the teacher's, ``(N, C)``, one row a picture of all batches.
+    """
     start = _folded(teacher.head, final_norm(teacher), projection, torch.arange(teacher.num_classes))
     features = torch.cat([student.forward_head(student.norm(x), pre_logits=True) for x in streams])
     ridge = min(1.0, GUIDE / len(logits))  # one row a picture: where they are few, the start weighs more

@@ -120,6 +120,7 @@ def _qk_norm(attention: Any) -> str:
 
 
 def inherits_head(student: ViT, teacher: ViT) -> bool:
+    """Whether the classifier can be inherited: both are linear and have equally many classes."""
     linear = isinstance(student.head, nn.Linear) and isinstance(teacher.head, nn.Linear)
     return linear and student.num_classes == teacher.num_classes
 

@@ -34,5 +34,10 @@ def same_grid(student: Tensor, teacher: Tensor) -> None:
 
 
 def positive(name: str, value: float) -> None:
+    """Checks a setting of a loss.
+
+    Raises:
+        ValueError: ``value`` is not > 0 (NaN too); the message has ``name``.
+    """
     if not value > 0:
         raise ValueError(f"{name} must be > 0, got {value}")
