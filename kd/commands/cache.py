@@ -30,6 +30,11 @@ Stored answers are kept: run the same command again to resume. config=ddp_8gpu s
 
 
 def run(request: Request) -> int | None:
+    """Fills the caches of a recipe's teachers, or describes one; returns the exit status, None to show the help.
+
+    Raises:
+        UserError: a mistake in the command line or the settings.
+    """
     describing = "describe" in request.flags
     if "help" in request.flags or not (request.recipe or describing):
         return None

@@ -25,6 +25,11 @@ LICENSES = ("license", "teacher_license", "data_license")
 
 
 def run(request: Request) -> int | None:
+    """Writes the model card of a finished run; returns the exit status, None to show the help.
+
+    Raises:
+        UserError: no finished run, or a key that a card does not take.
+    """
     if "help" in request.flags or len(request.rest) != 1:
         return None
     from kd.report.card import card

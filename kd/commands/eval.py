@@ -38,6 +38,11 @@ OWN = ("split", "folder", "out", "robust", "arch", "img_size")
 
 
 def run(request: Request) -> int | None:
+    """Measures, prints and writes; returns the exit status, None to show the help.
+
+    Raises:
+        UserError: see :func:`evaluated`.
+    """
     if "help" in request.flags or not request.rest:
         return None
     found = evaluated(request)
@@ -57,6 +62,11 @@ def run(request: Request) -> int | None:
 
 
 def evaluated(request: Request) -> "Evaluation":
+    """The evaluation that a command line asks for.
+
+    Raises:
+        UserError: no finished run or weights file, or a key that an evaluation does not take.
+    """
     options = _options(request)
     from kd.run.measure import evaluate
 

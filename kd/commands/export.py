@@ -40,6 +40,14 @@ KEYS = ("to", "int8", "out", "layout", "calibrate", "min_agreement", "max_drop")
 
 
 def run(request: Request) -> int | None:
+    """Exports a run's student and compares it with the student in torch.
+
+    Returns:
+        The exit status: 1 where the export differs too much and is not kept; None to show the help.
+
+    Raises:
+        UserError: a wrong key, a missing extra, no finished run, or an ``out`` that is in use.
+    """
     if "help" in request.flags or len(request.rest) != 1:
         return None
     from kd.ship.export.base import Limits, find_format

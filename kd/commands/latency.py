@@ -30,6 +30,11 @@ KEYS = ("runtime", "batch", "threads", "seconds")
 
 
 def run(request: Request) -> int | None:
+    """Times a student and its teacher, prints and writes; returns the exit status, None to show the help.
+
+    Raises:
+        UserError: no finished run, or a wrong key.
+    """
     if "help" in request.flags or len(request.rest) != 1:
         return None
     from kd.machine import cores

@@ -42,6 +42,11 @@ All other keys are the run's (kd-train --keys). Keys of the places:
 
 
 def run(request: Request) -> int | None:
+    """Sends a run to a place, or follows one that was sent; returns the exit status, None to show the help.
+
+    Raises:
+        UserError: an unknown place, a wrong key, or a refusal of the place.
+    """
     if "help" in request.flags or not request.rest:
         return None
     place = request.rest.pop(0)
@@ -80,6 +85,7 @@ def run(request: Request) -> int | None:
 
 
 def usage() -> str:
+    """The help, with the keys of each place."""
     lines = ((place, key, text) for place in TARGETS for key, text in _target(place).keys.items())
     return HELP + "".join(f"  {place:<12} {key + '=':<16} {text}\n" for place, key, text in lines)
 

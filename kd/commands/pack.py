@@ -18,6 +18,11 @@ kd-pack: writes a recipe's pictures as tar shards (WebDataset's layout), for dat
 
 
 def run(request: Request) -> int | None:
+    """Writes the shards of both splits; returns the exit status, None to show the help.
+
+    Raises:
+        UserError: a wrong key, or a place that can't be written.
+    """
     own = take(request, "out", "short_side")
     if "help" in request.flags or not request.recipe or "out" not in own:
         return None

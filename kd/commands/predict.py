@@ -25,6 +25,11 @@ Damaged pictures are listed and left out. Exit status: 0 done, 1 no picture coul
 
 
 def run(request: Request) -> int | None:
+    """Writes, or prints, what a run's student says of pictures; returns the exit status, None to show the help.
+
+    Raises:
+        UserError: no finished run, no pictures, or a wrong key.
+    """
     if "help" in request.flags or len(request.rest) < 2:
         return None
     from kd.ship.predict import check_out, choose_device, find_pictures, predict, write

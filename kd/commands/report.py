@@ -33,6 +33,13 @@ Needs neither torch nor a network.
 
 
 def run(request: Request) -> int | None:
+    """Writes the page of a run, or of several to compare; or what a flag asks for. Returns the exit status, None for
+    the
+    help.
+
+    Raises:
+        UserError: no run's folder, or a wrong word.
+    """
     from kd.report.html import write_comparison, write_report
     from kd.report.rules import Explained
 

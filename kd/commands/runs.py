@@ -28,6 +28,12 @@ COLUMNS = ("run", "status", "metric", "teacher", "student", "images/s", "limit",
 
 
 def run(request: Request) -> int | None:
+    """Prints the runs below a folder, the latest first, as a table or JSON; returns the exit status, None to show the
+    help.
+
+    Raises:
+        UserError: no such folder, or a wrong word.
+    """
     if "help" in request.flags:
         return None
     if len(request.rest) > 1 or request.overrides or request.recipe:

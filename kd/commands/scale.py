@@ -32,6 +32,11 @@ how far the fit is from what was measured. Writes runs/<recipe>/scale/<number>/r
 
 
 def run(request: Request) -> int | None:
+    """Measures, fits, predicts, writes the page; returns the exit status, None to show the help.
+
+    Raises:
+        UserError: a wrong key, or a short run that fails.
+    """
     if "help" in request.flags or not request.recipe:
         return None
     if request.rest:

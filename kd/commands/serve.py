@@ -41,6 +41,11 @@ OWN = ("host", "hosts", "port", "threads", "teacher", "int8")
 
 
 def run(request: Request) -> int | None:
+    """Serves a student until SIGTERM or Ctrl-C; returns the exit status, None to show the help.
+
+    Raises:
+        UserError: a missing extra, no such model, a wrong key, or a port in use.
+    """
     if "help" in request.flags or len(request.rest) != 1:
         return None
     from kd.run.own_keys import positive, take_all, truth, whole_number

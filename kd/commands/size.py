@@ -34,6 +34,12 @@ config=FILE. After any stop, run the same command again to resume: what was meas
 
 
 def run(request: Request) -> int | None:
+    """Looks for a student's size, or compares an earlier search with its runs; returns the exit status, None for the
+    help.
+
+    Raises:
+        UserError: a mistake in the command line or the settings.
+    """
     if "help" in request.flags or not (request.recipe or request.rest):
         return None
     if len(request.rest) > bool(not request.recipe):
@@ -52,6 +58,11 @@ def run(request: Request) -> int | None:
 
 
 def sized(request: Request) -> tuple[dict[str, Any], Path]:
+    """Searches by a command line: the content of ``sizes.json``, and the folder that it was written to.
+
+    Raises:
+        UserError: a mistake in the command line or the settings.
+    """
     planned = plan(request)
     run = Run.of(request)
     run.with_teacher()

@@ -45,6 +45,12 @@ Exit status: 0 done, 1 failed (the run folder says why), 2 wrong use, 130 Ctrl-C
 
 
 def run(request: Request) -> int:
+    """Trains, or prints what a flag asks for (``--list``, ``--keys``, ``--print_config``, ...); returns the exit
+    status.
+
+    Raises:
+        UserError: a mistake in the command line or the settings.
+    """
     if request.rest == ["serve"] and (served := sagemaker.endpoint_items()):
         return import_module("kd.commands.serve").run(Request(rest=served[:1], overrides=served[1:]))
     container = sagemaker.container()

@@ -35,6 +35,11 @@ kill, run the same command again to resume; given on several machines that share
 
 
 def run(request: Request) -> int | None:
+    """Searches and confirms the winner; returns the exit status, None to show the help.
+
+    Raises:
+        UserError: a mistake in the command line or the settings.
+    """
     if "help" in request.flags or not request.recipe:
         return None
     if request.rest:

@@ -43,12 +43,19 @@ ALIKE = 0.02  # of the largest number: the export is held to the student closer 
 
 @dataclass(frozen=True)
 class Endpoint(Needs):
+    """A SageMaker endpoint, or a batch transform, by its command line."""
+
     name: str
     machines: Machines | None  # None: serverless
     own: dict[str, str]
     missing: dict[str, str] = field(default_factory=dict)
 
     def requests(self) -> dict[str, dict[str, Any]]:
+        """The requests by boto3's name of the call, in the order in which they are sent; each validated.
+
+        Raises:
+            UserError: a key with a value that SageMaker does not take.
+        """
         model = {
             "ModelName": self.name,
             "ExecutionRoleArn": self.need("role", "arn:aws:iam::ACCOUNT:role/NAME"),
@@ -94,6 +101,11 @@ class Endpoint(Needs):
 
 
 def run(request: Request) -> int:
+    """Makes, shows (``--dry-run``) or deletes the endpoint of a run; returns the exit status.
+
+    Raises:
+        UserError: not one finished run, a wrong key, or a refusal of SageMaker.
+    """
     if len(request.rest) != 1:
         raise UserError("endpoint: takes one run's folder (kd-launch endpoint RUN instances=1xml.c5.xlarge)")
     own = take_all(request, *KEYS)
@@ -189,6 +201,11 @@ def _wait(kind: str, name: str) -> Outcome:
 
 
 def invoke(name: str, picture: bytes) -> bytes:
+    """Sends one encoded picture to an endpoint and returns its answer, JSON.
+
+    Raises:
+        UserError: SageMaker refuses it.
+    """
     with boto_errors():
         runtime = aws_session().client("sagemaker-runtime")
         answer = runtime.invoke_endpoint(

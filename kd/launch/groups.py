@@ -39,6 +39,16 @@ class Machines:
 
 
 def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:
+    """The machines of a SageMaker job; None where it is not one. Of several instance groups the training group trains
+    alone.
+
+    Args:
+        env: the environment, with what SageMaker's toolkits set.
+        resource_file: SageMaker's description of the cluster; it may be missing.
+
+    Raises:
+        UserError: the two contradict each other, or no group is marked as the one that trains.
+    """
     from_file: dict[str, Any] = {}
     if resource_file.is_file():
         from_file = read_json(resource_file.read_text(encoding="utf-8"), str(resource_file), dict)
@@ -127,6 +137,7 @@ def has_gpus(instance_type: str) -> bool | None:
 
 
 def gpus_of(instance_type: str) -> int | None:
+    """GPUs of an instance type; 0 without any, None where the type is not known."""
     if not has_gpus(instance_type):
         return 0 if has_gpus(instance_type) is False else None
     family, _, size = instance_type.removeprefix("ml.").partition(".")

@@ -181,6 +181,19 @@ def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
 
 
 def prepare_data(cluster: Cluster) -> int:
+    """On a machine that prepares data: lends its cores to those that train, until they are done.
+
+    Args:
+        cluster: the job.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UserError: no training machine has come, or the job has no secret.
+        RunError: Ray has failed here.
+        Stopped: by a signal.
+    """
     address = _address(cluster)
     received: list[int] = []
     if threading.current_thread() is threading.main_thread():

@@ -30,17 +30,22 @@ PHASES_OF = {"teacher": ("teacher",), "forward": ("student", "loss"), "backward"
 
 @dataclass(frozen=True)
 class Case:
+    """One short run: ``batch`` pictures of each of ``processes`` processes."""
+
     strategy: str
     processes: int
     batch: int
 
     @property
     def name(self) -> str:
+        """Name of the run's folder."""
         return f"{self.strategy}-{self.processes}x{self.batch}"
 
 
 @dataclass
 class Plan:
+    """What ``kd-scale`` measures, from its command line."""
+
     items: list[str]  # the recipe's command line
     recipe: str  # its name
     folder: Path  # for the runs, a log, the page
@@ -59,6 +64,11 @@ class Plan:
         return found
 
     def run(self, case: Case) -> Run:
+        """Trains for a few steps in a process of its own and reads what was recorded.
+
+        Raises:
+            UserError: the run has failed; the message has its last line.
+        """
         several = STRATEGIES[case.strategy] if case.processes > 1 else ["trainer.strategy=auto", "optim.zero=false"]
         given = [f"runs_dir={self.folder}", f"name={case.name}", f"trainer.max_steps={self.steps}",
                  f"trainer.devices={case.processes}", f"data.batch_size={case.batch}"]  # fmt: skip

@@ -19,6 +19,8 @@ PARAMETERS = 2  # of a line: two readings are on it whatever they are
 
 @dataclass(frozen=True)
 class Reading:
+    """What one short run has recorded."""
+
     strategy: str  # a key of :data:`PASSES`
     processes: int  # that took part
     batch: int  # pictures of each process
@@ -31,16 +33,20 @@ class Reading:
     spread: float = 0.0  # of its steps, as a share of the median: half of what two thirds of them lie within
 
     def slower(self) -> "Reading":
+        """The same run with each time longer by its steps' spread: one end of what it may have measured."""
         times = 1 + self.spread
         return replace(self, parts={name: ms * times for name, ms in self.parts.items()}, exposed=self.exposed * times)
 
     @property
     def step_ms(self) -> float:
+        """Milliseconds of a median step: all parts, and the wait for gradients."""
         return sum(self.parts.values()) + self.exposed
 
 
 @dataclass(frozen=True)
 class Line:
+    """Time as a line in the batch: ``fixed + each * pictures``, in ms."""
+
     fixed: float
     each: float
 
@@ -59,6 +65,8 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
 
 @dataclass(frozen=True)
 class Ring:
+    """Time of one ring all-reduce's message: ``alpha_ms`` and a cost per MB sent."""
+
     alpha_ms: float  # of a message
     ms_per_mb: float  # of what one sends
 
@@ -81,10 +89,18 @@ def fit_ring(times: Sequence[tuple[int, float, float]]) -> Ring:
 
 @dataclass(frozen=True)
 class Talk:
+    """How much of a strategy's communication is visible in a step."""
+
     overlap: float  # share of the backward pass behind which it hides
     fixed_ms: float  # that it costs beside (pieces, waiting for the slowest)
 
     def shown(self, ring_ms: float, backward_ms: float) -> float:
+        """Milliseconds of a step that communication adds.
+
+        Args:
+            ring_ms: of the communication by itself.
+            backward_ms: of the backward pass, which hides a share of it.
+        """
         return max(0.0, ring_ms - self.overlap * backward_ms) + self.fixed_ms
 
 
@@ -123,6 +139,8 @@ class Network:
 
 @dataclass(frozen=True)
 class Model:
+    """A recipe's step with one strategy, fitted to short runs on one machine."""
+
     strategy: str  # a key of :data:`PASSES`
     rates: dict[str, Line]  # by part, of one process on a full machine
     ring: Ring  # inside a machine
@@ -134,6 +152,7 @@ class Model:
     shaken: tuple["Model", ...] = ()  # the same, fitted with one reading longer by its steps' spread
 
     def compute_ms(self, batch: float) -> float:
+        """Milliseconds that a process computes for a batch of its own, without communication."""
         return sum(line(batch) for line in self.rates.values())
 
     def step_ms(self, processes: int, batch: float, machines: int = 1, network: Network | None = None) -> float:

@@ -14,6 +14,16 @@ def content(
     recipe: str, readings: Sequence[Reading], models: Mapping[str, Model], machines: Sequence[int], network: Network,
     pictures: int,
 ) -> dict[str, Any]:  # fmt: skip
+    """The content of ``scale.json``: what was measured, the fitted models, and what they predict.
+
+    Args:
+        recipe: its name.
+        readings: the runs; the first has one process.
+        models: fitted, by strategy.
+        machines: counts of machines to predict for.
+        network: between machines.
+        pictures: of the training set.
+    """
     alone = readings[0]
     measured = [
         {
@@ -69,6 +79,7 @@ def _predicted(
 
 
 def sections(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The sections of the page, from the content of ``scale.json``."""
     measured, predicted = found["measured"], found["predicted"]
     rates = next(iter(found["fitted"].values()))["rates_ms"]
     return [
@@ -100,6 +111,7 @@ def _case(row: Mapping[str, Any]) -> str:
 
 
 def band(values: Sequence[float]) -> str:
+    """A value with its lowest and highest, as text: ``12.3 (11.1 to 14)``."""
     middle, low, high = (f"{v:,.0f}" if v >= 1000 else f"{v:.3g}" for v in values)
     return f"{middle} ({low} to {high})"
 

@@ -28,6 +28,8 @@ WIDTHS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1)  # of the teacher's width
 
 @dataclass(frozen=True)
 class Candidate:
+    """One size that a student may have."""
+
     name: str  # w192d12h3 for width, depth and heads, or timm's name; with the input's side where there are several
     asked: StudentSpec  # the settings that a run asks for it by
     spec: StudentSpec  # what they mean: its own ``patch_size`` where they say ``auto``
@@ -38,6 +40,14 @@ class Candidate:
 
     @classmethod
     def of(cls, name: str, asked: StudentSpec, begun: Begun, own: bool = False) -> "Candidate":
+        """The candidate of a model that was just built.
+
+        Args:
+            name: for people and files.
+            asked: the settings that a run gets.
+            begun: the model, with the settings as resolved and how it starts.
+            own: it is the recipe's own student.
+        """
         params, pixels = count_parameters(begun.model), prod(preprocess_for(begun.model, asked.img_size).size)
         name, inherits = re.sub(r"\W", "_", name), begun.start == "inherited"
         return cls(name, asked, begun.spec, params, params * pixels, inherits, own)

@@ -15,6 +15,9 @@ from kd.storage.checkpoints import write_json
 
 
 def write(found: Mapping[str, Any], folder: Path) -> Path:
+    """Writes ``sizes.json``, ``sizes.html`` and, where there is a choice, ``student.yaml`` into ``folder``; returns
+    it.
+    """
     write_json(folder / FILE, found)
     if found["choice"]:
         (folder / "student.yaml").write_text(_overlay(found, folder), encoding="utf-8")
@@ -29,6 +32,7 @@ def _overlay(found: Mapping[str, Any], folder: Path) -> str:
 
 
 def headline(found: Mapping[str, Any]) -> str:
+    """One sentence: the chosen size with its score, latency in ms and millions of parameters."""
     budget = ", ".join(f"{key} <= {value:g}" for key, value in found["budget"].items())
     row = next((row for row in found["candidates"] if row["name"] == found["choice"]), None)
     if row is None:
@@ -66,6 +70,7 @@ def _remarks(row: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 
 def sections(found: Mapping[str, Any]) -> list[dict[str, Any] | None]:
+    """The sections of the page, from the content of ``sizes.json``."""
     given, teacher = Conditions(**found["conditions"]), found["teacher"]
     scored = [row for row in found["candidates"] if "score" in row]
     scale = 100 if is_share(found["metric"]) else 1
@@ -114,6 +119,7 @@ def _trained(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def show(found: Mapping[str, Any]) -> None:
+    """Prints the table, the front of candidates alone, and the headline."""
     title = f"{found['recipe']}: {len(found['candidates'])} sizes, {Conditions(**found['conditions'])}"
     print_table(title, *table(found, front_alone=True), left=("", "size"), width=140)
     print(headline(found))

@@ -29,6 +29,8 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Plan:
+    """A search for a size by its command line, checked."""
+
     budget: dict[str, float]  # by the names of :data:`BUDGETS`
     conditions: Conditions
     archs: tuple[str, ...]  # timm's names beside the grid
@@ -38,6 +40,11 @@ class Plan:
 
 
 def plan(request: Request) -> Plan:
+    """Takes ``kd-size``'s keys out of a command line and checks them.
+
+    Raises:
+        UserError: an unknown runtime, budget or size, int8 where the runtime has none, or a missing extra.
+    """
     own = take(request, *KEYS)
     runtime, int8 = own.get("runtime", "torch"), truth(own, "int8")
     if runtime not in RUNTIMES:

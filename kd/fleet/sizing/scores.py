@@ -70,6 +70,7 @@ def _students(run: Run, part: Sequence[Candidate], steps: int) -> tuple[Distilla
 
 
 def fitted_on(student: Student) -> int:
+    """How many training pictures a candidate is fitted and scored on."""
     return min(PICTURES, student.sample_size)
 
 

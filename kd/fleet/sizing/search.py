@@ -38,12 +38,15 @@ class Results:
         self.known: dict[str, Any] = mapping_of(file)
 
     def of(self, *parts: object) -> dict[str, float]:
+        """What was measured under these parts of a key; {} for nothing."""
         return self.known.get(_key(parts), {})
 
     def keep(self, found: Mapping[str, float], *parts: object) -> None:
+        """Remembers numbers under these parts of a key, until :meth:`write` saves them."""
         self.known[_key(parts)] = dict(found)
 
     def write(self) -> None:
+        """Saves all results, for a later search in this folder."""
         write_json(self.file, self.known)
 
 
@@ -52,6 +55,8 @@ def _key(parts: Sequence[object]) -> str:
 
 
 class Search:
+    """A search for a size: builds the candidates, times them, scores those within the budget, chooses."""
+
     def __init__(self, run: Run, plan: Plan) -> None:
         self.run, self.plan, self.began = run, plan, time.monotonic()
         config = run.config
@@ -168,6 +173,7 @@ class Search:
 
 
 def exceeded(row: Row, budget: Mapping[str, float]) -> list[str]:
+    """The budget's keys that a candidate exceeds; a number that it lacks counts as 0."""
     return [key for key, most in budget.items() if row.get(key, 0) > most]
 
 

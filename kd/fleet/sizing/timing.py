@@ -39,6 +39,7 @@ class Drawn:
     threads: int
 
     def prepared(self) -> Prepared:
+        """The model with drawn weights and its preprocessing, as an export would have it: uint8 ``(N, H, W, 3)`` in."""
         model, spec = _as_if_trained(self.build().eval()), self.spec
         return Prepared(model, preprocess_for(model, spec.img_size, False, spec.mean, spec.std), self.size, "nhwc")
 

@@ -55,6 +55,11 @@ def _write(search: Search) -> None:
 
 
 def revive(search: Search) -> None:
+    """Trains to its end the trial that ``revive`` names; its result counts as a trial of its own.
+
+    Raises:
+        UserError: no trial was stopped early, or not this one.
+    """
     objectives, wanted = search.plan.objectives, search.plan.revive
     sign = 1 if objectives[0].maximize else -1
     pruned = {str(t.number): t for t in search.study.trials("pruned")}

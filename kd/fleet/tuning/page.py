@@ -16,6 +16,13 @@ PAGE = "report.html"
 
 
 def write_page(study: Study, plan: Plan, confirmed: str) -> None:
+    """Writes ``report.html`` into the search's folder.
+
+    Args:
+        study: the trials so far.
+        plan: of the search.
+        confirmed: what the winner's trial on fresh seeds has shown; "" where it was not made.
+    """
     sections = [
         _headline(study, plan, confirmed), _cards(study, plan), _importance(study), *_slices(study, plan),
         _parallel(study, plan), _curves(study, plan), *_front(study, plan), _table(study, plan), _failures(study),

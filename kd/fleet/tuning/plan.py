@@ -33,11 +33,14 @@ KEYS = ("trials", "jobs", "hours", "trial_hours", "objective", "sampler", "prune
 
 @dataclass(frozen=True)
 class Objective:
+    """What a search makes as large, or as small, as it can."""
+
     name: str  # ``val/acc1``, or one of :data:`OF_THE_SUMMARY`
     maximize: bool  # more is better
 
     @property
     def direction(self) -> str:
+        """``maximize`` or ``minimize``, as samplers spell it."""
         return "maximize" if self.maximize else "minimize"
 
     def value(self, run: Path) -> float:
@@ -54,6 +57,8 @@ class Objective:
 
 @dataclass(frozen=True)
 class Plan:
+    """A search by its command line, checked."""
+
     items: list[str]  # the command line of a run without what is searched
     config: dict[str, Any]  # its resolved settings
     space: tuple[Space, ...]  # what is searched, in this order: a key before those below it
@@ -70,10 +75,12 @@ class Plan:
 
     @property
     def wants_latency(self) -> bool:
+        """Whether finished runs are to be timed."""
         return any(objective.name == LATENCY for objective in self.objectives)
 
     @property
     def epochs(self) -> int:
+        """Epochs of a trial that is not stopped early."""
         return self.config["trainer"]["max_epochs"] or 1
 
     def settings(self) -> dict[str, Any]:
@@ -84,6 +91,11 @@ class Plan:
 
 
 def plan(request: Request) -> Plan:
+    """Checks a command line and plans its search; nothing is written.
+
+    Raises:
+        UserError: a key or value that no run accepts, nothing to search, or an objective that no run reports.
+    """
     own: dict[str, Any] = {**take(request, *KEYS)}
     spaces_typed = take(request, *(text.split("=")[0] for text in request.overrides if text.startswith("search.")))
     searched = {key.removeprefix("search."): text for key, text in spaces_typed.items()}

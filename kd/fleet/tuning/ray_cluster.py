@@ -33,6 +33,17 @@ class Runner:
         """Says that it is there."""
 
     def run(self, items: Sequence[str], log: str, folder: str, env: dict[str, str]) -> int:
+        """Runs ``kd-train`` on the machine where Ray has placed this actor.
+
+        Args:
+            items: its command line.
+            log: takes its output; a lock beside it keeps other machines from the trial.
+            folder: working directory; relative paths start there.
+            env: variables that the search adds.
+
+        Returns:
+            The run's exit status; -N where signal N came before the start.
+        """
         with Path(log).open("a") as opened, Path(log).with_name(RUNNER).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # a run whose search was killed may still be saving
             with self._changing:
@@ -47,6 +58,7 @@ class Runner:
             return self._process.wait()
 
     def signal(self, number: int) -> None:
+        """Sends the run a signal; before its start: prevents that."""
         with self._changing:
             self._signal = number
             if self._process is not None:
@@ -64,6 +76,11 @@ class RayRun:
         self._end = self._runner.run.remote(list(items), str(log.resolve()), str(Path.cwd()), dict(env))
 
     def poll(self) -> int | None:
+        """The exit status, None while the run lasts, :data:`LOST` where its machine is gone.
+
+        Raises:
+            UserError: the machine can't write the trial's folder.
+        """
         if self._status is None and ray.wait([self._end], timeout=0)[0]:
             try:
                 self._status = ray.get(self._end)
@@ -75,6 +92,7 @@ class RayRun:
         return self._status
 
     def send_signal(self, number: int, /) -> None:
+        """Sends the run a signal; a run that still waits for a machine is given up."""
         if self._status is not None:
             return
         if ray.wait([self._there], timeout=0)[0]:
@@ -89,7 +107,10 @@ class RayRun:
 
 
 class RayPlace(Share):
+    """A share of the cluster's cores and GPUs, on whichever machine has it free."""
+
     def start(self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None) -> RayRun:
+        """Asks Ray for a machine and starts the run there; ``owner`` is not used, the lock is one of that machine's."""
         return RayRun(self, items, log, env)
 
 

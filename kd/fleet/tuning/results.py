@@ -38,6 +38,7 @@ def chosen(study: Study, plan: Plan) -> Any | None:
 
 
 def write_best(study: Study, plan: Plan) -> None:
+    """Writes ``best.yaml``, a recipe that repeats the best trial; nothing before any has ended."""
     best = chosen(study, plan)
     if best is None:
         return
@@ -58,6 +59,7 @@ def ranked(study: Study, plan: Plan) -> list[Any]:
 
 
 def print_table(study: Study, plan: Plan) -> None:
+    """Prints the best :data:`SHOWN` trials, and how many there are."""
     title = f"{plan.config['recipe']}: {len(study.trials())} trials in {plan.folder}"
     rows = [row(trial, plan) for trial in ranked(study, plan)[:SHOWN]]
     width = max(100, shutil.get_terminal_size().columns)
@@ -65,10 +67,12 @@ def print_table(study: Study, plan: Plan) -> None:
 
 
 def columns(plan: Plan) -> list[str]:
+    """The table's column names; :func:`row` gives the cells."""
     return ["trial", *(o.name for o in plan.objectives), "epochs", "s", *(space.key for space in plan.space)]
 
 
 def row(trial: FrozenTrial, plan: Plan) -> list[str]:
+    """A trial's cells: number, objectives (or why it has none), epochs, seconds, values."""
     attrs = trial.user_attrs
     values = [""] * len(plan.objectives)
     if trial.state.name == "FAIL":
@@ -110,6 +114,7 @@ class Confirmation:
         return statistics.mean(gaps), t * statistics.stdev(gaps) / len(gaps) ** 0.5
 
     def text(self) -> str:
+        """The finding in two sentences: both means over fresh seeds, and the 95 % interval of their difference."""
         mean, half = self.interval()
         best, default = statistics.mean(self.best), statistics.mean(self.default)
         values = f"the winner {best:.4g}, the default {default:.4g} (means)"

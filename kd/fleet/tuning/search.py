@@ -68,6 +68,12 @@ class Search:
         self.extra: list[str] = []
 
     def run(self) -> None:
+        """Searches until the trials or the hours are used up.
+
+        Raises:
+            Stopped: by SIGTERM or SIGINT; the running trials have saved, and the same command resumes them.
+            UserError: the first trials have all failed.
+        """
         with signals_kept(self._on_signal):
             self.extra = _shared(self.plan)
             try:
@@ -97,6 +103,7 @@ class Search:
         return False
 
     def folder_of(self, number: int) -> Path:
+        """The folder of trial ``number``."""
         return self.plan.folder / "trials" / f"{number:04d}"
 
     def _fill(self) -> None:
@@ -186,6 +193,7 @@ class Search:
         return f"trial {trial.number}: {state}{value} ({chosen}); {self.progress()}"
 
     def progress(self) -> str:
+        """One line: how many trials have ended, the best so far, the time left."""
         done = self.study.trials("complete", "pruned", "failed")
         ended, total = len(done), self.plan.trials
         best = self.study.best()
@@ -212,6 +220,7 @@ class Search:
         self.stopped_by = self.stopped_by or number
 
     def jobs(self) -> list[Job]:
+        """All jobs that this process holds: those that end, and those that run."""
         return [*self.going, *(running.job for running in self.running)]
 
     def wait(self, jobs: Sequence[Job], items: Sequence[Sequence[str]]) -> None:

@@ -16,6 +16,8 @@ FORMS = "[a, b, c] a choice, 1..8 integers, 0.1..0.9 any number between, log:1e-
 
 @dataclass(frozen=True)
 class Space:
+    """The values that a search may give one key: choices, or a range with both ends included."""
+
     key: str  # of the configuration
     choices: tuple[Any, ...] | None = None  # any values; None for a range
     low: float = 0  # the least value of a range
@@ -26,6 +28,7 @@ class Space:
 
     @property
     def integer(self) -> bool:
+        """Whether it is a range of integers."""
         return self.choices is None and isinstance(self.low, int)
 
     @property
@@ -38,6 +41,7 @@ class Space:
         return list(self.choices) if self.choices is not None else [self.low, self.high]
 
     def suggest(self, trial: "optuna.Trial") -> object:
+        """Lets the sampler choose the trial's value."""
         if self.choices is not None:
             return self.choices[self.labels.index(trial.suggest_categorical(self.key, self.labels))]
         if self.integer:
@@ -45,6 +49,7 @@ class Space:
         return trial.suggest_float(self.key, self.low, self.high, log=self.log)
 
     def text(self) -> str:
+        """The space as one writes it on a command line."""
         if self.choices is not None:
             return json.dumps(self.choices)
         return f"{'log:' if self.log else ''}{self.low}..{self.high}"

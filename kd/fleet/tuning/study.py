@@ -54,26 +54,49 @@ class Study:
         return self.study.user_attrs["settings"]
 
     def trials(self, *states: str) -> list[Any]:
+        """Trials so far: all, or those in the given states (``running``, ``complete``, ``pruned``, ``failed``)."""
         return self.study.get_trials(deepcopy=False, states=tuple(_STATES[s] for s in states) or None)
 
     def ask(self, spaces: Sequence[Space]) -> tuple[Trial, dict[str, Any]]:
+        """A new trial, and its values by key as the sampler chooses them."""
         self._sow()
         trial = self.study.ask()
         return trial, suggest(spaces, trial)
 
     def again(self, number: int, spaces: Sequence[Space]) -> tuple[Trial, dict[str, Any]]:
+        """A trial that another process has begun, and its values by key; keys that have none yet get one now."""
         trial = Trial(self.study, self.trial(number)._trial_id)
         return trial, suggest(spaces, trial)
 
     def trial(self, number: int) -> Any:
+        """The trial of a number.
+
+        Raises:
+            StopIteration: unknown number.
+        """
         return next(t for t in self.trials() if t.number == number)
 
     def tell(self, trial: Trial, state: Finished, values: Sequence[float] | None, notes: dict[str, Any]) -> None:
+        """Records a trial's end.
+
+        Args:
+            trial: the trial.
+            state: how it has ended.
+            values: of the objectives, in their order; None without any.
+            notes: kept with it, by name.
+        """
         for name, value in notes.items():
             trial.set_user_attr(name, value)
         self.study.tell(trial, list(values) if values else None, state=_STATES[state])
 
     def add(self, like: FrozenTrial, values: Sequence[float], notes: dict[str, Any]) -> None:
+        """Adds a finished trial with another's parameters.
+
+        Args:
+            like: the other.
+            values: of the objectives.
+            notes: kept with it, by name.
+        """
         same: Any = {"params": like.params, "distributions": like.distributions}
         self.study.add_trial(optuna.trial.create_trial(values=list(values), user_attrs=notes, **same))
 

@@ -29,10 +29,13 @@ MOST_LOST = 3  # a trial that loses more machines than these has failed: it may 
 
 
 class Process(Protocol):
+    """A run that was started, as ``subprocess.Popen`` shows one: here or on another machine."""
+
     def poll(self) -> int | None:
         """The exit status, negative for a signal, :data:`LOST` for a lost machine; None while it runs."""
 
-    def send_signal(self, number: int, /) -> None: ...
+    def send_signal(self, number: int, /) -> None:
+        """Sends the run a signal; nothing happens where it has ended."""
 
 
 class Place(Protocol):
@@ -55,10 +58,19 @@ class Slot:
     gpus: tuple[str, ...]  # numbers of its GPUs
 
     def variables(self) -> dict[str, str]:
+        """Environment of the run: its GPUs, and as many OpenMP threads as it has cores unless the user has set them."""
         threads = {} if "OMP_NUM_THREADS" in os.environ or not self.cores else {"OMP_NUM_THREADS": str(len(self.cores))}
         return threads | ({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {})
 
     def start(self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None) -> Process:
+        """Starts ``kd-train`` on the slot's cores and GPUs, in a session of its own.
+
+        Args:
+            items: its command line.
+            log: takes its output.
+            env: further variables.
+            owner: the trial's lock, which the run keeps open as long as it lives.
+        """
         with log.open("a") as opened:
             process = start_kd_train(
                 items,
@@ -125,6 +137,8 @@ def _locked(path: Path) -> IO[str] | None:
 
 @dataclass
 class Job:
+    """A trial's run while this process watches it."""
+
     folder: Path  # its own; the run's folder lies below
     recipe: str  # the recipe's name
     slot: Place  # where it runs
@@ -140,6 +154,7 @@ class Job:
 
     @property
     def run(self) -> Path:
+        """The run's folder."""
         return self.folder / self.recipe / "000"
 
     def begin(self, items: Sequence[str]) -> None:
@@ -156,6 +171,7 @@ class Job:
 
     @property
     def has_latency(self) -> bool:
+        """Whether the run was timed."""
         return (self.run / "export" / "latency.json").is_file()
 
     def time_student(self) -> bool:
@@ -178,6 +194,7 @@ class Job:
             self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
+        """Blocks until the run has ended."""
         while self.status is None:
             time.sleep(0.05)
 
@@ -199,9 +216,11 @@ class Job:
         return None
 
     def summary(self) -> dict[str, Any]:
+        """The run's ``summary.json``; {} without one."""
         return mapping_of(self.run / "summary.json")
 
     def reason(self) -> str:
+        """Why the run has failed, in a line: its signal, a lost machine, or the last line of its log."""
         status = self.status or 0
         if status == 1 and self.process and self.process.poll() == LOST:
             return f"it lost its machine {MOST_LOST + 1} times"
@@ -209,6 +228,16 @@ class Job:
 
 
 def evaluate(run: Path, split: str, slot: Place) -> dict[str, float]:
+    """The student's metrics on a split, measured by ``kd-eval`` where its file is not there yet.
+
+    Args:
+        run: folder of a finished run.
+        split: of its data.
+        slot: where it is measured.
+
+    Returns:
+        Metrics by name; {} where the evaluation has failed.
+    """
     file = run / f"eval_{split}.json"
     if not file.is_file():
         process = slot.start(["eval", str(run), f"split={split}"], run.parent.parent / LOG, {})
