@@ -23,6 +23,7 @@ from kd.tasks.label_free import label_free_metrics
 
 
 def data_of(config: Mapping[str, Any]) -> DistillationDataModule:
+    """The data module of a resolved configuration; the engine ``ray`` is replaced by loading in this process."""
     data = {**config["data"], "seed": config.get("seed", 0)}
     if data.get("engine") == "ray":
         data |= {"engine": "torch", "tier": None, "num_workers": "auto"}
@@ -30,6 +31,7 @@ def data_of(config: Mapping[str, Any]) -> DistillationDataModule:
 
 
 def task_of(config: Mapping[str, Any]) -> Task:
+    """The task of a resolved configuration; classification where none is named."""
     return cast(Task | None, made(Task | None, config["model"].get("task"), "model.task")) or Classification()
 
 
@@ -56,6 +58,16 @@ def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def student_in(file: Path, request: Request, config: Mapping[str, Any]) -> tuple[nn.Module, Preprocess, list[str]]:
+    """The student in a weights file, its preprocessing and its class names.
+
+    Args:
+        file: ``student.safetensors``.
+        request: what the user trusts.
+        config: of the run; the builder that it names is trusted.
+
+    Raises:
+        UserError: the file's builder is not trusted, or the file is not a student.
+    """
     named = (config["model"].get("student") or {}).get("builder") or {}
     trusted = [*request.trust, *([ALL] if "trust" in request.flags else []), *named.get("class_path", "").split()]
     return load_student(file, trusted_class(builder_in(file), trusted))
@@ -142,6 +154,11 @@ def _object(kind: type, given: Mapping[str, Any], key: str) -> object:
 
 
 def named_class(name: str, key: str) -> type:
+    """Imports the class of a class path; a name without a module is one of ``kd.data.sources``.
+
+    Raises:
+        UserError: no such class; ``key`` is named.
+    """
     module, _, last = name.rpartition(".")
     try:
         found = getattr(import_module(module or "kd.data.sources"), last, None)

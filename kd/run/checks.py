@@ -26,6 +26,11 @@ EMPTY = ("checkpoint.monitor", "data.unlabeled", "model.teacher.checkpoint", "mo
 
 
 def check_values(config: dict[str, Any]) -> None:
+    """Refuses values outside what is defined, in a resolved configuration.
+
+    Raises:
+        UserError: the first one, by its key.
+    """
     check_plain(config)
     for key, value in leaves(config):
         if isinstance(value, float) and not math.isfinite(value):
@@ -93,6 +98,15 @@ def loggers_with_folders(items: Sequence[str]) -> str:
 
 
 def check_student(name: str, own: dict[str, Any]) -> None:
+    """Checks one entry of ``students``.
+
+    Args:
+        name: its name.
+        own: its settings, nested; those of the student, its losses and its optimizer are allowed.
+
+    Raises:
+        UserError: another setting, or a name with other characters than letters, digits, ``_`` and ``-``.
+    """
     foreign = [key for key in flatten(own) if key and not key.startswith(("model.", "optim."))]
     foreign += [key for key in flatten(own) if key.startswith(("model.teacher.", "model.teachers.", "model.task."))]
     if foreign:

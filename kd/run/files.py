@@ -34,6 +34,11 @@ def _content(text: str) -> Any:
 
 
 def read(file: Path) -> dict[Any, Any]:
+    """The settings in a YAML file.
+
+    Raises:
+        UserError: it can't be read, is not YAML, or holds no mapping.
+    """
     try:
         content = copy.deepcopy(_content(text_of(file)))
     except OSError as error:
@@ -87,6 +92,11 @@ def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def flatten(tree: object, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts -> ``{"a.b.c": value}``; lists and empty dicts are values.
+
+    >>> flatten({"a": {"b": 1}, "c": [2]})
+    {'a.b': 1, 'c': [2]}
+    """
     if not isinstance(tree, dict) or not tree:
         return {prefix: tree}
     parts = [flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items()]

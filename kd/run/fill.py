@@ -33,9 +33,11 @@ class Fill(LightningModule):
 
     @property
     def caches(self) -> dict[str, CachedTeacher]:
+        """The caches that are filled, by the teacher's name."""
         return caches_of(self.answering_teacher)
 
     def setup(self, stage: str) -> None:
+        """Puts the teachers on their device and opens the caches; a second call changes nothing."""
         if self.caches:
             return
         self._by_tier = self._tier_answers()
@@ -50,6 +52,7 @@ class Fill(LightningModule):
         self.pictures.reading = reading_of(self.answering_teacher)
 
     def val_dataloader(self) -> DataLoader:
+        """Batches of the pictures whose answers are missing, of this process and of the current view."""
         answering = (lambda collate: AnsweringCollate(collate, self.caches)) if self._by_tier else None
         place = self.trainer.global_rank, self.trainer.world_size
         loader = self.pictures.fill_dataloader(self.view, self._present, *place, answering)
@@ -74,16 +77,32 @@ class Fill(LightningModule):
         return np.logical_and.reduce(found)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Computes and stores the answers to one batch."""
         batch = self.pictures.on_after_batch_transfer(batch, 0)
         for name, cache in self.caches.items():
             cache.answer(batch, self.wanted, name)
         self._bar.update(len(batch["index"]) * self.trainer.world_size)
 
     def on_validation_end(self) -> None:
+        """Closes the progress bar."""
         self._bar.close()
 
 
 def fill(model: DistillationModule, data: DistillationDataModule, trainer: Trainer, out: str | None = None) -> int:
+    """Fills all views, on as many processes as the trainer has.
+
+    Args:
+        model: teachers, and the losses that decide what of their answers is kept.
+        data: the training pictures.
+        trainer: on which processes.
+        out: folder or URL beside which the answers are published as well; that of a pack.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UserError: the recipe has no teacher, or no loss that reads its answers.
+    """
     data.prepare_data()
     teacher, wanted = model.teacher, model.students.wanted
     if teacher is None or not wanted:

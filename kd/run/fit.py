@@ -20,6 +20,11 @@ from kd.storage.elsewhere import mapping_of
 
 
 def fit(run: Run) -> int:
+    """Trains a run that was built; its mirror and its folder's lock are closed whatever happens.
+
+    Returns:
+        The exit status; 1 also where the mirror could not be completed.
+    """
     cli, status = run.cli, 1
     try:
         status = _fit(cli, run.place.checkpoint)

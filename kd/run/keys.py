@@ -26,6 +26,8 @@ def plain(key: str) -> str:
 
 @dataclass(frozen=True)
 class Key:
+    """One setting, as the source declares it."""
+
     name: str  # the whole key
     kind: ast.expr  # its annotation; names that ``settings.py`` gives to types are replaced by them
     default: str  # as in the source; empty where it must be given
@@ -33,6 +35,7 @@ class Key:
 
     @property
     def type(self) -> str:
+        """The type as text, with its range: ``float > 0``."""
         limit = r"(?:Range\('(.*?)'\)|Like\(.*?\))"
         return re.sub(rf"Annotated\[(.*?), {limit}\]", r"\1 \2", ast.unparse(self.kind)).replace("  ", " ").strip()
 
@@ -58,11 +61,17 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def definition(name: str) -> ast.ClassDef | None:
+    """The syntax tree of one of our classes; None for any other name."""
     nodes = _parsed(_files()[name][0]).body if name in _files() else []
     return next((node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name), None)
 
 
 def arguments(name: str) -> dict[str, Key]:
+    """The arguments of one of our classes by name, with those that it passes on to its bases.
+
+    Args:
+        name: of the class; any other gives {}.
+    """
     node = definition(name)
     if node is None:
         return {}
@@ -208,6 +217,15 @@ def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
 
 
 def check(given: Iterable[str], content: dict[str, Any]) -> None:
+    """Refuses keys that the configuration does not have.
+
+    Args:
+        given: keys as typed.
+        content: the recipe's settings: they decide which classes' arguments are keys.
+
+    Raises:
+        UserError: the first unknown key, with a suggestion.
+    """
     own, closed = of_recipe(content)
     known = {**schema(), **own}
     losses = [name.split(".")[2] for name in closed if name.startswith("model.distill_losses.")]
@@ -229,6 +247,11 @@ def _is_one(name: str, known: dict[str, Key], closed: set[str]) -> bool:
 
 
 def table(keys: dict[str, Key], pattern: str) -> str:
+    """The settings in whose key ``pattern`` occurs, a line each: key, type, default, meaning. "" gives all.
+
+    Raises:
+        UserError: no such key.
+    """
     found = [key for key in keys.values() if pattern.lower() in key.name.lower()] if pattern else list(keys.values())
     if not found:
         raise UserError(f"no key with '{pattern}' in its name (kd-train --keys)")

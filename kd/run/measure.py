@@ -40,6 +40,8 @@ Models = dict[str, tuple[Callable[[Tensor], Tensor], int]]
 
 @dataclass(frozen=True)
 class Options:
+    """What ``kd-eval`` was given, checked."""
+
     split: str = "val"  # of the data
     folder: str | None = None  # of other pictures
     robust: bool = False  # on damaged pictures too
@@ -49,16 +51,20 @@ class Options:
 
     @property
     def place(self) -> str:
+        """Name of the pictures' loader: the split, or ``folder`` for other pictures."""
         return "folder" if self.folder else self.split
 
     @property
     def file(self) -> str:
+        """Name of the JSON file in the run's folder; a folder's results never take the name of a split's."""
         name = Path(self.folder).resolve().name if self.folder else self.split
         return f"eval_{f'folder_{name}' if self.folder and name in ('train', 'val') else name}.json"
 
 
 @dataclass
 class Subject:
+    """A model and the pictures that it is measured on."""
+
     name: str  # as it was given
     run: Path | None  # its folder; None for a bare weights file
     model: nn.Module  # in eval mode
@@ -71,6 +77,8 @@ class Subject:
 
 @dataclass
 class Evaluation:
+    """What an evaluation has found."""
+
     results: list[dict[str, Any]]  # the figures of each model
     files: list[Path]  # that they were written to
     # on how many pictures the first model alone is right, and another one alone
@@ -78,6 +86,13 @@ class Evaluation:
 
     @classmethod
     def written(cls, results: list[dict[str, Any]], runs: Sequence[Path | None], options: Options) -> "Evaluation":
+        """Writes the figures into each run's folder, and to ``options.out``.
+
+        Args:
+            results: of each model.
+            runs: folder of each; None for a bare weights file, which has none.
+            options: of the command.
+        """
         text = [json.dumps(result, indent=2) + "\n" for result in results]
         files = []
         for own, run in zip(text, runs, strict=True):
@@ -98,6 +113,11 @@ def is_run(word: str) -> bool:
 
 
 def subjects(request: Request, options: Options) -> list[Subject]:
+    """The models that the words of a command line name: runs and weights files.
+
+    Raises:
+        UserError: no finished run, no weights file, no pictures to measure one on, or a recipe beside a run.
+    """
     words = [str(run_at(word)) if is_url(word) else word for word in request.rest]  # fetched once
     first = next((word for word in words if is_run(word)), None)
     if first is not None and request.recipe is not None:
@@ -163,6 +183,11 @@ def _data(config: dict[str, Any], options: Options, classes: list[str] | None) -
 
 
 def evaluate(request: Request, options: Options) -> Evaluation:
+    """Measures all models of a command line on the same pictures, and writes the results.
+
+    Raises:
+        UserError: see :func:`subjects`; models with other pictures or classes; ``out`` where there is no table.
+    """
     if any(_gives_features(word) for word in request.rest):
         return _evaluate_features(request, options)
     measured = subjects(request, options)
@@ -192,6 +217,17 @@ def _check_same_pictures(measured: Sequence[Subject], options: Options) -> None:
 
 
 def measure(subject: Subject, options: Options, answers: Answers | None, own_data: bool) -> dict[str, Any]:
+    """Measures a model, and its teacher where it has one: metrics, fidelity and, where wanted, damaged pictures.
+
+    Args:
+        subject: the model and its pictures.
+        options: of the command.
+        answers: takes each picture's answer; None: not kept.
+        own_data: the pictures are the run's own, so ``fidelity.json``, which the report shows, is written too.
+
+    Returns:
+        The content of ``eval_*.json``.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, task, classes = subject.data, subject.task, subject.classes
     task.name_metrics(classes)

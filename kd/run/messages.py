@@ -34,6 +34,7 @@ def one_line(message: str) -> str:
 
 
 def missing(message: str) -> str:
+    """Replaces jsonargparse's words for missing required arguments."""
     return re.sub(r"the following arguments are required: (.*)", r"needs \1", message)
 
 

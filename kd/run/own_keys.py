@@ -15,6 +15,11 @@ def take(request: Request, *keys: str) -> dict[str, str]:
 
 
 def whole_number(own: Mapping[str, object], key: str, default: int, low: int = 1, high: int | None = None) -> int:
+    """A whole number from ``low`` to ``high`` among a command's own keys; ``default`` without one.
+
+    Raises:
+        UserError: anything else.
+    """
     text = str(own.get(key, default))
     if not (re.fullmatch(r"\d{1,9}", text, re.ASCII) and low <= int(text) <= (high or int(text))):
         allowed = f"from {low} to {high}" if high else f">= {low}"
@@ -23,6 +28,11 @@ def whole_number(own: Mapping[str, object], key: str, default: int, low: int = 1
 
 
 def whole_numbers(own: Mapping[str, str], key: str, default: str) -> list[int]:
+    """Whole numbers > 0 with commas between (brackets are allowed), sorted, each once.
+
+    Raises:
+        UserError: anything else.
+    """
     words = own.get(key, default).strip("[]").replace(" ", "").split(",")
     if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
         raise UserError(f"{key}: must be whole numbers > 0 with commas between, got '{own[key]}'")
@@ -30,6 +40,11 @@ def whole_numbers(own: Mapping[str, str], key: str, default: str) -> list[int]:
 
 
 def positive(key: str, text: str, below: float = 1e6, or_zero: bool = False) -> float:
+    """The number in ``text``: > 0 (or 0 where ``or_zero``) and < ``below``.
+
+    Raises:
+        UserError: anything else; ``key`` is named.
+    """
     try:
         value = float(text)
     except ValueError:

@@ -66,7 +66,10 @@ FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # for what was dumped here
 
 
 class Parser(ArgumentParser):
+    """jsonargparse's parser, whose errors are one line with the nearest key."""
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raises a UserError instead of printing the usage and exiting."""
         raise UserError(one_line(message)) from ex
 
 
@@ -107,12 +110,19 @@ class KDCLI:
             check_values({**found, "name": self.config.name})
 
     def change(self, settings: Mapping[str, Any]) -> None:
+        """Sets values in the resolved configuration, by dotted keys that exist; built objects do not follow."""
         for key, value in settings.items():
             self._yaml, self._plain = "", {}
             *path, last = key.split(".")
             reduce(lambda node, part: node[part], path, self.config)[last] = value
 
     def build(self, cluster: Cluster | None = None, marker: Path | None = None) -> None:
+        """Builds data, module and trainer from the configuration.
+
+        Args:
+            cluster: of the launcher; None: this machine.
+            marker: file that names the run's folder for a restarted job.
+        """
         self.cluster, self._marker = cluster, marker
         with warnings.catch_warnings(action="ignore"):
             self._build()
@@ -183,6 +193,11 @@ class KDCLI:
         return False if self.loggers else given
 
     def instantiate_trainer(self) -> Trainer:
+        """The trainer, with kd's callbacks and checkpoints beside the recipe's own.
+
+        Raises:
+            UserError: a monitored metric that the run does not have.
+        """
         config = self.config
         taught = bool(self.model.teacher and self.model.teacher.has_head)
         known = [f"val/{name}" for name in self.model.task.metric_names(taught)]
@@ -263,10 +278,12 @@ class KDCLI:
         return DistillationModule.together(found)
 
     def as_dict(self) -> dict[str, Any]:
+        """The resolved configuration as nested dicts of plain values; a copy."""
         self._plain = self._plain or yaml.load(self.as_yaml(), FAST)
         return copy.deepcopy(self._plain)
 
     def as_yaml(self) -> str:
+        """The resolved configuration; ``kd-train FILE`` repeats the run."""
         self._yaml = self._yaml or self._dump(self.config.clone())
         return self._yaml
 
@@ -276,4 +293,9 @@ class KDCLI:
 
 
 def build_loggers(specs: list[dict[str, Any]]) -> list[Logger]:
+    """Loggers from their class paths and arguments.
+
+    Raises:
+        UserError: one that can't be built; its key is named.
+    """
     return [cast(Logger, made(Logger, spec, "trainer.logger")) for spec in specs]

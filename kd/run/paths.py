@@ -69,6 +69,9 @@ def check_no_files(items: Iterable[tuple[str, Any]]) -> None:
 
 
 def pairs(contents: Iterable[dict[Any, Any]], overrides: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Keys and values of files in order, then of ``key=value`` items, the latter as text; ``+`` after a key is
+    dropped.
+    """
     for content in contents:
         yield from files.leaves(content)
     for item in overrides:
@@ -105,11 +108,22 @@ def folder(kind: str) -> Path:
 
 
 def names(kind: str) -> dict[str, str]:
+    """All recipes or overlays by name, with the first line of the file where that is a comment.
+
+    Args:
+        kind: ``recipes`` or ``configs``.
+    """
     first = {p.stem: p.read_text(encoding="utf-8").splitlines()[0] for p in sorted(folder(kind).glob("*.yaml"))}
     return {name: line[1:].strip() if line.startswith("#") else "" for name, line in first.items()}
 
 
 def listing(kind: str, prefix: str) -> str:
+    """Recipes or overlays with their first comment line, a line each.
+
+    Args:
+        kind: ``recipes`` or ``configs``.
+        prefix: before each name, as one types it (``recipe=``).
+    """
     return "".join(f"  {prefix}{name:<22} {first}\n" for name, first in names(kind).items())
 
 
@@ -120,6 +134,15 @@ def part_of(overlay: str, recipe: str) -> list[Path]:
 
 
 def find(kind: str, name: str) -> Path:
+    """The file of a recipe or overlay, by its name or as a path.
+
+    Args:
+        kind: ``recipes`` or ``configs``.
+        name: a path where it has a slash or ends in ``.yaml`` or ``.yml``.
+
+    Raises:
+        UserError: no such file or name; the message has the nearest name.
+    """
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or "/" in name:
         if path.is_file():

@@ -22,6 +22,8 @@ START = ("checkpoint", "pretrained", "inherit")  # of model.student
 
 @dataclass(frozen=True)
 class Resumed:
+    """A run that is to be resumed."""
+
     folder: Path  # of the run, on this machine
     url: str = ""  # by which it was named; empty for a folder
 
@@ -57,6 +59,8 @@ def resumed_by(request: Request, together: bool = False) -> Resumed | None:
 
 @dataclass(frozen=True)
 class Place:
+    """Where a run's folder is, and what it resumes from."""
+
     runs_dir: str  # folder or URL of all runs
     runs: Path  # the folder of the recipe's runs on this machine
     folder: Path | None = None  # the run that is resumed; None: a new run
@@ -135,6 +139,15 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def check_start(run: Path, config: Mapping[str, Any]) -> None:
+    """Refuses to turn the weights' average on or off in a resumed run.
+
+    Args:
+        run: folder of the run that is resumed; a missing or damaged configuration there is not checked.
+        config: of this run.
+
+    Raises:
+        UserError: names ``model.ema_decay``.
+    """
     before: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # the configuration of the run before may be damaged
         before = yaml_of(text_of(run / "config.yaml"))

@@ -33,6 +33,8 @@ KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 
 @dataclass
 class Request:
+    """A command line, sorted by kind."""
+
     recipe: str | None = None  # name or path
     overlays: list[str] = field(default_factory=list)  # names or paths, in order
     overrides: list[str] = field(default_factory=list)  # ``key=value`` items, in order
@@ -105,10 +107,12 @@ class Request:
         return [{key: _typed(key, text, known)} for key, text in words]
 
     def value_of(self, key: str) -> str | None:
+        """The value that ``key=value`` items give a key, the last one; None without any."""
         return next((item.split("=", 1)[1] for item in reversed(self.overrides) if item.startswith(f"{key}=")), None)
 
     @property
     def trusted(self) -> list[str]:
+        """What the user trusts, as words of a command line, to pass on to another process."""
         return [*(f"trust={module}" for module in self.trust), *(["--trust"] if "trust" in self.flags else [])]
 
     def check_read(self) -> dict[str, Any]:

@@ -50,6 +50,11 @@ class Run:
 
     @classmethod
     def of(cls, request: Request) -> "Run":
+        """The run of a command line: settings are resolved and checked; nothing is written.
+
+        Raises:
+            UserError: a mistake in them.
+        """
         return cls(request.parser_args(), request.overrides)
 
     def with_teacher(self) -> list[str]:
@@ -116,10 +121,20 @@ class Run:
 
 
 def settings_of(items: list[str]) -> dict[str, Any]:
+    """The resolved settings of a command line's words.
+
+    Raises:
+        UserError: a mistake in them.
+    """
     return Run.of(translate(items)).config
 
 
 def take_over(container: sagemaker.Container, request: Request) -> None:
+    """Changes a command line that SageMaker has started: hyperparameters become settings, channels become folders.
+
+    Raises:
+        UserError: a setting is on the command line too, or a channel is missing.
+    """
     if request.rest == ["train"]:  # what SageMaker starts an image with that names no command
         request.rest = []
     merge(request, container.settings, "SageMaker's hyperparameters")

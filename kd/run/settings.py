@@ -97,6 +97,11 @@ ADDRESS = Like(r"https?://.+", "must be an http(s) address")
 
 
 def height_width(size: int | Sequence[int]) -> tuple[int, int]:
+    """A side, or height and width, in pixels -> ``(height, width)``.
+
+    >>> height_width(224), height_width([168, 224])
+    ((224, 224), (168, 224))
+    """
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
@@ -399,6 +404,7 @@ class TierSpec(Checked):
 
     @property
     def selector(self) -> dict[str, str]:
+        """The label of the machines that prepare data, ``{name: value}``, as Ray takes it."""
         name, _, value = self.label.partition("=")
         return {name: value}
 

@@ -20,6 +20,7 @@ class Unbroken:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        """Writes; text for a reader that has gone is dropped."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -27,6 +28,7 @@ class Unbroken:
             return len(text)
 
     def flush(self) -> None:
+        """Flushes; nothing happens where the reader has gone."""
         try:
             self._stream.flush()
         except OSError as error:

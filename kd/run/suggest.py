@@ -148,12 +148,26 @@ def _runs(name: str) -> list[str]:
 
 
 def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
+    """What follows an unknown key in a message: suggestions, or where the keys are listed.
+
+    Args:
+        key: as given.
+        accepted: all keys that would be taken.
+        losses: names of the recipe's distillation losses.
+    """
     if key == "data.source.root":
         return ": the data.source of this recipe has none; data.source=ImageFolder data.source.root=DIR reads a folder"
     return did_you_mean(suggest(key, accepted, losses)) or " (kd-train --keys)"
 
 
 def near(given: object, names: Iterable[str], most: int = 1) -> str:
+    """The names that are spelt alike, as the end of a message; "" where none is.
+
+    Args:
+        given: the unknown name.
+        names: the known ones.
+        most: how many to suggest.
+    """
     return did_you_mean(nearest(given, names, most))
 
 
@@ -165,5 +179,10 @@ def nearest(given: object, names: Iterable[str], most: int = 1) -> list[str]:
 
 
 def did_you_mean(names: Iterable[str]) -> str:
+    """Names as a question at the end of a message; "" for no names.
+
+    >>> did_you_mean(["a", "b", "c"])
+    "; did you mean 'a', 'b' or 'c'?"
+    """
     found = [f"'{name}'" for name in names]
     return f"; did you mean {' or '.join([', '.join(found[:-1]), found[-1]] if found[1:] else found)}?" if found else ""

@@ -79,6 +79,14 @@ def _batch(config: dict[str, Any]) -> float:
 
 
 def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
+    """The weights beside the teacher's recipe, where their architecture, arguments, input and classes are the same;
+    else
+    None.
+
+    Args:
+        teacher: the settings ``model.teacher``.
+        source: of the run; its classes are loaded.
+    """
     file = find("recipes", teacher["recipe"]).with_suffix(".safetensors")
     if not file.is_file():
         return None
@@ -125,6 +133,12 @@ ONE_PROCESS = ["trainer.devices=1", "trainer.num_nodes=1", "trainer.strategy=aut
 
 
 def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
+    """The settings, as ``key=value`` items, that a run passes on to the training of its teacher.
+
+    Args:
+        config: the resolved configuration of the run.
+        splits_itself: the validation pictures are split off by the run, so the seed is passed on too.
+    """
     teacher, data = config["model"]["teacher"], config["data"]
     limits = ("accelerator", "limit_train_batches", "limit_val_batches")  # a trial run trains a trial teacher
     passed = {
@@ -141,6 +155,7 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
 
 
 def key_of(config: dict[str, Any], source: Source) -> str:
+    """A digest of all that a teacher's training depends on: settings, data, backbone, code and library versions."""
     import timm
     import torch
     import torchvision

@@ -95,10 +95,12 @@ def trusted_class(name: str, trusted: list[str]) -> type | None:
 
 
 def importable(trusted: Iterable[str]) -> list[str]:
+    """The packages that class paths may name: kd's own list and those of the trusted modules."""
     return [*PACKAGES, *{name.split(".")[0] for name in trusted if NAMED.fullmatch(f"{name}.x")}]
 
 
 def refused(name: str) -> str:
+    """Why a class path is refused, with what the user may do."""
     return f"names {name}, code outside {', '.join(PACKAGES[:-1])}{_remedy(name)}"
 
 
@@ -160,6 +162,9 @@ def _below(name: str, module: str) -> bool:
 
 
 def is_own(file: Path) -> bool:
+    """Whether a YAML file is one's own: shipped with kd, written by a run on this machine, or below the working
+    directory.
+    """
     file = file.resolve()
     if any(file.is_relative_to(folder(kind).resolve()) for kind in ("recipes", "configs")):
         return True
@@ -175,12 +180,14 @@ def remember(text: str, config: dict[str, Any]) -> None:
 
 
 def remember_made(content: bytes) -> None:
+    """Notes, in the user's cache folder, that this machine has written a file with this content."""
     note = _note(content)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.touch()
 
 
 def made_here(file: Path) -> bool:
+    """Whether :func:`remember_made` was called for the file's content on this machine."""
     return _note(file.read_bytes()).is_file()
 
 

@@ -55,6 +55,16 @@ CLASS = re.compile(
 
 
 def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], losses: Iterable[str] = ()) -> None:
+    """Refuses values that their settings' types and ranges do not allow.
+
+    Args:
+        given: keys and values, as typed or as read.
+        known: all settings.
+        losses: names of the recipe's distillation losses.
+
+    Raises:
+        UserError: the first one, by its key, with what is allowed or probably meant.
+    """
     for key, value in given:
         name = plain(key)
         meant = meant_by(name, value, losses)
@@ -103,6 +113,7 @@ def _kind(name: str, known: Mapping[str, Key]) -> ast.expr | None:
 
 
 def no_plain_value(key: str, given: object) -> str:
+    """The message for a plain value where settings of its own belong."""
     model = key in ("model.teacher", "model.student")
     own = f"{key}.arch=NAME, {key}.checkpoint=FILE" if model else f"{key}.NAME=VALUE"
     return f"{key}: has settings of its own ({own}), got '{given}'"
@@ -129,6 +140,7 @@ def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
 
 
 def no_class(key: str, given: str) -> str:
+    """The message for an unknown class in the place of a setting, with the nearest name or the known ones."""
     known = _class_names(key)
     ours = any(part[:-1] in key for part in CLASSES)
     listed = f"ours: {', '.join(known)}; others by their class path" if ours else "a class path: package.Class"
