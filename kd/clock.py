@@ -76,11 +76,13 @@ class Clock:
         return int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e6 if self._schedstat is not None else 0.0
 
     def close(self) -> None:
+        """Closes the kernel's file that the clock reads; it stays usable without that number."""
         if self._schedstat is not None:
             os.close(self._schedstat)
             self._schedstat = None
 
     def restart(self) -> None:
+        """Forgets the time since the last cut, and all open phases."""
         self._open = [REST]
         self._begin()
 
@@ -108,6 +110,7 @@ class Clock:
             self._marks.append((phase, self._event()))
 
     def enter(self, phase: str) -> None:
+        """Opens a phase inside the current one; time counts for the innermost alone."""
         if phase != self._open[-1]:
             self._mark()
         self._open.append(phase)
@@ -115,6 +118,7 @@ class Clock:
             self.ranges.range_push(phase)
 
     def leave(self) -> None:
+        """Closes the innermost phase; the rest always stays open."""
         if len(self._open) > 1:
             if self._open[-1] != self._open[-2]:
                 self._mark()

@@ -48,6 +48,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def run_error(error: BaseException | None) -> RunError | None:
+    """The :class:`RunError` among an error and its causes, where a library has wrapped it; else None."""
     return next((cause for cause in causes(error) if isinstance(cause, RunError)), None)
 
 
@@ -58,6 +59,7 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def needs_extra(extra: str) -> str:
+    """The end of a message for a missing package: the extra, and the command that installs it for this Python."""
     python, here = Path(sys.executable), Path.cwd()  # "pip" alone may be another Python's
     shown = python.relative_to(here) if python.is_relative_to(here) else python
     return f"needs the extra {extra}: {shown} -m pip install 'kd-train[{extra}]'"

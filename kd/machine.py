@@ -13,10 +13,12 @@ from types import FrameType
 
 
 def core_ids() -> list[int] | None:
+    """Numbers of the cores that this process may run on; None where the system does not say (macOS)."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def processor() -> str:
+    """The CPU's name."""
     with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
         return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
     return platform.processor() or "CPU"
@@ -62,10 +64,12 @@ def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None)
 
 
 def last_line(error: Exception) -> str:
+    """The last line of a Ray error, at most 200 characters: there a library's own reason is."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()[:200]
 
 
 def has_efa(devices: Path = Path("/sys/class/infiniband")) -> bool:
+    """Whether the machine has Amazon's network EFA."""
     return any(file.read_text().startswith("0xefa") for file in devices.glob("*/device/device"))
 
 

@@ -64,9 +64,15 @@ class GivenOptim(OptimSpec):
     make: Parameters | None = None  # trainable parameters -> optimizer
 
     def settings(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it: its name alone."""
         return {"name": self.name}
 
     def build(self, modules: Iterable[nn.Module], pace: "Pace") -> tuple[Optimizer, LambdaLR]:
+        """Calls the user's function on the trainable parameters; the rate stays as it sets it.
+
+        Raises:
+            TypeError: it gives something else than an optimizer.
+        """
         assert self.make is not None
         optimizer = self.make([p for module in modules for p in module.parameters() if p.requires_grad])
         if not isinstance(optimizer, Optimizer):
@@ -151,6 +157,14 @@ def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
 def parameter_groups(
     modules: Iterable[nn.Module], weight_decay: float, all_alike: bool = False
 ) -> list[dict[str, Any]]:
+    """Trainable parameters with and without weight decay, by timm's rule: biases, norms and what models exempt have
+    none.
+
+    Args:
+        modules: what is trained.
+        weight_decay: of those that have one.
+        all_alike: all parameters have it, in one group.
+    """
     if all_alike:
         found = [p for module in modules for p in module.parameters() if p.requires_grad]
         return [{"params": found, "weight_decay": weight_decay}]
@@ -190,6 +204,16 @@ def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
 
 
 def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool = True) -> Optimizer:
+    """The optimizer over all trainable parameters of ``modules``.
+
+    Args:
+        modules: what to train.
+        spec: how.
+        fused: use torch's fused step where the optimizer has one.
+
+    Raises:
+        UserError: ``optim.zero`` without a process group, or arguments that the optimizer refuses.
+    """
     groups = parameter_groups(modules, spec.weight_decay, spec.decay_norm_and_bias)
     kind, kwargs = _kind_and_kwargs(spec)
     if kind in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
@@ -215,6 +239,7 @@ class Together(Optimizer):
         super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Evaluates the closure once, then steps each optimizer."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -224,9 +249,11 @@ class Together(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
+        """The states of all, in order."""
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the states of all, from :meth:`state_dict`."""
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]

@@ -20,11 +20,13 @@ class Lines:
         self.stream = stream
 
     def write(self, text: str) -> None:
+        """Writes each redrawing of a bar as a line of its own."""
         for part in text.replace("\n", "\r").split("\r"):
             if part.strip():
                 self.stream.write(f"{part.strip()}\n")
 
     def flush(self) -> None:
+        """Flushes the stream below."""
         self.stream.flush()
 
 

@@ -29,10 +29,12 @@ class Best(Callback):
         self.improved: set[str] = set()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes each student's ``config.yaml``, where there are several."""
         for name, config in self.configs.items() if trainer.is_global_zero else ():
             write_text(RunContext.of(trainer).student_folder(name) / "config.yaml", config)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes each student's newest metrics, and whether they are its best; all ranks decide alike."""
         self.improved = set()
         if trainer.sanity_checking:
             return

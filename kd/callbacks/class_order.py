@@ -29,6 +29,7 @@ class Confusions(Metric):
         )
 
     def compute(self) -> Tensor:
+        """The counts, ``(2, C, C)``."""
         return self.counts
 
 

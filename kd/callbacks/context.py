@@ -49,6 +49,7 @@ class HostCopies(Generic[Tag]):
         self._pending: deque[tuple[Tag, list[Tensor], torch.cuda.Event | None]] = deque()
 
     def add(self, tag: Tag, *tensors: Tensor) -> None:
+        """Begins to copy tensors to the host without a wait; ``tag`` comes back with them."""
         done = None
         if any(x.device.type == "cuda" for x in tensors):
             tensors, done = tuple(x.to("cpu", non_blocking=True) for x in tensors), torch.cuda.Event()
@@ -67,6 +68,7 @@ class HostCopies(Generic[Tag]):
             yield tag, tensors
 
     def clear(self) -> None:
+        """Forgets copies that were not taken."""
         self._pending.clear()
 
 
@@ -79,16 +81,19 @@ class RunContext:
 
     @classmethod
     def of(cls, trainer: Trainer) -> "RunContext":
+        """The run of a trainer that is set up with kd's module."""
         module = trainer.lightning_module
         assert isinstance(module, DistillationModule)
         return cls(trainer, module)
 
     @property
     def students(self) -> Students:
+        """The models that are trained, each with its losses and optimizer."""
         return self.module.students
 
     @property
     def data(self) -> DistillationDataModule:
+        """The run's data module; one must be there."""
         assert self.module.data is not None
         return self.module.data
 
@@ -105,6 +110,7 @@ class RunContext:
 
     @property
     def best_checkpoint(self) -> Path:
+        """Path of ``best.ckpt``, whether or not it exists yet."""
         return self.folder / "checkpoints" / "best.ckpt"
 
     def student_folder(self, name: str) -> Path:
@@ -113,4 +119,5 @@ class RunContext:
 
     @property
     def device(self) -> torch.device:
+        """The device that the students are on."""
         return self.module.device

@@ -38,6 +38,7 @@ class FidelityRecord(Callback):
         self._seen: HostCopies[Compared] = HostCopies()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forgets what the last validation has counted."""
         self._found = {}
         self._seen.clear()
 
@@ -66,6 +67,7 @@ class FidelityRecord(Callback):
         found.update(logits, None if taught is None else taught.to(logits.device), target, index)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Merges the ranks' counts, and logs ``val/kl`` where a teacher was compared."""
         self._add(wait=True)
         for name in RunContext.of(trainer).students.named():
             found = self._found[name] = _merged(of_all_processes(self._found.get(name)))
@@ -73,6 +75,7 @@ class FidelityRecord(Callback):
                 pl_module.log(f"{name}/val/kl" if name else "val/kl", found.kl)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes ``fidelity.json`` of each student whose validation was its best."""
         run = RunContext.of(trainer)
         for name in self.best.improved if trainer.is_global_zero else ():
             if (whole := self._found[name]) is not None:

@@ -25,11 +25,21 @@ class Finite(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
+        """Checks the losses that have arrived on the host, without a wait, and begins to copy this one.
+
+        Raises:
+            RunError: a loss is NaN or infinite.
+        """
         self._look(trainer, wait=False)
         tag = trainer.fit_loop.epoch_loop.total_batch_idx, batch["index"]
         self._losses.add(tag, output_of(outputs)["loss"].detach())
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Waits for the epoch's last losses and checks them.
+
+        Raises:
+            RunError: a loss is NaN or infinite.
+        """
         self._look(trainer, wait=True)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -14,16 +14,21 @@ class Closing(Callback):
         """Does nothing where nothing is open."""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Calls :meth:`close`."""
         self.close(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Calls :meth:`close`."""
         self.close(trainer)
 
 
 class Recording(Closing):
+    """A callback that writes records; its file is closed when training ends, in whatever way."""
+
     _writer: Writer | None = None
 
     def close(self, trainer: Trainer) -> None:
+        """Closes the file, once."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

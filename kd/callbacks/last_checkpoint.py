@@ -26,6 +26,7 @@ class LastCheckpoint(Checkpoint):
 
     @property
     def path(self) -> Path:
+        """Path of ``last.ckpt``."""
         assert self.dirpath is not None
         return Path(self.dirpath) / LAST
 
@@ -41,6 +42,7 @@ class LastCheckpoint(Checkpoint):
         progress.update(ready=done, started=done, processed=done, completed=max(done - 1, 0))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Counts the state that was resumed from as saved."""
         self._saved_at_step, self._saved_at = trainer.global_step, time.monotonic()
 
     def on_train_batch_end(
@@ -60,6 +62,7 @@ class LastCheckpoint(Checkpoint):
         return trainer.strategy.reduce_boolean_decision(up and trainer.is_global_zero, all=False)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves after each epoch."""
         self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:

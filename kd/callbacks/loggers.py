@@ -84,6 +84,7 @@ class Loggers(Callback):
     settings: dict[str, Any]  # by dotted key
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Makes the loggers below the run's folder, and gives them the settings."""
         folder = RunContext.of(trainer).folder.resolve()
         made = self.build([placed(spec, folder) for spec in self.specs])
         for logger in made:  # at once: TensorBoard's writes them to a file only once, before training starts

@@ -21,6 +21,7 @@ class Nodes(Callback):
         self.launcher = launcher
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Gathers addresses and precision of all ranks; rank 0 prints them."""
         if trainer.world_size == 1:
             return
         found = of_all_processes((own_address(), str(trainer.precision)))

@@ -79,10 +79,12 @@ class PhaseProfiler(Profiler):
 
     @contextmanager
     def profile(self, action_name: str) -> Iterator[None]:
+        """Times one action, for the user's profiler too."""
         with nullcontext() if self._silent else self.users.profile(action_name), super().profile(action_name):
             yield
 
     def start(self, action_name: str) -> None:
+        """Enters the action's phase, if it has one; times a callback's hook otherwise."""
         if action_name not in self._phases:
             self._phases[action_name] = phase_of(action_name)
         phase = self._phases[action_name]
@@ -99,6 +101,7 @@ class PhaseProfiler(Profiler):
             self.clock.within("validation")
 
     def stop(self, action_name: str) -> None:
+        """Leaves the action's phase, or adds up the hook's time."""
         if self._phases.get(action_name):
             self._open.pop().__exit__(None, None, None)
             if action_name.endswith("train_dataloader_next"):
@@ -111,12 +114,15 @@ class PhaseProfiler(Profiler):
             self.clock.within(None)
 
     def summary(self) -> str:
+        """That of the user's profiler."""
         return self.users.summary()
 
     def describe(self) -> None:
+        """Prints what the user's profiler has found."""
         self.users.describe()
 
     def teardown(self, stage: str | None) -> None:
+        """Ends the user's profiler."""
         self.users.teardown(stage)
 
 
@@ -145,6 +151,7 @@ class Phases(Recording):
         self._cuda = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Makes the clock, and a profiler that drives it around the trainer's own."""
         run = RunContext.of(trainer)
         self._fit_started = time.time()
         self._cuda = run.device.type == "cuda"
@@ -159,6 +166,7 @@ class Phases(Recording):
         self.clock.ranges = torch.cuda.nvtx if on else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens the rank's file, writes its header and starts the clock."""
         run = RunContext.of(trainer)
         data: Any = run.data
         features = cacheable_features(run)
@@ -197,6 +205,7 @@ class Phases(Recording):
         return allreduce_hook(state, bucket)  # type: ignore[arg-type]  # None: all processes
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+        """Notes step and epoch for the step's record; the first of an epoch is marked."""
         self._step = {"step": trainer.fit_loop.epoch_loop.total_batch_idx, "epoch": trainer.current_epoch}
         if self._epoch != trainer.current_epoch:
             self._step["first"] = True
@@ -233,6 +242,7 @@ class Phases(Recording):
 
     @property
     def images_per_step(self) -> int:
+        """Pictures of a batch of all processes."""
         return self.header["batch_size"] * self.header["world_size"]
 
     def so_far(self) -> str:
@@ -264,6 +274,7 @@ class Phases(Recording):
         self._writer.write({"kind": "event", "name": "startup", "s": round(sum(parts.values()), 2), "parts": parts})
 
     def close(self, trainer: Trainer) -> None:
+        """Writes the last steps and the totals; gives the trainer its own profiler back."""
         run_clock(None)
         if self.profiler is not None:
             trainer.profiler = self.profiler.users  # type: ignore[attr-defined]

@@ -61,6 +61,7 @@ class Preemption(Closing):
         self._before: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Handles SIGTERM, SIGINT and SIGHUP from here on, in the main thread; under nohup SIGHUP stays ignored."""
         if threading.current_thread() is not threading.main_thread():
             return  # Python handles signals in the main thread alone
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -80,6 +81,12 @@ class Preemption(Closing):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
+        """Saves and stops where a signal or a rule asks for it on any rank; all ranks stop at the same step.
+
+        Raises:
+            Preempted: on a signal.
+            RunStopped: by a rule.
+        """
         if not ranks_meet(trainer, batch_idx):
             return
         if not trainer.strategy.reduce_boolean_decision(self._received is not None or bool(self._reason), all=False):
@@ -92,6 +99,7 @@ class Preemption(Closing):
         self._stop(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stops between two epochs, where the signal came in an epoch's last step."""
         if self._stop_after_epoch:
             self._stop(trainer)
 
@@ -113,6 +121,7 @@ class Preemption(Closing):
         return Preempted(self._received, self._last.path)
 
     def close(self, trainer: Trainer) -> None:
+        """Restores the handlers from before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}

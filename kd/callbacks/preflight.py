@@ -34,6 +34,8 @@ FOLDER = "KD_PREFLIGHT"  # The environment's name for the folder of what preflig
 
 @dataclass
 class Found:
+    """A preflight's findings."""
+
     val: dict[str, dict[str, float]]  # the metrics of each teacher, and of all together
     counts: Tensor  # how often each class is the target, ``(C,)``, in the whole split where it lists class ids
     total: int  # the number of targets seen
@@ -97,6 +99,11 @@ class Preflight(Callback):
         self.kept: KeptLogits | None = None  # of all teachers together, for who compares the students with them
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Runs the teacher over this process's share of the validation set before training.
+
+        Raises:
+            UserError: the teacher is too weak to teach, and ``mode`` is ``stop``.
+        """
         run = RunContext.of(trainer)
         teacher = run.module.teacher
         if teacher is None or self.mode in ("off", False) or trainer.limit_val_batches == 0 or stage != "fit":
@@ -234,4 +241,5 @@ def _keep(
 
 
 def rounded(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
+    """Metrics as plain numbers with six decimals; whole numbers stay whole."""
     return {name: value if isinstance(value, int) else round(float(value), 6) for name, value in metrics.items()}

@@ -28,6 +28,7 @@ class FeatureProbe(Callback):
         self._loader: DataLoader | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Measures each teacher and, of several, their features side by side."""
         run = RunContext.of(trainer)
         if stage != "fit" or run.module.data is None or run.data.probe is None or run.module.teacher is None:
             return

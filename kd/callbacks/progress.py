@@ -22,6 +22,7 @@ class Progress(Closing):
         self._losses: HostCopies[None] = HostCopies()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens the bar over the whole run on rank 0, at the position of a resumed run."""
         run = RunContext.of(trainer)
         if not trainer.is_global_zero:
             return
@@ -41,6 +42,7 @@ class Progress(Closing):
         )  # fmt: skip
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Puts the epoch's number on the bar."""
         if self._bar is not None:
             of = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
             self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{of}", refresh=False)
@@ -59,6 +61,7 @@ class Progress(Closing):
         self._bar.update(run.data.batch_size * trainer.world_size)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes a line with the loss and the validation metrics."""
         if self._bar is None or trainer.sanity_checking:
             return
         metrics = dict(sorted(trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl")))
@@ -74,6 +77,7 @@ class Progress(Closing):
             self._bar.write(f"epoch {trainer.current_epoch + 1:>3}{text}", file=sys.stderr)
 
     def close(self, trainer: Trainer) -> None:
+        """Closes the bar."""
         if self._bar is not None:
             self._bar.leave = sys.stderr.isatty()  # elsewhere the last epoch's line shows the same
             self._bar.close()

@@ -71,11 +71,14 @@ class MetricsCSV(LazyCSVLogger):
 
 
 class StudentCSV(MetricsCSV):
+    """``metrics.csv`` of one of several students."""
+
     def __init__(self, path: Path, name: str) -> None:
         super().__init__(path)
         self._student = f"{name}/"
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Writes the student's metrics under the names that a single student's have; rows without any are skipped."""
         own = {k.removeprefix(self._student): v for k, v in metrics.items() if k.startswith(self._student)}
         if own:
             super().log_metrics(own | ({"epoch": metrics["epoch"]} if "epoch" in metrics else {}), step)
@@ -106,6 +109,7 @@ class RunFolder(Callback):
         self._lock = lock_run(folder)
 
     def release(self) -> None:
+        """Gives the folder's lock back; other runs may train in it then."""
         if self._lock is not None:
             with suppress(OSError):
                 self._lock.close()
@@ -166,6 +170,7 @@ class RunFolder(Callback):
         self.follow()
 
     def follow(self) -> None:
+        """Begins to mirror the folder to the object store, where ``runs_dir`` is one."""
         if self.mirror and self.path:
             self.mirror.follow(self.path, *([self.marker] if self.marker else []))
 

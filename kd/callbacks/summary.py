@@ -67,9 +67,11 @@ class Summary(Callback):
         self._last_step = now
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes how large the optimizer's state is."""
         self._optimizer_state = optimizer_state(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the summary of a run that has ended well."""
         self.write(trainer, RunContext.of(trainer), "done")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -88,6 +90,7 @@ class Summary(Callback):
         return {"best": self.best.best, "top": self.best.top, "final": self.best.newest, "wall_s": self._wall_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores best and newest metrics and the time spent, from a checkpoint."""
         self.best.best, self.best.newest = state_dict["best"], state_dict["final"]
         self.best.top = state_dict.get("top", {})
         self._started = time.monotonic() - state_dict["wall_s"]
@@ -96,6 +99,16 @@ class Summary(Callback):
         return round(time.monotonic() - self._started, 1)
 
     def write(self, trainer: Trainer, run: RunContext, status: str, error: BaseException | None = None) -> None:
+        """Writes ``summary.json`` on rank 0, and one for each of several students; nothing before the run has written
+        its
+        folder.
+
+        Args:
+            trainer: of the run.
+            run: the run.
+            status: ``done``, ``failed``, ``interrupted`` or ``stopped: REASON``.
+            error: why it failed; then a full disk is not reported again.
+        """
         if not self.folder.begun or not trainer.is_global_zero:
             return
         assert self.folder.path is not None

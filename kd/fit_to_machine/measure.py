@@ -33,6 +33,7 @@ TRIED_ROOM = 0.1  # of the memory, where a batch was tried: for fragmentation, a
 
 
 def median_ms(call: Callable[[], Any], device: torch.device) -> float:
+    """Median of three calls in milliseconds, after one that warms up; waits for the device."""
     call()
     return 1000 * statistics.median(timeit.repeat(call, timer=partial(_clock, device), number=1, repeat=3))
 
@@ -99,6 +100,7 @@ def _copies(run: Run, device: torch.device) -> Callable[[Tensor], None]:
 
 
 def largest_batch_size(run: Run, data: DistillationDataModule) -> tuple[int, str]:
+    """The largest batch of a process that fits into memory, and one line that says why."""
     trainer, device = run.trainer, run.trainer.strategy.root_device
     memory = Memory(run)
     available = available_bytes(device, trainer.num_devices)

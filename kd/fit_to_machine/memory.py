@@ -26,13 +26,16 @@ class Run(Protocol):
     teacher: RunTeacher | None
 
     @property
-    def trainer(self) -> Trainer: ...
+    def trainer(self) -> Trainer:
+        """The trainer that will run it."""
 
     @property
-    def students(self) -> Students: ...
+    def students(self) -> Students:
+        """The models that are trained."""
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of all tensors together."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
@@ -88,6 +91,7 @@ class Memory:
         return self.unsharded - self.student - self.gradients - self.optimizer
 
     def total(self, batch_size: int) -> float:
+        """Bytes of a step with ``batch_size`` pictures."""
         fixed = self.teacher + self.student + self.gradients + self.optimizer + self.per_step
         return fixed + batch_size * self.per_picture
 
@@ -108,6 +112,12 @@ class Memory:
         return int(state * (1 - 1 / processes) / self.per_picture) if self.shards == 1 else 0
 
     def report(self, batch_size: int, optimizer_bytes: int) -> dict[str, float]:
+        """MiB by part; for the optimizer the state that it really holds.
+
+        Args:
+            batch_size: pictures of this process.
+            optimizer_bytes: measured.
+        """
         parts = {
             "teacher": self.teacher,
             "student": self.student,
@@ -135,6 +145,13 @@ def _activations(run: Run, student: Student, count: int) -> int:
 
 
 def available_bytes(device: torch.device, local_processes: int) -> int:
+    """Bytes that this process may still take: of the GPU, or its share of the machine's memory within the cgroup's
+    limit.
+
+    Args:
+        device: of the process.
+        local_processes: that share this machine's memory.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     free = psutil.virtual_memory().available

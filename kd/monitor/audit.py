@@ -29,6 +29,7 @@ class Audit(Callback):
         self._losses: list[float] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens this rank's file, and drops steps after the one that training resumes at."""
         folder = RunContext.of(trainer).folder / "records"
         folder.mkdir(exist_ok=True)
         self._file = folder / f"samples.rank{trainer.global_rank}.jsonl"
@@ -41,6 +42,9 @@ class Audit(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
+        """Adds the batch to its step, and writes the step's line (epoch, step, sample numbers, mean loss) once it is
+        complete.
+        """
         self._index += batch["index"].tolist()
         accumulate = trainer.accumulate_grad_batches
         divided = accumulate / short_window(trainer.num_training_batches, accumulate, batch_idx)

@@ -35,6 +35,11 @@ class CloudWatch(Outlet):
         self._client: Any = None
 
     def open(self, trainer: Trainer) -> None:
+        """Starts the thread that sends.
+
+        Raises:
+            UserError: the extra ``aws`` is missing, or there is no region.
+        """
         try:
             import boto3
             from botocore.config import Config
@@ -92,6 +97,7 @@ class CloudWatch(Outlet):
                     }  # fmt: skip
 
     def close(self, trainer: Trainer) -> None:
+        """Has the thread send the last values; waits for at most 30 seconds."""
         if self._thread is not None:
             self._end.set()
             self._thread.join(timeout=30)

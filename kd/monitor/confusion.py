@@ -26,6 +26,7 @@ class Confusion(Recording):
         self._counts: dict[str, Tensor] = {}
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts counting, for tasks with one class a picture and at most :data:`MOST_CLASSES` classes."""
         run = RunContext.of(trainer)
         classes = len(run.students.data_info.classes)
         if trainer.sanity_checking or not run.module.task.one_class or classes > MOST_CLASSES:
@@ -36,6 +37,7 @@ class Confusion(Recording):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, *_: object
     ) -> None:
+        """Counts (target, answer) pairs of each student; unknown targets are left out."""
         classes = len(RunContext.of(trainer).students.data_info.classes)
         for name, (logits, target, _numbers) in validation_logits(outputs).items():
             if name in self._counts:
@@ -44,6 +46,7 @@ class Confusion(Recording):
                 self._counts[name] += torch.bincount(places, minlength=classes * classes)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Sums over the ranks; rank 0 writes what is mixed up most."""
         run = RunContext.of(trainer)
         classes = len(run.students.data_info.classes)
         for name in list(self._counts):

@@ -68,6 +68,7 @@ class Control(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
+        """Follows the file where it has changed; rank 0 reads, all ranks act at the same step."""
         if not ranks_meet(trainer, batch_idx):
             return
         folder = RunContext.of(trainer).folder

@@ -50,6 +50,7 @@ class Remembered:
         return getattr(self.teacher, name)
 
     def answer(self, batch: Batch, wanted: Wanted) -> Answer:
+        """The teacher's answer while remembering, then the one remembered for this batch number."""
         if self.remembering:
             self.answers[self.number()] = self.teacher.answer(batch, wanted)
         return self.answers[self.number()]
@@ -68,6 +69,11 @@ class Headspace(Callback):
         self._batch_idx = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Checks the settings, and puts :class:`Replay` between loader and trainer.
+
+        Raises:
+            UserError: not three epochs, or a cached or overlapped teacher.
+        """
         run = RunContext.of(trainer)
         if trainer.max_epochs != 3:
             raise UserError(f"trainer.max_epochs: must be 3 in a headspace run, got {trainer.max_epochs}")
@@ -94,6 +100,7 @@ class Headspace(Callback):
         run.module.answer_by(replayed)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+        """Notes the batch's number, under which the teacher's answer is remembered."""
         self._batch_idx = batch_idx
 
     def on_train_batch_end(
@@ -107,6 +114,7 @@ class Headspace(Callback):
             self._ends[trainer.current_epoch].append(time.perf_counter())
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes and prints ms a step as it is, with free input, and with a free teacher too."""
         if not trainer.is_global_zero:
             return
         run, steps = RunContext.of(trainer), trainer.num_training_batches - 1 - WARM_UP

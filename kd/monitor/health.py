@@ -48,6 +48,7 @@ class Health(Recording):
         self.newest: dict[str, dict[str, Any]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Finds the layers that are read, so that a wrong pattern is reported before anything is written."""
         for student in RunContext.of(trainer).students.named().values():
             self._chosen(student.model)
 
@@ -68,6 +69,7 @@ class Health(Recording):
         self._writer.write(record)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+        """Hooks into the students for a batch that is due; compiled models run eagerly in it."""
         run = RunContext.of(trainer)
         if not self.every or trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
             return
@@ -86,6 +88,7 @@ class Health(Recording):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
     ) -> None:
+        """Writes the reading of a batch that was hooked."""
         if not self._readings:
             return
         run = RunContext.of(trainer)
@@ -110,6 +113,7 @@ class Health(Recording):
             reading.stop_listening()
 
     def close(self, trainer: Trainer) -> None:
+        """Removes the hooks and closes the file."""
         self._stop_listening()
         self._readings = []
         super().close(trainer)

@@ -43,6 +43,7 @@ class Kernels(Closing):
             self.at, self.steps = at, steps
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+        """Starts the profiler one batch before the window, which is its warm-up."""
         run = RunContext.of(trainer)
         if self._profile is not None or self.at is None or trainer.fit_loop.epoch_loop.total_batch_idx != self.at - 1:
             return
@@ -58,6 +59,7 @@ class Kernels(Closing):
             self._profile.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        """Moves the window on; after its last step stops the profiler and saves the trace."""
         run = RunContext.of(trainer)
         if self._profile is None or self.at is None:
             return
@@ -83,6 +85,7 @@ class Kernels(Closing):
         writer.close()
 
     def close(self, trainer: Trainer) -> None:
+        """Stops the profiler; an unfinished window is dropped."""
         if self._profile:
             self._profile.stop()
         self._profile = None
@@ -134,6 +137,11 @@ def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: 
 
 
 def group_of(operation: str) -> str:
+    """The kind of work that a profiled operation does.
+
+    >>> group_of("aten::_scaled_dot_product_flash_attention"), group_of("aten::gelu")
+    ('attention', 'other')
+    """
     name = operation.lower()
     return next((group for group, words in GROUPS.items() if any(word in name for word in words)), "other")
 

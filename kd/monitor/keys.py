@@ -45,9 +45,15 @@ class MonitorSpec(MonitorSettings):
         self._check_rules()
 
     def price_table(self) -> dict[str, dict[str, float]]:
+        """The prices in the file ``prices``, by kind and instance type; {} without a file.
+
+        Raises:
+            UserError: it can't be read.
+        """
         return read_prices(Path(self.prices).expanduser()) if self.prices is not None else {}
 
     def costs(self) -> dict[str, Any]:
+        """What the run's records keep of prices, by the records' names; what is not known is left out."""
         table = self.price_table()
         prices = by_kind(self.instances or [], table)
         found = {"price_per_hour": self.price_per_hour, "input_machines": input_machines(table), "prices": prices}
@@ -72,6 +78,12 @@ def _known(key: str, name: str, names: list[str]) -> None:
 
 
 def monitors(spec: MonitorSpec, preemption: Preemption) -> list[Callback]:
+    """The callbacks that observe a run, in the order in which the trainer calls them; [] where monitoring is off.
+
+    Args:
+        spec: the settings ``monitor``.
+        preemption: by which rules stop the run.
+    """
     if not spec.enabled:
         return []
     phases = Phases(spec.costs(), spec.nvtx)

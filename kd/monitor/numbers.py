@@ -21,6 +21,15 @@ MB = 2**20
 
 
 class Numbers:
+    """A run's numbers of this moment, read from the callbacks that record them; nothing is measured for it.
+
+    Args:
+        phases: steps.
+        system: the machine.
+        health: gradients, updates, agreement.
+        watch: rules and verdict (rank 0), where there is one.
+    """
+
     def __init__(self, phases: Phases, system: System, health: Health, watch: Watch | None = None) -> None:
         self.phases, self.system, self.health, self.watch = phases, system, health, watch
         self.trainer: Trainer | None = None
@@ -79,6 +88,8 @@ class Numbers:
 
 
 class Gauge(NamedTuple):
+    """What one number is, for those who publish it."""
+
     text: str
     unit: str  # of the values, as OpenTelemetry writes units
     dimensions: tuple[str, ...] = ()  # names of the keys of its values
@@ -116,15 +127,22 @@ class Outlet(Closing, ABC):
         self.numbers, self._reported = numbers, False
 
     def report_once(self, problem: object) -> None:
+        """Prints a problem, the first one alone: a monitor never stops a run."""
         if not self._reported:
             tqdm.write(f"kd-train: {problem}", file=sys.stderr)
         self._reported = True
 
     @abstractmethod
     def open(self, trainer: Trainer) -> None:
+        """Starts to publish; called in the first process of each machine.
+
+        Raises:
+            UserError: an extra is missing, or the place can't be used.
+        """
         pass
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Calls :meth:`open` in the first process of the machine."""
         if trainer.local_rank == 0:
             self.numbers.trainer = trainer
             self.open(trainer)

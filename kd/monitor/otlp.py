@@ -25,6 +25,11 @@ class Otlp(Outlet):
         self._provider: Any = None
 
     def open(self, trainer: Trainer) -> None:
+        """Makes a gauge for each number and starts the exporter's thread.
+
+        Raises:
+            UserError: the extra ``otel`` is missing.
+        """
         try:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
             from opentelemetry.sdk.metrics import MeterProvider
@@ -60,6 +65,7 @@ class Otlp(Outlet):
             yield Observation(value, dict(zip(GAUGES[name].dimensions, labels, strict=True)))
 
     def close(self, trainer: Trainer) -> None:
+        """Sends the last values; waits for at most :data:`TIMEOUT_S` seconds."""
         if self._provider is not None:
             self._provider.shutdown(timeout_millis=1000 * TIMEOUT_S)
             self._provider = None

@@ -18,6 +18,11 @@ class Prometheus(Outlet):
         self._server: Any = None
 
     def open(self, trainer: Trainer) -> None:
+        """Opens the port and serves the numbers on it.
+
+        Raises:
+            UserError: the extra ``prometheus`` is missing, or the port can't be opened.
+        """
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError as error:
@@ -51,6 +56,7 @@ class Prometheus(Outlet):
             yield family
 
     def close(self, trainer: Trainer) -> None:
+        """Closes the port."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -17,6 +17,7 @@ class Ring(Callback):
     """Writes the event ``ring`` to ``records/ring.jsonl``: ``times``, pairs of bytes and median seconds."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Times all-reduces of several sizes on all ranks; rank 0 writes them. A single process does nothing."""
         if trainer.world_size == 1:
             return
         run = RunContext.of(trainer)

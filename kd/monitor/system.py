@@ -42,6 +42,7 @@ class Gpus:
         }
 
     def names(self) -> list[str]:
+        """Names of the GPUs, in the order of their samples."""
         found = (self._nvml.nvmlDeviceGetName(h) for h in self._handles)
         return [name.decode() if isinstance(name, bytes) else name for name in found]
 
@@ -127,6 +128,7 @@ class Machine:
         self.read()
 
     def read(self) -> dict[str, Any]:
+        """One sample: shares in %, memory in MB, rates in MB/s since the last call."""
         memory, swap = psutil.virtual_memory(), psutil.swap_memory()
         now = time.monotonic()
         seconds, self._at = max(1e-3, now - self._at), now
@@ -192,6 +194,7 @@ class System(Callback):
         self.newest: dict[str, Any] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the sampling thread in the first process of each machine; SIGUSR2 switches it off and on."""
         mine = socket.gethostname(), os.getpid()
         ranks = [pid for host, pid in of_all_processes(mine) if host == mine[0]]  # however they were started
         if trainer.local_rank != 0:
@@ -234,6 +237,7 @@ class System(Callback):
         self._end()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Stops the thread."""
         self._end()
 
     def _end(self) -> None:

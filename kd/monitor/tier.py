@@ -17,6 +17,7 @@ class TierRecord(Recording):
     _last = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Opens the file, where the run has a data tier."""
         run = RunContext.of(trainer)
         tier = run.data.tier
         if tier is None:
@@ -27,6 +28,7 @@ class TierRecord(Recording):
         self._write(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+        """Writes a line every :data:`EVERY_S` seconds."""
         if self._writer is not None and time.monotonic() > self._last + EVERY_S:
             self._write(trainer)
 
@@ -38,6 +40,7 @@ class TierRecord(Recording):
         self._last = time.monotonic()
 
     def close(self, trainer: Trainer) -> None:
+        """Writes the last line and closes the file."""
         if self._writer is not None:
             self._write(trainer)
         super().close(trainer)

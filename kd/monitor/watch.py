@@ -43,6 +43,7 @@ class Watch(Closing):
         self.newest: dict[str, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the threads that check limits and rules, on rank 0."""
         if not trainer.is_global_zero:
             return
         self._trainer, self._folder = trainer, RunContext.of(trainer).folder
@@ -97,12 +98,15 @@ class Watch(Closing):
             tqdm.write(f"kd-train: {key}: {rule}: {first_line(error)}", file=sys.stderr)
 
     def state_dict(self) -> dict[str, Any]:
+        """Seconds that the run has trained, those before a resume included."""
         return {"spent_s": self._spent_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues to count from the seconds in a checkpoint."""
         self._earlier_s = state_dict["spent_s"]
 
     def close(self, trainer: Trainer) -> None:
+        """Ends the threads and closes the file."""
         if not self._threads:
             return
         self._end.set()

@@ -39,6 +39,7 @@ ALERTS = [
 
 
 def prometheus_rules() -> dict[str, Any]:
+    """Prometheus' rule file as plain values: one alert for each of kd's rules."""
     return {"groups": [{"name": "kd", "rules": ALERTS}]}
 
 
@@ -87,6 +88,16 @@ PANELS = [  # title, expression, legend, unit, stacked
 
 
 def panel(number: int, title: str, expression: str, legend: str, unit: str, stacked: bool) -> dict[str, Any]:
+    """One time series of a Grafana dashboard; two panels a row.
+
+    Args:
+        number: place on the dashboard, from 0.
+        title: of the panel.
+        expression: in PromQL.
+        legend: format of a series' name.
+        unit: as Grafana names it (``ms``, ``percent``).
+        stacked: areas on top of each other.
+    """
     custom = {"fillOpacity": 60 if stacked else 0, "stacking": {"mode": "normal" if stacked else "none"}}
     return {
         "id": number + 1, "type": "timeseries", "title": title,
@@ -98,6 +109,7 @@ def panel(number: int, title: str, expression: str, legend: str, unit: str, stac
 
 
 def grafana() -> dict[str, Any]:
+    """Grafana's dashboard of a training run as plain values, to be written as JSON."""
     source = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
     return {
         "title": "kd training", "uid": "kd-training", "schemaVersion": 39, "refresh": "5s",

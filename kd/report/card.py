@@ -32,6 +32,14 @@ LOST = 10  # classes in the list of those that lost most
 def card(
     run: Run, license_name: str | None = None, teacher_license: str | None = None, data_license: str | None = None
 ) -> str:
+    """The model card of a finished run, Markdown with the hub's metadata.
+
+    Args:
+        run: read from its folder.
+        license_name: of the weights, as the hub names it (``apache-2.0``); left out where it is not known.
+        teacher_license: likewise, of the teacher.
+        data_license: likewise, of the pictures.
+    """
     fidelity, latency = mapping_of(run.folder / "fidelity.json"), mapping_of(run.folder / "export" / "latency.json")
     summary, student = run.summary, run.summary.get("student") or {}
     model, data = run.config.get("model") or {}, summary.get("data") or {}

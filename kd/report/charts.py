@@ -23,6 +23,7 @@ Section = dict[str, Any]  # of a page
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], **more: object) -> Section:
+    """A section with a table; ``more`` are its further keys (``note``, ``sort``)."""
     return {"kind": "table", "title": title, "columns": columns, "rows": rows, **more}
 
 
@@ -33,6 +34,12 @@ def line_chart(title: str, x: Sequence[float], x_name: str, series: Mapping[str,
 
 
 def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Section | None:
+    """Lines over epochs, counted from 1; None without values.
+
+    Args:
+        title: of the chart.
+        series: by name, the value of each epoch (from 0); missing epochs leave a gap.
+    """
     epochs = sorted({epoch for values in series.values() for epoch in values})
     lines = {name: [values.get(epoch, math.nan) for epoch in epochs] for name, values in series.items()}
     return line_chart(title, [epoch + 1 for epoch in epochs], "epoch", lines)
@@ -60,6 +67,7 @@ def _chart(title: str, x: Sequence[float], x_name: str, rows: Sequence[Any], key
 
 
 def phase_chart(facts: Facts) -> Section | None:
+    """The phases of a step in ms, stacked over the steps of the typical rank; None without recorded steps."""
     if not facts.steps:
         return None
     used = [name for name in PHASES if any(name in s["p"] for s in facts.steps)]
@@ -81,6 +89,7 @@ def _seconds(samples: Sequence[Sample]) -> list[float]:
 
 
 def heat(run: Run) -> Section | None:
+    """How busy each core and GPU was over time, in %; None without samples."""
     rows: list[tuple[str, Sequence[float | None]]] = []
     for node, samples in run.samples.items():
         where = f"{node} " if len(run.samples) > 1 else ""
@@ -95,6 +104,7 @@ def heat(run: Run) -> Section | None:
 
 
 def machine_lines(run: Run) -> list[Section | None]:
+    """CPU, memory, disk, network and GPUs of each machine over time."""
     charts: list[Section | None] = []
     for node, samples in run.samples.items():
         name, x = f" of {node}" if len(run.samples) > 1 else "", _seconds(samples)
@@ -113,6 +123,7 @@ def _is_shown(metric: str, prefix: str) -> bool:
 
 
 def metric_lines(run: Run) -> list[Section | None]:
+    """Losses and validation metrics over the steps, for each student."""
     known = {k for row in run.metrics for k in row}
     charts = []
     for student in run.students:

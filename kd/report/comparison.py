@@ -42,6 +42,7 @@ def comparison(explained: Sequence[Explained]) -> list[Section]:
 
 
 def label(facts: Facts) -> str:
+    """Recipe and number of a run, ``recipe/003``."""
     return f"{facts.run.summary.get('recipe') or facts.run.folder.parent.name}/{facts.run.folder.resolve().name}"
 
 

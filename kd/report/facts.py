@@ -29,14 +29,17 @@ class TierFacts:
 
     @property
     def makers(self) -> int:
+        """Makers at work at the end of the records."""
         return sum(machine["makers"] for machine in self.present)
 
     @property
     def present(self) -> list[dict[str, Any]]:
+        """The machines that were in the tier at the end of the records."""
         return [machine for machine in self.machines.values() if not machine["gone"]]
 
     @property
     def cores(self) -> int:
+        """Cores of the machines that were there at the end."""
         return sum(machine["cores"] for machine in self.present)
 
     @property
@@ -45,14 +48,17 @@ class TierFacts:
         return self.may_ask < self.makers / self.ranks
 
     def total(self, what: str) -> float:
+        """The sum over all machines, also those that have gone, of ``batches``, ``busy_s`` or ``mb``."""
         return sum(machine[what] for machine in self.machines.values())
 
     @property
     def batch_s(self) -> float:
+        """Seconds that a maker takes for a batch; 0 without any."""
         return self.total("busy_s") / self.total("batches") if self.total("batches") else 0.0
 
     @property
     def busy(self) -> float:
+        """Share of the time that the makers worked, in 0..1."""
         given = self.makers * self.seconds
         return min(1.0, self.total("busy_s") / given) if given else 0.0
 
@@ -73,6 +79,7 @@ class Facts(StepFacts):
 
     @cached_property
     def epochs(self) -> float:
+        """Epochs that the run is to have, whichever limit comes first; infinite where no setting limits them."""
         setting = (self.run.config.get("trainer") or {}).get("max_epochs")
         limits = [self.header.get("max_epochs", setting)]
         if (self.header.get("max_steps") or -1) > 0:
@@ -116,6 +123,7 @@ class Facts(StepFacts):
 
     @cached_property
     def left_s(self) -> float | None:
+        """Seconds until the end of a run that trains; None for a finished run or without a limit."""
         if "status" in self.run.summary or self.epoch_s is None or not math.isfinite(self.epochs):
             return None
         return max(0.0, self.epoch_s * (self.epochs - (self.epochs_done or 0.0)))
@@ -155,6 +163,7 @@ class Facts(StepFacts):
 
     @cached_property
     def hours_per_epoch(self) -> float | None:
+        """Hours an epoch, start-up and validation included; None before any is recorded."""
         return self.hours / self.epochs_done if self.epochs_done and self.hours else None
 
     # -- the teacher ---------------------------------------------------------------------------------------------------
@@ -170,10 +179,12 @@ class Facts(StepFacts):
 
     @cached_property
     def has_pixels(self) -> bool:
+        """Whether a cache holds the pictures' pixels too."""
         return bool(self.header.get("pixels"))
 
     @cached_property
     def views(self) -> int:
+        """Views of each picture that a cache keeps."""
         return self._teacher.get("cache_views") or CACHE_VIEWS
 
     @cached_property
@@ -193,6 +204,9 @@ class Facts(StepFacts):
 
     @cached_property
     def views_before(self) -> float:
+        """Views that were in the cache before the run, from the share of answers it had to compute; 0 without a
+        cache.
+        """
         done = self.epochs_done or self.epochs
         known = self.cached and math.isfinite(done)
         return max(0.0, min(self.views, done) - self.computed_share * done) if known else 0.0

@@ -16,6 +16,7 @@ PAGE = Path(__file__).parent / "page.html"
 
 
 def write_report(explained: Explained, file: Path) -> Path:
+    """Writes the page of one run to ``file``; returns it."""
     run = explained.run
     return write_page(file, f"{run.summary.get('recipe', 'run')} {run.folder.name}", report(explained))
 
@@ -33,11 +34,13 @@ def write_page(file: Path, title: str, sections: Sequence[dict[str, Any] | None]
 
 
 def page(content: dict[str, Any]) -> str:
+    """One HTML page that needs no network, from its title and sections."""
     text = json.dumps(finite(content), separators=(",", ":")).replace("<", "\\u003c")  # no text opens markup
     return PAGE.read_text(encoding="utf-8").replace("{{DATA}}", text)
 
 
 def finite(value: object) -> object:
+    """A copy of plain values with None in place of NaN and infinity, which JSON lacks."""
     # JSON has no NaN
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -33,6 +33,7 @@ class Way:
 
     @property
     def cost(self) -> float | None:
+        """Price of 1000 steps; None where an hour's price is not known."""
         return None if self.price is None else self.price * self.step_ms / 3600
 
 
@@ -89,6 +90,7 @@ def costs_by_kind(facts: Facts) -> Section | None:
 
 
 def input_costs(facts: Facts) -> Section | None:
+    """The page's table of other inputs: their step, price and saving; None where the input does not limit the run."""
     wanted = cores_wanted(facts)
     if wanted is None:
         return None

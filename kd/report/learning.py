@@ -11,6 +11,7 @@ HARDEST = 10  # classes, and mistakes, that are shown
 
 
 def learning(facts: Facts) -> list[Section | None]:
+    """The page's first sections: metrics, sizes, hardest classes and mistakes, for each student."""
     run = facts.run
     confused = [(student, newest) for student in run.students if (newest := run.confusion_of(student))]
     return [

@@ -21,6 +21,8 @@ FUSED_OPTIMIZER_SHARE = 0.05  # what a fused optimizer is expected to take, over
 
 @dataclass(frozen=True)
 class Limit:
+    """One thing that limits a run."""
+
     bound: str  # a key of :data:`kd.report.rules.NAMES`
     text: str  # the evidence, a sentence
     lever: str  # what to change
@@ -227,6 +229,7 @@ class Swing(NamedTuple):
     high: float  # 95th percentile
 
     def text(self) -> str:
+        """The spread in words: ``backward takes 8.3 to 30.9 s (p5, p95)``."""
         times = f"{self.low:.0f} to {self.high:.0f} ms"
         if self.high >= 10_000:
             times = f"{self.low / 1000:.1f} to {self.high / 1000:.1f} s"
@@ -313,6 +316,11 @@ def bookkeeping_bound(facts: Facts, at: float = 0.15) -> Limit | None:
 
 
 def readable_bytes(size: float) -> str:
+    """Bytes with a decimal unit.
+
+    >>> readable_bytes(1234567)
+    '1.2 MB'
+    """
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

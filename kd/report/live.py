@@ -68,9 +68,12 @@ def _changed(path: Path) -> int:
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Answers ``GET /RUN`` with the run's page, and ``GET /RUN?json`` with its content."""
+
     server: Live
 
     def do_GET(self) -> None:
+        """A page or its content; 404 for an unknown run, and for a foreign ``Host`` (DNS rebinding)."""
         name, _, query = self.path.partition("?")
         host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
         content = self.server.content(unquote(name).strip("/")) if host in HOSTS else None

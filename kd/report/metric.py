@@ -11,6 +11,11 @@ COSTS = ("params", "step_ms_median", "peak_memory_mb", "wall_s", "latency_ms")
 
 
 def less_is_better(metric: str) -> bool:
+    """Whether a smaller value of a metric is the better one.
+
+    >>> less_is_better("feature_loss"), less_is_better("acc1")
+    (True, False)
+    """
     return metric.endswith("_loss") or metric in COSTS or in_units(metric)
 
 

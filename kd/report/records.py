@@ -111,18 +111,22 @@ class Run:
     notes: list[str] = field(default_factory=list)  # what could not be read
 
     def event(self, name: str) -> dict[str, Any] | None:
+        """The newest event of a name; None without any."""
         return next((e for e in reversed(self.events) if e["name"] == name), None)
 
     @property
     def primary(self) -> str:
+        """The task's main metric; ``acc1`` where the records do not name it."""
         known = [*(header.get("primary") for header in self.headers.values()), self.summary.get("primary")]
         return next((name for name in known if name), "acc1")
 
     @property
     def students(self) -> list[str]:
+        """Names of several students; ``[""]`` for a single one."""
         return list(self.config.get("students") or [""])
 
     def model_of(self, student: str) -> dict[str, Any]:
+        """A student's part of ``summary.json``; {} where it has none."""
         return ((self.summary.get("students") or {}).get(student) if student else self.summary.get("student")) or {}
 
     def health_of(self, student: str) -> list[dict[str, Any]]:
@@ -209,6 +213,7 @@ class Writer:
         self._lines = len(lines)
 
     def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
 
@@ -233,6 +238,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def is_run(folder: Path) -> bool:
+    """Whether a folder holds anything that a run writes."""
     return any((folder / name).exists() for name in ("config.yaml", "summary.json", "metrics.csv", "records"))
 
 

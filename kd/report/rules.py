@@ -241,6 +241,7 @@ class Explained:
 
     @cached_property
     def limits(self) -> list[Limit]:
+        """What limits the run, the largest gain first."""
         return limits_of(self.facts)
 
     @cached_property

@@ -137,6 +137,7 @@ def _cost_by_group(facts: Facts) -> Section | None:
 
 
 def notes(run: Run) -> Section | None:
+    """What of the run's files could not be read; None where all could."""
     shown = [note for note in run.notes if not (note == "summary.json is missing" and status(run) == "running")]
     return {"kind": "notes", "notes": shown} if shown else None
 
@@ -184,6 +185,7 @@ def _operations(facts: Facts) -> Section | None:
 
 
 def flat(tree: object, prefix: str = "") -> list[list[str]]:
+    """Nested settings as rows of dotted key and value, both text."""
     if isinstance(tree, dict) and tree:
         return [row for k, v in tree.items() for row in flat(v, f"{prefix}.{k}" if prefix else str(k))]
     return [[prefix, "" if tree is None else str(tree)]]

@@ -12,6 +12,7 @@ SETTINGS = (*SAME, "checkpoint", "pretrained", "inherit")  # which distinguish c
 
 
 def folder_of_sizes(runs_dir: Path, recipe: str) -> Path:
+    """Where ``kd-size`` keeps its results for a recipe: beside ``runs_dir``."""
     return runs_dir.parent / "sizes" / recipe
 
 
@@ -31,6 +32,9 @@ def candidate_of(run: Path, config: Mapping[str, Any]) -> tuple[Path, dict[str, 
 
 
 def card_of(run: Path, config: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """The choice of ``kd-size`` as a card of the page: title, size, budget and folder; None where the run has
+    another size.
+    """
     found = candidate_of(run, config)
     if found is None or found[1].get("choice") != found[2]["name"]:
         return None

@@ -21,6 +21,7 @@ def part(phases: Mapping[str, float], name: str) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
+    """The mean; NaN of no values."""
     return sum(values) / len(values) if values else math.nan
 
 
@@ -37,31 +38,38 @@ class StepFacts:
 
     @cached_property
     def compute_ms(self) -> dict[int, float]:
+        """Milliseconds of a mean step of each rank, without communication."""
         return {r: step_ms(p) - p.get("communication", 0.0) for r, p in self.phases_by_rank.items()}
 
     @cached_property
     def rank(self) -> int:
+        """The typical rank: that with the median computing time."""
         ranks = sorted(self.compute_ms, key=lambda r: self.compute_ms[r])
         return ranks[(len(ranks) - 1) // 2] if ranks else 0
 
     @cached_property
     def phases(self) -> dict[str, float]:
+        """Mean milliseconds a step by phase, of the typical rank."""
         return self.phases_by_rank.get(self.rank, {})
 
     @cached_property
     def step_ms(self) -> float:
+        """Milliseconds of the typical rank's mean step."""
         return step_ms(self.phases)
 
     @cached_property
     def header(self) -> dict[str, Any]:
+        """First line of the typical rank's records: machine and settings of its steps."""
         return self.run.headers.get(self.rank, {})
 
     @cached_property
     def total(self) -> dict[str, Any]:
+        """Sums over all steps of the typical rank, also those that were not recorded one by one."""
         return self.run.totals.get(self.rank, {})
 
     @cached_property
     def steps(self) -> list[Step]:
+        """The recorded steps of the typical rank."""
         return self.run.steps.get(self.rank, [])
 
     @cached_property
@@ -71,17 +79,21 @@ class StepFacts:
 
     @cached_property
     def steps_ms(self) -> list[float]:
+        """Milliseconds of each usual step."""
         return [s["ms"] for s in self.usual_steps]
 
     @cached_property
     def steps_counted(self) -> int:
+        """How many steps the means are over."""
         return self.total.get("steps") or max(0, len(self.steps) - 1)
 
     def per_step(self, key: str) -> float:
+        """One of the sums in :attr:`total`, divided by the number of steps."""
         return self.total.get(key, 0.0) / max(1, self.total.get("steps", 1))
 
     @cached_property
     def callbacks_ms(self) -> dict[str, float]:
+        """Milliseconds a step by callback hook."""
         steps = max(1, self.total.get("steps", 1))
         return {name: ms / steps for name, ms in self.total.get("callbacks", {}).items()}
 
@@ -95,6 +107,7 @@ class StepFacts:
     # -- processes, cores and GPUs -------------------------------------------------------------------------------------
     @cached_property
     def cpu(self) -> bool:
+        """Whether the run trains on CPUs."""
         return self.header.get("device", "cpu") == "cpu"
 
     @cached_property
@@ -108,6 +121,7 @@ class StepFacts:
 
     @cached_property
     def processes(self) -> int:
+        """Training processes of each machine."""
         return self.header.get("processes", 1)
 
     @cached_property
@@ -117,14 +131,17 @@ class StepFacts:
 
     @cached_property
     def workers(self) -> int:
+        """Loader processes of each training process."""
         return self.header.get("num_workers", 0)
 
     @cached_property
     def samples(self) -> list[Sample]:
+        """The samples of all machines, one machine after the other."""
         return [s for samples in self.run.samples.values() for s in samples]
 
     @cached_property
     def core_use(self) -> list[list[float]]:
+        """How busy each core was that the run may use, in %, a row for each sample."""
         rows = []
         for node, samples in self.run.samples.items():
             ids = self.run.nodes.get(node, {}).get("core_ids")
@@ -133,15 +150,20 @@ class StepFacts:
 
     @cached_property
     def hot(self) -> str:
+        """Which few cores are full while the others have time, in words; "" where that is not so."""
         return hot(self.core_use)
 
     @cached_property
     def loading_cores(self) -> float:
+        """Cores that all loader processes of a machine use on average."""
         used = [sum(s["workers"]) / 100 for s in self.samples if "workers" in s]
         return mean(used) if used else 0.0
 
     @cached_property
     def loading_busy(self) -> float:
+        """Share of the time that a loader works, in 0..1; without loader processes: of the training thread's wait
+        for data.
+        """
         if self.workers == 0:
             wait = self.total.get("p", {}).get("data", 0.0)
             return min(1.0, self.total.get("data_cpu_ms", 0.0) / wait) if wait else 1.0
@@ -163,6 +185,7 @@ class StepFacts:
 
     @cached_property
     def delayed_thread(self) -> str:
+        """The thread that was found waiting for a core most often; "" without any."""
         names = [s["thread"] for s in self.samples if s.get("thread")]
         return max(set(names), key=names.count) if names else ""
 

@@ -12,12 +12,22 @@ from kd.report.metric import duration, format_metric, in_tables, lost_classes
 
 
 def print_features(results: list[dict[str, Any]]) -> None:
+    """Prints k-NN, ridge probe and RankMe of models without a classifier.
+
+    Args:
+        results: the content of ``eval_*.json``, one for each model.
+    """
     _print_models(results[0], _feature_rows(results, _short([result["run"] for result in results])))
     if "probe" not in results[0]:
         print("k-NN and ridge probe need labelled pictures: data.probe.root=DIR (DIR/train/<class>, DIR/val/<class>)")
 
 
 def print_evaluation(result: dict[str, Any]) -> None:
+    """Prints the metrics of student and teacher, their fidelity, and the accuracy on damaged pictures.
+
+    Args:
+        result: the content of ``eval_*.json``.
+    """
     _print_models(result, [(name, result[name]) for name in ("teacher", "student") if name in result])
     for line in _faithful(result.get("fidelity")):
         print(line)

@@ -53,6 +53,7 @@ def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
 
 
 def section(run: Run) -> Section | None:
+    """The page's table of each rank's GPU time, in %; None where no traces were analysed."""
     found = run.event("traces")
     if found is None:
         return None

@@ -44,6 +44,7 @@ class Change:
 
     @property
     def of_the_tier(self) -> bool:
+        """Whether it changes the data tier."""
         return self.data_machines is not None or self.data_cores is not None or self.data_instance is not None
 
 
@@ -101,6 +102,7 @@ class DataMachines:
 
     @property
     def hourly(self) -> float | None:
+        """Price of an hour of all machines; None where it is not known."""
         return None if self.price is None else self.count * self.price
 
 

@@ -57,6 +57,11 @@ def models_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def check_writable(folder: Path) -> None:
+    """Checks that ``folder``, or the nearest folder above it that exists, can be written.
+
+    Raises:
+        UserError: it can't.
+    """
     try:
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         with TemporaryDirectory(prefix=".kd-", dir=there):
@@ -100,11 +105,13 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | N
 
 
 def write_text(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all, with its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, lambda file: file.write(text.encode()))
 
 
 def write_json(path: Path, content: object) -> None:
+    """Writes plain values as indented JSON, whole or not at all."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 

@@ -99,6 +99,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def upright(image: Image.Image) -> Image.Image:
+    """The picture turned by its EXIF orientation; damaged EXIF is ignored."""
     try:
         turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
         return ImageOps.exif_transpose(image) if turned else image  # Pillow would copy

@@ -42,6 +42,11 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def yaml_of(text: str, loader: type[yaml.SafeLoader] = Loader) -> Any:
+    """Plain values from YAML.
+
+    Raises:
+        ValueError: not YAML, or nested too deeply.
+    """
     try:
         return yaml.load(text, loader)
     except (yaml.YAMLError, RecursionError) as error:  # a ValueError: thousands of digits
@@ -49,6 +54,11 @@ def yaml_of(text: str, loader: type[yaml.SafeLoader] = Loader) -> Any:
 
 
 def json_of(text: str | bytes | bytearray) -> Any:
+    """Plain values from JSON.
+
+    Raises:
+        ValueError: not JSON, or nested too deeply.
+    """
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -56,6 +66,12 @@ def json_of(text: str | bytes | bytearray) -> Any:
 
 
 def text_of(file: Path) -> str:
+    """A text file's content.
+
+    Raises:
+        OSError: it can't be read, or is larger than :data:`LARGEST` bytes.
+        ValueError: not UTF-8.
+    """
     with file.open("rb") as opened:
         data = opened.read(LARGEST + 1)
     if len(data) > LARGEST:
@@ -88,6 +104,16 @@ def plain_name(name: str, where: str) -> str:
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
+    """The path ``folder/name``, which must stay inside the folder.
+
+    Args:
+        folder: the folder.
+        name: from elsewhere.
+        where: what named it, for the message.
+
+    Raises:
+        UserError: it leads out of the folder, also through links.
+    """
     file = folder / name
     plain = "\0" not in name and file != folder and file.name != ".."
     if not (plain and file.resolve().is_relative_to(folder.resolve())):

@@ -46,6 +46,7 @@ class Mirror:
             raise UserError(f"runs_dir: {self.url} can't be written: {first_line(error)}") from error
 
     def numbers(self, recipe: str) -> list[int]:
+        """Numbers of a recipe's runs in the store."""
         self.files.invalidate_cache()
         try:
             found = tried(lambda: self.files.ls(f"{self.root}/{recipe}", detail=False), f"{self.url} can't be read")

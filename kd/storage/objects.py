@@ -140,9 +140,17 @@ class LocalCache:
         self._written = limit or 0  # bytes since the last eviction; the first write evicts
 
     def has(self, name: str) -> bool:
+        """Whether a copy of this name is here."""
         return (self.folder / name).is_file()
 
     def get(self, name: str, fetch: Callable[[], bytes], size: int | None = None) -> bytes:
+        """The copy of this name; fetched first, by one of all processes, where it is missing.
+
+        Args:
+            name: of the copy, relative to the cache.
+            fetch: gives the content.
+            size: in bytes, that a copy must have to count.
+        """
         file = self.folder / name
         with suppress(OSError):
             return _used(file, size)
@@ -199,6 +207,12 @@ class Ranged:
         self.cache = LocalCache(folder / f"blocks-{self.block}", limit)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
+        """``size`` bytes of a file from ``offset`` on, through the local cache of blocks.
+
+        Raises:
+            FileNotFoundError: no such file.
+            OSError: it can't be fetched, or ends before.
+        """
         first, last = offset // self.block, (offset + size - 1) // self.block
         blocks = (self.cache.get(f"{name}/{n:08d}", partial(self._fetched, name, n)) for n in range(first, last + 1))
         data = b"".join(blocks)
@@ -276,6 +290,16 @@ def size_in(state: str) -> int:
 
 
 def whole_file(url: str, size: int) -> bytes:
+    """A file's content, by one request.
+
+    Args:
+        url: of the file.
+        size: that it had when it was listed.
+
+    Raises:
+        FileNotFoundError: the file is gone.
+        OSError: it can't be fetched, or has another size now.
+    """
     folder = url.rpartition("/")[0].rstrip("/")  # a store's names may have empty parts
 
     def fetch() -> bytes:
@@ -290,6 +314,15 @@ def whole_file(url: str, size: int) -> bytes:
 
 
 def content_of(url: str, key: str) -> bytes:
+    """The content of a file that was not listed.
+
+    Args:
+        url: of the file.
+        key: the configuration key that named it.
+
+    Raises:
+        UserError: it is not there, or can't be fetched.
+    """
     files, path = file_system(url, key)
     files.invalidate_cache()
     with _named(url, key):

@@ -166,10 +166,12 @@ class Copies:
         self.save()
 
     def is_ours(self, name: str, found: Mapping[str, Any]) -> bool:
+        """Whether this machine has sent the file that the store has, or was sending it."""
         known = self.known.get(name, {})
         return known.get("there") == tag_of(found) or known.get("sending") == int(found["size"])
 
     def differ(self, name: str, found: Mapping[str, Any]) -> bool:
+        """Whether the file is missing here, or the store has another one than was last seen there."""
         return not (self.folder / name).is_file() or self.known.get(name, {}).get("there") != tag_of(found)
 
     def changed_here(self, name: str) -> bool:
@@ -183,5 +185,6 @@ class Copies:
         self.save()
 
     def save(self) -> None:
+        """Writes, in the run's folder, where its copy is and what is known of each file."""
         content = json.dumps({"url": self.url, "files": self.known}).encode()
         write_whole(self.folder / KEPT, lambda file: file.write(content))

@@ -18,6 +18,12 @@ class CheckpointFiles(TorchCheckpointIO):
         self._last_is_damaged = False
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Writes one file, whole or not at all; when it returns, the file is on the disk. The ``last.ckpt`` before is
+        kept.
+
+        Raises:
+            RunError: it can't be written; older checkpoints are unchanged.
+        """
         path = Path(path)
         keep = path.with_name(PREVIOUS) if path.name == LAST and not self._last_is_damaged else None
         try:

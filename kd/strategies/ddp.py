@@ -73,6 +73,12 @@ class DDP(HookedDDP):
 
 
 class SMDDPStrategy(DDP):
+    """DDP over the ``smddp`` process-group backend, which exists only inside SageMaker's training images.
+
+    Raises:
+        UserError: the library is not installed, or gradients should be compressed.
+    """
+
     def __init__(self, **kwargs: object) -> None:
         super().__init__("smddp", "smdistributed.dataparallel.torch.torch_smddp", **kwargs)  # type: ignore[arg-type]
 

@@ -67,6 +67,7 @@ class DeepSpeed(DDPStrategy):
 
     @property
     def engine(self) -> "deepspeed.DeepSpeedEngine":
+        """DeepSpeed's engine around the module; there once the optimizer is built."""
         return self.model
 
     def shard(self, students: Students) -> None:
@@ -141,6 +142,7 @@ class DeepSpeed(DDPStrategy):
             self.engine.set_gradient_accumulation_boundary(True)
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: object, **kwargs: object) -> Tensor:
+        """The engine's backward pass, between Lightning's hooks."""
         module = self.lightning_module
         assert module is not None
         loss = self.precision_plugin.pre_backward(closure_loss, module)
@@ -154,6 +156,11 @@ class DeepSpeed(DDPStrategy):
         model: LightningModule | nn.Module | None = None,
         **kwargs: object,
     ) -> object:
+        """Forward and backward pass by the closure, then the engine's step, which clips.
+
+        Raises:
+            RunError: a gradient is NaN or infinite: the engine would skip this step, and every later one.
+        """
         assert self.lightning_module is not None
         loss = run_closure(self.precision_plugin, self.lightning_module, optimizer, closure)
         self.engine.step()
