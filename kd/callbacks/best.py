@@ -8,7 +8,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.context import RunContext
-from kd.storage.checkpoints import write_text
+from kd.storage.writing import write_text
 
 
 class Best(Callback):

@@ -19,7 +19,7 @@ from kd.callbacks.preflight import Preflight
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
-from kd.storage.checkpoints import write_text
+from kd.storage.writing import write_text
 from kd.tasks.fidelity import Fidelity
 from kd.tasks.fidelity_numbers import NumbersFidelity
 from kd.tasks.segmentation import colours

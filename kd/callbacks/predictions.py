@@ -1,10 +1,13 @@
 """The models' predictions, drawn beside the picture and the true label."""
 
+from functools import partial
+
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kd.callbacks.context import RunContext
+from kd.storage.writing import write_whole
 from kd.tasks import Task
 from kd.teachers.answer import ALL
 
@@ -34,8 +37,8 @@ class Predictions(Callback):
         for i, picture in enumerate(images.cpu()):
             answers = {name: column[i].cpu() for name, column in columns.items()}
             file = run.folder / "predictions" / f"{int(batch['index'][i]):04d}.png"
-            file.parent.mkdir(exist_ok=True)
-            task.drawn(picture.permute(1, 2, 0).numpy(), answers, run.students.data_info.classes).save(file)
+            drawn = task.drawn(picture.permute(1, 2, 0).numpy(), answers, run.students.data_info.classes)
+            write_whole(file, partial(drawn.save, format="PNG"))
 
 
 def _decided(task: Task, logits: Tensor, targets: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from kd.data.sources import fingerprint
 from kd.errors import UserError
 from kd.module.evaluation import look
 from kd.progress import bar
-from kd.storage.checkpoints import write_whole
+from kd.storage.elsewhere import regular
+from kd.storage.writing import write_text, write_whole
 from kd.tasks import Task
 from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity import KeptLogits
@@ -71,7 +72,7 @@ class SharedPreflight:
             return None
         found = None
         with suppress(OSError, RuntimeError, ValueError, TypeError, EOFError):  # not there, or damaged: it is made anew
-            found = Found(**torch.load(self.file, weights_only=True))
+            found = Found(**torch.load(regular(self.file), weights_only=True))
         return found if self.run.trainer.strategy.reduce_boolean_decision(found is not None) else None
 
     def write(self, found: Found, kept: KeptLogits) -> None:
@@ -81,7 +82,6 @@ class SharedPreflight:
         rows = kept.rows
         found = replace(found, index=list(rows), logits=torch.stack(list(rows.values())) if rows else None)
         part = self.file.with_name(f"{self.file.stem}-{os.getpid()}.pt")  # several runs may find it at once
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(part, lambda opened: torch.save(asdict(found), opened))
         part.replace(self.file)
 
@@ -163,8 +163,7 @@ class Preflight(Callback):
             return ""
         file = self.lists / f"{teacher.key.split('.')[-1]}_classes.json"
         if trainer.is_global_zero:
-            self.lists.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(names, indent=1) + "\n")
+            write_text(file, json.dumps(names, indent=1) + "\n")
         reached = f"in the one found it reaches {found[1]:.1%}"
         return f"; its classes are in another order, {reached}: {teacher.key}.classes={file}"
 

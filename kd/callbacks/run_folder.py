@@ -14,8 +14,10 @@ from kd.callbacks.context import RunContext
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.errors import UserError, first_line
 from kd.lightning_internals import CSVWriter, LazyCSVLogger
-from kd.storage.checkpoints import LAST, PREVIOUS, lock_run, write_text
+from kd.storage.checkpoints import LAST, PREVIOUS, lock_run
+from kd.storage.elsewhere import LARGEST_LOG, text_of
 from kd.storage.mirror import Mirror
+from kd.storage.writing import file_for, folder_for, guard, move, write_text
 
 
 class MetricsCSV(LazyCSVLogger):
@@ -30,13 +32,13 @@ class MetricsCSV(LazyCSVLogger):
 
     def make_writer(self) -> CSVWriter:
         """Lightning's writer, which continues the file of a resumed run with that file's columns."""
-        aside = self._file.with_name(f"{self._file.name}.part")
-        if self._file.is_file():
-            self._file.replace(aside)  # Lightning's writer removes a file of this name
+        aside = file_for(self._file.with_name(f"{self._file.name}.part"))
+        if file_for(self._file).is_file():
+            move(self._file, aside)  # Lightning's writer removes a file of this name
         writer = CSVWriter(log_dir=self.log_dir)
         if aside.is_file():
-            aside.replace(self._file)
-            writer.metrics_keys = self._file.read_text().splitlines()[0].split(",")
+            move(aside, self._file)
+            writer.metrics_keys = text_of(self._file, LARGEST_LOG).splitlines()[0].split(",")
         return writer
 
     def drop_from(self, step: int) -> None:
@@ -45,16 +47,15 @@ class MetricsCSV(LazyCSVLogger):
         """
         aside = self._file.with_name(f"{self._file.name}.part")
         for file in (self._file, aside):
-            if file.is_symlink():
-                file.unlink()
+            file_for(file)
         if aside.is_file() and not self._file.is_file():
-            aside.replace(self._file)
+            move(aside, self._file)
         if not self._file.is_file():
             return
-        header, *rows = self._file.read_bytes().decode(errors="replace").splitlines(keepends=True) or [""]
+        header, *rows = text_of(self._file, LARGEST_LOG, errors="replace").splitlines(keepends=True) or [""]
         names = header.rstrip("\r\n").split(",")
         if "step" not in names or not header.endswith("\n"):
-            self._file.replace(self._file.with_name(f"{self._file.name}.damaged"))
+            move(self._file, self._file.with_name(f"{self._file.name}.damaged"))
             return
         cells = [(row, row.rstrip("\r\n").split(",")) for row in rows if row.endswith("\n")]
         at = names.index("step")
@@ -121,6 +122,7 @@ class RunFolder(Callback):
         if trainer.is_global_zero:
             try:
                 self.path = self.resume or self._claim()
+                folder_for(guard(self.path))  # loggers, profilers and callbacks write there by themselves
                 if not self.resume:
                     self._write_settings()
             except UserError as error:
@@ -130,12 +132,12 @@ class RunFolder(Callback):
         name, problem = trainer.strategy.broadcast((self.path.name if self.path else "", problem))
         if problem:
             raise UserError(problem)
-        self.path = run.module.folder = self.resume or self.parent / name
+        self.path = run.module.folder = guard(self.resume or self.parent / name)
         self.begun = not self.resume
         default = str(Path(trainer.default_root_dir, "checkpoints"))  # set by the callbacks' own ``setup``
         for checkpoint in trainer.checkpoint_callbacks:
             if isinstance(checkpoint, (LastCheckpoint, ModelCheckpoint)) and checkpoint.dirpath in (None, default):
-                checkpoint.dirpath = os.path.realpath(self.path / "checkpoints")
+                checkpoint.dirpath = str(self.path.resolve() / "checkpoints")
         self.metrics = [MetricsCSV(self.path)]
         self.metrics += [StudentCSV(run.student_folder(name), name) for name in run.students.named() if name]
         trainer.loggers = [*trainer.loggers, *self.metrics]
@@ -166,7 +168,7 @@ class RunFolder(Callback):
         write_text(self.path / "config.yaml", self.config)
         self._point_latest()
         if self.marker:
-            self.marker.write_text(self.path.name + "\n")
+            write_text(self.marker, self.path.name + "\n")
         self.follow()
 
     def follow(self) -> None:
@@ -204,7 +206,7 @@ class RunFolder(Callback):
         try:
             fresh.symlink_to(self.path.name)
         except OSError:
-            fresh.write_text(self.path.name + "\n")
+            write_text(fresh, self.path.name + "\n")
         with suppress(OSError):
             fresh.replace(latest)
 

@@ -30,7 +30,7 @@ from kd.optim import each_of
 from kd.report.html import write_report
 from kd.report.records import read_run
 from kd.report.rules import Explained
-from kd.storage.checkpoints import write_json
+from kd.storage.writing import write_json, write_text
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
 
@@ -83,7 +83,7 @@ class Summary(Callback):
         if self.folder.path is not None and self.folder.begun and not stopped:
             name = "error.txt" if trainer.is_global_zero else f"error.rank{trainer.global_rank}.txt"
             with suppress(OSError):  # a full disk is one of the reasons
-                (self.folder.path / name).write_text("".join(traceback.format_exception(exception)))
+                write_text(self.folder.path / name, "".join(traceback.format_exception(exception)))
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: the best and the last epoch's metrics, and the time spent so far."""

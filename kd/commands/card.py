@@ -6,8 +6,8 @@ from pathlib import Path
 from kd.errors import UserError
 from kd.run.own_keys import take_all
 from kd.run.request import Request
-from kd.storage.checkpoints import write_text
 from kd.storage.run_urls import finished_at
+from kd.storage.writing import write_text
 
 HELP = """\
 kd-card: a model card: data, teacher, losses, accuracy by class, fidelity, speed, exports, limits, how to load.

@@ -8,7 +8,7 @@ from kd.run.own_keys import positive, take_all, whole_numbers
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import made_here
-from kd.storage.checkpoints import write_json
+from kd.storage.writing import write_json
 
 HELP = """\
 kd-latency: milliseconds, images/s and memory of a run's student and teacher on this machine's CPU.
@@ -53,7 +53,6 @@ def run(request: Request) -> int | None:
     runtimes = runtimes_of(opened.folder, own.get("runtime"), lambda file: trusted or made_here(file))
     found = measure(opened, partial(Run.open, request.rest[0], request), runtimes, batches, threads, seconds)
     file = opened.folder / "export" / "latency.json"
-    file.parent.mkdir(exist_ok=True)
     write_json(file, found)
     _print(found)
     page = opened.folder / "report.html"

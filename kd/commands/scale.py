@@ -11,8 +11,9 @@ from kd.machine import cores
 from kd.run.own_keys import positive, take, whole_number, whole_numbers
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.storage.checkpoints import claim, write_json
+from kd.storage.checkpoints import claim
 from kd.storage.run_urls import folder_of_runs
+from kd.storage.writing import write_json
 
 HELP = """\
 kd-scale: how a recipe scales over processes here, and over more machines like this one.

@@ -7,13 +7,10 @@ core). The header is read first, by Pillow too (15 microseconds), so that no mem
 claims to be huge.
 """
 
-import os
-import stat
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from io import BytesIO
-from typing import IO
 
 import numpy as np
 import torch
@@ -25,26 +22,6 @@ from kd.storage.decoding import MAX_PIXELS, decoded, open_picture
 MAX_BYTES = 2**30  # of an encoded picture: more is a disk image or a sparse file
 JPEG = b"\xff\xd8\xff"
 ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
-
-
-def open_regular(path: str) -> IO[bytes]:
-    """Opens a picture file; an OSError for a pipe, a device or a file larger than any picture.
-
-    Raises:
-        OSError: it can't be opened, or is a pipe, a device, or larger than any picture.
-        ValueError: the name is none that the file system takes.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer would be waited for
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError("is not a regular file")
-        if found.st_size > MAX_BYTES:
-            raise OSError(f"has {found.st_size:,} bytes, more than any picture")
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:

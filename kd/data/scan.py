@@ -19,9 +19,9 @@ from kd.errors import first_line
 from kd.machine import cache_dir, cores
 from kd.progress import bar
 from kd.run.settings import Check
-from kd.storage.checkpoints import write_text
 from kd.storage.decoding import open_picture
 from kd.storage.elsewhere import json_of, text_of
+from kd.storage.writing import write_text
 
 ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked otherwise
 

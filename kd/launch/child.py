@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kd.storage.elsewhere import LARGEST_LOG, text_of
+
 PARENT = "KD_PARENT"  # names the process with which a child ends
 _PR_SET_PDEATHSIG = 1
 _OF_A_JOB = {
@@ -32,7 +34,7 @@ def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
 
 def reason_in(log: Path) -> str:
     """Why a ``kd-train`` failed, in a line, by the log of its output."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    text = text_of(log, LARGEST_LOG, errors="replace") if log.is_file() else ""
     message = r"kd-(?:train|latency): (?!the traceback|to resume|resume)(?:rank \d+: )?(?:failed: )?(.+)"
     return (re.findall(message, text) or text.strip().splitlines() or ["no output"])[-1][:200]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kd.errors import UserError
-from kd.storage.elsewhere import json_of
+from kd.storage.elsewhere import json_of, text_of
 
 T = TypeVar("T", dict, list)
 RESOURCE_FILE = "input/config/resourceconfig.json"
@@ -51,7 +51,7 @@ def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:
     """
     from_file: dict[str, Any] = {}
     if resource_file.is_file():
-        from_file = read_json(resource_file.read_text(encoding="utf-8"), str(resource_file), dict)
+        from_file = read_json(text_of(resource_file), str(resource_file), dict)
     hosts = read_json(env["SM_HOSTS"], "SM_HOSTS", list) if "SM_HOSTS" in env else from_file.get("hosts")
     if hosts is None:
         return None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kd.errors import UserError
 from kd.launch.groups import base, read_json
-from kd.storage.elsewhere import json_of
+from kd.storage.elsewhere import json_of, text_of
 
 CHANNEL = "channel:"
 _NOT_OURS = re.compile(r"sagemaker_.*|_tuning_objective_metric")  # what SageMaker's own tools put beside the settings
@@ -57,7 +57,7 @@ def container(env: Mapping[str, str] = os.environ) -> Container | None:
     if not config.is_dir():
         return None
     file = config / "hyperparameters.json"
-    text = env.get("SM_HPS") or (file.read_text(encoding="utf-8") if file.is_file() else "{}")
+    text = env.get("SM_HPS") or (text_of(file) if file.is_file() else "{}")
     given = read_json(text, "SM_HPS" if env.get("SM_HPS") else str(file), dict)
     trial = env.get("TRAINING_JOB_NAME", "") if "_tuning_objective_metric" in given else ""
     settings = {key: _as_text(value) for key, value in given.items() if not _NOT_OURS.fullmatch(key)}

@@ -15,7 +15,8 @@ from kd.models.arguments import architecture_alone
 from kd.models.own import OwnModel
 from kd.models.preprocess import Preprocess, Size
 from kd.run.settings import height_width
-from kd.storage.elsewhere import json_of
+from kd.storage.elsewhere import RefusedFile, json_of, regular_files
+from kd.storage.writing import folder_for, write_json
 
 if TYPE_CHECKING:
     import transformers
@@ -85,6 +86,7 @@ class HuggingFace:
         transformers = _transformers()
         try:
             if self.path:
+                regular_files(Path(self.path))
                 found = transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=False)
                 if "/" in str(found._attn_implementation):
                     raise ValueError(f"attn_implementation is code of the hub ({found._attn_implementation})")
@@ -94,6 +96,8 @@ class HuggingFace:
             if img_size is not None and "image_size" in given:
                 given["image_size"] = img_size[0] if img_size[0] == img_size[1] else list(img_size)
             return transformers.AutoConfig.for_model(self.config.get("model_type", ""), **given)
+        except RefusedFile as error:
+            raise UserError(f"builder.path: {error}") from error
         except (OSError, ValueError, TypeError) as error:
             what = f"path: {self.path}" if self.path else "config: it"
             reason = " ".join(str(error).split())[:160]
@@ -174,7 +178,7 @@ class HuggingFaceModel(OwnModel):
         model: Any = self.model
         model.config.id2label = dict(enumerate(classes))
         model.config.label2id = {name: i for i, name in enumerate(classes)}
-        model.save_pretrained(folder, state_dict={k.removeprefix("model."): v for k, v in state.items()})
+        model.save_pretrained(folder_for(folder), state_dict={k.removeprefix("model."): v for k, v in state.items()})
         height, width = want.size
         pixels = {
             "image_processor_type": "CLIPImageProcessor", "do_convert_rgb": True, "do_resize": True, "resample": 2,
@@ -183,7 +187,7 @@ class HuggingFaceModel(OwnModel):
             "do_rescale": True, "rescale_factor": 1 / 255,
             "do_normalize": True, "image_mean": list(want.mean), "image_std": list(want.std),
         }  # fmt: skip
-        (folder / PIXELS).write_text(json.dumps(pixels, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / PIXELS, pixels)
 
 
 def _transformers() -> ModuleType:

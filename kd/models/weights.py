@@ -22,7 +22,7 @@ from kd.models.foreign import of_transformers
 from kd.models.output_scale import unit_output
 from kd.run.settings import height_width
 from kd.storage.checkpoints import models_in, run_folder
-from kd.storage.elsewhere import json_of, text_of
+from kd.storage.elsewhere import RefusedFile, json_of, regular, text_of
 from kd.storage.objects import fetched
 
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")  # where trainers keep the weights
@@ -64,8 +64,10 @@ def read_weights(path: Path, key: str) -> tuple[Path, dict[str, Tensor], About]:
     """
     file = weights_file(path, key)
     try:
-        content = load_file(file) if file.suffix == ".safetensors" else _load_pickle(file)
+        content = load_file(regular(file)) if file.suffix == ".safetensors" else _load_pickle(file)
         about = describe(file)
+    except RefusedFile as error:
+        raise UserError(f"{key}: {error}") from error
     except Exception as error:  # whatever a damaged or foreign file makes the readers raise
         raise UserError(f"{key}: {file} is not a readable checkpoint{_why(error)}") from error
     state = _state_in(content)
@@ -108,7 +110,7 @@ def describe(file: Path) -> About:
             unnamed = all(name == f"LABEL_{i}" for i, name in enumerate(names))
             return About(**of_transformers(content, file.parent), classes=[] if unnamed else names)
     if file.suffix == ".safetensors":
-        with safe_open(file, framework="pt") as opened:
+        with safe_open(regular(file), framework="pt") as opened:
             return _from_metadata(opened.metadata() or {})
     return About(classes=_names_in(_load_pickle(file)))
 
@@ -158,6 +160,7 @@ def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def _load_pickle(file: Path) -> object:
     _warn_of_old_torch()
     with torch.serialization.safe_globals([argparse.Namespace]):  # the settings in timm's training checkpoints
+        regular(file)
         return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
 
 
@@ -220,9 +223,11 @@ def read_names(file: Path, key: str) -> list[str]:
         UserError: no such file, or no names in it.
     """
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = text_of(file)
         names = json_of(text) if file.suffix == ".json" else [line.strip() for line in text.splitlines()]
         names = [str(name) for name in names if str(name)]
+    except RefusedFile as error:
+        raise UserError(f"{key}: {error}") from error
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{key}: {file} can't be read as a list of names ({type(error).__name__})") from error
     if not names:

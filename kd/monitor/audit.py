@@ -12,8 +12,8 @@ from kd.callbacks.context import RunContext, output_of
 from kd.callbacks.hooks import after_step
 from kd.data.batch import Batch
 from kd.optim import short_window
-from kd.storage.checkpoints import write_text
-from kd.storage.elsewhere import appended, json_of
+from kd.storage.elsewhere import LARGEST_LOG, json_of, text_of
+from kd.storage.writing import appended, write_text
 
 
 class Audit(Callback):
@@ -31,7 +31,6 @@ class Audit(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens this rank's file, and drops steps after the one that training resumes at."""
         folder = RunContext.of(trainer).folder / "records"
-        folder.mkdir(exist_ok=True)
         self._file = folder / f"samples.rank{trainer.global_rank}.jsonl"
         for file in folder.glob("samples.rank*.jsonl"):
             gone = int(file.stem.removeprefix("samples.rank")) >= trainer.world_size  # a rank of the run before
@@ -60,7 +59,7 @@ class Audit(Callback):
 
 def read(file: Path) -> Iterable[dict[str, Any]]:
     """The lines of a record; one that was torn by a power cut ends it."""
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in text_of(file, LARGEST_LOG, errors="replace").splitlines():
         try:
             content = json_of(line)
         except ValueError:

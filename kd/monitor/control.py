@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from kd.callbacks.hooks import ranks_meet
 from kd.callbacks.phases import Phases
 from kd.monitor.health import Health
 from kd.monitor.kernels import Kernels
+from kd.storage.elsewhere import RefusedFile, text_of
 
 CONTROL = "monitor"  # the file's name
 WORDS = "on, off, interval=SECONDS, health=BATCHES, kernels=BATCHES, nvtx=on|off"
 LOOK_EVERY_S = 1.0
+LARGEST = 2**16  # bytes of the file
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -45,10 +48,16 @@ def _at_least(least: float, value: float) -> float:
 
 
 def read(folder: Path) -> tuple[str, int]:
-    """The file's text, and when it was written, as words may be repeated. Empty without a file."""
+    """The file's text, and when it was written, as words may be repeated. Empty without a file.
+
+    Raises:
+        RefusedFile: it is no regular file, or larger than :data:`LARGEST`.
+    """
     file = folder / CONTROL
     try:
-        return file.read_text(), file.stat().st_mtime_ns
+        return text_of(file, LARGEST), file.stat().st_mtime_ns
+    except RefusedFile:
+        raise
     except (OSError, ValueError):
         return "", 0
 
@@ -63,7 +72,8 @@ class Control(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Before a resume the file may have requested a window: it is not profiled again."""
-        self._old = read(RunContext.of(trainer).folder)
+        with suppress(RefusedFile):  # the first look reports it
+            self._old = read(RunContext.of(trainer).folder)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
@@ -83,7 +93,11 @@ class Control(Callback):
         now = time.monotonic()
         if now < self._looked + LOOK_EVERY_S:
             return {}
-        self._looked, said = now, read(folder)
+        self._looked = now
+        try:
+            said = read(folder)
+        except RefusedFile as error:
+            said = str(error), 0
         if said == self._said:
             return {}
         self._said = said

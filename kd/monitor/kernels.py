@@ -14,6 +14,7 @@ from kd.callbacks.hooks import Closing
 from kd.clock import aside
 from kd.data.batch import Batch
 from kd.report.records import Writer
+from kd.storage.writing import file_for
 
 TOP = 15
 NO_RANGES = ("ProfilerStep", "Optimizer.", "DistributedDataParallel.", "autograd::", "aten::", "enumerate(")
@@ -74,10 +75,10 @@ class Kernels(Closing):
     def _save(self, trainer: Trainer, run: RunContext, first: int) -> None:
         rank, place = trainer.global_rank, run.folder / "records"
         window = summarize(self._profile.events(), self.steps, run.device.type == "cuda")
-        trace = place / f"trace.rank{rank}.json"
+        trace = file_for(place / f"trace.rank{rank}.json")
         self._profile.export_chrome_trace(str(trace))
         if run.device.type == "cuda" and self.memory:
-            torch.cuda.memory._dump_snapshot(str(place / f"memory.rank{rank}.pickle"))
+            torch.cuda.memory._dump_snapshot(str(file_for(place / f"memory.rank{rank}.pickle")))
             torch.cuda.memory._record_memory_history(enabled=None)
         writer = Writer(place / f"kernels.rank{rank}.jsonl", {"of": "kernels", "rank": rank})
         last = first + self.steps - 1

@@ -10,7 +10,7 @@ from kd.report.comparison import comparison, label
 from kd.report.records import Run
 from kd.report.rules import Explained
 from kd.report.sections import report
-from kd.storage.checkpoints import write_text
+from kd.storage.writing import write_text
 
 PAGE = Path(__file__).parent / "page.html"
 

@@ -7,6 +7,7 @@ phases) or seconds (``s``; ``t`` is Unix time).
 import csv
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,18 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from kd.errors import UserError
-from kd.storage.elsewhere import appended, fresh, json_of, text_of, yaml_of
+from kd.storage.elsewhere import (
+    LARGEST,
+    LARGEST_LOG,
+    RefusedFile,
+    bytes_of,
+    json_of,
+    lines_of,
+    open_regular,
+    text_of,
+    yaml_of,
+)
+from kd.storage.writing import appended, file_for, write_text
 
 SCHEMA = 1
 PHASES = (
@@ -173,15 +185,14 @@ class Writer:
 
     def __init__(self, path: Path, header: dict[str, Any], limit: int = LIMIT) -> None:
         self.path, self.limit, self.share = path, limit, 1.0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        earlier, _ = read_lines(path) if path.is_file() else ([], [])
+        earlier, _ = read_lines(path, LARGEST_LOG) if file_for(path).is_file() else ([], [])
         self.share = min([r.get("share", 1.0) for r in earlier if r["kind"] == "header"], default=1.0)
         self.last_total = next((r for r in reversed(earlier) if r["kind"] == "total"), None)
         self._lines = len(earlier)
         self._number = max((r.get("n", 0) for r in earlier), default=0)
         self._file = appended(path)
-        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
-            self._file.write("\n")  # a torn last line ends here
+        if _is_torn(path):
+            self._file.write("\n")
         self.write({"kind": "header", "schema": SCHEMA, **header, "share": self.share})
 
     def write(self, record: dict[str, Any]) -> None:
@@ -198,17 +209,14 @@ class Writer:
             self._thin()
 
     def _thin(self) -> None:
-        records, _ = read_lines(self.path)
+        records, _ = read_lines(self.path, LARGEST_LOG)
         self.share /= 2
         totals = [r for r in records if r["kind"] == "total"][-1:]
         rest = [r for r in records if r["kind"] not in ("total", *THINNED)]
         headers = [{**r, "share": self.share} if r["kind"] == "header" else r for r in rest]
         lines = headers + totals + [r for r in records if r["kind"] in THINNED and kept(r["n"], self.share)]
         self._file.close()
-        part = self.path.with_suffix(".tmp")
-        with fresh(part) as file:
-            file.write("".join(json.dumps(r, separators=(",", ":")) + "\n" for r in lines).encode())
-        part.replace(self.path)
+        write_text(self.path, "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in lines))
         self._file = appended(self.path)
         self._lines = len(lines)
 
@@ -217,11 +225,23 @@ class Writer:
         self._file.close()
 
 
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The records of one file, and notes: torn lines are left out, and all of a file of a newer schema."""
+def _is_torn(path: Path) -> bool:
+    """Whether a file's last line lacks its end."""
+    with open_regular(path, LARGEST_LOG) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read(1) not in (b"", b"\n")
+
+
+def read_lines(path: Path, largest: int = LARGEST) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records of one file, and notes: torn lines are left out, and all of a file of a newer schema.
+
+    Raises:
+        RefusedFile: it is no regular file, or has more than ``largest`` bytes.
+    """
     records: list[dict[str, Any]] = []
     torn, notes = 0, []
-    for line in path.read_bytes().splitlines():
+    for line in bytes_of(path, largest).splitlines():
         try:
             record = json_of(line)
             assert isinstance(record, dict) and isinstance(record["kind"], str)
@@ -264,9 +284,9 @@ def read_run(folder: str | Path) -> Run:
     if not is_run(folder):
         raise UserError(f"{folder} is no run's folder: it has no config.yaml, summary.json or records")
     run = read_results(folder)
-    if (folder / "job.json").is_file():
+    if (folder / "job.json").exists():
         run.job = _mapping(folder / "job.json", run.notes)
-    if (folder / "export" / "latency.json").is_file():
+    if (folder / "export" / "latency.json").exists():
         found = _mapping(folder / "export" / "latency.json", run.notes).get("rows")
         needed = {"model", "runtime", "threads", "batch", "median_ms"}
         run.latency = [row for row in found or [] if isinstance(row, dict) and needed <= set(row)]
@@ -275,7 +295,11 @@ def read_run(folder: str | Path) -> Run:
     if not files:
         run.notes.append("the run has no records (monitor.enabled=false, or it stopped before the first step)")
     for file in files:
-        records, notes = read_lines(file)
+        try:
+            records, notes = read_lines(file)
+        except OSError as error:
+            run.notes.append(f"{file.name} is left out: {error.strerror}")
+            continue
         run.notes += notes
         whole = records[next((i for i, record in enumerate(records) if record["kind"] == "header"), len(records)) :]
         if len(whole) < len(records):
@@ -340,17 +364,19 @@ def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
         notes.append(f"{file.name} is {'empty' if found is None else 'no mapping'}")
     except FileNotFoundError:
         notes.append(f"{file.name} is missing")
+    except RefusedFile as error:
+        notes.append(f"{file.name} can't be read: it {error.strerror}")
     except (OSError, ValueError):
         notes.append(f"{file.name} can't be read")
     return {}
 
 
 def _metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
-    if not file.is_file():
+    if not file.exists():
         return []
     rows: list[dict[str, float]] = []
     try:
-        with file.open(encoding="utf-8", newline="") as lines:
+        with lines_of(file) as lines:
             for row in csv.DictReader(lines):
                 rows.append({})
                 for name, text in row.items():

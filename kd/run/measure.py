@@ -27,9 +27,9 @@ from kd.run.request import Request
 from kd.run.run import Run
 from kd.ship.export.student import read_metadata
 from kd.ship.finished import FinishedRun, check_classes, teacher_of
-from kd.storage.checkpoints import write_text
 from kd.storage.objects import is_url
 from kd.storage.run_urls import run_at
+from kd.storage.writing import write_text
 from kd.tasks import Task
 from kd.tasks.features import rank_of_gram
 from kd.teachers import FrozenTeacher, RunTeacher, build_teacher
@@ -98,7 +98,7 @@ class Evaluation:
         for own, run in zip(text, runs, strict=True):
             if run is not None:
                 files.append(run / options.file)
-                files[-1].write_text(own)
+                write_text(files[-1], own)
         if options.out is not None:
             files.append(options.out)
             if options.out.suffix == ".json":

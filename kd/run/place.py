@@ -16,6 +16,7 @@ from kd.storage.checkpoints import LAST, PREVIOUS, check_writable, holder_of, ne
 from kd.storage.elsewhere import text_of, yaml_of
 from kd.storage.objects import is_url
 from kd.storage.run_urls import fetched_marker, fetched_run, on_disk, url_of
+from kd.storage.writing import check_folders, guard
 
 START = ("checkpoint", "pretrained", "inherit")  # of model.student
 
@@ -41,6 +42,7 @@ class Resumed:
             raise UserError(f"resume: there is no {folder}")
         if not any((folder / "checkpoints" / file).is_file() for file in (LAST, PREVIOUS)):
             raise UserError(f"resume: {folder} has no checkpoints/{LAST}")
+        check_folders(guard(folder))
         return cls(folder, name if is_url(name) else "")
 
 

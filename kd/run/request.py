@@ -17,7 +17,7 @@ from kd.run.paths import check_no_files, find, implied, pairs, part_of, source_i
 from kd.run.trust import check_file, vouched
 from kd.run.typed import check_values
 from kd.run.unread import check_read
-from kd.storage.elsewhere import yaml_of
+from kd.storage.elsewhere import text_of, yaml_of
 
 GROUPS = ("data", "data.augment", "data.probe", "model", "model.student", "model.teacher", "optim", "trainer",
           "checkpoint", "monitor")  # fmt: skip
@@ -145,7 +145,7 @@ def _check(names: list[str], values: dict[str, Any], whole: dict[str, Any]) -> N
 
 def migrate_class_paths(file: Path, content: dict[Any, Any]) -> str:
     """The file, or its text where class paths in it have moved, or folders go by a channel's name."""
-    text = file.read_text(encoding="utf-8")
+    text = text_of(file)
     now = _with_folders(current(text), content)
     return str(file) if now == text else now
 

@@ -25,7 +25,8 @@ from kd.models.weights import about, weights_file
 from kd.run.build import data_of, teachers_in
 from kd.run.paths import find
 from kd.storage.checkpoints import newest_whole
-from kd.storage.elsewhere import json_of
+from kd.storage.elsewhere import LARGEST_WEIGHTS, bytes_of, json_of, open_regular, regular
+from kd.storage.writing import appended, make_folder
 
 TRAIN = "train"  # as ``model.teacher.checkpoint``: train the teacher even where one ships with its recipe
 LEAST_STEPS = 8  # of an epoch, where a teacher is trained first: fewer and longer ones undo what its backbone learnt
@@ -90,7 +91,7 @@ def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
     file = find("recipes", teacher["recipe"]).with_suffix(".safetensors")
     if not file.is_file():
         return None
-    with safe_open(file, "pt") as opened:
+    with safe_open(regular(file), "pt") as opened:
         made = opened.metadata()
     wanted = {**teacher["kwargs"], "img_size": teacher["img_size"]}
     kwargs = {key: value for key, value in json_of(made["kwargs"]).items() if key != "num_classes"}
@@ -166,10 +167,10 @@ def key_of(config: dict[str, Any], source: Source) -> str:
         if split == "train" or source.has(split):
             digest.update(fingerprint(source.load(split)).encode())
     if start := settings["model"]["student"]["checkpoint"]:
-        with weights_file(Path(start), "model.teacher.backbone").open("rb") as opened:
+        with open_regular(weights_file(Path(start), "model.teacher.backbone"), LARGEST_WEIGHTS) as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     for file in sorted(Path(kd.__file__).parent.rglob("*.py")):
-        digest.update(file.read_bytes())
+        digest.update(bytes_of(file))
     for library in (torch, torchvision, timm):
         digest.update(library.__version__.encode())
     return digest.hexdigest()[:16]
@@ -179,14 +180,14 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
     """The teacher's run folder: from the cache, resumed or trained now; two processes at once train one."""
     home = cache_dir() / "teachers"
     final = home / f"{name}-{key}"
-    home.mkdir(parents=True, exist_ok=True)
+    make_folder(home)
     with FileLock(home / f"{name}-{key}.lock"):
         if (final / "student.safetensors").is_file():
             if say:
                 print(f"teacher: {final} (trained earlier by recipe={name})", flush=True)
             return final
         part = home / f"{name}-{key}.part"
-        with (home / f"{name}-{key}.owner").open("w") as owner:
+        with appended(home / f"{name}-{key}.owner") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX)  # the training of a process that was killed may still be saving
             status = _run(_begin(items, part, name), owner.fileno())
         if status != 0:

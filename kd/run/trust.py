@@ -18,6 +18,8 @@ from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.run import files
 from kd.run.paths import folder
+from kd.storage.elsewhere import LARGEST_STUDENT, open_regular
+from kd.storage.writing import write_bytes
 
 PACKAGES = ("kd", "torch", "torchvision", "torchmetrics", "timm", "pytorch_lightning", "lightning_fabric")
 ALL = "*"  # in place of names: every file is one's own, or --trust was given
@@ -181,15 +183,14 @@ def remember(text: str, config: dict[str, Any]) -> None:
 
 def remember_made(content: bytes) -> None:
     """Notes, in the user's cache folder, that this machine has written a file with this content."""
-    note = _note(content)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    note.touch()
+    write_bytes(_note(hashlib.sha256(content).hexdigest()), b"")
 
 
 def made_here(file: Path) -> bool:
     """Whether :func:`remember_made` was called for the file's content on this machine."""
-    return _note(file.read_bytes()).is_file()
+    with open_regular(file, LARGEST_STUDENT) as opened:
+        return _note(hashlib.file_digest(opened, "sha256").hexdigest()).is_file()
 
 
-def _note(content: bytes) -> Path:
-    return cache_dir() / "own_runs" / hashlib.sha256(content).hexdigest()
+def _note(digest: str) -> Path:
+    return cache_dir() / "own_runs" / digest

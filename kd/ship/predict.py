@@ -2,14 +2,16 @@
 
 import csv
 import glob
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from PIL import Image
 from torch import nn
 from tqdm import tqdm
 
-from kd.data.pictures import decode, open_regular
+from kd.data.pictures import MAX_BYTES, decode
 from kd.data.sources import IMAGE_SUFFIXES
 from kd.data.transforms import EvalView
 from kd.errors import UserError
@@ -27,7 +29,8 @@ from kd.progress import bar
 from kd.ship.export.manifest import as_lines
 from kd.ship.finished import FinishedRun
 from kd.ship.serving.answers import answer, mask_type
-from kd.storage.checkpoints import write_whole
+from kd.storage.elsewhere import open_regular
+from kd.storage.writing import write_text, write_whole
 from kd.tasks.segmentation import colours
 
 TABLES = (".csv", ".json", ".jsonl")
@@ -99,7 +102,7 @@ def predict(
 def _read(name: str, view: Callable[[Any], Any]) -> tuple[torch.Tensor, tuple[int, int]] | str:
     """View and size of a picture, or why it can't be read."""
     try:
-        with open_regular(name) as stream:
+        with open_regular(name, MAX_BYTES) as stream:
             picture = decode(stream.read())
         return view(picture), (picture.shape[1], picture.shape[2])
     except (RuntimeError, OSError, ValueError) as error:
@@ -137,13 +140,7 @@ def write(
     if out is None:
         _print_rows(rows)
         return None
-    part = out.with_name(f".{out.name}.part")
-    try:
-        with part.open("w", encoding="utf-8", newline="") as opened_file:
-            _write_rows(opened_file, out.suffix, rows)
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(out, lambda file: _write_rows(file, out.suffix, rows))
     return out
 
 
@@ -157,7 +154,14 @@ def _columns(row: dict[str, Any]) -> dict[str, object]:
     return found | {f"{fact}_{what}": x for fact, values in row.get("facts", {}).items() for what, x in values.items()}
 
 
-def _write_rows(file: TextIO, suffix: str, rows: Rows) -> None:
+def _write_rows(opened: IO[bytes], suffix: str, rows: Rows) -> None:
+    file = io.TextIOWrapper(opened, encoding="utf-8", newline="")
+    _write_lines(file, suffix, rows)
+    file.flush()
+    file.detach()  # whose end would close the other
+
+
+def _write_lines(file: TextIO, suffix: str, rows: Rows) -> None:
     if suffix == ".csv":
         table = csv.writer(file)
         for number, columns in enumerate(map(_columns, rows)):
@@ -187,20 +191,17 @@ def _write_masks(answers: Iterator[Predicted], root: Path, opened: FinishedRun, 
     palette = colours(len(opened.classes))
     for name, logits, shape in answers:
         _write_mask(folder / Path(name).resolve().relative_to(root), logits, shape, palette)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "classes.txt").write_text(as_lines(opened.classes), encoding="utf-8")
+    write_text(folder / "classes.txt", as_lines(opened.classes))
 
 
 def _write_mask(stem: Path, logits: torch.Tensor, shape: tuple[int, int], palette: np.ndarray) -> None:
     numbers = torch.nn.functional.interpolate(logits[None], shape, mode="bilinear")[0].argmax(0).numpy()
     ids = numbers.astype(mask_type(len(palette)))
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(ids).save(stem.with_name(f"{stem.name}.ids.png"))
-    Image.fromarray(palette[ids]).save(stem.with_name(f"{stem.name}.colours.png"))
+    for name, pixels in (("ids", ids), ("colours", palette[ids])):
+        write_whole(stem.with_name(f"{stem.name}.{name}.png"), partial(Image.fromarray(pixels).save, format="PNG"))
 
 
 def _write_features(answers: Iterator[Predicted], file: Path) -> None:
     named = [(name, features.numpy()) for name, features, _ in answers]
-    file.parent.mkdir(parents=True, exist_ok=True)
     features, files = np.stack([f for _, f in named]), np.array([name for name, _ in named])
     write_whole(file, lambda opened: np.savez(opened, features=features, files=files))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from kd.errors import UserError
+from kd.storage.elsewhere import LARGEST_DATA, regular
 
 EXTENSIONS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
               tarfile.GNUTYPE_LONGLINK)  # fmt: skip
@@ -43,7 +44,7 @@ def _bounded() -> type[tarfile.TarInfo]:
 def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[Iterator[File]]:
     """The regular files of an archive, each with its content; links, devices and sparse files are left out."""
     try:
-        with tarfile.open(archive, "r:*" if compressed else "r:", tarinfo=_bounded()) as tar:
+        with tarfile.open(regular(archive, LARGEST_DATA), "r:*" if compressed else "r:", tarinfo=_bounded()) as tar:
             yield _files(tar)
     except UserError:
         raise

@@ -5,18 +5,18 @@ checksum looked at here. It finds accidents (a torn write, a flipped bit), not m
 """
 
 import fcntl
-import json
 import os
 import socket
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from kd.errors import UserError
-from kd.storage.elsewhere import appended, fresh, plain_name, text_of
+from kd.storage.elsewhere import LARGEST_WEIGHTS, plain_name, regular, text_of
+from kd.storage.writing import appended, existing
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 OLD_NAMES = {"student.": "model.", "student_ema.": "average.", "distill_losses.": "objective.losses.",
@@ -81,58 +81,12 @@ def claim(parent: Path) -> Path:
     return folder
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:
-    """Writes a file whole or not at all, even after a power cut; the old one is kept under the name ``keep``."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with fresh(part) as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
-    if keep is not None and path.exists():
-        _keep(path, keep)
-    part.replace(path)
-    with suppress(OSError):  # some network file systems have no folders to sync
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all, with its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, lambda file: file.write(text.encode()))
-
-
-def write_json(path: Path, content: object) -> None:
-    """Writes plain values as indented JSON, whole or not at all."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def _keep(path: Path, keep: Path) -> None:
-    """A second name for the old file: ``path`` never goes missing. Where the file system has no links, it moves."""
-    second = keep.with_name(f"{keep.name}.part")
-    try:
-        second.unlink(missing_ok=True)
-        os.link(path, second)
-    except OSError:
-        path.replace(keep)
-    else:
-        second.replace(keep)
-
-
 def damage(path: Path) -> str:
     """What is wrong with a checkpoint's file, in a few words; empty for a whole one. Reads it all."""
     import torch  # resuming needs it anyway; the command line's other answers should not wait for it
 
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(regular(path, LARGEST_WEIGHTS)) as archive:
             if not any(name.endswith("/data.pkl") for name in archive.namelist()):
                 return "no checkpoint of torch"
             record = archive.testzip()
@@ -166,6 +120,7 @@ def run_folder(path: Path) -> Path:
 
 
 LOCK = ".lock"
+LONGEST_HOLDER = 1000  # bytes of a lock file that are read
 
 
 def lock_run(folder: Path) -> IO[str]:
@@ -173,12 +128,15 @@ def lock_run(folder: Path) -> IO[str]:
 
     A POSIX record lock: it works between machines (NFS), and a killed run's loader processes do not inherit it.
     """
+    holder = holder_of(folder)  # before a lock file with a second name is replaced, which others would not notice
     file = appended(folder / LOCK)
     try:
+        if holder:
+            raise BlockingIOError
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.close()
-        holder = holder_of(folder) or "another process"
+        holder = holder or holder_of(folder) or "another process"
         raise UserError(f"resume: {holder} is training in {folder}; stop it first, or wait for its end") from error
     except OSError:  # a file system without locks
         return file
@@ -190,9 +148,9 @@ def lock_run(folder: Path) -> IO[str]:
 
 def holder_of(folder: Path) -> str:
     """The process of this machine, or of another one on the same file system, that trains in a run's folder."""
-    with suppress(OSError), (folder / LOCK).open("r+", encoding="utf-8") as file:
+    with suppress(OSError), existing(folder / LOCK) as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return file.read().strip() or "another process"
+            return file.read(LONGEST_HOLDER).decode(errors="replace").strip() or "another process"
     return ""

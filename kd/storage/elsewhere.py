@@ -1,12 +1,18 @@
 """Files from elsewhere are data: how large they may be, what they may hold, and which places their names reach.
 
-All readers use these functions; what is written there follows no links. :mod:`kd.run.trust` limits the code they name.
+All readers open files here: regular files alone, of a bounded size. A pipe would be waited for, a device never ends,
+and a file that only claims a size takes the memory of one that has it. :mod:`kd.storage.writing` is the same for
+writing, :mod:`kd.run.trust` limits the code that files name.
 """
 
+import codecs
+import errno
+import io
 import json
 import math
 import os
 import re
+import stat
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +21,13 @@ import yaml
 from kd.errors import UserError
 
 LARGEST = 64 * 2**20  # bytes of a file that is read as text
+LARGEST_LOG = 2**30  # bytes of a file that a run of this machine continues: metrics, an audit's samples
+LARGEST_LIST = 2**30  # bytes of a list of pictures
+LARGEST_STUDENT = 16 * 2**30  # bytes of a student's file, an export or an answer's
+LARGEST_DATA = 2**50  # bytes of what is read in parts: a pack's shard, a view of stored answers, a log
+LARGEST_WEIGHTS = 128 * 2**30  # bytes of a teacher's weights, or of a training checkpoint
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
+         stat.S_IFBLK: "a device", stat.S_IFLNK: "a link"}  # fmt: skip
 NODES = 1_000_000  # of YAML, each alias counted as what it stands for
 NAME = re.compile(r"(?!\.)(?!latest$)[\w.+-]{1,200}")
 
@@ -65,18 +78,95 @@ def json_of(text: str | bytes | bytearray) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def text_of(file: Path) -> str:
-    """A text file's content.
+class RefusedFile(OSError, UserError):
+    """A file or folder that is not opened: ``filename`` names it, ``strerror`` says why."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+def refused_file(file: str | Path, why: str) -> RefusedFile:
+    """The error of a file that is not opened, ``why`` as the end of a sentence about it."""
+    return RefusedFile(errno.EINVAL, why, str(file))
+
+
+def kind_of(mode: int) -> str:
+    """What a file of this ``st_mode`` is, in words."""
+    return KINDS.get(stat.S_IFMT(mode), "a file")
+
+
+def open_regular(file: str | Path, largest: int = LARGEST) -> io.BufferedReader:
+    """Opens a file to read: a regular one (a link to one is followed) of at most ``largest`` bytes.
 
     Raises:
-        OSError: it can't be read, or is larger than :data:`LARGEST` bytes.
-        ValueError: not UTF-8.
+        RefusedFile: it is a pipe, a device, a socket, a folder, or larger; a UserError of one line.
+        OSError: it does not exist, or can't be opened.
     """
-    with file.open("rb") as opened:
-        data = opened.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise OSError(None, f"it is larger than {LARGEST >> 20} MB", str(file))
-    return data.decode()
+    return io.BufferedReader(io.FileIO(open_descriptor(file, largest)))
+
+
+def open_descriptor(file: str | Path, largest: int = LARGEST) -> int:
+    """The same as :func:`open_regular`, as a file descriptor."""
+    try:
+        # a pipe without a writer would be waited for; a terminal must not become this process's
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # what a socket, and some devices, answer
+            raise refused_file(file, "is a socket or a device; only a regular file is read") from error
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise refused_file(file, f"is {kind_of(status.st_mode)}; only a regular file is read")
+        if status.st_size > largest:
+            raise too_large(file, status.st_size, largest)
+        return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def too_large(file: str | Path, size: int, largest: int) -> RefusedFile:
+    """The error of a file of ``size`` bytes, of which at most ``largest`` are read."""
+    unit, shift = ("GB", 30) if largest >= 2**30 else ("MB", 20) if largest >= 2**20 else ("bytes", 0)
+    allowed = f"{largest >> shift} {unit}"
+    return refused_file(file, f"has {size:,} bytes, at most {allowed} are read")
+
+
+def regular(file: Path, largest: int = LARGEST_WEIGHTS) -> Path:
+    """The file itself, for a library that opens it by its name: a regular one of at most ``largest`` bytes."""
+    open_regular(file, largest).close()
+    return file
+
+
+def bytes_of(file: str | Path, largest: int = LARGEST) -> bytes:
+    """The content of a regular file of at most ``largest`` bytes; errors as :func:`open_regular` raises them."""
+    with open_regular(file, largest) as opened:
+        try:
+            data = opened.read(largest + 1)  # one more: has it grown?
+        except MemoryError as error:
+            size = os.fstat(opened.fileno()).st_size
+            raise refused_file(file, f"has {size:,} bytes, more than there is memory for") from error
+    if len(data) > largest:
+        raise too_large(file, len(data), largest)
+    return data
+
+
+def lines_of(file: str | Path, largest: int = LARGEST) -> IO[str]:
+    """The UTF-8 lines of a regular file as they are, for :mod:`csv`; errors as :func:`open_regular` raises them."""
+    return io.TextIOWrapper(open_regular(file, largest), encoding="utf-8", newline="")
+
+
+def regular_files(folder: Path) -> None:
+    """Checks all files of a folder for a library that opens them by itself; a name that is no folder is left to it."""
+    for file in folder.iterdir() if folder.is_dir() else ():
+        if not file.is_dir():
+            regular(file)
+
+
+def text_of(file: str | Path, largest: int = LARGEST, errors: str = "strict") -> str:
+    """The UTF-8 text of a regular file; a byte-order mark is left out, a ValueError for other encodings."""
+    return bytes_of(file, largest).removeprefix(codecs.BOM_UTF8).decode(errors=errors)
 
 
 def mapping_of(file: Path) -> dict[str, Any]:
@@ -119,16 +209,3 @@ def inside(folder: Path, name: str, where: str) -> Path:
     if not (plain and file.resolve().is_relative_to(folder.resolve())):
         raise UserError(f"{where}: '{name[:200]}' leads out of {folder}")
     return file
-
-
-def fresh(file: Path) -> IO[bytes]:
-    """A new file to write; what had the name is removed, and a link in its place is not followed."""
-    file.unlink(missing_ok=True)
-    return os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb")
-
-
-def appended(file: Path) -> IO[str]:
-    """A file to write lines at the end of; a link in its place is removed."""
-    if file.is_symlink():
-        file.unlink()
-    return os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666), "a+", encoding="utf-8")

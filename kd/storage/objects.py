@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock, Timeout
 
 from kd.errors import UserError, first_line, needs_extra
 from kd.machine import cache_dir
-from kd.storage.elsewhere import inside
+from kd.storage.elsewhere import LARGEST, LARGEST_LIST, bytes_of, inside, too_large
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 TRIES = 6
 PAUSE_S = 0.2  # before the second try; doubled before each further one
@@ -321,9 +324,24 @@ def content_of(url: str, key: str) -> bytes:
         key: the configuration key that named it.
 
     Raises:
-        UserError: it is not there, or can't be fetched.
+        UserError: it is missing or too large, or can't be fetched.
     """
     files, path = file_system(url, key)
     files.invalidate_cache()
     with _named(url, key):
-        return tried(lambda: bytes(files.cat_file(path)), f"{url} can't be read")
+        return small_file(files, path, f"{url} can't be read", LARGEST_LIST)
+
+
+def small_file(files: "AbstractFileSystem", path: str, what: str, largest: int = LARGEST) -> bytes:
+    """A file's content, from a file system of fsspec's; a RefusedFile where it has more than ``largest`` bytes.
+
+    Args:
+        files: of :func:`file_system`, whose ``path`` it is.
+        what: the beginning of the message where the store does not answer.
+    """
+    if "file" in files.protocol:  # this machine's, where a pipe may have the name
+        return bytes_of(path, largest)
+    content: bytes = tried(lambda: files.cat_file(path, start=0, end=largest + 1), what)
+    if len(content) > largest:
+        raise too_large(path, len(content), largest)
+    return content

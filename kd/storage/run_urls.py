@@ -1,6 +1,7 @@
 """The folders of runs in an object store, and where they lie on this machine's disk."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,10 +11,14 @@ from filelock import FileLock
 
 from kd.errors import UserError, first_line
 from kd.machine import cache_dir
-from kd.storage.checkpoints import LAST, PREVIOUS, holder_of, run_folder, write_whole
-from kd.storage.elsewhere import inside, json_of, plain_name, text_of
-from kd.storage.objects import fetch_whole, file_system, is_url, tried
+from kd.storage.checkpoints import LAST, PREVIOUS, holder_of, run_folder
+from kd.storage.elsewhere import LARGEST_LOG, LARGEST_WEIGHTS, inside, json_of, plain_name, text_of, too_large
+from kd.storage.objects import fetch_whole, file_system, is_url, small_file, tried
+from kd.storage.writing import guard, make_folder, write_text, write_whole
 
+LONGEST_NAME = 1000  # bytes of a file that names a run
+MOST_FILES = 100_000  # of a run in a store
+WEIGHTS = (".ckpt", ".safetensors", ".pt2", ".onnx", ".data", ".bin", ".gz", ".npz")  # endings of a run's large files
 KEPT, LATEST = ".uploaded.json", f"checkpoints/{LAST}"
 TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "created")
 
@@ -27,7 +32,8 @@ def on_disk(place: str) -> Path:
 
 def run_at(place: str) -> Path:
     """A run's folder as the commands take it: a folder, a recipe's ``latest``, or either by URL, fetched first."""
-    return fetched_run(place, "run", checkpoints=False) if is_url(place) else run_folder(Path(place))
+    folder = fetched_run(place, "run", checkpoints=False) if is_url(place) else run_folder(Path(place))
+    return guard(folder) if folder.is_dir() else folder
 
 
 def finished_at(place: str, *needed: str) -> Path:
@@ -66,7 +72,8 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
     recipe = f"{place.rstrip('/')}/{marker.parent.name}"
     files, path = file_system(recipe, "runs_dir")
     try:
-        name = _name_in(tried(lambda: files.cat_file(f"{path}/{marker.name}"), f"{recipe} can't be read"), recipe)
+        content = small_file(files, f"{path}/{marker.name}", f"{recipe} can't be read", LONGEST_NAME)
+        name = _name_in(content, recipe)
         there = tried(lambda: files.exists(f"{path}/{name}/config.yaml"), f"{recipe} can't be read")
     except FileNotFoundError:
         there = False
@@ -74,7 +81,7 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
         raise UserError(f"runs_dir: {first_line(error)}") from error
     if there:
         fetched_run(f"{recipe}/{name}", "runs_dir", together=together)
-        marker.write_text(name + "\n", encoding="utf-8")
+        write_text(marker, name + "\n")
     elif together:
         marker.unlink(missing_ok=True)
 
@@ -86,7 +93,8 @@ def fetched_run(url: str, key: str = "resume", checkpoints: bool = True, togethe
         files, path = file_system(url, key)
         files.invalidate_cache()
         if url.endswith("/latest"):
-            name = _name_in(tried(lambda: files.cat_file(path), f"{url} can't be read"), f"{key}: {url}")
+            content = small_file(files, path, f"{url} can't be read", LONGEST_NAME)
+            name = _name_in(content, f"{key}: {url}")
             url, path = (f"{of.removesuffix('latest')}{name}" for of in (url, path))
         folder = on_disk(url)
         if folder.is_dir() and holder_of(folder):  # it is trained here: nothing there is newer
@@ -95,7 +103,7 @@ def fetched_run(url: str, key: str = "resume", checkpoints: bool = True, togethe
             if (folder / "config.yaml").is_file() and not together:  # nothing of it was sent yet
                 return folder
             raise UserError(f"{key}: there is no run {url}")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(guard(folder))
         with FileLock(folder / ".fetching"):  # one of all processes fetches
             found = tried(lambda: files.find(path, detail=True), f"{url} can't be read")
             there = {full.removeprefix(f"{path}/"): of for full, of in found.items()}
@@ -122,13 +130,29 @@ def _fetch_all(
     if stays and LATEST in there and not copies.is_ours(LATEST, there[LATEST]):
         raise UserError(f"{key}: the run has continued both in {copies.folder} and, from another machine, in "
                         f"{copies.url}; remove the folder to resume from there")  # fmt: skip
+    _check_sizes(there, copies, key)
     for name, found in there.items():
         wanted = not Path(name).name.startswith(".") and (checkpoints or not name.startswith("checkpoints/"))
         changed, file = copies.changed_here(name), inside(copies.folder, name, key)
         if wanted and not (stays and changed) and (copies.differ(name, found) or (together and changed)):
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(file.parent)
             fetch_whole(get, f"{path}/{name}", file, int(found["size"]))
             copies.note(name, state_of(file), found)
+
+
+def _check_sizes(there: Mapping[str, Mapping[str, Any]], copies: "Copies", key: str) -> None:
+    """Raises a UserError for a run that no run is like: files that are too large to be read, or more than fit here."""
+    if len(there) > MOST_FILES:
+        raise UserError(f"{key}: {copies.url} has {len(there):,} files, at most {MOST_FILES:,} are fetched")
+    for name, found in there.items():
+        largest = LARGEST_WEIGHTS if Path(name).suffix in WEIGHTS else LARGEST_LOG
+        if int(found["size"]) > largest:
+            raise UserError(f"{key}: {too_large(f'{copies.url}/{name}', int(found['size']), largest)}")
+    missing = sum(int(found["size"]) for name, found in there.items() if copies.differ(name, found))
+    free = shutil.disk_usage(copies.folder).free
+    if missing > free:
+        raise UserError(f"{key}: {copies.url} has {missing / 1e6:,.0f} MB to fetch, {copies.folder} has room for "
+                        f"{free / 1e6:,.0f} MB")  # fmt: skip
 
 
 def state_of(file: Path) -> list[int]:

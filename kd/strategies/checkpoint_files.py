@@ -8,7 +8,9 @@ import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from kd.errors import RunError, causes
-from kd.storage.checkpoints import LAST, PREVIOUS, todays_names, write_whole
+from kd.storage.checkpoints import LAST, PREVIOUS, todays_names
+from kd.storage.elsewhere import regular
+from kd.storage.writing import write_whole
 
 
 class CheckpointFiles(TorchCheckpointIO):
@@ -27,7 +29,6 @@ class CheckpointFiles(TorchCheckpointIO):
         path = Path(path)
         keep = path.with_name(PREVIOUS) if path.name == LAST and not self._last_is_damaged else None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, lambda file: torch.save(checkpoint, file), keep)
         except (OSError, RuntimeError) as error:
             of_disk = next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
@@ -46,5 +47,5 @@ class CheckpointFiles(TorchCheckpointIO):
     ) -> dict[str, Any]:
         """Reads one file. Never runs code from it: what is no tensor or plain value is refused."""
         self._last_is_damaged = Path(path).name == PREVIOUS  # then it must not push out the good one
-        checkpoint = super().load_checkpoint(path, map_location, weights_only=True)
+        checkpoint = super().load_checkpoint(regular(Path(path)), map_location, weights_only=True)
         return {**checkpoint, "state_dict": todays_names(checkpoint.get("state_dict", {}))}

@@ -18,8 +18,8 @@ import numpy as np
 from filelock import FileLock
 
 from kd.errors import UserError
-from kd.storage.checkpoints import write_text
-from kd.storage.elsewhere import json_of
+from kd.storage.elsewhere import json_of, text_of
+from kd.storage.writing import make_folder, write_text
 from kd.teachers.answer_codec import CRC_BYTES
 
 FINGERPRINT = "fingerprint.json"
@@ -79,7 +79,7 @@ class AnswerStore:
                 refuse_strangers(folder, lambda p: p.name in BEGUN or os.path.lexists(folder / FINGERPRINT), key)
             check_room({folder: self.disk_bytes}, f"{views} view(s) of {samples} pictures", key)
             self._whole = WholeRecords(samples, views, usable)
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             with self._locked():
                 self._claim(fingerprint, measure)
                 for view in range(views):
@@ -92,8 +92,8 @@ class AnswerStore:
         if not os.path.lexists(file):
             noted = {"measured": measure()} if measure else {}
             write_text(file, json.dumps({**fingerprint, **noted}, indent=1))
-        with os.fdopen(_plain_file(file, os.O_RDONLY)) as stream:
-            self.measured = compare(stream.read(), fingerprint, str(self.folder), self._key).get("measured") or {}
+        os.close(_plain_file(file, os.O_RDONLY))
+        self.measured = compare(text_of(file), fingerprint, str(self.folder), self._key).get("measured") or {}
 
     @property
     def disk_bytes(self) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
-from kd.storage.elsewhere import json_of
-from kd.storage.objects import file_system, in_one_line, is_url
+from kd.storage.elsewhere import LARGEST_DATA, json_of, open_regular, text_of
+from kd.storage.objects import file_system, in_one_line, is_url, small_file
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES, FEATURES_ALONE
 from kd.teachers.answer_store import FINGERPRINT, differences, records_begun
@@ -81,13 +81,16 @@ def _fingerprints(place: str) -> Iterator[tuple[str, str]]:
         for depth in range(DEPTH):
             for file in sorted(Path(place).expanduser().glob("*/" * depth + FINGERPRINT)):
                 with suppress(OSError, ValueError):
-                    yield str(file.parent), file.read_text()
+                    yield str(file.parent), text_of(file)
         return
     files, path = file_system(place, "describe")
     with in_one_line(f"describe: {place}"):
         for depth in range(DEPTH):
             for name in sorted(files.glob(f"{path}/{'*/' * depth}{FINGERPRINT}")):
-                yield files.unstrip_protocol(name).rpartition("/")[0], files.cat_file(name).decode()
+                yield (
+                    files.unstrip_protocol(name).rpartition("/")[0],
+                    small_file(files, name, f"{name} can't be read").decode(),
+                )
 
 
 def _held(folder: str, text: str) -> Held | None:
@@ -104,7 +107,7 @@ def _held(folder: str, text: str) -> Held | None:
     begun, sizes = 0, [view.stat().st_size for view in files]
     for view, size in zip(files, sizes, strict=True):
         if size >= CRC_BYTES * max(pictures, 1):
-            with view.open("rb") as opened:
+            with open_regular(view, LARGEST_DATA) as opened:
                 begun += records_begun(opened.fileno(), pictures, size // max(pictures, 1))
     return Held(folder, parts, measured, len(files), sum(sizes), begun / max(1, pictures * len(files)))
 

@@ -10,6 +10,7 @@ from kd.errors import UserError
 from kd.losses import PixelKDLoss
 from kd.models import Preprocess
 from kd.models.taps import TRIAL
+from kd.storage.elsewhere import text_of
 from kd.teachers.answer import ALL, Wanted
 from kd.teachers.answer_codec import BESIDE, UNITS_OF, described
 from kd.teachers.answer_store import FINGERPRINT, AnswerStore, check_room, compare, free_bytes
@@ -69,7 +70,7 @@ def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout, pixels: bool)
         found[folder] = (parts, layout.pixel_bytes * count)
     for folder, (parts, _) in found.items():
         if (folder / FINGERPRINT).is_file():
-            compare((folder / FINGERPRINT).read_text(), parts, str(folder), teacher.key)
+            compare(text_of(folder / FINGERPRINT), parts, str(folder), teacher.key)
     what, needed = f"{teacher.spec.cache_views} view(s) of {layout.samples} pictures", sum(s for _, s in found.values())
     limit = teacher.spec.cache_gb
     if limit is not None and needed > limit * 1e9:
@@ -85,7 +86,7 @@ def pixels_fit(teacher: RunTeacher, layout: Layout) -> tuple[bool, str]:
     free = free_bytes(folder)
     text = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
     if (folder / FINGERPRINT).is_file():
-        compare((folder / FINGERPRINT).read_text(), parts, str(folder), teacher.key)
+        compare(text_of(folder / FINGERPRINT), parts, str(folder), teacher.key)
         return True, KEPT
     limit = teacher.spec.cache_gb
     if limit is not None and size > limit * 1e9:

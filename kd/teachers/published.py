@@ -18,8 +18,8 @@ import numpy as np
 from kd.data.sources import Split, cache_dir
 from kd.data.sources.shards import ShardSplit
 from kd.errors import UserError, first_line
-from kd.storage.elsewhere import json_of, text_of
-from kd.storage.objects import Ranged, file_system, in_one_line, is_url, tried
+from kd.storage.elsewhere import LARGEST_DATA, json_of, open_regular, text_of
+from kd.storage.objects import Ranged, file_system, in_one_line, is_url, small_file, tried
 from kd.teachers.answer_store import FINGERPRINT, AnswerStore, WholeRecords, compare
 
 PART_BYTES = 256 * 10**6  # where the pictures are in no shards, so much goes into a file
@@ -118,7 +118,7 @@ class PublishedStore:
         offset = (i - int(self._starts[shard])) * self.record_bytes
         if self._remote is not None:
             return self._remote.read(name, offset, self.record_bytes)
-        with Path(self.folder, name).open("rb") as file:
+        with open_regular(Path(self.folder, name), LARGEST_DATA) as file:
             data = os.pread(file.fileno(), self.record_bytes, offset)
         return data.ljust(self.record_bytes, b"\0")  # one that was cut counts as missing
 
@@ -134,7 +134,7 @@ class PublishedStore:
 def _text(url: str, key: str) -> str:
     files, path = file_system(url, f"{key}.cache_dir")
     try:
-        return tried(lambda: bytes(files.cat_file(f"{path}/{FINGERPRINT}")).decode(), f"{url} can't be read")
+        return small_file(files, f"{path}/{FINGERPRINT}", f"{url} can't be read").decode()
     except FileNotFoundError as error:
         raise UserError(
             f"{key}.cache_dir: there is no {url}: no such answers of this teacher to these pictures and views; "

@@ -128,7 +128,8 @@ def test_what_is_no_picture_file_is_named(folder: Path) -> None:
     with pytest.raises(UserError, match="5 damaged pictures") as error:
         module(folder).prepare_data()
     for text in (
-        "pipe.jpg (is not a regular file)", "zeros.png (is not a regular file)", "sparse.jpg (has 8,000,000,000 bytes",
+        "pipe.jpg (is a named pipe; only a regular file is read)", "zeros.png (is a device; only",
+        "sparse.jpg (has 8,000,000,000 bytes",
         "eps.jpg (not a picture", r"caf\udce9.jpg (its name is not UTF-8)",
     ):  # fmt: skip
         assert text in str(error.value)

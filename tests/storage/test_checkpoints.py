@@ -15,7 +15,8 @@ import torch
 
 from kd.cli import train_main
 from kd.errors import RunError
-from kd.storage.checkpoints import damage, newest_whole, write_whole
+from kd.storage.checkpoints import damage, newest_whole
+from kd.storage.writing import write_whole
 from kd.strategies.checkpoint_files import CheckpointFiles
 from tests._forks import start, status_of
 
@@ -228,7 +229,7 @@ def test_a_disk_that_fills_at_any_place_is_told_alike(
                 raise OSError(28, "No space left on device")
             return super().write(data)
 
-    monkeypatch.setattr("kd.storage.checkpoints.fresh", lambda path: Small(path, "w"))
+    monkeypatch.setattr("kd.storage.writing._fresh", lambda folder, name, path: Small(path.with_name(name), "w"))
     with pytest.raises(RunError, match=r"last.ckpt can't be written: No space left on device; the one before"):
         save(tmp_path / "last.ckpt", 1.0)
     assert [p.name for p in tmp_path.iterdir()] == ["whole.ckpt"]

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from kd.data.pictures import open_regular
+from kd.data.pictures import MAX_BYTES
 from kd.data.sources.base import Source, Split
 from kd.data.sources.files import UNLABELLED
 from kd.errors import UserError, first_line, needs_extra
+from kd.storage.elsewhere import open_regular
 
 
 class HuggingFace(Source):
@@ -76,7 +77,7 @@ class _HuggingFaceSplit:
         picture = self.data[i][self.column]
         if picture["bytes"] is not None:
             return picture["bytes"]
-        with open_regular(picture["path"]) as file:
+        with open_regular(picture["path"], MAX_BYTES) as file:
             return file.read()
 
     def stamp(self, i: int) -> str:

@@ -13,9 +13,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
-from kd.data.pictures import MAX_BYTES, open_regular
+from kd.data.pictures import MAX_BYTES
 from kd.errors import UserError
 from kd.machine import cache_dir
+from kd.storage.elsewhere import LARGEST_LIST, bytes_of, open_regular
 from kd.storage.objects import LocalCache, content_of, is_url, listed, size_in, whole_file
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
@@ -50,7 +51,7 @@ class Disk:
         Raises:
             OSError: it can't be opened, is no regular file, or is larger than any picture.
         """
-        return open_regular(file)
+        return open_regular(file, MAX_BYTES)
 
     def stamp(self, file: str) -> str:
         """What differs once the file has changed; nothing of a missing one."""
@@ -237,7 +238,7 @@ def list_at(file: str, key: str) -> bytes:
         return content_of(file, key)
     if not Path(file).is_file():
         raise UserError(f"{key}: there is no {file}")
-    return Path(file).read_bytes()
+    return bytes_of(file, LARGEST_LIST)
 
 
 def pictures_below(folder: str, place: Place = DISK) -> tuple[list[str], dict[str, int]]:

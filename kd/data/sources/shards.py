@@ -22,8 +22,8 @@ from kd.data.sources.files import UNLABELLED
 from kd.data.targets import Masks, Targets
 from kd.errors import UserError, first_line
 from kd.machine import cache_dir
-from kd.storage.elsewhere import json_of
-from kd.storage.objects import Ranged, file_system, in_one_line, is_url, tried
+from kd.storage.elsewhere import LARGEST_DATA, json_of, open_descriptor
+from kd.storage.objects import Ranged, file_system, in_one_line, is_url, small_file
 
 INDEX_LISTS = ("classes", "shards", "samples", "targets")
 
@@ -73,7 +73,7 @@ class Shards(Source):
             return self._indices[split]
         files, path = file_system(self.root)
         try:
-            text = tried(lambda: bytes(files.cat_file(f"{path}/{split}.json")), f"{self.root} can't be read")
+            text = small_file(files, f"{path}/{split}.json", f"{self.root} can't be read")
             index = json_of(text)
             check_index(index)
         except FileNotFoundError as error:
@@ -166,7 +166,7 @@ class ShardSplit:
     def _opened(self, shard: int) -> int:
         key = (os.getpid(), shard)
         if key not in self._open:
-            self._open[key] = os.open(Path(self.root, self.shards[shard]), os.O_RDONLY)
+            self._open[key] = open_descriptor(Path(self.root, self.shards[shard]), LARGEST_DATA)
         return self._open[key]
 
     def target(self, i: int) -> Target:

@@ -27,8 +27,8 @@ from kd.data.sources.shards import ShardSplit
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.storage.archives import opened
-from kd.storage.checkpoints import write_text
-from kd.storage.elsewhere import json_of, text_of
+from kd.storage.elsewhere import LARGEST_DATA, RefusedFile, json_of, open_regular, text_of
+from kd.storage.writing import write_text
 
 FIELDS = ("label", "cls", "class", "class_id", "class_name", "label_name", "category", "target")
 LABELS = ("cls", "json", "txt")
@@ -194,7 +194,9 @@ def shards_of(places: str | Sequence[str], key: str) -> list[str]:
 
 def _lines(file: Path, key: str, what: str) -> list[str]:
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = text_of(file).splitlines()
+    except RefusedFile as error:
+        raise UserError(f"{key}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{key}: {file} can't be read as a list of {what}") from error
     return [line.strip() for line in lines if line.strip()]
@@ -244,7 +246,7 @@ def index(shard: str, label: str, key: str) -> Shard:
 
 def _read(shard: str, label: str, key: str) -> Shard:
     samples, left_out = list[Sample](), Counter[str]()
-    with Path(shard).open("rb") as opened:
+    with open_regular(shard, LARGEST_DATA) as opened:
         for name, members in _members(shard, key).items():
             pictures = [ending for ending in members if f".{ending}".endswith(IMAGE_SUFFIXES)]
             if len(pictures) > 1:

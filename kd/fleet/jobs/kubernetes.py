@@ -9,7 +9,7 @@ import yaml
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job, Machines
 from kd.fleet.jobs.target import Outcome, Target, ask, followed, need
-from kd.storage.elsewhere import json_of
+from kd.storage.elsewhere import json_of, text_of
 
 POLL_S = 10
 RUNS, FILES = "/kd-runs", "/kd-files"
@@ -36,7 +36,7 @@ class Kubernetes(Target):
             raise UserError(f"channel:{job.channels[0]}: give the folder below {RUNS} in the claim itself")
         documents: list[dict[str, object]] = [_train_job(job)]
         if job.files:
-            content = {name: path.read_text(encoding="utf-8") for name, path in job.files.items()}
+            content = {name: text_of(path) for name, path in job.files.items()}
             documents.insert(0, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job), "data": content})
         if job.data_machines:
             token = {"stringData": {"token": job.secret}}

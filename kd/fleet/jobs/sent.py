@@ -10,8 +10,8 @@ from kd.errors import UserError
 from kd.fleet.jobs.job import Job
 from kd.fleet.jobs.target import Target
 from kd.launch.groups import read_json
-from kd.storage.checkpoints import write_json
 from kd.storage.elsewhere import text_of
+from kd.storage.writing import write_json, write_text
 
 RECORD = "job.json"
 
@@ -78,6 +78,6 @@ def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
     into = folder.parent.parent / record["job"]
     run = into if into.exists() else target.fetch(outcome, into)
     if run is not None:
-        shutil.copy(folder / RECORD, run / RECORD)
+        write_text(run / RECORD, text_of(folder / RECORD))
     print(f"kd-launch: {record['job']}: {outcome.text}" + (f"; run folder: {run}" if run else ""), flush=True)
     return 0

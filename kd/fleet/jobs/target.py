@@ -11,6 +11,7 @@ from typing import Protocol
 
 from kd.errors import UserError
 from kd.fleet.jobs.job import Job
+from kd.storage.elsewhere import LARGEST_DATA, open_regular
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Tail:
         """Prints what has come since the last call, in whole lines."""
         if not self._file.is_file():
             return
-        with self._file.open("rb") as file:
+        with open_regular(self._file, LARGEST_DATA) as file:
             file.seek(self._read)
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]

@@ -14,6 +14,7 @@ from kd.errors import UserError
 from kd.fleet.jobs.job import Job
 from kd.fleet.jobs.target import Outcome, Tail, Target, command, need, refuse_spot
 from kd.run.own_keys import whole_number
+from kd.storage.elsewhere import text_of
 
 POLL_S = 0.5
 SCRIPT = """\
@@ -114,4 +115,4 @@ def _lives(pid: int) -> bool:
 
 
 def _status(file: Path) -> str:
-    return file.read_text(encoding="utf-8").strip() if file.is_file() else "unknown (killed)"
+    return text_of(file).strip() if file.is_file() else "unknown (killed)"

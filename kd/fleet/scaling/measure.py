@@ -12,6 +12,7 @@ from kd.fleet.scaling.model import PARTS, Reading
 from kd.launch.child import reason_in, start_kd_train
 from kd.report.facts import Facts
 from kd.report.records import Run, percentile, read_run
+from kd.storage.writing import appended
 
 STRATEGIES = {
     "ddp": ["trainer.strategy=ddp", "optim.zero=false"],
@@ -74,7 +75,7 @@ class Plan:
                  f"trainer.devices={case.processes}", f"data.batch_size={case.batch}"]  # fmt: skip
         env = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(self.threads)}
         log = self.folder / f"{case.name}.log"
-        with log.open("w") as out:
+        with appended(log) as out:
             process = start_kd_train(
                 [*self.items, *SHORT, *several, *given],
                 stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,

@@ -11,7 +11,7 @@ from kd.report.html import write_page
 from kd.report.metric import duration, format_metric, is_share
 from kd.report.sized import FILE, SETTINGS
 from kd.report.terminal import print_table
-from kd.storage.checkpoints import write_json
+from kd.storage.writing import write_json, write_text
 
 
 def write(found: Mapping[str, Any], folder: Path) -> Path:
@@ -20,7 +20,7 @@ def write(found: Mapping[str, Any], folder: Path) -> Path:
     """
     write_json(folder / FILE, found)
     if found["choice"]:
-        (folder / "student.yaml").write_text(_overlay(found, folder), encoding="utf-8")
+        write_text(folder / "student.yaml", _overlay(found, folder))
     write_page(folder / "sizes.html", f"{found['recipe']}: sizes of the student", sections(found))
     return folder
 

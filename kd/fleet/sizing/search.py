@@ -22,9 +22,10 @@ from kd.report.metric import less_is_better
 from kd.report.records import read_results
 from kd.report.sized import SAME, folder_of_sizes
 from kd.run.run import Run
-from kd.storage.checkpoints import check_writable, write_json
+from kd.storage.checkpoints import check_writable
 from kd.storage.elsewhere import mapping_of
 from kd.storage.run_urls import folder_of_runs
+from kd.storage.writing import write_json
 
 Row = dict[str, Any]
 EVIDENCE = 3  # runs of the recipe with other sizes, before anything is predicted from them

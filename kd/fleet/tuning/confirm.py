@@ -10,7 +10,8 @@ from kd.fleet.tuning.plan import LATENCY, Objective, Plan
 from kd.fleet.tuning.results import BEST, Confirmation, chosen, print_table, write_best
 from kd.fleet.tuning.search import Search, say
 from kd.fleet.tuning.trials import Job, Place, deal, evaluate, gpus_of, lock_trial
-from kd.storage.checkpoints import write_text
+from kd.storage.elsewhere import text_of
+from kd.storage.writing import write_text
 
 CONFIRMED = "confirm.txt"
 TEST = "test"
@@ -51,7 +52,7 @@ def _search_and_confirm(plan: Plan, free: Sequence[Place]) -> int:
 def _write(search: Search) -> None:
     write_best(search.study, search.plan)
     saved = search.plan.folder / CONFIRMED
-    write_page(search.study, search.plan, saved.read_text(encoding="utf-8") if saved.is_file() else "")
+    write_page(search.study, search.plan, text_of(saved) if saved.is_file() else "")
 
 
 def revive(search: Search) -> None:

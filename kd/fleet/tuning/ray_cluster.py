@@ -15,6 +15,7 @@ from kd.errors import UserError, first_line, needs_extra
 from kd.fleet.tuning.trials import LOST, RUNNER, Place, Share
 from kd.launch.child import start_kd_train
 from kd.machine import cores, last_line, own_folder, signals_kept
+from kd.storage.writing import appended
 
 with suppress(ImportError):  # joined() says what is missing
     import ray
@@ -44,7 +45,7 @@ class Runner:
         Returns:
             The run's exit status; -N where signal N came before the start.
         """
-        with Path(log).open("a") as opened, Path(log).with_name(RUNNER).open("a") as lock:
+        with appended(Path(log)) as opened, appended(Path(log).with_name(RUNNER)) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # a run whose search was killed may still be saving
             with self._changing:
                 if self._signal is not None:

@@ -12,8 +12,8 @@ from kd.fleet.tuning.plan import Plan
 from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import FrozenTrial, Study
 from kd.report import terminal
-from kd.storage.checkpoints import write_text
 from kd.storage.elsewhere import text_of, yaml_of
+from kd.storage.writing import write_text
 
 BEST = "best.yaml"
 SHOWN = 10

@@ -23,6 +23,7 @@ from kd.report.metric import duration
 from kd.run.build import teachers_in
 from kd.run.run import settings_of
 from kd.run.train_first import teacher_settings
+from kd.storage.writing import make_folder
 
 say = partial(print, flush=True)
 POLL_S = 0.2
@@ -50,7 +51,7 @@ class Search:
 
     def __init__(self, plan: Plan, free: Sequence[Place], changed: Callable[["Search"], None]) -> None:
         self.plan, self.changed = plan, changed
-        plan.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(plan.folder)
         self.lock = FileLock(plan.folder / "ask.lock")
         with self.lock:
             directions = [objective.direction for objective in plan.objectives]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from kd.errors import UserError, needs_extra
 from kd.fleet.tuning.space import Space, suggest
+from kd.storage.writing import existing, file_for
 
 try:
     import optuna
@@ -32,7 +33,7 @@ class Study:
     def __init__(
         self, folder: Path, directions: Sequence[str], sampler: str, pruner: str, epochs: int, seed: int
     ) -> None:
-        journal = str(folder / JOURNAL)
+        journal = str(file_for(folder / JOURNAL))
         storage = JournalStorage(JournalFileBackend(journal, _WholeLines(journal)))
         self.exhausted = False
         given: Any = {"storage": storage, "study_name": "kd-tune", "directions": list(directions)}
@@ -124,7 +125,7 @@ class _WholeLines(JournalFileSymlinkLock):
 
     def acquire(self) -> bool:
         held = super().acquire()
-        with Path(self._lock_target_file).open("r+b") as file:
+        with existing(Path(self._lock_target_file)) as file:
             end = file.seek(0, 2)
             if end and (file.seek(end - 1), file.read())[1] != b"\n":
                 file.seek(0)

@@ -19,7 +19,8 @@ from kd.callbacks.preflight import FOLDER
 from kd.launch.child import reason_in, start_kd_train
 from kd.machine import core_ids
 from kd.storage.checkpoints import newest_whole
-from kd.storage.elsewhere import json_of, mapping_of, text_of
+from kd.storage.elsewhere import LARGEST_LOG, json_of, lines_of, mapping_of, text_of
+from kd.storage.writing import appended
 
 LOST = 1000  # status of a run whose machine was lost: the run itself has not failed
 RUNNER = "runner"  # a trial's lock file, held by its run on another machine, which can't inherit the search's lock
@@ -71,7 +72,7 @@ class Slot:
             env: further variables.
             owner: the trial's lock, which the run keeps open as long as it lives.
         """
-        with log.open("a") as opened:
+        with appended(log) as opened:
             process = start_kd_train(
                 items,
                 stdout=opened, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
@@ -114,7 +115,6 @@ class Share:
 
 def lock_trial(folder: Path) -> IO[str] | None:
     """Locks a trial's folder for this search and its run; None while another process, or a run's RUNNER, holds it."""
-    folder.mkdir(parents=True, exist_ok=True)
     owner = _locked(folder / "owner")
     if owner is not None and (folder / RUNNER).exists():
         running = _locked(folder / RUNNER)
@@ -126,7 +126,7 @@ def lock_trial(folder: Path) -> IO[str] | None:
 
 
 def _locked(path: Path) -> IO[str] | None:
-    file = path.open("a")
+    file = appended(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -249,8 +249,8 @@ def evaluate(run: Path, split: str, slot: Place) -> dict[str, float]:
 def epoch_values(run: Path, metric: str) -> list[tuple[int, float]]:
     """``(epoch from 1, value)`` of a metric, as far as ``metrics.csv`` holds it."""
     try:
-        with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if row.get(metric) and row.get("epoch")]
+        with lines_of(run / "metrics.csv", LARGEST_LOG) as lines:
+            rows = [row for row in csv.DictReader(lines) if row.get(metric) and row.get("epoch")]
         return [(int(row["epoch"]) + 1, float(row[metric])) for row in rows]
     except (OSError, ValueError):
         return []

@@ -18,8 +18,8 @@ from kd.ship.export.base import Format, Job, Runtime, in_torch
 from kd.ship.export.hub import made_of, model_size
 from kd.ship.export.manifest import from_metadata
 from kd.ship.export.student import in_order, read_metadata, tensors_in
-from kd.storage.checkpoints import write_whole
-from kd.storage.elsewhere import json_of
+from kd.storage.elsewhere import LARGEST_STUDENT, json_of, regular
+from kd.storage.writing import write_whole
 
 
 class Backbone(Format):
@@ -68,7 +68,8 @@ class Backbone(Format):
         kwargs = json_of(meta["kwargs"])
         check_arguments(kwargs, f"{file}: ", tensors_in(file))
         model: Any = timm.create_model(meta["arch"], **kwargs)
-        model.load_state_dict(load_file(file), strict=not json_of(meta["dense"]))  # a dense student ends earlier
+        state = load_file(regular(file, LARGEST_STUDENT))
+        model.load_state_dict(state, strict=not json_of(meta["dense"]))  # a dense student ends earlier
         prepare = Preprocess(json_of(meta["img_size"]), manifest.mean, manifest.std)
         below = _Features(model.eval())
         return in_torch(lambda images: below(prepare(images)), manifest.layout)

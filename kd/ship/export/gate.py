@@ -20,8 +20,8 @@ from kd.progress import bar
 from kd.ship.export.base import Format, Job, Limits, Runtime
 from kd.ship.export.manifest import FILE, Layout, Manifest
 from kd.ship.finished import FinishedRun
-from kd.storage.checkpoints import write_json
-from kd.storage.elsewhere import mapping_of
+from kd.storage.elsewhere import LARGEST_STUDENT, bytes_of, mapping_of
+from kd.storage.writing import make_folder, move, remove, write_json
 from kd.tasks import Features, Task
 
 REPEATS = 15  # Batches of one picture that the two latencies are medians of
@@ -127,7 +127,7 @@ def export(run: FinishedRun, wanted: Wanted, out: Path, vouch: Callable[[bytes],
         partial(run.calibration, layout, wanted.calibrate),
     )  # fmt: skip
     batches = run.data.eval_dataloader("val")  # before the work: missing pictures are reported at once
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     part = Path(mkdtemp(prefix=".export-", dir=out.parent))
     try:
         file = kind.write(job, part)
@@ -139,16 +139,14 @@ def export(run: FinishedRun, wanted: Wanted, out: Path, vouch: Callable[[bytes],
         problem = failure(found, int8, wanted.limits)
         if not problem:
             part.chmod(0o755)
-            if out.exists():
-                shutil.rmtree(out)
-            part.replace(out)
+            remove(out)
+            move(part, out)
             if wanted.to == "torch_export":
-                vouch(Path(where).read_bytes())
+                vouch(bytes_of(where, LARGEST_STUDENT))
     finally:
         shutil.rmtree(part, ignore_errors=True)
     found["kept"] = not problem
     record = run.folder / "export" / "export.json"
-    record.parent.mkdir(exist_ok=True)
     write_json(record, {**mapping_of(record), wanted.name: found})
     return problem, found
 

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from kd.errors import UserError
 from kd.storage.elsewhere import json_of, text_of
+from kd.storage.writing import write_json
 
 FILE = "manifest.json"
 PREFIX = "kd."  # of the keys in a model file's own metadata
@@ -67,7 +68,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Writes ``manifest.json`` into ``folder``."""
-        (folder / FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        write_json(folder / FILE, asdict(self))
 
 
 def _fits(values: object, classes: list[str]) -> bool:

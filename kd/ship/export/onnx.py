@@ -14,6 +14,7 @@ from kd.errors import UserError, causes
 from kd.ship.export.base import INPUT, OUTPUT, Format, Job, Runtime, need
 from kd.ship.export.manifest import Manifest, from_metadata
 from kd.ship.export.nncf import quantized
+from kd.storage.elsewhere import LARGEST_STUDENT, regular
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -61,7 +62,10 @@ def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession"
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     try:
-        return runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        place = str(regular(file, LARGEST_STUDENT))
+        return runtime.InferenceSession(place, options, providers=["CPUExecutionProvider"])
+    except UserError:
+        raise
     except Exception as error:  # its classes derive from Exception alone
         raise UserError(f"{file} is not a readable ONNX model: {str(error).splitlines()[0][:160]}") from error
 

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from kd.ship.export.base import INPUT, Format, Job, Runtime, need
 from kd.ship.export.nncf import quantized
 from kd.ship.export.onnx import Onnx
+from kd.storage.elsewhere import LARGEST_STUDENT, regular
 
 EXTRA = "openvino"
 
@@ -42,5 +43,5 @@ class OpenVino(Format):
         settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         if threads:
             settings["INFERENCE_NUM_THREADS"] = str(threads)
-        compiled = openvino.Core().compile_model(str(file), "CPU", settings)
+        compiled = openvino.Core().compile_model(str(regular(file, LARGEST_STUDENT)), "CPU", settings)
         return lambda pictures: compiled({INPUT: pictures})[0]

@@ -1,8 +1,6 @@
 """The student alone: weights that plain timm loads."""
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,9 @@ from kd.models.output_scale import unit_output
 from kd.models.own import OwnModel, build_own
 from kd.models.segmenter import DenseModel
 from kd.module.distillation import DistillationModule
-from kd.storage.checkpoints import models_in, write_json, write_whole
-from kd.storage.elsewhere import json_of
+from kd.storage.checkpoints import models_in
+from kd.storage.elsewhere import LARGEST_STUDENT, json_of, regular
+from kd.storage.writing import second_name, write_json, write_whole
 
 
 def student_metadata(student: Student) -> dict[str, str]:
@@ -64,7 +63,7 @@ def save_student(module: DistillationModule | Student, path: str | Path, checkpo
     student = module.student_of_one if isinstance(module, DistillationModule) else module
     state = unit_output(student.final.state_dict())
     if checkpoint is not None:
-        saved = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        saved = torch.load(regular(checkpoint), map_location="cpu", weights_only=True)["state_dict"]
         state = unit_output(next(iter(models_in(saved).values())))
     whole = in_order(save({k: v.detach().cpu().contiguous() for k, v in state.items()}, student_metadata(student)))
     write_whole(path, lambda file: file.write(whole))  # save_file would make a file that only its owner can read
@@ -126,20 +125,13 @@ def timm_config(
 
 def write_timm_folder(weights: Path, folder: Path, config: dict[str, Any]) -> None:
     """Writes a folder for ``timm.create_model("local-dir:...")``; the weights are linked where possible."""
-    folder.mkdir(exist_ok=True)
-    part = folder / "model.safetensors.part"
-    part.unlink(missing_ok=True)
-    try:
-        os.link(weights, part)
-    except OSError:
-        shutil.copyfile(weights, part)
-    part.replace(folder / "model.safetensors")
+    second_name(weights, folder / "model.safetensors")
     write_json(folder / "config.json", config)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a safetensors file, {} where it has none; the tensors are not read."""
-    with safe_open(path, framework="pt") as opened:
+    with safe_open(regular(path, LARGEST_STUDENT), framework="pt") as opened:
         return dict(opened.metadata() or {})
 
 
@@ -158,7 +150,7 @@ def load_student(path: Path, builder: type | None = None) -> tuple[nn.Module, Pr
         if builder is None:
             _check_shapes(path, make)
         model = make()
-        model.load_state_dict(load_file(path))
+        model.load_state_dict(load_file(regular(path, LARGEST_STUDENT)))
     except UserError:
         raise
     except Exception as error:  # whatever a damaged file, or one from elsewhere, makes the readers raise
@@ -201,7 +193,7 @@ def _rebuilt(path: Path, meta: dict[str, Any], builder: type | None) -> Callable
 
 def tensors_in(path: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of a safetensors file's tensors by name, without reading them."""
-    with safe_open(path, framework="pt") as opened:
+    with safe_open(regular(path, LARGEST_STUDENT), framework="pt") as opened:
         return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
 
 

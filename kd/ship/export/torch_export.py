@@ -4,6 +4,7 @@ from pathlib import Path
 
 from kd.errors import UserError
 from kd.ship.export.base import INPUT, Format, Job, Runtime, in_torch
+from kd.storage.elsewhere import LARGEST_STUDENT, regular
 
 
 class TorchExport(Format):
@@ -34,4 +35,4 @@ class TorchExport(Format):
         """Runs the graph in torch; ``threads`` has no effect, the number of threads is the process's."""
         import torch
 
-        return in_torch(torch.export.load(file).module())
+        return in_torch(torch.export.load(regular(file, LARGEST_STUDENT)).module())

@@ -8,6 +8,7 @@ import numpy as np
 from kd.ship.export.base import INPUT, OUTPUT, Format, Job, Runtime
 from kd.ship.export.manifest import Manifest, as_lines
 from kd.ship.export.onnx import Onnx
+from kd.storage.writing import make_folder, write_text
 
 NAME = "student"
 MAX_BATCH = 64
@@ -45,12 +46,12 @@ class Triton(Format):
     def write(self, job: Job, folder: Path) -> Path:
         """The repository in ``folder``; the answer's shape is measured by running the ONNX file once."""
         place = folder / NAME / "1"
-        place.mkdir(parents=True)
+        make_folder(place)
         file = Onnx().write(job, place)
         answer = self.open(folder)(np.zeros((1, *job.manifest.shape), np.uint8))
-        (folder / NAME / "config.pbtxt").write_text(config(job.manifest, answer.shape[1:]), encoding="utf-8")
+        write_text(folder / NAME / "config.pbtxt", config(job.manifest, answer.shape[1:]))
         if job.manifest.classes:
-            (folder / NAME / "labels.txt").write_text(as_lines(job.manifest.classes), encoding="utf-8")
+            write_text(folder / NAME / "labels.txt", as_lines(job.manifest.classes))
         return file.parents[2]
 
     def open(self, file: Path, threads: int = 0) -> Runtime:

@@ -1,0 +1,267 @@
+"""One way to write: whole or not at all, below a run's folder through its descriptor, never through a link.
+
+A run's folder may come from elsewhere. :func:`guard` names it; from then on nothing that this process writes below it
+leaves it: a link in a folder's place is refused, one in a file's place is replaced, and so is a file with a second name
+(a hard link), whose other name keeps its content. Libraries that write by themselves go through :func:`folder_for` and
+:func:`file_for`. Above a run's folder, and outside of one, links are the user's, and are followed.
+"""
+
+import errno
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from kd.storage.elsewhere import LARGEST_LOG, LARGEST_WEIGHTS, RefusedFile, kind_of, open_regular, refused_file
+
+STUDENTS = "students"  # in a run's folder: the folders of several students
+GUARDED: set[Path] = set()  # folders of runs, absolute
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def guard(folder: Path) -> Path:
+    """Nothing that this process writes below a run's folder leaves it from now on. Returns the folder.
+
+    The folder may be one student's, ``RUN/students/NAME``: then the run's is guarded.
+    """
+    run = folder.absolute()
+    if run.parent.name == STUDENTS and os.path.lexists(run.parent.parent / "config.yaml"):
+        run = run.parent.parent
+    GUARDED.update({run, run.resolve()})
+    return folder
+
+
+def check_folders(folder: Path) -> None:
+    """Raises a RefusedFile for a run's folder that has links in place of folders."""
+    inside = [*folder.iterdir(), *folder.glob(f"{STUDENTS}/*"), *folder.glob(f"{STUDENTS}/*/*")]
+    for path in inside:
+        if path.is_symlink() and path.is_dir():
+            raise _link_on_the_way(path)
+
+
+def _link_on_the_way(path: Path) -> RefusedFile:
+    return refused_file(path, "is a link; kd writes through no link in a run's folder: put the folder itself there")
+
+
+@contextmanager
+def _parent(file: Path, make: bool = True) -> Iterator[int]:
+    """The descriptor of the folder that a file lies in, which is made; below a guarded folder no link leads there."""
+    with _opened(file.absolute().parent, make) as folder:
+        yield folder
+
+
+@contextmanager
+def _opened(folder: Path, make: bool) -> Iterator[int]:
+    roots = [root for root in (folder, *folder.parents) if root in GUARDED]
+    root = roots[-1] if roots else folder  # the outermost
+    if make:
+        root.mkdir(parents=True, exist_ok=True)
+    handle = os.open(root, FOLDER)
+    try:
+        reached = root
+        for part in folder.relative_to(root).parts:
+            reached = reached / part
+            if part == "..":
+                raise refused_file(folder, f"leads out of {root}")
+            below = _step(handle, part, reached, make)
+            os.close(handle)
+            handle = below
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _step(folder: int, name: str, path: Path, make: bool) -> int:
+    """The descriptor of a folder in an open one."""
+    if make:
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=folder)
+    try:
+        return os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        mode = os.lstat(name, dir_fd=folder).st_mode
+        if stat.S_ISLNK(mode):
+            raise _link_on_the_way(path) from error
+        raise refused_file(path, f"is {kind_of(mode)}; a folder must be there") from error
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object], keep: Path | None = None) -> None:
+    """Writes a file whole or not at all, even after a power cut; whatever has its name is replaced.
+
+    Args:
+        path: of the file; folders that lack are made.
+        write: writes the content to the file that it is called with.
+        keep: the name that the old file gets, in the same folder.
+    """
+    part = f"{path.name}.part"
+    with _parent(path) as folder:
+        try:
+            with _fresh(folder, part, path) as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            if keep is not None:
+                _keep(folder, path.name, keep.name)
+            _rename(folder, part, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(part, dir_fd=folder)
+            raise
+        with suppress(OSError):  # some network file systems have no folders to sync
+            os.fsync(folder)
+
+
+def _fresh(folder: int, name: str, path: Path) -> IO[bytes]:
+    """A new file to write; what had the name is removed."""
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+        return os.fdopen(os.open(name, NEW, 0o666, dir_fd=folder), "wb")
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.EPERM) and _is_folder(folder, name):
+            raise refused_file(path.with_name(name), "is a folder; a file is written there") from error
+        error.filename = error.filename if error.filename is None else str(path.with_name(name))
+        raise
+
+
+def _is_folder(folder: int, name: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode)
+    except OSError:
+        return False
+
+
+def _rename(folder: int, name: str, path: Path) -> None:
+    try:
+        os.replace(name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+    except IsADirectoryError as error:
+        raise refused_file(path, "is a folder; a file is written there") from error
+
+
+def _keep(folder: int, name: str, keep: str) -> None:
+    """A second name for the old file: ``name`` never goes missing. Where the file system has no links, it moves."""
+    second = f"{keep}.part"
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(second, dir_fd=folder)
+        os.link(name, second, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    except OSError:
+        second = name
+    os.replace(second, keep, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all (:func:`write_whole`)."""
+    write_whole(path, lambda file: file.write(content))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a UTF-8 text whole or not at all (:func:`write_whole`)."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, content: object) -> None:
+    """Writes indented JSON whole or not at all (:func:`write_whole`)."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def appended(path: Path) -> IO[str]:
+    """A file to write lines at the end of; one that is no regular file, or has a second name, is replaced first."""
+    with _parent(path) as folder:
+        _make_own(folder, path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        handle = os.open(path.name, flags, 0o666, dir_fd=folder)
+    return os.fdopen(handle, "a+", encoding="utf-8")
+
+
+def existing(path: Path) -> IO[bytes]:
+    """An existing regular file, open for reading and writing, of which nothing is read or changed; an OSError else."""
+    with _parent(path, make=False) as folder:
+        handle = os.open(path.name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise refused_file(path, "is no regular file")
+    return os.fdopen(handle, "r+b", buffering=0)
+
+
+def _make_own(folder: int, path: Path) -> None:
+    """What has a file's name becomes a regular file of one name, with its content, or goes."""
+    try:
+        status = os.lstat(path.name, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(status.st_mode):
+        raise refused_file(path, "is a folder; a file is written there")
+    if not stat.S_ISREG(status.st_mode):
+        os.unlink(path.name, dir_fd=folder)
+    elif status.st_nlink > 1:
+        part = f"{path.name}.part"
+        with open_regular(path, LARGEST_LOG) as old, _fresh(folder, part, path) as new:
+            shutil.copyfileobj(old, new)
+        _rename(folder, part, path)
+
+
+def move(path: Path, to: Path) -> None:
+    """Gives a file or folder another name in the same folder."""
+    with _parent(path, make=False) as folder:
+        _rename(folder, path.name, to)
+
+
+def make_folder(path: Path) -> Path:
+    """Makes a folder and those above it; below a guarded folder no link leads there. Returns the path."""
+    with _opened(path.absolute(), make=True):
+        return path
+
+
+def file_for(path: Path) -> Path:
+    """The path of a file that a library opens to write: no link leads there, and it has no second name."""
+    with _parent(path) as folder:
+        _make_own(folder, path)
+    return path
+
+
+def folder_for(path: Path) -> Path:
+    """A folder that a library writes to by itself: made, and below it nothing leads elsewhere.
+
+    Links, pipes, sockets and devices in it are removed, files with a second name are replaced by a copy; weights keep
+    theirs (:func:`second_name`), as no library writes to them.
+    """
+    make_folder(path)
+    for place, folders, files in os.walk(path):
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        for file in (Path(place, name) for name in [*files, *links]):
+            if file.is_symlink() or file.suffix not in (".safetensors", ".ckpt"):
+                file_for(file)
+    return path
+
+
+def second_name(file: Path, name: Path) -> None:
+    """Gives a file a second name, or a copy where the file system has no links; what had that name is replaced."""
+    part = f"{name.name}.part"
+    with _parent(file, make=False) as source, _parent(name) as folder:
+        with suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=folder)
+        try:
+            os.link(file.name, part, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            with open_regular(file, LARGEST_WEIGHTS) as old, _fresh(folder, part, name) as new:
+                shutil.copyfileobj(old, new)
+        _rename(folder, part, name)
+
+
+def remove(path: Path) -> None:
+    """Removes what has a name: a folder with all that is in it, or a file; of a link the link alone."""
+    with _parent(path, make=False) as folder, suppress(FileNotFoundError):
+        if _is_folder(folder, path.name):
+            shutil.rmtree(path.name, dir_fd=folder)
+        else:
+            os.unlink(path.name, dir_fd=folder)
