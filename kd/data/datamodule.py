@@ -61,6 +61,7 @@ class Position:
         return {"epoch": epoch, "samples": self._batches.samples_after(epoch, done)}
 
     def load(self, state: Mapping[str, Any], trainer: Trainer | None) -> None:
+        """Restores the position of :meth:`state`; a loader that was already made is made again, at that position."""
         if state:
             self.at = (state["epoch"], state["samples"])
         if state and trainer and self._batches is not None:
@@ -129,10 +130,12 @@ class DistillationDataModule(LightningDataModule):
             self.tier.connect()
 
     def teardown(self, stage: str) -> None:
+        """Closes the data tier after training."""
         if self.tier is not None and stage == "fit":
             self.tier.close()
 
     def on_exception(self, exception: BaseException) -> None:
+        """Closes the data tier."""
         self.teardown("fit")
 
     @property
@@ -158,6 +161,7 @@ class DistillationDataModule(LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def train_dataloader(self) -> DataLoader:
+        """Shuffled, augmented batches of this process, from the position that was restored."""
         batches = self._checked_batches()
         self.position.begin(batches)
         loader = self._loader(*self._training(), batches)
@@ -230,6 +234,7 @@ class DistillationDataModule(LightningDataModule):
         return self._loader(*self._filling, batches)
 
     def val_dataloader(self) -> DataLoader:
+        """Validation batches of this process, in order."""
         return self.eval_dataloader("val")
 
     def eval_batches(self, split: str) -> EvalBatches:
@@ -266,6 +271,7 @@ class DistillationDataModule(LightningDataModule):
         return self.position.state(self.trainer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes after the samples that a checkpoint's run had seen."""
         self.position.load(state, self.trainer)
 
     @property

@@ -60,6 +60,7 @@ _SAUCES = ("broth", "cheese", "chocolate", "green", "red")
 
 
 def shade(colour: Colour, light: float) -> Colour:
+    """The colour, lighter (``light`` > 1) or darker (< 1); channels stay at most 255."""
     return tuple(min(255, int(channel * light)) for channel in colour)
 
 
@@ -70,6 +71,7 @@ def arc(radius: float, start: float, stop: float, squash: float = 1.0, steps: in
 
 
 def box(x0: float, y0: float, x1: float, y1: float) -> list[Point]:
+    """The corners of a rectangle, in order around it."""
     return [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
 
 
@@ -96,16 +98,19 @@ class Pen:
         return Pen(self.image, self.rng, (*top, d * p + e * r, d * q + e * s, d * x + e * y + f))
 
     def pick(self, *names: str) -> Colour:
+        """A random colour of one of the named kinds, RGB in 0..255."""
         h0, h1, s0, s1, v0, v1 = _COLOURS[self.rng.choice(names)]
         hue, saturation = self.rng.uniform(h0, h1) / 60, self.rng.uniform(s0, s1) / 100
         value, parts = 2.55 * self.rng.uniform(v0, v1), [(n + hue) % 6 for n in (5, 3, 1)]
         return tuple(int(value * (1 - saturation * max(0, min(k, 4 - k, 1)))) for k in parts)
 
     def pixels(self, points: Sequence[Point]) -> list[Point]:
+        """Points of the frame as pixels of the canvas."""
         a, b, c, d, e, f = self.matrix
         return [(a * x + b * y + c, d * x + e * y + f) for x, y in points]
 
     def shape(self, points: Sequence[Point], fill: Colour) -> None:
+        """A filled polygon."""
         self.canvas.polygon(self.pixels(points), fill=fill)
 
     def line(self, points: Sequence[Point], width: float, fill: Colour) -> None:
@@ -132,6 +137,7 @@ class Pen:
             self.blob(x - off * rx, y - 2 * off * ry, rx * k, shade(fill, light), ry * k, turn, 0.03)
 
     def spots(self, count: int, reach: float, inner: float = 0.0) -> list[Point]:
+        """``count`` random places between the radii ``inner`` and ``reach``, evenly over the area."""
         polar = [(self.rng.uniform(inner**2, reach**2) ** 0.5, self.rng.uniform(0, 7)) for _ in range(count)]
         return [(r * math.cos(t), r * math.sin(t)) for r, t in polar]
 
@@ -145,6 +151,7 @@ class Pen:
             self.blob(x, y, r, shade(fill, light), r * slim, turn, 0.1)
 
     def bowl(self, fill: Colour) -> None:
+        """A bowl filled to its rim."""
         rim = self.pick("cream", "cream", "chocolate", "metal")
         for y, r, colour in ((0.08, 1.08, shade(rim, 0.6)), (0, 1.06, rim), (0.02, 0.96, shade(rim, 0.7))):
             self.blob(0, y, r, colour, wobble=0)
@@ -267,6 +274,7 @@ def cake_slice(pen: Pen) -> None:
 
 @food(220, 3)
 def cookie(pen: Pen) -> None:
+    """A flat disc with chips and cracks."""
     base = pen.pick("baked")
     for x, r, light in ((0.0, 1.0, 0.72), (-0.03, 0.93, 1.0), (-0.06, 0.6, 1.1)):
         pen.blob(x, 1.3 * x, r, shade(base, light), wobble=0.06)
@@ -277,6 +285,7 @@ def cookie(pen: Pen) -> None:
 
 @food(270, 2, spin=0.5)
 def croissant(pen: Pen) -> None:
+    """A bent roll in segments, thick in the middle."""
     base, bend, parts = pen.pick("baked"), pen.rng.uniform(0.3, 1.25), pen.rng.randint(5, 8)
     for u in sorted((2 * i / (parts - 1) - 1 for i in range(parts)), key=lambda u: -abs(u)):
         x, y, size = 0.76 * math.sin(u * 1.25), bend * (u * u - 0.4) * 0.62, 0.44 - 0.24 * abs(u) ** 1.5
@@ -287,6 +296,7 @@ def croissant(pen: Pen) -> None:
 
 @food(620)
 def curry_rice(pen: Pen) -> None:
+    """Half rice, half curry with chunks."""
     rng, rice, curry = pen.rng, pen.pick("cream"), pen.pick("broth", "chocolate")
     pen.bowl(curry)
     half, edge = pen.at(0, 0, 1, rng.uniform(0, 6)), rng.uniform(-0.1, 0.25)
@@ -303,6 +313,7 @@ def curry_rice(pen: Pen) -> None:
 
 @food(300, 2)
 def donut(pen: Pen) -> None:
+    """A ring under wavy icing, with sprinkles or stripes."""
     base, icing = pen.pick("baked"), pen.pick("pink", "pink", "chocolate", "cream", "any")
     sweets = [pen.pick("any") for _ in range(3)]
     hole, style = pen.rng.uniform(0.22, 0.34), pen.rng.choice(("sprinkles", "stripes", "plain"))
@@ -334,6 +345,7 @@ def dumplings(pen: Pen) -> None:
 
 @food(190, 2, spin=0.5)
 def fried_egg(pen: Pen) -> None:
+    """A ragged white with one or two shiny yolks."""
     rng, white, yolk = pen.rng, pen.pick("cream"), pen.pick("yolk")
     pen.blob(0, 0, 0.96, pen.pick("baked") if rng.random() < 0.5 else shade(white, 0.8), wobble=0.13)
     pen.blob(0, 0, 0.86, white, wobble=0.13)
@@ -345,6 +357,7 @@ def fried_egg(pen: Pen) -> None:
 
 @food(360)
 def fruit_tart(pen: Pen) -> None:
+    """A crimped shell, custard, and fruit laid in rings."""
     rng, base, n = pen.rng, pen.pick("baked"), pen.rng.randint(16, 30)
     rim = [(0.93 + 0.07 * (i % 2), math.pi * i / n) for i in range(2 * n)]
     pen.shape([(r * math.cos(t), r * math.sin(t)) for r, t in rim], shade(base, 0.75))
@@ -360,6 +373,7 @@ def fruit_tart(pen: Pen) -> None:
 
 @food(250)
 def ice_cream(pen: Pen) -> None:
+    """One to three scoops in a cone or a cup."""
     rng, base = pen.rng, pen.pick("baked", "baked", "baked", "pink")
     count, wide = rng.randint(1, 3), rng.uniform(0.34, 0.46)
     tip = rng.choice((0.0, 0.0, 0.7)) * wide
@@ -439,6 +453,7 @@ def pizza(pen: Pen) -> None:
 
 @food(550)
 def ramen(pen: Pen) -> None:
+    """Wavy noodles in broth with egg, seaweed or meat."""
     rng, noodle, centre = pen.rng, pen.pick("cream", "cheese"), pen.rng.uniform(0, 6)
     pen.bowl(pen.pick("broth", "broth", "chocolate", "red"))
     for x, y in pen.spots(rng.randint(12, 20), 0.4):
@@ -461,6 +476,7 @@ def ramen(pen: Pen) -> None:
 
 @food(240)
 def salad(pen: Pen) -> None:
+    """Torn leaves with slices and wedges in between."""
     rng = pen.rng
     if rng.random() < 0.5:
         pen.bowl(shade(pen.pick("green"), 0.7))
@@ -502,6 +518,7 @@ def soup(pen: Pen) -> None:
 
 @food(400)
 def sushi(pen: Pen) -> None:
+    """Nigiri: pads of rice under fish, side by side."""
     rng, count, tilt, belt = pen.rng, pen.rng.randint(2, 4), pen.rng.uniform(-0.4, 0.4), pen.rng.random() < 0.3
     fish, rice, wide = [pen.pick("red"), pen.pick("cream", "cheese", "red")], pen.pick("cream"), 0.68 / count
     for i in range(count):
@@ -635,6 +652,13 @@ def calories_of(label: int, seed: int) -> float:
 
 
 def draw(label: int, seed: int, portion: float = 1.0) -> Image.Image:
+    """One photograph of a food.
+
+    Args:
+        label: index into :data:`CLASSES`.
+        seed: the same (label, seed, portion) gives the same pixels, whoever else draws random numbers.
+        portion: size of the dish, 1 is the usual one.
+    """
     rng = random.Random(f"{VERSION}/{label}/{seed}")
     chance = np.random.RandomState(rng.getrandbits(32))
     image, size = _table(rng, chance), _CANVAS * (0.42 + 0.12 * _SPREAD * rng.uniform(-1, 0.5))
@@ -724,6 +748,11 @@ def _first_bad(root: Path) -> str | None:
 
 
 def check(**counts: int) -> None:
+    """Checks numbers of pictures a class, by the settings' names.
+
+    Raises:
+        ValueError: one below 1, or so large that training and validation seeds would meet.
+    """
     for name, value in counts.items():
         if not 1 <= value <= _VAL_SEED:
             raise ValueError(f"{name} must be between 1 and {_VAL_SEED}, got {value}")

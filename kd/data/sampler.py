@@ -57,6 +57,7 @@ class TrainBatches(Sampler[list[Key]]):
         return self
 
     def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch whose order the next iteration gives."""
         self.epoch = epoch
 
     def skip(self, epoch: int, samples: int) -> None:
@@ -106,6 +107,7 @@ class TrainBatches(Sampler[list[Key]]):
         return np.concatenate(shares)
 
     def view(self, epoch: int) -> int:
+        """Number of the view that an epoch shows: the epoch itself, or one of ``views`` where a cache repeats them."""
         return epoch % self.views if self.views else epoch
 
     def _in_turn(self, first: int, count: int) -> np.ndarray:

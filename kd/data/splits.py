@@ -35,12 +35,18 @@ class Splits:
         self._pictures: dict[str, Sequence[str]] = {}  # identities: hashes of their bytes, or their paths
 
     def check_fraction(self) -> None:
+        """Refuses ``data.val_fraction`` where the source has validation pictures.
+
+        Raises:
+            UserError: the setting would have no effect.
+        """
         if self.val_fraction != DataSettings.val_fraction and self.source.has("val"):
             why = "data.source has validation pictures"
             raise UserError(f"data.val_fraction: {self.val_fraction} has no effect: {why}")
 
     @property
     def left_out(self) -> dict[str, int]:
+        """How many files beside the pictures can't be read as pictures, by the ending of their names."""
         found: Counter[str] = Counter()
         for part in chain.from_iterable(self._listed.values()):
             found.update(getattr(part, "left_out", {}))
@@ -127,6 +133,11 @@ class Splits:
         return [(val_split.name(i), train_split.name(j)) for i, j in pairs]
 
     def prepare(self) -> None:
+        """Loads all splits before training.
+
+        Raises:
+            UserError: a split can't be loaded, or all validation pictures are training pictures.
+        """
         for name in ("train", "val", "probe") if self.probe else ("train", "val"):
             self.split(name)
         shared = [] if self.holds_out else self.shared
@@ -149,6 +160,7 @@ class Splits:
         return {**counted, "unlabeled": self.unlabelled()}
 
     def unlabelled(self) -> int:
+        """How many unlabelled pictures follow the labelled ones in the training split."""
         return len(self.parts("train")[1].targets) if self.unlabeled else 0
 
 

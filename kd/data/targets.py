@@ -29,9 +29,18 @@ class Targets:
     def view(
         self, transform: v2.Transform, picture: Tensor, target: Target, ignore_index: int | None
     ) -> tuple[Any, Any]:
+        """A view of a picture and the target that belongs to it.
+
+        Args:
+            transform: makes the view; a target that is an image goes through it too.
+            picture: uint8 ``(3, H, W)``.
+            target: as the split has it.
+            ignore_index: what marks pixels without a label.
+        """
         return transform(picture), target
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
+        """The targets of N samples as one tensor, as losses read them: class ids ``(N,)``."""
         return torch.tensor(targets)
 
     def counts(self, targets: Sequence[Any], classes: int) -> list[int] | None:
@@ -51,6 +60,7 @@ class Targets:
         return target
 
     def pack(self, targets: Sequence[Any], classes: int) -> Tensor:
+        """The targets of N samples as they travel to the device; :meth:`stack` is applied by default."""
         return self.stack(targets, classes)
 
     def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
@@ -91,6 +101,9 @@ class Numbers(Targets):
         return torch.tensor([x if isinstance(x, list) else [math.nan] * classes for x in targets], dtype=torch.float32)
 
     def scales(self, targets: Sequence[Any], classes: int) -> list[tuple[float, float]]:
+        """Mean and standard deviation of each number over the known targets (NaN and missing ones left out; 1 where
+        constant).
+        """
         known = np.asarray([target for target in targets if isinstance(target, list)], dtype=np.float64)
         return [
             (float(mean), float(std) or 1.0)
@@ -109,17 +122,28 @@ class Masks(Targets):
     def view(
         self, transform: v2.Transform, picture: Tensor, target: Target, ignore_index: int | None
     ) -> tuple[Any, Any]:
+        """The view of the picture, and of its mask by the same crop and flip."""
         found: tuple[Any, Any] = transform(picture, self._whole(target, picture.shape[-2:], ignore_index))
         return found
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
+        """Masks ``(N, H, W)`` of class ids."""
         return torch.cat([mask.as_subclass(Tensor) for mask in targets])
 
     def cut(self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None) -> Tensor:
+        """The part of a mask inside a box, before it is resized on the device.
+
+        Args:
+            target: the mask, or what stands for an unlabelled one.
+            box: top, left, height and width in pixels.
+            size: height and width of the whole picture.
+            ignore_index: fills the mask of an unlabelled picture.
+        """
         top, left, height, width = box
         return self._whole(target, size, ignore_index).as_subclass(Tensor)[:, top : top + height, left : left + width]
 
     def pack(self, targets: Sequence[Any], classes: int) -> Tensor:
+        """All masks' pixels in one row, as their sizes differ."""
         return torch.cat([mask.reshape(-1) for mask in targets])
 
     def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
@@ -134,6 +158,7 @@ class Masks(Targets):
         return packed[start[..., None] + y[:, :, None] * wide[..., None] + x[:, None]]
 
     def flip(self, target: Tensor, chosen: Tensor, axis: int) -> None:
+        """Flips the chosen masks along an axis, in place."""
         target[chosen] = target[chosen].flip(axis)
 
     @staticmethod

@@ -60,10 +60,12 @@ class Whole(v2.Transform):
         self.size = list(size)
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        """The whole picture as the crop."""
         height, width = flat_inputs[0].shape[-2:]
         return {"top": 0, "left": 0, "height": height, "width": width}
 
     def transform(self, inpt: Tensor, params: dict[str, Any]) -> Tensor:
+        """The picture resized to ``size``; its aspect ratio is not kept."""
         return tvf.resize(inpt, self.size, antialias=True)
 
 
@@ -75,6 +77,9 @@ class EvalView(v2.Transform):
         self.size, self.crop_ratio, self.max_pixels = size, crop_ratio, max_pixels
 
     def forward(self, *pictures: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """What validation shows: scaled, then the centre cut out, ``(..., *size)``. A mask beside the picture gets
+        the same crop.
+        """
         height, width = pictures[0].shape[-2:]
         part, scaled, corner = frame((width, height), self.size, self.crop_ratio, self.max_pixels)
         parts = (tvf.crop(p, part[1], part[0], part[3], part[2]) for p in pictures)

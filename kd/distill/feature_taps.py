@@ -39,6 +39,11 @@ class FeatureTaps:
             self._taps.setdefault(name, TapSpec(default or "", default or ""))
 
     def teacher_of(self, name: str, teacher: RunTeacher) -> RunTeacher:
+        """The one teacher that the loss ``name`` reads.
+
+        Raises:
+            UserError: several teachers, and the loss names none.
+        """
         member = self._teacher_of.get(name, ALL)
         if member not in teacher.members:
             raise UserError(f"model.teacher_of.{name}: a feature loss reads one teacher, name it"
@@ -77,6 +82,16 @@ class FeatureTaps:
         return {name: (self._layers[name][0], self._taps[name].tokens) for name in names if name in self}
 
     def read(self, name: str, features: Read, answer: Answer) -> tuple[list[Tensor], list[Tensor]]:
+        """Features for one loss.
+
+        Args:
+            name: of the loss.
+            features: gives the student's, by layers and form of tokens.
+            answer: of the teacher, with its wanted layers.
+
+        Returns:
+            The student's and the teacher's features, paired layer by layer.
+        """
         layers, keys = self._layers[name]
         return features(layers, self._taps[name].tokens), [answer.features[key] for key in keys]
 

@@ -13,11 +13,21 @@ from kd.teachers.answer import ALL
 
 
 def check_task(task: Task, data: DataInfo) -> None:
+    """Checks that the data's targets are those that the task needs.
+
+    Raises:
+        UserError: they are of another kind.
+    """
     if not task.learns_from(data.kind):
         raise UserError(f"model.task: {type(task).__name__} needs {task.kind}, data.source gives {data.kind}")
 
 
 def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teacher: RunTeacher | None) -> None:
+    """Checks ``model.teacher_of``: losses and the teachers that they read.
+
+    Raises:
+        UserError: a loss or a teacher that does not exist.
+    """
     members = list(teacher.members) if teacher is not None else []
     for name, member in teacher_of.items():
         if name not in losses:
@@ -28,6 +38,11 @@ def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teache
 
 
 def check_dropping(losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, str], task_loss_weight: float) -> None:
+    """Checks that ``model.teacher_drop`` can leave a teacher out for a picture.
+
+    Raises:
+        UserError: a loss on labels, fewer than two teachers in use, or a loss without a value for each picture.
+    """
     if task_loss_weight:
         raise UserError("model.teacher_drop: needs losses over teachers' features alone (model.task_loss_weight=0)")
     if len({teacher_of.get(name, ALL) for name in losses}) < 2:
@@ -39,6 +54,11 @@ def check_dropping(losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, s
 
 
 def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher: RunTeacher | None) -> None:
+    """Checks that a loss is defined for the task, the data's labels and the teacher.
+
+    Raises:
+        UserError: it is not; ``key`` names the loss.
+    """
     kind = type(loss).__name__
     if isinstance(loss, LogitLoss) and (refused := task.refuses(loss)):
         raise UserError(f"{key}: {kind} {refused}")
@@ -48,6 +68,11 @@ def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher:
 
 
 def check_batch(losses: Mapping[str, DistillLoss], batch_size: int, processes: int) -> None:
+    """Checks that a batch is large enough for losses that compare its samples, over all processes where they gather.
+
+    Raises:
+        UserError: a loss needs more pictures than a step has.
+    """
     for name, loss in losses.items():
         pictures = batch_size * (processes if getattr(loss, "gather", False) else 1)
         if pictures < loss.least_batch:

@@ -33,9 +33,11 @@ class HeadlessStudent(Student):
 
     @staticmethod
     def info_of(task: Task, model: nn.Module) -> DataInfo:
+        """Data without classes and labels: none are used."""
         return DataInfo([], labels=False)
 
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
+        """As :meth:`Student.begin`; an inherited student's new projections are centred on its features too."""
         said = super().begin(pictures)
         if self.start == "inherited" and pictures is not None:
             self._centre(pictures(self.sample_size))
@@ -60,17 +62,23 @@ class HeadlessStudent(Student):
 
     @property
     def classes(self) -> list[str]:
+        """No class names."""
         return []
 
     @property
     def classifies(self) -> bool:
+        """False: there are no logits."""
         return False
 
     @property
     def is_measured(self) -> bool:
+        """True: its losses on held-out pictures need no labels."""
         return True
 
     def measure(self, batch: Batch, answer: Answer) -> None:
+        """Adds the losses of a validation batch to the metrics; padding is left out. Called on all ranks, also
+        without pictures.
+        """
         with self._taps_of_final as caught:
             given = self.logits(batch["image"])
         real, count = real_rows(batch), len(given)

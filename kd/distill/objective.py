@@ -104,6 +104,7 @@ class Objective(nn.Module):
     # -- what it is --------------------------------------------------------------------------------------------------
     @property
     def active(self) -> dict[str, DistillLoss]:
+        """The distillation losses with a weight other than 0, by name."""
         return {name: loss for name, loss in self.losses.items() if loss.weight}  # type: ignore[misc]
 
     @property
@@ -118,6 +119,7 @@ class Objective(nn.Module):
 
     @property
     def trains_logits(self) -> bool:
+        """Whether an active distillation loss reads the student's logits."""
         return any(isinstance(loss, LogitLoss) for loss in self.active.values())
 
     def softened(self, teacher: Tensor) -> Tensor:
@@ -137,12 +139,27 @@ class Objective(nn.Module):
         return self.feature_taps.layers_of_student(self.active)
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
+        """Sets where training is; schedules of weights and temperatures read it.
+
+        Args:
+            epoch: from 0, with a fraction inside the epoch where there is one.
+            max_epochs: planned.
+        """
         for loss in self.losses.modules():
             if isinstance(loss, DistillLoss):
                 loss.epoch, loss.max_epochs = float(epoch), max_epochs
 
     # -- a step ------------------------------------------------------------------------------------------------------
     def forward(self, logits: Tensor, distilled: Tensor, features: Read, answer: Answer, batch: Batch) -> Terms:
+        """The losses of one batch, weighted and summed: ``total = sum_i weight_i * loss_i``.
+
+        Args:
+            logits: the student's, for the task.
+            distilled: those that distillation reads; the same, but for a student with two heads.
+            features: gives the student's features, by layers and form of tokens.
+            answer: the teacher's.
+            batch: with ``target`` and ``index``, see :class:`kd.data.batch.Batch`.
+        """
         if self.teacher_drop and self.training:
             return self._with_dropping(features, answer)
         target = batch["target"]
@@ -160,6 +177,7 @@ class Objective(nn.Module):
         return Terms(total, named)
 
     def weight_of(self, name: str) -> float:
+        """The factor of a distillation loss in the total: its own weight times that of its teacher."""
         return self.losses[name].weight * self._factors.get(name, 1.0)  # type: ignore[operator, return-value]
 
     def _with_dropping(self, features: Read, answer: Answer) -> Terms:

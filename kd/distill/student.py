@@ -119,6 +119,7 @@ class Student(nn.Module):
     # -- what it is --------------------------------------------------------------------------------------------------
     @property
     def task(self) -> Task:
+        """The task: what the student's labels mean."""
         return self.objective.task
 
     @property
@@ -153,6 +154,7 @@ class Student(nn.Module):
         return [self.model, self.average.module] if self.average is not None else [self.model]
 
     def without_gradient(self) -> list[str]:
+        """Names of the parameters that no loss reaches, found by one backward pass; DDP needs to know them."""
         objective = self.objective
         off = tuple(f"objective.losses.{name}." for name in objective.losses if name not in objective.active)
         names = [name for name, _ in self.named_parameters() if name.startswith(off)] if off else []
@@ -204,6 +206,12 @@ class Student(nn.Module):
 
     # -- a step ------------------------------------------------------------------------------------------------------
     def learn(self, batch: Batch, answer: Answer) -> Terms:
+        """Forward pass and losses of one batch.
+
+        Args:
+            batch: on the student's device.
+            answer: the teacher's to the same pictures.
+        """
         with annotate("student"), training_attention(self.model, batch["image"]), self.taps as caught:
             output = self.model(self.prepare(batch["image"]))
         if self.has_two_heads and isinstance(output, tuple):
@@ -213,6 +221,7 @@ class Student(nn.Module):
         return self.objective(own, distilled, partial(self.taps.read, caught), answer, batch)
 
     def logits(self, images: Tensor) -> Tensor:
+        """Logits of the weights that count (:attr:`final`), for uint8 or float pictures as batches have them."""
         return logits_of(self.final(self.prepare(images)))
 
     @torch.no_grad()

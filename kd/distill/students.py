@@ -35,18 +35,22 @@ class Students(nn.ModuleDict):
 
     @property
     def only_or_first(self) -> Student:
+        """The only student, or the first of several."""
         return next(iter(self.named().values()))
 
     @property
     def measured(self) -> dict[str, Student]:
+        """The students that validation measures, by name."""
         return {name: student for name, student in self.named().items() if student.is_measured}
 
     @property
     def data_info(self) -> DataInfo:
+        """Classes and labels of the data; all students share them."""
         return self.only_or_first.data
 
     @property
     def wanted(self) -> Wanted:
+        """What the losses of all students read of the teacher."""
         found = Wanted(logits={})
         for student in self.named().values():
             found |= student.objective.wanted
@@ -75,11 +79,13 @@ class Students(nn.ModuleDict):
         return [student.begin(pictures) for student in self.named().values()]
 
     def compile_in_place(self) -> None:
+        """Compiles the models whose settings ask for it; names of parameters do not change."""
         for student in self.named().values():
             if student.spec is not None:
                 student.spec.compile_in_place(student.model)
 
     def build_optimizers(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
+        """The students' optimizers and schedules; of several as one, :class:`kd.optim.Together`."""
         made = [student.build_optimizer(pace) for student in self.named().values()]
         if not self.several:
             return made[0]
@@ -100,6 +106,7 @@ class Students(nn.ModuleDict):
         return found
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
+        """Sets where training is, for all losses; see :meth:`Objective.set_epoch`."""
         for student in self.named().values():
             student.objective.set_epoch(epoch, max_epochs)
 

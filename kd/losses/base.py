@@ -21,6 +21,15 @@ def check_range(name: str, value: float | None, allowed: str) -> None:
 
 
 def check_maps(loss: nn.Module, *shapes: Shape) -> None:
+    """Checks that features are maps.
+
+    Args:
+        loss: named in the message.
+        shapes: of features, the batch included.
+
+    Raises:
+        ValueError: one that is not ``(N, C, H, W)``.
+    """
     for shape in shapes:
         if len(shape) != 4:
             name = type(loss).__name__
@@ -131,6 +140,16 @@ class LogitLoss(DistillLoss):
         self.temperature = temperature
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
+        """Prepares for the data, before training.
+
+        Args:
+            num_classes: C.
+            num_samples: of the training set, where a loss keeps something for each.
+            ignore_index: target of pixels without a label.
+
+        Raises:
+            ValueError: fewer classes than :attr:`least_classes`.
+        """
         if num_classes < self.least_classes:
             needs = f"{type(self).__name__} needs >= {self.least_classes} classes"
             raise ValueError(f"{needs}, the data has {num_classes}; KDLoss takes two")
@@ -171,6 +190,7 @@ class FeatureLoss(DistillLoss):
         raise NotImplementedError
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """The mean of :meth:`per_picture` over the batch."""
         return self.per_picture(student_features, teacher_features).mean()
 
 
@@ -201,12 +221,18 @@ class EachLayer(LayersLoss):
         self.needs_index, self.needs_labels = loss.needs_index, loss.needs_labels
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
+        """Copies the loss for each pair of layers and builds each copy.
+
+        Raises:
+            ValueError: another number of layers on each side, or a pair that does not fit.
+        """
         super().build(student_shapes, teacher_shapes)
         self.losses = nn.ModuleList([copy.deepcopy(self.losses[0]) for _ in student_shapes])
         for loss, student, teacher in zip(self.losses, student_shapes, teacher_shapes, strict=True):
             loss.build(student, teacher)  # type: ignore[operator]
 
     def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor, **extra: Tensor) -> Tensor:
+        """The mean of the pairs' losses."""
         values = [loss(s, t, target, **extra) for loss, s, t in zip(self.losses, student, teacher, strict=True)]
         return sum(values[1:], values[0]) / len(values)
 

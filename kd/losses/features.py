@@ -24,6 +24,7 @@ class HintLoss(_Projected):
     """
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """The student's features, the teacher's, unused -> scalar."""
         return hint_loss(self.projection(student_features, teacher_features), teacher_features)
 
 
@@ -68,6 +69,11 @@ class PKDLoss(FeatureLoss):
         self.projection, self.gather = projection, gather
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Makes the projection, where the widths differ or one was given.
+
+        Raises:
+            ValueError: features that it does not compare.
+        """
         super().build(student_shape, teacher_shape)
         self._shapes = student_shape, teacher_shape
         if self.projection is None and student_shape[1] != teacher_shape[1]:
@@ -116,6 +122,7 @@ class MGDLoss(_Projected):
         self.mask_ratio = mask_ratio
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Makes the projection and the generator that restores masked features."""
         super().build(student_shape, teacher_shape)
         self.generator = _generator(teacher_shape[1])
 
@@ -148,6 +155,11 @@ class ViTKDLoss(LayersLoss):
         self.mask_ratio, self.generation_weight = mask_ratio, generation_weight
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
+        """Makes the projections, the mask token and the generator.
+
+        Raises:
+            ValueError: fewer than two layers, unequal numbers, or features that are not maps.
+        """
         super().build(student_shapes, teacher_shapes)
         if len(student_shapes) < 2:
             raise ValueError("ViTKDLoss needs two layers or more, shallow ones and a last one, got 1 of each model")
@@ -187,6 +199,11 @@ class ReviewKDLoss(LayersLoss):
         self.width, self.warmup_epochs = width, warmup_epochs
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
+        """Makes the fusion blocks, from the deepest layer to the shallowest.
+
+        Raises:
+            ValueError: unequal numbers of layers, or features that are not maps.
+        """
         super().build(student_shapes, teacher_shapes)
         pairs = list(zip(student_shapes, teacher_shapes, strict=True))[::-1]
         self.blocks = nn.ModuleList(

@@ -45,6 +45,7 @@ class KDLoss(LogitLoss):
         return pure.kd_loss(student_logits, teacher_logits, self.temperature_now(), self.teacher_temperature)
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
+        """The teacher's logits over its own temperature, or that of the present epoch."""
         return teacher_logits / (self.teacher_temperature or self.temperature_now())
 
     @property
@@ -71,6 +72,7 @@ class HardKDLoss(LogitLoss):
         super().__init__(weight)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, unused -> scalar."""
         return pure.hard_kd_loss(student_logits, teacher_logits)
 
 
@@ -126,6 +128,7 @@ class DISTLoss(LogitLoss):
             raise ValueError(f"DISTLoss needs >= 3 classes or beta=0, the data has {num_classes}; KDLoss takes two")
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, unused -> scalar; over the batches of all processes where it gathers."""
         if self.gather:
             student_logits, teacher_logits = of_all_ranks(student_logits, teacher_logits)
         return pure.dist_loss(student_logits, teacher_logits, self.beta, self.gamma, self.temperature)
@@ -187,9 +190,11 @@ class MLKDLoss(LogitLoss):
         self.temperatures = tuple(temperatures)
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
+        """The teacher's logits over the lowest of the temperatures."""
         return teacher_logits / min(self.temperatures)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, unused -> scalar."""
         return pure.mlkd_loss(student_logits, teacher_logits, self.temperatures)
 
 
@@ -204,6 +209,7 @@ class BinaryKDLoss(LogitLoss):
         super().__init__(weight, temperature)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
+        """``(N, C)``, ``(N, C)``, unused -> scalar."""
         return pure.binary_kd_loss(student_logits, teacher_logits, self.temperature)
 
 
@@ -231,10 +237,16 @@ class StandardizedLoss(LogitLoss):
         self.needs_index, self.for_maps = loss.needs_index, loss.for_maps
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
+        """Prepares both itself and the loss inside.
+
+        Raises:
+            ValueError: two classes: standardised, any two logits are the same two numbers, without a gradient.
+        """
         super().bind(num_classes, num_samples, ignore_index)
         self.loss.bind(num_classes, num_samples, ignore_index)
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
+        """The standardised teacher's logits, softened by the loss inside."""
         return self.loss.softened(pure.standardize_logits(teacher_logits))
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor, **extra: Tensor) -> Tensor:

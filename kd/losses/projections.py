@@ -46,6 +46,7 @@ class Projection(nn.Module):
         return resize(projected, size) if self.size else projected
 
     def project(self, features: Tensor) -> Tensor:
+        """To the teacher's width, on the student's grid: ``(N, C_s, H, W)`` -> ``(N, C_t, H, W)``, vectors likewise."""
         return self.layers(features)
 
 
@@ -69,6 +70,11 @@ class ConvProjection(Projection):
     """3x3 convolution, batch norm, ReLU, 1x1 convolution: for maps, where one linear layer is too weak."""
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
+        """A 3x3 convolution, batch norm, ReLU and a 1x1 convolution.
+
+        Raises:
+            ValueError: the features are not maps.
+        """
         if not is_map:
             raise ValueError("projection must be Projection or MLPProjection without a grid, got ConvProjection")
         hidden = max(width, teacher_width)
@@ -82,6 +88,7 @@ class MLPProjection(Projection):
     """Two layers with a GELU between, at every position."""
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
+        """Two layers with GELU in between, as wide as the wider of both sides."""
         hidden = max(width, teacher_width)
         first, second = super().make(width, hidden, is_map), super().make(hidden, teacher_width, is_map)
         return nn.Sequential(first, nn.GELU(), second)
@@ -113,11 +120,15 @@ class OrthogonalProjection(Float32, Projection):
     """
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
+        """A linear layer whose weight is parametrised to be orthonormal (Cayley map)."""
         layer = nn.Linear(width, teacher_width, bias=False, dtype=torch.float32)
         register_parametrization(layer, "weight", _Cayley(layer.weight, _OrthMaps.cayley), unsafe=True)
         return layer
 
     def project(self, features: Tensor) -> Tensor:
+        """As :meth:`Projection.project`; the weight is made in float32, since rounded products would not be
+        orthonormal.
+        """
         with torch.autocast(features.device.type, enabled=False):  # rounded products would not be orthonormal
             weight: Tensor = self.layers.weight  # type: ignore[assignment]  # a parametrized layer's
         is_map = features.ndim == 4

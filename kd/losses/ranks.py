@@ -24,6 +24,7 @@ def without_gather() -> Iterator[None]:
 
 
 def in_parallel() -> bool:
+    """Whether losses gather over several processes now."""
     return not _without_gather and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 

@@ -33,6 +33,11 @@ class FeatureRegression(_Projected):
         self.standardize = standardize
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Makes the projection to the teacher's width on the student's grid, and what standardises the targets.
+
+        Raises:
+            ValueError: shapes that no projection joins, or PHI-S without a rotation of this width.
+        """
         if len(student_shape) == len(teacher_shape) == 4:
             teacher_shape = (*teacher_shape[:2], *student_shape[2:])
         super().build(student_shape, teacher_shape)
@@ -42,6 +47,7 @@ class FeatureRegression(_Projected):
             self.equal_on_all_ranks = STATISTICS
 
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """Features of N pictures -> ``(N,)``: :meth:`compare` of the projected student and the standardised teacher."""
         target = self._on_students_grid(student_features, teacher_features)
         if self.standardize != "none":
             target = self.targets(target)
@@ -73,6 +79,7 @@ class CosineLoss(FeatureRegression):
     """The direction of the teacher's features, see :func:`kd.losses.functional.cosine_loss`."""
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """1 - cosine of each vector, averaged over a picture's positions: ``(N,)``."""
         return cosine_loss(student_features, teacher_features)
 
 
@@ -92,6 +99,7 @@ class SmoothL1Loss(FeatureRegression):
         self.beta = beta
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """Smooth L1 distance, averaged over a picture: ``(N,)``."""
         return smooth_l1_loss(student_features, teacher_features, self.beta)
 
 
@@ -99,6 +107,7 @@ class MSELoss(FeatureRegression):
     """The mean squared error, see :class:`FeatureRegression`: a :class:`HintLoss` on the student's grid."""
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """Squared distance, averaged over a picture: ``(N,)``."""
         return (wide(student_features) - wide(teacher_features)).square().flatten(1).mean(dim=1)
 
 
@@ -120,6 +129,7 @@ class RADIOLoss(FeatureRegression):
         self.cosine_share = cosine_share
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """Cosine and smooth L1 loss, mixed by ``cosine_share``: ``(N,)``."""
         direction = cosine_loss(student_features, teacher_features)
         distance = smooth_l1_loss(student_features, teacher_features)
         return self.cosine_share * direction + (1 - self.cosine_share) * distance

@@ -64,6 +64,7 @@ class SPLoss(_OfTheBatch):
     least_batch = 2
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """``(N, ...)``, ``(N, ...)``, unused -> scalar."""
         return sp_loss(*self.together(student_features, teacher_features))
 
 
@@ -73,6 +74,7 @@ class CKALoss(_OfTheBatch):
     least_batch = 3
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
+        """``(N, ...)``, ``(N, ...)``, unused -> scalar."""
         return cka_loss(*self.together(student_features, teacher_features))
 
 
@@ -113,12 +115,14 @@ class CRDLoss(KnownOnHost, FeatureLoss):
         self._shared = False
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
+        """Makes the memory: a random unit vector ``(embed_dim,)`` for each training sample and model."""
         self.num_samples = num_samples
         for name in ("memory_student", "memory_teacher"):
             self.register_buffer(name, F.normalize(torch.randn(num_samples, self.embed_dim), dim=1))
         self.register_buffer("scale", torch.full((2,), float("nan")))  # log of the two normalisers, of the first batch
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
+        """Makes the linear projections of both models' features to ``embed_dim``."""
         self.project_student, self.project_teacher = (
             nn.Linear(torch.Size(shape[1:]).numel(), self.embed_dim) for shape in (student_shape, teacher_shape)
         )

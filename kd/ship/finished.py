@@ -41,10 +41,14 @@ class FinishedRun:
 
     @property
     def kind(self) -> str:
+        """What the student answers: ``classification``, ``multilabel``, ``segmentation``, ``numbers`` or
+        ``features``.
+        """
         return self.task.answers if self.classes else "features"
 
     @property
     def arch(self) -> str:
+        """timm's name of the architecture, or the builder's."""
         return read_metadata(self.folder / "student.safetensors")["arch"]
 
     @property
@@ -54,14 +58,21 @@ class FinishedRun:
 
     @property
     def size(self) -> tuple[int, int]:
+        """Height and width in pixels of the views that validation shows."""
         return height_width(self.config["data"]["img_size"])
 
     @property
     def crop_ratio(self) -> float:
+        """Share of a scaled picture that validation's crop keeps, in 0..1."""
         return float(self.config["data"]["crop_ratio"])
 
     @cached_property
     def data(self) -> DistillationDataModule:
+        """The run's data, with the validation split loaded.
+
+        Raises:
+            UserError: it is gone, or has other classes.
+        """
         data = self.load_data()
         data.split("val")
         if self.classes:
@@ -96,9 +107,17 @@ class FinishedRun:
         return found
 
     def prepared(self, layout: Layout) -> Prepared:
+        """The student with its preprocessing: uint8 pictures in ``layout`` -> answers."""
         return Prepared(self.model, self.preprocess, self.size, layout)
 
     def manifest(self, format_name: str, layout: Layout, int8: bool) -> Manifest:
+        """What an export says of itself.
+
+        Args:
+            format_name: of the export.
+            layout: of its pictures.
+            int8: whether it is quantised.
+        """
         return Manifest(
             self.kind, self.arch, self.classes, self.size, self.crop_ratio, layout,
             list(self.preprocess.mean), list(self.preprocess.std), format_name, int8, self.facts,
@@ -111,6 +130,7 @@ class FinishedRun:
             yield picture.contiguous()[None].numpy()
 
     def student_runtime(self) -> Runtime:
+        """Runs the student in torch on pictures ``(N, H, W, 3)``."""
         return in_torch(self.prepared("nhwc"))
 
     def teacher_runtime(self, layout: Layout) -> Runtime | None:
@@ -120,11 +140,21 @@ class FinishedRun:
 
 
 def check_classes(data: DistillationDataModule, classes: list[str]) -> None:
+    """Checks that data has the student's classes, in order.
+
+    Raises:
+        UserError: it has others.
+    """
     if list(data.source.classes) != classes:
         raise UserError(f"data.source: its {len(data.source.classes)} classes are not the student's {len(classes)}")
 
 
 def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | None:
+    """The teacher, or ensemble, that a run was trained with, on one device; None without one.
+
+    Raises:
+        UserError: it can't be built.
+    """
     built = {name: replace(spec, placement="same") for name, spec in specs.items()}
     return build_teachers(built.get(""), {name: s for name, s in built.items() if name}, classes, task.dense)
 

@@ -40,6 +40,11 @@ Predicted = tuple[str, torch.Tensor, tuple[int, int]]
 
 
 def choose_device(name: str | None) -> torch.device:
+    """The device of that name; None: the GPU where there is one, else the CPU.
+
+    Raises:
+        UserError: it can't be used.
+    """
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -51,6 +56,12 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def find_pictures(words: Sequence[str]) -> list[str]:
+    """The picture files that files, folders and patterns name, each once, in order; hidden ones in folders are left
+    out.
+
+    Raises:
+        UserError: a word that names no picture.
+    """
     found: dict[str, None] = {}
     for word in words:
         if Path(word).is_dir():
@@ -67,6 +78,15 @@ def find_pictures(words: Sequence[str]) -> list[str]:
 
 
 def check_out(kind: str, out: Path | None) -> None:
+    """Checks that answers of this kind can be written to ``out``.
+
+    Args:
+        kind: see :attr:`FinishedRun.kind`.
+        out: a folder for masks, a ``.npz`` for features, else a table; None: the usual place.
+
+    Raises:
+        UserError: another ending, or no such folder.
+    """
     if out is None or kind == "segmentation":
         if out is not None and (out.is_file() or out.suffix in (*TABLES, ".npz")):
             raise UserError(f"out: masks go to a folder, got '{out}'")
@@ -127,6 +147,18 @@ def _forward(
 def write(
     opened: FinishedRun, answers: Iterator[Predicted], files: Sequence[str], top: int, out: Path | None
 ) -> Path | None:
+    """Writes the answers as they come.
+
+    Args:
+        opened: the run.
+        answers: in the order of ``files``.
+        files: the pictures.
+        top: classes a picture in a table.
+        out: see :func:`check_out`; None: masks and features go into the run's folder, rows are printed.
+
+    Returns:
+        The file or folder; None where rows were printed.
+    """
     if opened.kind == "segmentation":
         folder = out or opened.folder / "predict"
         _write_masks(answers, Path(os.path.commonpath([Path(f).resolve().parent for f in files])), opened, folder)
