@@ -22,25 +22,22 @@ PENDING = 64  # steps whose device events may be outstanding
 
 @dataclass
 class StepTimes:
-    """One step.
+    """One step."""
 
-    Attributes:
-        phases: ms by phase, on the device's clock where there is one.
-        host_ms: time from the step's start to its end on the host's clock.
-        data_cpu_ms: the training thread's CPU time while it waited for (or made) the batch.
-        ready_ms: time that it stood ready to run but got no core (Linux; else 0).
-        launch_ms: host time outside ``data``.
-        t: Unix time of the end.
-        tag: what the caller gave to :meth:`Clock.cut`.
-    """
-
-    phases: dict[str, float] = field(default_factory=dict)  # ms by phase, on the device's clock where there is one
-    host_ms: float = 0.0  # time from the step's start to its end on the host's clock
-    data_cpu_ms: float = 0.0  # the training thread's CPU time while it waited for (or made) the batch
-    ready_ms: float = 0.0  # time that this thread waited for a free core (Linux; else 0)
-    launch_ms: float = 0.0  # host time outside ``data``
-    t: float = 0.0  # Unix time of the end
-    tag: Any = None  # what the caller gave to :meth:`Clock.cut`
+    phases: dict[str, float] = field(default_factory=dict)
+    """Milliseconds by phase, on the device's clock where there is one."""
+    host_ms: float = 0.0
+    """Milliseconds from the step's start to its end, on the host's clock."""
+    data_cpu_ms: float = 0.0
+    """CPU time of the training thread while it waited for (or made) the batch."""
+    ready_ms: float = 0.0
+    """Time that the training thread waited for a free core (Linux; else 0)."""
+    launch_ms: float = 0.0
+    """Host time outside ``data``."""
+    t: float = 0.0
+    """Unix time of the end."""
+    tag: Any = None
+    """What the caller gave to :meth:`Clock.cut`."""
 
 
 class Clock:

@@ -61,7 +61,8 @@ Parameters = Callable[[list[nn.Parameter]], Optimizer]
 class GivenOptim(OptimSpec):
     """An optimizer made by a function of the user's own; its learning rate stays as it is."""
 
-    make: Parameters | None = None  # trainable parameters -> optimizer
+    make: Parameters | None = None
+    """Trainable parameters -> optimizer."""
 
     def settings(self) -> dict[str, Any]:
         """What a checkpoint keeps of it: its name alone."""
@@ -97,19 +98,16 @@ def as_optim(given: "OptimSpec | Mapping[str, Any] | Parameters | None") -> Opti
 
 @dataclass(frozen=True)
 class Pace:
-    """How a run goes through its optimizer steps.
+    """How a run goes through its optimizer steps."""
 
-    Attributes:
-        total_steps: of the whole run; infinite where its end is not known.
-        steps_per_epoch: of an epoch.
-        global_batch: samples of a step, over all processes and accumulations; None where it is not known.
-        fused: whether torch's fused steps may be used.
-    """
-
-    total_steps: float  # of the whole run; infinite where its end is not known
+    total_steps: float
+    """Steps of the whole run; infinite where its end is not known."""
     steps_per_epoch: float
-    global_batch: int | None = None  # samples of a step, over all processes and accumulations; None: not known
-    fused: bool = True  # whether torch's fused steps may be used
+    """Steps of an epoch."""
+    global_batch: int | None = None
+    """Pictures of a step, over all processes and accumulations; None: not known."""
+    fused: bool = True
+    """Whether torch's fused steps may be used."""
 
     def epochs(self, max_epochs: int | None) -> int:
         """The epochs that the run will have, as far as its settings tell."""

@@ -15,7 +15,8 @@ class Confusions(Metric):
         num_classes: C.
     """
 
-    counts: Tensor  # (2, C, C): half, column, class
+    counts: Tensor
+    """``(2, C, C)``: half of the pictures, column of the teacher, class."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()

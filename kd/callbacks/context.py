@@ -77,7 +77,9 @@ class RunContext:
     """Typed access to a run's trainer, module, students, teacher, data and folder."""
 
     trainer: Trainer
+    """The run's trainer."""
     module: DistillationModule
+    """The run's module, which holds students, teacher and data."""
 
     @classmethod
     def of(cls, trainer: Trainer) -> "RunContext":

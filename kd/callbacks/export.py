@@ -19,9 +19,10 @@ from kd.storage.checkpoints import damage, newest_whole
 class Export(Callback):
     """Writes the student of the best epoch. Must precede the callbacks that report."""
 
-    best: Best  # which validation is the best
-    # writes a student's weights to a file, from a checkpoint or (None) as they are
+    best: Best
+    """Which validation is the best."""
     save: Callable[[Any, Path, Path | None], None]
+    """Writes a student's weights to a file: from a checkpoint, or as they are (None)."""
     _written: bool = False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

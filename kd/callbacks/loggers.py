@@ -79,9 +79,12 @@ def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) 
 class Loggers(Callback):
     """Builds the loggers once the run has a folder, and gives them all settings as hyper-parameters."""
 
-    specs: Sequence[dict[str, Any]]  # ``class_path`` and ``init_args`` of each
-    build: Callable[[list[dict[str, Any]]], list[Logger]]  # makes them
-    settings: dict[str, Any]  # by dotted key
+    specs: Sequence[dict[str, Any]]
+    """``class_path`` and ``init_args`` of each."""
+    build: Callable[[list[dict[str, Any]]], list[Logger]]
+    """Makes the loggers from specs."""
+    settings: dict[str, Any]
+    """The run's settings by dotted key."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes the loggers below the run's folder, and gives them the settings."""

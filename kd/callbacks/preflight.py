@@ -37,14 +37,22 @@ FOLDER = "KD_PREFLIGHT"  # The environment's name for the folder of what preflig
 class Found:
     """A preflight's findings."""
 
-    val: dict[str, dict[str, float]]  # the metrics of each teacher, and of all together
-    counts: Tensor  # how often each class is the target, ``(C,)``, in the whole split where it lists class ids
-    total: int  # the number of targets seen
-    decided: Tensor | None  # the teacher's decisions by index, of this process's share
-    index: list[int] = field(default_factory=list)  # numbers of the pictures whose logits are kept
-    logits: Tensor | None = None  # of all teachers together, float16, ``(len(index), C, ...)``
-    hints: dict[str, str] = field(default_factory=dict)  # what to do about a weak teacher, by name
-    classes: int = 0  # how many classes were the target of a picture that the teachers have seen
+    val: dict[str, dict[str, float]]
+    """The metrics of each teacher, and of all together."""
+    counts: Tensor
+    """How often each class is the target, ``(C,)``, in the whole split where it lists class ids."""
+    total: int
+    """The number of targets seen."""
+    decided: Tensor | None
+    """The teacher's decisions by index, of this process's share."""
+    index: list[int] = field(default_factory=list)
+    """Numbers of the pictures whose logits are kept."""
+    logits: Tensor | None = None
+    """Of all teachers together, float16, ``(len(index), C, ...)``."""
+    hints: dict[str, str] = field(default_factory=dict)
+    """What to do about a weak teacher, by name."""
+    classes: int = 0
+    """How many classes were the target of a picture that the teachers have seen."""
 
 
 class SharedPreflight:

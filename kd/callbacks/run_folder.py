@@ -89,14 +89,22 @@ class StudentCSV(MetricsCSV):
 class RunFolder(Callback):
     """Claims the run's folder once the preflight has passed, and sends metrics and checkpoints there."""
 
-    parent: Path  # of the recipe's runs
-    config: str  # the settings, YAML
-    resume: Path | None = None  # the folder of the run that is resumed
-    marker: Path | None = None  # a launcher's file that names the run
-    name: str | None = None  # without one, the next free number
+    parent: Path
+    """Folder of the recipe's runs."""
+    config: str
+    """The settings, YAML."""
+    resume: Path | None = None
+    """The folder of the run that is resumed."""
+    marker: Path | None = None
+    """A launcher's file that names the run."""
+    name: str | None = None
+    """Name of the run's folder; None: the next free number."""
     mirror: Mirror | None = None
+    """The copy in an object store, where ``runs_dir`` is a URL."""
     path: Path | None = None
-    begun: bool = False  # whether this run has written to the folder, so that a failure is recorded there
+    """The run's folder, once it is claimed."""
+    begun: bool = False
+    """Whether this run has written to the folder, so that a failure is recorded there."""
     _lock: IO[str] | None = None
 
     def lock(self) -> None:

@@ -43,13 +43,20 @@ class Summary(Callback):
     ``images_per_s`` follows from it. The first step of each epoch is left out.
     """
 
-    folder: RunFolder  # where the run's folder is
-    preflight: Preflight  # what was measured of the teacher
-    preemption: Preemption  # which errors are an interruption
-    recipe: str  # the recipe's name
-    seed: int  # of the run
-    best: Best  # which validation is each student's best
+    folder: RunFolder
+    """Where the run's folder is."""
+    preflight: Preflight
+    """What was measured of the teacher."""
+    preemption: Preemption
+    """Which errors are an interruption."""
+    recipe: str
+    """The recipe's name."""
+    seed: int
+    """Seed of the run."""
+    best: Best
+    """Which validation is each student's best."""
     content: dict[str, Any] = field(default_factory=dict)
+    """What was written last."""
     _steps_ms: list[float] = field(default_factory=list)
     _last_step: float | None = None
     _started: float = field(default_factory=time.monotonic)

@@ -47,19 +47,16 @@ def _clock(device: torch.device) -> float:
 
 @dataclass
 class StepTimes:
-    """Parts of a training step, in milliseconds.
+    """Parts of a training step, in milliseconds."""
 
-    Attributes:
-        teacher_ms: the teacher's forward.
-        student_ms: the student's forward and backward.
-        loading_ms: a batch's way from the disk, by one process.
-        num_workers: loader processes; with none, loading and computing take turns.
-    """
-
-    teacher_ms: float  # the teacher's forward
-    student_ms: float  # the student's forward and backward
-    loading_ms: float  # a batch's way from the disk, by one process
-    num_workers: int  # loader processes; with none, loading and computing take turns
+    teacher_ms: float
+    """The teacher's forward pass."""
+    student_ms: float
+    """The student's forward and backward pass."""
+    loading_ms: float
+    """From disk to batch, by one process."""
+    num_workers: int
+    """Loader processes; with 0, loading and computing take turns."""
 
     def step_ms(self, teacher: bool) -> float:
         """A step with or without the teacher's forward."""

@@ -46,9 +46,13 @@ class Endpoint(Needs):
     """A SageMaker endpoint, or a batch transform, by its command line."""
 
     name: str
-    machines: Machines | None  # None: serverless
+    """Name of the endpoint, or of the batch transform."""
+    machines: Machines | None
+    """The machines that answer; None: serverless."""
     own: dict[str, str]
+    """Keys of ``kd-launch endpoint``."""
     missing: dict[str, str] = field(default_factory=dict)
+    """Keys that sending needs, with an example of each."""
 
     def requests(self) -> dict[str, dict[str, Any]]:
         """The requests by boto3's name of the call, in the order in which they are sent; each validated.

@@ -20,26 +20,22 @@ RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
 
 @dataclass(frozen=True)
 class Cluster:
-    """A job's machines.
+    """A job's machines."""
 
-    Attributes:
-        launcher: who started it: ``torchrun``, ``mpirun``, ``SLURM``, ``SageMaker``, ``SkyPilot`` or ``TrainJob``.
-        num_nodes: machines that train.
-        devices: processes on each; None leaves it to the trainer.
-        variables: environment variables that the processes need and the launcher does not set.
-        job: names the job, the same after a restart.
-        role: of this machine: it trains, or it prepares data for those that do.
-        data_nodes: machines that prepare data.
-    """
-
-    launcher: str  # who started it: ``torchrun``, ``mpirun``, ``SLURM``, ``SageMaker``, ``SkyPilot`` or ``TrainJob``
-    num_nodes: int  # machines that train
-    devices: int | None  # processes on each; None leaves it to the trainer
-    # environment variables that the processes need and the launcher does not set
+    launcher: str
+    """What started it: ``torchrun``, ``mpirun``, ``SLURM``, ``SageMaker``, ``SkyPilot`` or ``TrainJob``."""
+    num_nodes: int
+    """Machines that train."""
+    devices: int | None
+    """Processes on each; None leaves it to the trainer."""
     variables: dict[str, str] = field(default_factory=dict)
-    job: str | None = None  # names the job, the same after a restart
-    role: Literal["train", "data"] = "train"  # of this machine: it trains, or it prepares data for those that do
-    data_nodes: int = 0  # machines that prepare data
+    """Environment variables that the processes need and the launcher does not set."""
+    job: str | None = None
+    """Name of the job, the same after a restart."""
+    role: Literal["train", "data"] = "train"
+    """This machine trains, or prepares data for those that do."""
+    data_nodes: int = 0
+    """Machines that prepare data."""
 
     def arguments(self) -> list[str]:
         """For the parser; nothing where one machine trains by itself."""

@@ -23,19 +23,16 @@ def base(env: Mapping[str, str] = os.environ) -> Path:
 
 @dataclass(frozen=True)
 class Machines:
-    """A job's machines by name.
+    """A job's machines by name."""
 
-    Attributes:
-        here: this one.
-        train: those that train, sorted.
-        data: those that prepare data, sorted.
-        interface: the network interface between them.
-    """
-
-    here: str  # this one
-    train: list[str]  # those that train, sorted
-    data: list[str]  # those that prepare data, sorted
-    interface: str | None  # the network interface between them
+    here: str
+    """Name of this machine."""
+    train: list[str]
+    """Machines that train, sorted."""
+    data: list[str]
+    """Machines that prepare data, sorted."""
+    interface: str | None
+    """The network interface between them."""
 
 
 def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:

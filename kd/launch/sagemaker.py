@@ -19,17 +19,14 @@ _NOT_OURS = re.compile(r"sagemaker_.*|_tuning_objective_metric")  # what SageMak
 
 @dataclass(frozen=True)
 class Container:
-    """The folders below ``/opt/ml``.
+    """The folders below ``/opt/ml``."""
 
-    Attributes:
-        base: that folder.
-        settings: the job's hyperparameters: keys of ``kd-train`` and their values as text.
-        trial: the job's name in a search, whose trials share a folder in S3.
-    """
-
-    base: Path  # ``/opt/ml``
-    settings: dict[str, str]  # the job's hyperparameters: keys of ``kd-train`` and their values as text
-    trial: str = ""  # the job's name in a search, whose trials share a folder in S3
+    base: Path
+    """``/opt/ml``."""
+    settings: dict[str, str]
+    """The job's hyperparameters: keys of ``kd-train`` and their values as text."""
+    trial: str = ""
+    """The job's name in a search, whose trials share a folder in S3."""
 
     @property
     def runs_dir(self) -> Path:

@@ -28,11 +28,16 @@ from kd.teachers.answer import ALL
 class Seen:
     """What models answered to the real pictures of a batch; padding is left out."""
 
-    target: Tensor  # their labels
-    index: Tensor | None  # their numbers, where the loader gives them
-    taught: dict[str, Tensor] = field(default_factory=dict)  # the teachers' logits, see :func:`look`
-    decided: Tensor | None = None  # the teacher's decisions (:meth:`kd.tasks.Task.decide`), where there are any
-    logits: dict[str, Tensor] = field(default_factory=dict)  # the students', by name
+    target: Tensor
+    """Labels."""
+    index: Tensor | None
+    """Numbers of the pictures, where the loader gives them."""
+    taught: dict[str, Tensor] = field(default_factory=dict)
+    """The teachers' logits, see :func:`look`."""
+    decided: Tensor | None = None
+    """The teacher's decisions (:meth:`kd.tasks.Task.decide`), where there are any."""
+    logits: dict[str, Tensor] = field(default_factory=dict)
+    """The students' logits by name."""
 
 
 @torch.no_grad()
@@ -124,8 +129,11 @@ class Labelled:
     """
 
     features: dict[str, Tensor]
+    """``(N, D)`` by model, in the pictures' order, on the models' device."""
     class_ids: Tensor
-    bank: int  # how many of them answers are looked up in
+    """``(N,)``."""
+    bank: int
+    """How many of the pictures, the first, are the reference."""
 
     def accuracy(self, name: str) -> dict[str, float]:
         """``knn1`` and ``probe1`` (:data:`kd.report.metric.PROBE`) of a model's features, in 0..1."""
@@ -196,9 +204,12 @@ def evaluate(
 class Answers:
     """Each picture's target and each model's answer, as rows of a table."""
 
-    task: Task  # writes answers as rows of a table
+    task: Task
+    """Writes answers as rows of a table."""
     classes: list[str]
-    rows: dict[int, dict[str, str]] = field(default_factory=dict)  # by the picture's number
+    """Names by class id."""
+    rows: dict[int, dict[str, str]] = field(default_factory=dict)
+    """Cells by column, by the picture's number."""
 
     def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
         """Adds a batch: logits ``(N, C)`` of both, ids ``(N,)`` or labels ``(N, C)``, numbers of the pictures."""

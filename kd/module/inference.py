@@ -17,7 +17,9 @@ class Inference(LightningModule):
     """The hooks of :class:`kd.DistillationModule` outside training."""
 
     students: Students
+    """The models that are trained."""
     validation: Validation
+    """Their metrics."""
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

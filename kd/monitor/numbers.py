@@ -91,8 +91,11 @@ class Gauge(NamedTuple):
     """What one number is, for those who publish it."""
 
     text: str
-    unit: str  # of the values, as OpenTelemetry writes units
-    dimensions: tuple[str, ...] = ()  # names of the keys of its values
+    """What it is, for people."""
+    unit: str
+    """Unit of the values, as OpenTelemetry writes units."""
+    dimensions: tuple[str, ...] = ()
+    """Names of the keys of its values."""
 
 
 GAUGES: dict[str, Gauge] = {

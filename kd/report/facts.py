@@ -19,13 +19,20 @@ BUSY = 0.7  # makers that work for less of the time are held up by something els
 class TierFacts:
     """The tier over a run, of all training processes together."""
 
-    machines: dict[str, dict[str, Any]]  # there at the end, by node: name, cores, makers, batches, busy_s, mb
-    seconds: float  # between the first reading and the last
-    ready: float  # batches that waited to be used, on average and a training process
-    may_ask: int  # that one may have requested and not used, at the end
-    ranks: int  # training processes
-    made_again: int  # batches that had to be made again, for a process or its machine had ended
-    made_twice: int  # batches that a second machine made as well, for the first was late
+    machines: dict[str, dict[str, Any]]
+    """By node, at the end: name, cores, makers, batches, busy_s, mb."""
+    seconds: float
+    """Between the first reading and the last."""
+    ready: float
+    """Batches that waited to be used, on average, of a training process."""
+    may_ask: int
+    """Batches that a training process may have requested and not used, at the end."""
+    ranks: int
+    """Training processes."""
+    made_again: int
+    """Batches made again because a process or its machine had ended."""
+    made_twice: int
+    """Batches that a second machine made too because the first was late."""
 
     @property
     def makers(self) -> int:

@@ -19,17 +19,14 @@ NOTHING = 1.02  # a step this much faster is no gain
 
 @dataclass(frozen=True)
 class Way:
-    """One way to feed the GPUs.
+    """One way to feed the GPUs."""
 
-    Attributes:
-        name: what to do.
-        step_ms: of a mean step then; of the ways that are not measured at best.
-        price: of an hour of the whole job; ``None``: not known.
-    """
-
-    name: str  # what to do
-    step_ms: float  # of a mean step then; of the ways that are not measured at best
-    price: float | None  # of an hour of the whole job; ``None``: not known
+    name: str
+    """What to change."""
+    step_ms: float
+    """Milliseconds of a mean step then; at best, where it was not measured."""
+    price: float | None
+    """Price of an hour of the whole job; None: not known."""
 
     @property
     def cost(self) -> float | None:

@@ -23,25 +23,26 @@ FUSED_OPTIMIZER_SHARE = 0.05  # what a fused optimizer is expected to take, over
 class Limit:
     """One thing that limits a run."""
 
-    bound: str  # a key of :data:`kd.report.rules.NAMES`
-    text: str  # the evidence, a sentence
-    lever: str  # what to change
-    gain: float | None  # predicted speed-up of the lever; ``None`` if unknown
+    bound: str
+    """A key of :data:`kd.report.rules.NAMES`."""
+    text: str
+    """The evidence, a sentence."""
+    lever: str
+    """What to change."""
+    gain: float | None
+    """Predicted speed-up of the lever; None: unknown."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that fired.
+    """A rule that fired."""
 
-    Attributes:
-        rule: its name.
-        text: the evidence.
-        lever: what to do.
-    """
-
-    rule: str  # its name
-    text: str  # the evidence
-    lever: str  # what to do
+    rule: str
+    """Name of the rule."""
+    text: str
+    """The evidence, a sentence."""
+    lever: str
+    """What to do."""
 
 
 def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
@@ -223,10 +224,14 @@ def student_bound(facts: Facts, alone: bool = True, at: float = 0.5) -> Limit | 
 class Swing(NamedTuple):
     """A phase whose time changes from step to step."""
 
-    phase: str  # its name
-    low: float  # 5th percentile, ms
-    middle: float  # median
-    high: float  # 95th percentile
+    phase: str
+    """Name of the phase."""
+    low: float
+    """5th percentile, ms."""
+    middle: float
+    """Median, ms."""
+    high: float
+    """95th percentile, ms."""
 
     def text(self) -> str:
         """The spread in words: ``backward takes 8.3 to 30.9 s (p5, p95)``."""

@@ -71,6 +71,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers ``GET /RUN`` with the run's page, and ``GET /RUN?json`` with its content."""
 
     server: Live
+    """Finds the runs and their content."""
 
     def do_GET(self) -> None:
         """A page or its content; 404 for an unknown run, and for a foreign ``Host`` (DNS rebinding)."""

@@ -43,37 +43,63 @@ OF_LAYERS = ("spread", "zeros", "dead", "saturated")
 class Step(TypedDict, total=False):
     """One training step of a process; ``records/phases.rank<r>.jsonl``."""
 
-    step: int  # batches before it in the run
-    epoch: int  # from 0
-    first: bool  # of an epoch: it starts a loader
-    t: float  # seconds since 1970 at its end
-    ms: float  # its length, validation and profiling left out
-    p: dict[str, float]  # ms by phase
-    host_ms: float  # by the host's clock
-    ready_ms: float  # the main thread was ready to run but had no core
-    data_cpu_ms: float  # CPU time of the main thread within the wait for data
-    launch_ms: float  # the host launched the device's work
+    step: int
+    """Number of batches before it in the run."""
+    epoch: int
+    """From 0."""
+    first: bool
+    """First of an epoch: it starts a loader."""
+    t: float
+    """Unix time of its end."""
+    ms: float
+    """Milliseconds, validation and profiling left out."""
+    p: dict[str, float]
+    """Milliseconds by phase."""
+    host_ms: float
+    """Milliseconds by the host's clock."""
+    ready_ms: float
+    """Milliseconds that the main thread was ready to run but had no core."""
+    data_cpu_ms: float
+    """CPU time of the main thread during the wait for data."""
+    launch_ms: float
+    """Milliseconds in which the host launched the device's work."""
 
 
 class Sample(TypedDict, total=False):
     """One reading of a machine; ``records/system.<node>.jsonl``."""
 
-    t: float  # seconds since 1970
-    cpu: list[float]  # use of each core, %
-    iowait: float  # %
-    mem: float  # of the machine's memory, %
+    t: float
+    """Unix time."""
+    cpu: list[float]
+    """Use of each core, %."""
+    iowait: float
+    """%."""
+    mem: float
+    """Use of the machine's memory, %."""
     swap_mb: float
-    rss_mb: float  # of the training and its loader processes
-    main: float  # CPU time of the training processes, % of a core
-    workers: list[float]  # of each loader process, % of a core
-    thread: str  # the training's most delayed thread
-    thread_wait: list[float]  # ready without a core, % of the time, of each training process
-    loader_wait: list[float]  # likewise, of each loader process
-    disk_r: float  # MB/s
+    """Swap in use."""
+    rss_mb: float
+    """Memory of the training and its loader processes."""
+    main: float
+    """CPU time of the training processes, % of a core."""
+    workers: list[float]
+    """CPU time of each loader process, % of a core."""
+    thread: str
+    """The training's most delayed thread."""
+    thread_wait: list[float]
+    """% of the time that threads of each training process were ready without a core."""
+    loader_wait: list[float]
+    """Likewise, of each loader process."""
+    disk_r: float
+    """MB/s read from disks."""
     disk_w: float
+    """MB/s written to disks."""
     net_r: float
+    """MB/s received."""
     net_w: float
-    gpu: list[dict[str, Any]]  # of each GPU: util, mem (%), w, throttle
+    """MB/s sent."""
+    gpu: list[dict[str, Any]]
+    """Of each GPU: util, mem (%), w, throttle."""
 
 
 @dataclass(frozen=True)
@@ -100,27 +126,44 @@ class TensorSeries:
 class Run:
     """The records of a run. Whatever is missing is empty, and ``notes`` says so."""
 
-    folder: Path  # of the run
-    summary: dict[str, Any] = field(default_factory=dict)  # ``summary.json``
-    config: dict[str, Any] = field(default_factory=dict)  # ``config.yaml``
-    job: dict[str, Any] = field(default_factory=dict)  # ``job.json``, where ``kd-launch`` has fetched the run
-    steps: dict[int, list[Step]] = field(default_factory=dict)  # by rank, in order
-    totals: dict[int, dict[str, Any]] = field(default_factory=dict)  # the newest exact totals by rank
-    headers: dict[int, dict[str, Any]] = field(default_factory=dict)  # of the step files, by rank
-    events: list[dict[str, Any]] = field(default_factory=list)  # one-time records: start-up, a headspace run's result
-    samples: dict[str, list[Sample]] = field(default_factory=dict)  # by machine, in order
-    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)  # headers of the system files by node
-    # readings of the data tier by rank, since the run was last resumed
+    folder: Path
+    """Folder of the run."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    """``summary.json``."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """``config.yaml``."""
+    job: dict[str, Any] = field(default_factory=dict)
+    """``job.json``, where ``kd-launch`` has fetched the run."""
+    steps: dict[int, list[Step]] = field(default_factory=dict)
+    """Recorded steps by rank, in order."""
+    totals: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The newest exact totals by rank."""
+    headers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Headers of the step files by rank."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """One-time records: start-up, a headspace run's result."""
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    """Samples of each machine, in order."""
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Headers of the system files by node."""
     tier: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    health: list[dict[str, Any]] = field(default_factory=list)  # training-health records, in order
-    counts: dict[str, list[int]] = field(default_factory=dict)  # pictures by class of each split
-    # how classes were mixed up, a record a validation and student
+    """Readings of the data tier by rank, since the run was last resumed."""
+    health: list[dict[str, Any]] = field(default_factory=list)
+    """Training-health records, in order."""
+    counts: dict[str, list[int]] = field(default_factory=dict)
+    """Pictures by class of each split."""
     confusion: list[dict[str, Any]] = field(default_factory=list)
-    classes: list[str] = field(default_factory=list)  # names by id
-    latency: list[dict[str, Any]] = field(default_factory=list)  # rows that ``kd-latency`` has measured
-    kernels: list[dict[str, Any]] = field(default_factory=list)  # profiled windows
-    metrics: list[dict[str, float]] = field(default_factory=list)  # rows of ``metrics.csv``, numbers as floats
-    notes: list[str] = field(default_factory=list)  # what could not be read
+    """How classes were mixed up, a record a validation and student."""
+    classes: list[str] = field(default_factory=list)
+    """Names by id."""
+    latency: list[dict[str, Any]] = field(default_factory=list)
+    """Rows that ``kd-latency`` has measured."""
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+    """Profiled windows."""
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    """Rows of ``metrics.csv``, numbers as floats."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be read."""
 
     def event(self, name: str) -> dict[str, Any] | None:
         """The newest event of a name; None without any."""

@@ -26,15 +26,24 @@ ERROR = 0.23  # the worst of followed advice against prediction in scripts/bench
 class Change:
     """What is to be different; ``None`` stays as it was."""
 
-    cache: bool | None = None  # the teacher's answers are kept (True) or computed each time
-    pixels: bool | None = None  # the pixels of cached views are kept too, or made each time
-    workers: int | None = None  # loader processes of each training process; with a data tier its processes
-    gpus: int | None = None  # training processes
-    epochs: int | None = None  # of the run
-    price: float | None = None  # of an hour of the whole changed job
-    data_machines: int | None = None  # machines of a data tier that make all batches; 0: none do
-    data_cores: int | None = None  # of each of them
-    data_instance: str | None = None  # their name in the run's table of prices, for their cores and price
+    cache: bool | None = None
+    """The teacher's answers are kept (True) or computed each time."""
+    pixels: bool | None = None
+    """The pixels of cached views are kept too, or made each time."""
+    workers: int | None = None
+    """Loader processes of each training process; with a data tier its processes."""
+    gpus: int | None = None
+    """Training processes."""
+    epochs: int | None = None
+    """Epochs of the run."""
+    price: float | None = None
+    """Price of an hour of the whole changed job."""
+    data_machines: int | None = None
+    """Machines of a data tier that make all batches; 0: none do."""
+    data_cores: int | None = None
+    """Cores of each data machine."""
+    data_instance: str | None = None
+    """Name of the data machines in the run's table of prices, for their cores and price."""
 
     def __post_init__(self) -> None:
         if self.data_cores and self.data_instance:
@@ -86,19 +95,16 @@ def _number(key: str, value: str, low: int, kind: str) -> float:
 
 @dataclass(frozen=True)
 class DataMachines:
-    """Machines of a data tier.
+    """Machines of a data tier."""
 
-    Attributes:
-        count: of them.
-        cores: of each, on average.
-        price: of an hour of one of them; ``None``: not known.
-        named: for people, ``c5.18xlarge`` or ``72 cores each``.
-    """
-
-    count: int  # of them
-    cores: float  # of each, on average
-    price: float | None = None  # of an hour of one of them; ``None``: not known
-    named: str = ""  # for people, ``c5.18xlarge`` or ``72 cores each``
+    count: int
+    """How many."""
+    cores: float
+    """Cores of each, on average."""
+    price: float | None = None
+    """Price of an hour of one; None: not known."""
+    named: str = ""
+    """For people: ``c5.18xlarge`` or ``72 cores each``."""
 
     @property
     def hourly(self) -> float | None:
@@ -251,19 +257,16 @@ def machines_needed(facts: Facts, rest: float, cores: float) -> int:
 # -- the run -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Outlook:
-    """A run's time and cost.
+    """A run's time and cost."""
 
-    Attributes:
-        step_ms: of a mean step over the run.
-        images_per_s: of all processes.
-        hours: of the whole run, start-up and validation too.
-        cost: where there is a price.
-    """
-
-    step_ms: float  # of a mean step over the run
-    images_per_s: float  # of all processes
-    hours: float  # of the whole run, start-up and validation too
-    cost: float | None  # where there is a price
+    step_ms: float
+    """Milliseconds of a mean step over the run."""
+    images_per_s: float
+    """Pictures a second, of all processes."""
+    hours: float
+    """Hours of the whole run, start-up and validation included."""
+    cost: float | None
+    """Price of the whole run; None: not known."""
 
 
 def predict(facts: Facts, change: Change) -> Outlook:

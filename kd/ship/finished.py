@@ -30,14 +30,22 @@ Specs = Mapping[str, TeacherSpec]
 class FinishedRun:
     """A run's student and settings (:meth:`kd.run.run.Run.open`)."""
 
-    folder: Path  # of the run, or of one of its students
-    config: dict[str, Any]  # the resolved settings
-    model: nn.Module  # the student, in eval mode
-    preprocess: Preprocess  # its input
-    classes: list[str]  # names by class id; empty for a student without a classifier
-    task: Task  # what its answers mean, built for the classes
-    teachers: Specs  # their settings
-    load_data: Callable[[], DistillationDataModule]  # the run's data, unchecked
+    folder: Path
+    """Folder of the run, or of one of its students."""
+    config: dict[str, Any]
+    """The resolved settings."""
+    model: nn.Module
+    """The student, in eval mode."""
+    preprocess: Preprocess
+    """The student's input."""
+    classes: list[str]
+    """Names by class id; empty for a student without a classifier."""
+    task: Task
+    """What its answers mean, built for the classes."""
+    teachers: Specs
+    """Settings of the teachers."""
+    load_data: Callable[[], DistillationDataModule]
+    """Gives the run's data, unchecked."""
 
     @property
     def kind(self) -> str:

@@ -18,9 +18,13 @@ class Channel:
     """One input channel of a SageMaker job: a name below ``/opt/ml/input/data/`` and where its data is."""
 
     name: str
+    """The channel's name."""
     url: str
+    """``s3://``, ``fsx://`` or ``efs://``."""
     input_mode: str | None = None
+    """``File`` or ``FastFile``, of S3; None: as the service does by default."""
     access: str = "ro"
+    """``ro`` or ``rw``, of a file system."""
 
     @property
     def in_s3(self) -> bool:

@@ -26,8 +26,10 @@ KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job"
 class Machines:
     """So many machines of one type."""
 
-    count: int  # how many
-    type: str  # an instance type (``ml.p4d.24xlarge``), or what each has: ``A100:8``, ``gpu:8``, ``cpu:16``
+    count: int
+    """How many machines."""
+    type: str
+    """An instance type (``ml.p4d.24xlarge``), or what each has: ``A100:8``, ``gpu:8``, ``cpu:16``."""
 
     @property
     def parts(self) -> tuple[str, int] | None:
@@ -71,7 +73,9 @@ class Needs:
     """Keys that sending needs; a dry run shows an example in the place of a missing one."""
 
     own: dict[str, str]
+    """The keys that were given."""
     missing: dict[str, str]
+    """Keys that sending needs, with an example of each."""
 
     def need(self, key: str, example: str) -> str:
         """The value of a place's key that must be given.
@@ -112,23 +116,38 @@ class Job(Needs):
     request.
     """
 
-    name: str  # of the job
-    recipe: str  # name of the recipe, for folders
-    # recipe and overlays that are files of one's own, by the name that they have on the other side
+    name: str
+    """Name of the job."""
+    recipe: str
+    """Name of the recipe, for folders."""
     files: dict[str, Path]
-    items: list[str]  # the command line of ``kd-train``; files by that name
-    machines: Machines  # they train
-    data_machines: Machines | None  # they prepare data
-    spot: bool  # on machines that may be interrupted; the job resumes on others
-    hours: float  # after which it is stopped
-    image: str | None  # the container
-    processes: int | None  # that train on each machine, where the type says so
-    runs_dir: Path  # of the runs on this machine
-    own: dict[str, str]  # keys of ``kd-launch`` and of the place
-    prices: dict[str, float]  # of an hour of all machines of a group
-    secret: str = ""  # by which the machines of a data tier know each other
-    step: str = ""  # how many pictures an optimizer step takes, in words
-    missing: dict[str, str] = field(default_factory=dict)  # keys that sending needs -> what stands in their place
+    """The user's own recipe and overlays, by their names on the other machine."""
+    items: list[str]
+    """Command line of ``kd-train``; files by those names."""
+    machines: Machines
+    """Machines that train."""
+    data_machines: Machines | None
+    """Machines that prepare data."""
+    spot: bool
+    """Use machines that may be interrupted; the job resumes on others."""
+    hours: float
+    """Hours after which the job is stopped."""
+    image: str | None
+    """The container."""
+    processes: int | None
+    """Training processes of each machine, where its type says so."""
+    runs_dir: Path
+    """Folder of the runs on this machine."""
+    own: dict[str, str]
+    """Keys of ``kd-launch`` and of the place."""
+    prices: dict[str, float]
+    """Price of an hour of all machines of a group."""
+    secret: str = ""
+    """By it the machines of a data tier recognise each other."""
+    step: str = ""
+    """How many pictures an optimizer step takes, in words."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Keys that sending needs, with an example of each."""
 
     @property
     def channels(self) -> list[str]:

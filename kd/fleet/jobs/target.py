@@ -18,11 +18,16 @@ from kd.storage.elsewhere import LARGEST_DATA, open_regular
 class Outcome:
     """How a job has ended."""
 
-    done: bool  # it has trained to its end
-    text: str  # in a line
-    hours: float | None = None  # that it ran, where the place says so
-    billed_hours: float | None = None  # that are paid for, where the place says so
-    where: str = ""  # its results are, in the place's own terms
+    done: bool
+    """Whether it has trained to its end."""
+    text: str
+    """The end in one line."""
+    hours: float | None = None
+    """Hours that it ran, where the place reports them."""
+    billed_hours: float | None = None
+    """Hours that are paid for, where the place reports them."""
+    where: str = ""
+    """Where its results are, in the place's own terms."""
 
 
 def followed(name: str, poll: Callable[[], tuple[str, Outcome | None]], seconds: float) -> Outcome:

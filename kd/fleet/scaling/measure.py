@@ -34,8 +34,11 @@ class Case:
     """One short run: ``batch`` pictures of each of ``processes`` processes."""
 
     strategy: str
+    """A key of :data:`STRATEGIES`."""
     processes: int
+    """Training processes."""
     batch: int
+    """Pictures of each process."""
 
     @property
     def name(self) -> str:
@@ -47,14 +50,22 @@ class Case:
 class Plan:
     """What ``kd-scale`` measures, from its command line."""
 
-    items: list[str]  # the recipe's command line
-    recipe: str  # its name
-    folder: Path  # for the runs, a log, the page
-    processes: list[int]  # counts of them, the first 1
-    strategies: list[str]  # keys of :data:`STRATEGIES`, ``ddp`` among them
-    batch: int  # pictures of a process
-    steps: int  # of each run
-    threads: int  # of each process, on CPUs
+    items: list[str]
+    """Command line of the run."""
+    recipe: str
+    """Name of the recipe."""
+    folder: Path
+    """Folder of the runs, logs and pages."""
+    processes: list[int]
+    """Counts of processes, the first 1."""
+    strategies: list[str]
+    """Keys of :data:`STRATEGIES`, ``ddp`` among them."""
+    batch: int
+    """Pictures of each process."""
+    steps: int
+    """Steps of each run."""
+    threads: int
+    """Threads of each process, on CPUs."""
 
     def cases(self) -> list[Case]:
         """Weak (the batch of a process stays), and strong (that of all together stays)."""

@@ -21,16 +21,24 @@ PARAMETERS = 2  # of a line: two readings are on it whatever they are
 class Reading:
     """What one short run has recorded."""
 
-    strategy: str  # a key of :data:`PASSES`
-    processes: int  # that took part
-    batch: int  # pictures of each process
-    parts: dict[str, float]  # ms a step by part (:data:`PARTS`), medians
-    exposed: float  # ms a step that gradients were waited for
-    # by this machine over its network devices (loopback too), a process and step; ``None``: not recorded
+    strategy: str
+    """A key of :data:`PASSES`."""
+    processes: int
+    """Processes that took part."""
+    batch: int
+    """Pictures of each process."""
+    parts: dict[str, float]
+    """Median milliseconds of a step by part (:data:`PARTS`)."""
+    exposed: float
+    """Milliseconds of a step spent waiting for gradients."""
     sent_mb: float | None = None
-    memory_mb: float | None = None  # a process's peak
-    state_mb: float | None = None  # weights, gradients and optimizer state of the students, by process
-    spread: float = 0.0  # of its steps, as a share of the median: half of what two thirds of them lie within
+    """MB that this machine sent over its network devices (loopback too), a process and step; None: not recorded."""
+    memory_mb: float | None = None
+    """A process's peak."""
+    state_mb: float | None = None
+    """Weights, gradients and optimizer state of the students, by process."""
+    spread: float = 0.0
+    """Spread of its steps as a share of the median: half of the range of the middle two thirds."""
 
     def slower(self) -> "Reading":
         """The same run with each time longer by its steps' spread: one end of what it may have measured."""
@@ -48,7 +56,9 @@ class Line:
     """Time as a line in the batch: ``fixed + each * pictures``, in ms."""
 
     fixed: float
+    """Milliseconds whatever the batch."""
     each: float
+    """Milliseconds a picture."""
 
     def __call__(self, pictures: float) -> float:
         return self.fixed + self.each * pictures
@@ -67,8 +77,10 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
 class Ring:
     """Time of one ring all-reduce's message: ``alpha_ms`` and a cost per MB sent."""
 
-    alpha_ms: float  # of a message
-    ms_per_mb: float  # of what one sends
+    alpha_ms: float
+    """Milliseconds of a message."""
+    ms_per_mb: float
+    """Milliseconds for each MB that one process sends."""
 
     def pass_ms(self, members: int, mb: float) -> float:
         """One pass of ``mb`` around: an all-reduce is two."""
@@ -91,8 +103,10 @@ def fit_ring(times: Sequence[tuple[int, float, float]]) -> Ring:
 class Talk:
     """How much of a strategy's communication is visible in a step."""
 
-    overlap: float  # share of the backward pass behind which it hides
-    fixed_ms: float  # that it costs beside (pieces, waiting for the slowest)
+    overlap: float
+    """Share of the backward pass that hides communication, in 0..1."""
+    fixed_ms: float
+    """Milliseconds in addition (pieces, waiting for the slowest)."""
 
     def shown(self, ring_ms: float, backward_ms: float) -> float:
         """Milliseconds of a step that communication adds.
@@ -124,32 +138,36 @@ def serial_part(times: Sequence[tuple[int, float]]) -> float:
 
 @dataclass(frozen=True)
 class Network:
-    """Between machines.
+    """Between machines."""
 
-    Attributes:
-        gbit: a second, that one machine sends.
-        given: by the user; else it is taken for granted, and the band holds half and double of it.
-        latency_ms: of a message, taken for granted.
-    """
-
-    gbit: float = 100.0  # a second, that one machine sends
-    given: bool = False  # by the user; else it is taken for granted, and the band holds half and double of it
-    latency_ms: float = 0.05  # of a message, taken for granted
+    gbit: float = 100.0
+    """Gbit/s that one machine sends."""
+    given: bool = False
+    """Whether the user gave it; else it is assumed, and the band holds half and double of it."""
+    latency_ms: float = 0.05
+    """Assumed milliseconds of a message."""
 
 
 @dataclass(frozen=True)
 class Model:
     """A recipe's step with one strategy, fitted to short runs on one machine."""
 
-    strategy: str  # a key of :data:`PASSES`
-    rates: dict[str, Line]  # by part, of one process on a full machine
-    ring: Ring  # inside a machine
-    talk: Talk  # what of it shows
-    gradient_mb: float  # of all students
-    processes: int  # of a full machine
-    # worst of the model against what was measured, as a share; ``None``: unknown, with no more readings than parameters
+    strategy: str
+    """A key of :data:`PASSES`."""
+    rates: dict[str, Line]
+    """Time by part, of one process on a full machine."""
+    ring: Ring
+    """All-reduce inside a machine."""
+    talk: Talk
+    """How much of the communication is visible."""
+    gradient_mb: float
+    """Gradients of all students."""
+    processes: int
+    """Processes of a full machine."""
     error: float | None
-    shaken: tuple["Model", ...] = ()  # the same, fitted with one reading longer by its steps' spread
+    """Largest deviation from what was measured, as a share; None: no more readings than parameters."""
+    shaken: tuple["Model", ...] = ()
+    """The same, fitted with one reading longer by its steps' spread."""
 
     def compute_ms(self, batch: float) -> float:
         """Milliseconds that a process computes for a batch of its own, without communication."""

@@ -30,13 +30,20 @@ WIDTHS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1)  # of the teacher's width
 class Candidate:
     """One size that a student may have."""
 
-    name: str  # w192d12h3 for width, depth and heads, or timm's name; with the input's side where there are several
-    asked: StudentSpec  # the settings that a run asks for it by
-    spec: StudentSpec  # what they mean: its own ``patch_size`` where they say ``auto``
+    name: str
+    """w192d12h3 for width, depth and heads, or timm's name; with the input's side where there are several."""
+    asked: StudentSpec
+    """The settings that a run gets."""
+    spec: StudentSpec
+    """The same as resolved: ``patch_size`` in place of ``auto``."""
     params: int
-    cost: int  # parameters times pixels, to order candidates by
-    inherits: bool  # it starts from the teacher's layers
-    own: bool = False  # it is the recipe's own student
+    """Parameters."""
+    cost: int
+    """Parameters times pixels, to order candidates by."""
+    inherits: bool
+    """Whether it starts from the teacher's layers."""
+    own: bool = False
+    """Whether it is the recipe's own student."""
 
     @classmethod
     def of(cls, name: str, asked: StudentSpec, begun: Begun, own: bool = False) -> "Candidate":

@@ -18,9 +18,13 @@ class Conditions:
     """What latency is measured under; also as text."""
 
     runtime: str = "torch"
+    """``torch``, ``onnx`` or ``openvino``."""
     int8: bool = False
+    """Whether weights and activations are quantised."""
     threads: int = 1
+    """CPU threads."""
     batch: int = 1
+    """Pictures at a time."""
 
     def __str__(self) -> str:
         several = "s" * (self.threads > 1)
@@ -31,12 +35,18 @@ class Conditions:
 class Plan:
     """A search for a size by its command line, checked."""
 
-    budget: dict[str, float]  # by the names of :data:`BUDGETS`
+    budget: dict[str, float]
+    """Upper bounds, by the names of :data:`BUDGETS`."""
     conditions: Conditions
-    archs: tuple[str, ...]  # timm's names beside the grid
-    sizes: tuple[int, ...]  # sides of the students' input; none: the recipe's
-    count: int  # of candidates, in all
-    steps: int  # of the short distillation; 0: none
+    """Under which latency is measured."""
+    archs: tuple[str, ...]
+    """timm's names beside the grid."""
+    sizes: tuple[int, ...]
+    """Sides of the students' input in pixels; empty: the recipe's."""
+    count: int
+    """How many candidates in all."""
+    steps: int
+    """Steps of the short distillation; 0: none."""
 
 
 def plan(request: Request) -> Plan:

@@ -34,9 +34,13 @@ class Drawn:
     """A candidate with its preprocessing; opens it in torch, in the process that times it."""
 
     build: Callable[[], nn.Module]
+    """Makes the model."""
     spec: StudentSpec
-    size: tuple[int, int]  # height and width of the pictures
+    """Its settings."""
+    size: tuple[int, int]
+    """Height and width of the pictures."""
     threads: int
+    """CPU threads."""
 
     def prepared(self) -> Prepared:
         """The model with drawn weights and its preprocessing, as an export would have it: uint8 ``(N, H, W, 3)`` in."""

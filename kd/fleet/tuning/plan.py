@@ -35,8 +35,10 @@ KEYS = ("trials", "jobs", "hours", "trial_hours", "objective", "sampler", "prune
 class Objective:
     """What a search makes as large, or as small, as it can."""
 
-    name: str  # ``val/acc1``, or one of :data:`OF_THE_SUMMARY`
-    maximize: bool  # more is better
+    name: str
+    """``val/acc1``, or one of :data:`OF_THE_SUMMARY`."""
+    maximize: bool
+    """Whether more is better."""
 
     @property
     def direction(self) -> str:
@@ -59,19 +61,32 @@ class Objective:
 class Plan:
     """A search by its command line, checked."""
 
-    items: list[str]  # the command line of a run without what is searched
-    config: dict[str, Any]  # its resolved settings
-    space: tuple[Space, ...]  # what is searched, in this order: a key before those below it
-    objectives: tuple[Objective, ...]  # the first one decides which trials are stopped early
-    trials: int  # in all, of all machines
-    jobs: int | Share  # at a time, on this machine; or a trial's share of a Ray cluster
-    hours: float | None  # of this command; None for as long as it takes
-    trial_hours: float | None  # of each trial, after which it has failed; likewise
-    sampler: str  # who chooses the values
-    pruner: str  # who stops trials early
-    folder: Path  # of the search
-    confirm: int  # fresh seeds for the winner and the default
-    revive: str | None  # a stopped trial to be trained to its end (its number, or ``best``)
+    items: list[str]
+    """Command line of a run, without what is searched."""
+    config: dict[str, Any]
+    """The resolved settings."""
+    space: tuple[Space, ...]
+    """What is searched, in this order: a key before those below it."""
+    objectives: tuple[Objective, ...]
+    """The first one decides which trials are stopped early."""
+    trials: int
+    """How many trials in all, of all machines."""
+    jobs: int | Share
+    """Trials at a time on this machine; or a trial's share of a Ray cluster."""
+    hours: float | None
+    """Hours of this command; None: as long as it takes."""
+    trial_hours: float | None
+    """Hours after which a trial has failed; None: no limit."""
+    sampler: str
+    """Chooses the values."""
+    pruner: str
+    """Stops trials early."""
+    folder: Path
+    """Folder of the search."""
+    confirm: int
+    """Fresh seeds for the winner and the default."""
+    revive: str | None
+    """A stopped trial to be trained to its end: its number, or ``best``."""
 
     @property
     def wants_latency(self) -> bool:

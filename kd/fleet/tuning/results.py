@@ -89,21 +89,18 @@ def row(trial: FrozenTrial, plan: Plan) -> list[str]:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The winner and the default on the same fresh seeds.
+    """The winner and the default on the same fresh seeds."""
 
-    Attributes:
-        objective: name of the number.
-        maximize: more of it is better.
-        seeds: used.
-        best: of the winner, by seed.
-        default: of the recipe without the search, by seed.
-    """
-
-    objective: str  # name of the number
-    maximize: bool  # more of it is better
-    seeds: tuple[int, ...]  # used
-    best: tuple[float, ...]  # of the winner, by seed
-    default: tuple[float, ...]  # of the recipe without the search, by seed
+    objective: str
+    """Name of the objective."""
+    maximize: bool
+    """Whether more is better."""
+    seeds: tuple[int, ...]
+    """The fresh seeds."""
+    best: tuple[float, ...]
+    """The winner's values, by seed."""
+    default: tuple[float, ...]
+    """Values of the recipe without the search, by seed."""
 
     def interval(self) -> tuple[float, float]:
         """Mean difference (winner - default) and half of its 95 % interval, paired by seed."""

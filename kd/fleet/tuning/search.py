@@ -33,17 +33,14 @@ MAKES_THE_RULE = 5  # so many failures and nothing else: the search itself is wr
 
 @dataclass
 class Running:
-    """A trial that runs.
+    """A trial that runs."""
 
-    Attributes:
-        trial: Optuna's.
-        chosen: values by key.
-        job: its process.
-    """
-
-    trial: Any  # Optuna's
-    chosen: dict[str, Any]  # values by key
-    job: Job  # its process
+    trial: Any
+    """Optuna's trial."""
+    chosen: dict[str, Any]
+    """The trial's values by key."""
+    job: Job
+    """The trial's process."""
 
 
 class Search:

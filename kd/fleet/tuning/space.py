@@ -18,13 +18,20 @@ FORMS = "[a, b, c] a choice, 1..8 integers, 0.1..0.9 any number between, log:1e-
 class Space:
     """The values that a search may give one key: choices, or a range with both ends included."""
 
-    key: str  # of the configuration
-    choices: tuple[Any, ...] | None = None  # any values; None for a range
-    low: float = 0  # the least value of a range
-    high: float = 0  # the largest; both are integers or both are floats
-    log: bool = False  # even on a logarithmic scale
-    above: str | None = None  # a key above it that is searched too
-    under: tuple[Any, ...] = ()  # those of its choices under which the key exists
+    key: str
+    """Key of the configuration."""
+    choices: tuple[Any, ...] | None = None
+    """The values to choose from; None for a range."""
+    low: float = 0
+    """The least value of a range."""
+    high: float = 0
+    """The largest value; both ends are integers or both are floats."""
+    log: bool = False
+    """Whether the range is even on a logarithmic scale."""
+    above: str | None = None
+    """A searched key above this one."""
+    under: tuple[Any, ...] = ()
+    """The choices of :attr:`above` under which this key exists."""
 
     @property
     def integer(self) -> bool:

@@ -48,15 +48,12 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Slot:
-    """A share of this machine.
+    """A share of this machine."""
 
-    Attributes:
-        cores: numbers of its CPU cores; empty where they can't be dealt.
-        gpus: numbers of its GPUs.
-    """
-
-    cores: tuple[int, ...]  # numbers of its CPU cores; empty where they can't be dealt
-    gpus: tuple[str, ...]  # numbers of its GPUs
+    cores: tuple[int, ...]
+    """Numbers of its CPU cores; empty where they can't be dealt."""
+    gpus: tuple[str, ...]
+    """Numbers of its GPUs."""
 
     def variables(self) -> dict[str, str]:
         """Environment of the run: its GPUs, and as many OpenMP threads as it has cores unless the user has set them."""
@@ -101,16 +98,12 @@ def gpus_of(accelerator: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Share:
-    """What a trial has of a cluster.
+    """What a trial has of a cluster."""
 
-    Attributes:
-        cores: CPU cores; None: as many as each trial can have where all GPUs are used, one without GPUs.
-        gpus: GPUs; None: one where runs may use them and the cluster has some.
-    """
-
-    # CPU cores of a trial; None: as many as leave room for a trial on each GPU, or one on a cluster without GPUs
     cores: int | None = None
-    gpus: int | None = None  # GPUs of a trial; None: one if the cluster has GPUs and the run may use them
+    """CPU cores of a trial; None: as many as leave room for a trial on each GPU, or one on a cluster without GPUs."""
+    gpus: int | None = None
+    """GPUs of a trial; None: one if the cluster has GPUs and the run may use them."""
 
 
 def lock_trial(folder: Path) -> IO[str] | None:
@@ -139,18 +132,30 @@ def _locked(path: Path) -> IO[str] | None:
 class Job:
     """A trial's run while this process watches it."""
 
-    folder: Path  # its own; the run's folder lies below
-    recipe: str  # the recipe's name
-    slot: Place  # where it runs
-    owner: IO[str]  # its lock
-    process: Process | None = None  # None: there is nothing to run, the run ended well before
-    items: Sequence[str] = ()  # its command line, to start it again after a lost machine
-    lost: int = 0  # machines
-    stopped: str = ""  # why the search stopped it, if it did
-    stopped_at: float = 0.0  # when
-    patience_s: float = field(default_factory=lambda: KILL_S)  # how long it may take to save and end
-    timed: bool = False  # the measurement of its student's speed has been started
+    folder: Path
+    """The trial's folder; the run's folder is below."""
+    recipe: str
+    """Name of the recipe, for folders."""
+    slot: Place
+    """Where it runs."""
+    owner: IO[str]
+    """The trial's lock."""
+    process: Process | None = None
+    """None: nothing to run, the run had already ended well."""
+    items: Sequence[str] = ()
+    """Command line, to start it again after a lost machine."""
+    lost: int = 0
+    """How many machines it has lost."""
+    stopped: str = ""
+    """Why the search has stopped it; "" where it has not."""
+    stopped_at: float = 0.0
+    """When, on the monotonic clock."""
+    patience_s: float = field(default_factory=lambda: KILL_S)
+    """Seconds that it may take to save and end."""
+    timed: bool = False
+    """Whether the measurement of its student's speed was started."""
     began: float = field(default_factory=time.monotonic)
+    """Start of the run on the monotonic clock."""
 
     @property
     def run(self) -> Path:

@@ -45,19 +45,26 @@ class Runtime(Protocol):
 class Job:
     """All that a format may need to export one student."""
 
-    prepared: "Prepared"  # the student with its preprocessing, on the CPU
-    student: "nn.Module"  # the student alone
-    manifest: Manifest  # what the export says of itself
-    weights: Path  # the run's ``student.safetensors``
-    calibration: Calibration  # for int8
+    prepared: "Prepared"
+    """The student with its preprocessing, on the CPU."""
+    student: "nn.Module"
+    """The student alone."""
+    manifest: Manifest
+    """What the export says of itself."""
+    weights: Path
+    """The run's ``student.safetensors``."""
+    calibration: Calibration
+    """Training pictures, for int8."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """How far an export may be from the student in torch before it is refused."""
 
-    agreement: float = 0.999  # of a float export: share of answers that are the student's own, in 0..1
-    drop: float = 0.01  # of an int8 export: how much of the task's main metric it may lose, in 0..1
+    agreement: float = 0.999
+    """Least share of answers equal to the student's, of a float export, in 0..1."""
+    drop: float = 0.01
+    """Most that an int8 export may lose of the task's main metric, in 0..1."""
 
 
 class Format(ABC):

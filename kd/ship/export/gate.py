@@ -104,11 +104,17 @@ class Wanted:
     """One export that was requested: ``to=`` and the settings that shape it."""
 
     to: str
+    """The format's name or class path, as it was given."""
     kind: Format
+    """The format."""
     int8: bool
+    """Whether it is quantised."""
     layout: Layout
+    """Layout of the pictures."""
     calibrate: int
+    """How many training pictures calibrate int8."""
     limits: Limits
+    """How far it may be from the student."""
 
     @property
     def name(self) -> str:

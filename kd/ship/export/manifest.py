@@ -28,19 +28,29 @@ def as_lines(names: Iterable[str]) -> str:
 class Manifest:
     """Input and answer of an export: a centre crop as uint8 RGB goes in; scaling and normalisation are in the graph."""
 
-    # what the answer is: logits of one class a picture, of several labels, of a class for every pixel, features,
-    # or numbers, each under the name of a class
     task: str
-    arch: str  # the timm architecture
-    classes: list[str]  # names by class id; empty for features
-    size: tuple[int, int]  # height and width of the input in pixels
-    crop_ratio: float  # share of the scaled picture that the centre crop keeps, in (0, 1]
-    layout: Layout  # ``nhwc`` (N, H, W, 3) or ``nchw`` (N, 3, H, W)
-    mean: list[float]  # per channel, of values in 0..1, as the graph applies it
-    std: list[float]  # likewise
-    format: str  # the export's format
-    int8: bool = False  # whether weights and activations are quantised
-    facts: dict[str, list[float | None]] = field(default_factory=dict)  # by name, a number for each class
+    """What the answer is: logits of one class a picture, of several labels, of a class for every pixel; features; or
+    numbers, each under the name of a class."""
+    arch: str
+    """timm's name of the architecture."""
+    classes: list[str]
+    """Names by class id; empty for features."""
+    size: tuple[int, int]
+    """Height and width of the input in pixels."""
+    crop_ratio: float
+    """Share of the scaled picture that the centre crop keeps, in (0, 1]."""
+    layout: Layout
+    """``nhwc`` (N, H, W, 3) or ``nchw`` (N, 3, H, W)."""
+    mean: list[float]
+    """Of each channel, for values in 0..1, as the graph applies it."""
+    std: list[float]
+    """Likewise."""
+    format: str
+    """The export's format."""
+    int8: bool = False
+    """Whether weights and activations are quantised."""
+    facts: dict[str, list[float | None]] = field(default_factory=dict)
+    """By name, a number for each class."""
 
     def __post_init__(self) -> None:
         words = [self.arch, *self.classes] if isinstance(self.classes, list) else [None]

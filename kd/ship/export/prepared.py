@@ -22,9 +22,13 @@ class Prepared(nn.Module):
     """
 
     rows: Tensor
+    """Scaling matrix of the rows, where the student's size is another."""
     columns: Tensor
+    """Scaling matrix of the columns, transposed."""
     mean: Tensor
+    """``(1, 3, 1, 1)``, of values in 0..255."""
     std: Tensor
+    """``(1, 3, 1, 1)``, of values in 0..255."""
 
     def __init__(self, model: nn.Module, preprocess: Preprocess, size: tuple[int, int], layout: Layout) -> None:
         super().__init__()

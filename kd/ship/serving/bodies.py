@@ -67,14 +67,22 @@ class Share:
 class Limits:
     """What the server accepts; a request beyond it is refused with a status and a reason."""
 
-    max_batch: int = 16  # pictures that the model runs at a time
-    max_wait_ms: float = 2.0  # so long a batch waits for company
-    queue: int = 512  # pictures, and requests, that are answered at a time
-    timeout_s: float = 30.0  # of a request, from its first byte to its answer
-    max_upload_mb: float = 16.0  # of a request's body; 16 times as much of all bodies together
-    max_pixels: int = 40_000_000  # of a decoded picture
-    max_pictures: int = 32  # of a request
-    decoders: int = 2  # threads that decode
+    max_batch: int = 16
+    """Pictures that the model runs at a time."""
+    max_wait_ms: float = 2.0
+    """Milliseconds that a batch waits for more pictures."""
+    queue: int = 512
+    """Pictures, and requests, that are answered at a time."""
+    timeout_s: float = 30.0
+    """Seconds of a request, from its first byte to its answer."""
+    max_upload_mb: float = 16.0
+    """MB of a request's body; 16 times as much of all bodies together."""
+    max_pixels: int = 40_000_000
+    """Pixels of a decoded picture."""
+    max_pictures: int = 32
+    """Pictures of a request."""
+    decoders: int = 2
+    """Threads that decode."""
 
 
 async def read_uploads(request: Request, limits: Limits, share: Share, parse: Elsewhere) -> list[Upload]:

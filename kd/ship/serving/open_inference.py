@@ -29,8 +29,11 @@ class Inference:
     """A checked request for inference."""
 
     id: str | None
-    pictures: list[bytes | np.ndarray]  # encoded, or uint8 (H, W, 3)
-    outputs: dict[str, bool]  # the wanted tensors' names, and whether each is sent in binary
+    """The request's own id, sent back with the answer."""
+    pictures: list[bytes | np.ndarray]
+    """Encoded, or uint8 ``(H, W, 3)``."""
+    outputs: dict[str, bool]
+    """Names of the wanted tensors, and whether each is sent in binary."""
 
 
 def metadata(name: str, manifest: Manifest) -> dict[str, Any]:
