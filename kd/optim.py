@@ -32,7 +32,14 @@ class OptimSpec(OptimSettings):
         _try_kwargs(self)
 
     def check_resumed(self, before: dict[str, Any]) -> None:
-        """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume."""
+        """Refuses what the state of a checkpoint's optimizer does not fit; all else may change at a resume.
+
+        Args:
+            before: the settings that the checkpoint was made with; empty for an old checkpoint.
+
+        Raises:
+            UserError: another optimizer, or weight decay where there was none (or the other way round).
+        """
         name = before.get("name", self.name)
         if name != self.name:
             raise UserError(f"optim.name: a resumed run keeps its optimizer ({name}, given {self.name})")
@@ -270,7 +277,15 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 def settle_resumed(
     optimizer: Optimizer, schedule: LambdaLR, settings: list[dict[str, Any]], keys: Iterable[str], position: int
 ) -> None:
-    """Puts this run's settings in place of those that came with a checkpoint, and the schedule in its place."""
+    """Puts this run's settings in place of those that came with a checkpoint, and the schedule in its place.
+
+    Args:
+        optimizer: after its state was loaded.
+        schedule: likewise.
+        settings: what this run made the optimizer with, from :func:`settings_of` after the schedule was built.
+        keys: the settings to take over, beside the learning rate.
+        position: optimizer steps that count as done.
+    """
     schedule.base_lrs = [own["initial_lr"] for own in settings]
     schedule.last_epoch = position
     factors = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
@@ -291,7 +306,14 @@ def _order_state_as_weights(optimizer: Optimizer) -> None:
 
 
 def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_steps: int) -> int:
-    """The step of its schedule that a resumed run is at: what is left of the schedule is what is left of the run."""
+    """The step of its schedule that a resumed run is at: what is left of the schedule is what is left of the run.
+
+    Args:
+        global_step: optimizer steps made so far.
+        by_epochs: optimizer steps that this run would have made for the samples seen so far.
+        total_by_epochs: optimizer steps of all its epochs; infinite where their number is not bounded.
+        max_steps: bound on the optimizer steps; -1 for none.
+    """
     if max_steps < 0:
         return by_epochs
     return max(0, int(min(total_by_epochs, max_steps) - min(total_by_epochs - by_epochs, max_steps - global_step)))

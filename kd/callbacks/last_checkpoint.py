@@ -15,7 +15,13 @@ from kd.storage.checkpoints import LAST
 
 
 class LastCheckpoint(Checkpoint):
-    """Saves the whole state of training at each epoch's end, and every few steps or minutes where set."""
+    """Saves the whole state of training at each epoch's end, and every few steps or minutes where set.
+
+    Args:
+        dirpath: the folder; set later where it is not known yet.
+        every_n_steps: save after so many optimizer steps, too.
+        every_n_minutes: save after so many minutes, too (by the first process's clock).
+    """
 
     def __init__(
         self, dirpath: str | Path | None = None, every_n_steps: int | None = None, every_n_minutes: float | None = None

@@ -124,7 +124,11 @@ class DistillationDataModule(LightningDataModule):
         self.wrap_loader: Callable[[DataLoader], Any] | None = None  # around the training loader
 
     def prepare_data(self) -> None:
-        """Checks the pictures of both splits: each machine's first process does, and the others read its result."""
+        """Checks the pictures of both splits: each machine's first process does, and the others read its result.
+
+        Raises:
+            UserError: missing data, or damaged pictures (unless they are left out).
+        """
         self.splits.prepare()
         if self.tier is not None:
             self.tier.connect()
@@ -140,7 +144,11 @@ class DistillationDataModule(LightningDataModule):
 
     @property
     def info(self) -> DataInfo:
-        """Classes and sizes. Lists the sources; decodes nothing, unless damaged pictures are to be left out."""
+        """Classes and sizes. Lists the sources; decodes nothing, unless damaged pictures are to be left out.
+
+        Raises:
+            UserError: missing data.
+        """
         parts, ratio = self.splits.parts("train"), self.unlabeled_ratio
         info = info_of(
             self.source, self.splits.sizes(), parts[0].targets, self.augment, self.crop_ratio, ratio,
@@ -168,7 +176,11 @@ class DistillationDataModule(LightningDataModule):
         return self.wrap_loader(loader) if self.wrap_loader else loader
 
     def trial_loader(self, count: int) -> DataLoader:
-        """``count`` training batches of this process for a measurement, repeated where an epoch is shorter."""
+        """``count`` training batches of this process for a measurement, repeated where an epoch is shorter.
+
+        Raises:
+            UserError: a global batch larger than the training set.
+        """
         return self._loader(*self._training(), list(islice(cycle(self._checked_batches()), count)))
 
     def _checked_batches(self) -> TrainBatches:

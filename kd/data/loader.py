@@ -60,7 +60,11 @@ class Loader(DataLoader):
 
 @dataclass
 class Shared:
-    """Collates in a worker, into shared memory: the queue's own thread would lose the batch where memory is full."""
+    """Collates in a worker, into shared memory: the queue's own thread would lose the batch where memory is full.
+
+    Args:
+        collate: samples -> a batch.
+    """
 
     collate: Callable[[Sequence[Any]], Any]
 

@@ -32,7 +32,23 @@ def pack(
     shard_mb: int = 256,
     source: Source | None = None,
 ) -> int:
-    """Writes a split as tar shards and their index, masks as PNG files beside; returns the bytes written."""
+    """Writes a split as tar shards and their index, masks as PNG files beside; returns the bytes written.
+
+    Args:
+        split: the pictures.
+        classes: their classes' names.
+        out: folder or URL.
+        name: the split's name (``train``, ``val``).
+        short_side: pictures whose shorter side is larger are resized to it, in pixels; all others are kept as they are.
+        shard_mb: a new shard starts after this many megabytes.
+        source: of the split; its kind of target decides how targets are written.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        UserError: a picture can't be decoded, or ``out`` can't be written.
+    """
     kind = source.kind if source is not None else Targets()
     if type(kind) not in (Targets, Masks):
         raise UserError(f"data.source: kd-pack packs pictures with one label each, or with masks, not {kind.name}")

@@ -19,18 +19,32 @@ GOLDEN = (5**0.5 - 1) / 2
 class TrainBatches(Sampler[list[Key]]):
     """Shuffled batches of one process; the last, incomplete global batch of an epoch is dropped.
 
-    The order of an epoch is a permutation seeded by (seed, epoch). Global batch ``b`` is its slice
-    ``[b * G, (b + 1) * G)`` with ``G = batch_size * world_size``; each rank takes its contiguous share.
+    The order of an epoch is a permutation seeded by (seed, epoch). Global batch ``b`` is its slice ``[b * G, (b + 1) *
+    G)`` with ``G = batch_size * world_size``; each rank takes its contiguous share.
 
     Unlabelled samples are numbered from ``length`` on. An epoch is a permutation of them alone (``ratio`` None), or all
-    labelled samples and ``ratio`` times as many unlabelled ones in one shuffled order. They come from
-    an endless sequence of permutations, so that all are seen equally often. With ``paired`` (mixed in pairs; needs an
-    even batch size) a sample is in one pair of an epoch only, because its view may repeat: an epoch that needs more
-    unlabelled samples than there are repeats whole pairs.
+    labelled samples and ``ratio`` times as many unlabelled ones in one shuffled order. They come from an endless
+    sequence of permutations, so that all are seen equally often. With ``paired`` (mixed in pairs; needs an even batch
+    size) a sample is in one pair of an epoch only, because its view may repeat: an epoch that needs more unlabelled
+    samples than there are repeats whole pairs.
 
     With ``views``, views repeat after so many epochs (cached answers). With ``classes``, the class of each labelled
     sample, all classes are seen equally often: an epoch keeps its length, takes another part of a large class each
     time, and repeats the samples of a small one. ``repeats``: every epoch shows the first one's samples and views.
+
+    Args:
+        length: labelled samples in the set.
+        batch_size: samples a batch of one process.
+        seed: of the run.
+        rank: of this process.
+        world_size: number of processes.
+        unlabelled: unlabelled samples, numbered from ``length`` on.
+        ratio: unlabelled samples to each labelled one in an epoch; None: the unlabelled ones alone.
+        views: after this many epochs the views of the pictures repeat (cached answers); default: never.
+        paired: neighbours stay together whenever a view repeats, as they are mixed with each other. Needs an even batch
+            size.
+        classes: the class of each labelled sample, ``(length,)``, to see all classes equally often: an epoch is as long
+            as without, takes another part of a large class each time, and repeats the samples of a small one.
     """
 
     length: int

@@ -95,6 +95,11 @@ class MixPairs:
     """Mixup and cutmix of neighbours in a batch, by torchvision's own transforms, on uint8 pictures.
 
     The samples 2k and 2k+1 are mixed. Neighbours, and the ratio, follow from (seed, index, epoch) alone.
+
+    Args:
+        augment: its ``mixup``, ``cutmix`` and ``mix_probability``.
+        num_classes: classes of the data.
+        seed: of the run.
     """
 
     def __init__(self, augment: Augment, num_classes: int, seed: int) -> None:

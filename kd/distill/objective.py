@@ -36,7 +36,21 @@ class Terms:
 
 
 class Objective(nn.Module):
-    """``task_loss_weight * task_loss + sum(loss.weight * loss)``; see :class:`kd.distill.step.Distillation`."""
+    """``task_loss_weight * task_loss + sum(loss.weight * loss)``; see :class:`kd.distill.step.Distillation`.
+
+    Args:
+        task: what the labels mean.
+        losses: distillation losses by name, each with its weight.
+        task_loss_weight: weight of the task's own loss, >= 0; 0 for tasks without one.
+        taps: the layers that a feature loss of the same name reads.
+        teacher_of: the one of several teachers that a loss of that name reads; default: the mean of all.
+        teacher_drop: probability that a picture does without every teacher but the one with the largest loss
+            (:func:`kd.losses.functional.teacher_shares`).
+
+    Raises:
+        ValueError: a negative weight, or a probability outside [0, 1].
+        UserError: nothing to learn from, or taps for a loss that does not exist.
+    """
 
     def __init__(
         self,
@@ -69,7 +83,18 @@ class Objective(nn.Module):
     def bind(
         self, data: DataInfo, teacher: RunTeacher | None, student: nn.Module, taps: Taps, trial: Callable[[], Any]
     ) -> None:
-        """Passes the data's facts to each loss, builds those over features, refuses what is not defined."""
+        """Passes the data's facts to each loss, builds those over features, refuses what is not defined.
+
+        Args:
+            data: classes and sizes.
+            teacher: the run's teacher, or None.
+            student: the student's model.
+            taps: on the student's model; layers are added.
+            trial: runs the student on two small pictures.
+
+        Raises:
+            UserError: losses, models and data that do not fit each other.
+        """
         check_task(self.task, data)
         check_listeners(self._teacher_of, self.losses, teacher)
         if self.teacher_drop:
@@ -195,7 +220,15 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def held_out(self, features: Read, answer: Answer) -> dict[str, Tensor]:
-        """The losses over features of a validation batch, each process by itself."""
+        """The losses over features of a validation batch, each process by itself.
+
+        Args:
+            features: gives the student's, by layers and form.
+            answer: the teacher's.
+
+        Returns:
+            ``<name>_loss`` of :attr:`measurable`, and ``feature_loss``, their weighted sum.
+        """
         found: dict[str, Tensor] = {}
         with without_gather():
             for name in self.measurable:

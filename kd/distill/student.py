@@ -189,7 +189,11 @@ class Student(nn.Module):
         return self.spec.inherit_pictures if self.spec is not None else StudentSpec.inherit_pictures
 
     def build_optimizer(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
-        """Its optimizer (sharded where asked), with warm-up and cosine stepped every optimizer step."""
+        """Its optimizer (sharded where asked), with warm-up and cosine stepped every optimizer step.
+
+        Raises:
+            UserError: ``optim.lr_batch`` beside loaders whose batch size is not known.
+        """
         spec = for_start(self.optim, self.start == "scratch")
         if pace.global_batch is not None:
             spec = scaled_to_batch(spec, pace.global_batch)

@@ -20,7 +20,11 @@ ONLY = "student"  # The name of a single student among its run's parameters; it 
 
 
 class Students(nn.ModuleDict):
-    """Students by name. What they share (task, data) is read from the first."""
+    """Students by name. What they share (task, data) is read from the first.
+
+    Args:
+        students: by name, or one without a name.
+    """
 
     def __init__(self, students: Student | Mapping[str, Student]) -> None:
         super().__init__()

@@ -59,7 +59,15 @@ class Cluster:
 
 
 def recognise(env: Mapping[str, str] = os.environ, resource_file: Path | None = None) -> Cluster | None:
-    """The job of this process, or None; ``mpirun`` may run inside SLURM's or SageMaker's jobs, so it counts first."""
+    """The job of this process, or None; ``mpirun`` may run inside SLURM's or SageMaker's jobs, so it counts first.
+
+    Args:
+        env: the environment.
+        resource_file: SageMaker's description of the cluster; default: where SageMaker writes it.
+
+    Raises:
+        UserError: a description that contradicts itself.
+    """
     for name in RANKS:
         _number(env, name, default=0)
     machines = groups.machines(env, groups.base(env) / groups.RESOURCE_FILE if resource_file is None else resource_file)
@@ -198,7 +206,13 @@ def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[
 
 
 def marker(job: str | None, runs: Path, command: Sequence[str]) -> Path | None:
-    """The file that names the run folder of this command in this job: a restarted job finds its run again."""
+    """The file that names the run folder of this command in this job: a restarted job finds its run again.
+
+    Args:
+        job: its name; None: it has none.
+        runs: the folder of the recipe's runs, on a file system that all machines share.
+        command: the command line: a job may run several.
+    """
     return None if job is None else runs / f".job-{_digest(job, *command)}"
 
 

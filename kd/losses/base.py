@@ -93,6 +93,11 @@ class DistillLoss(nn.Module):
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
         """Passes the data's facts to the loss, once, before ``build``.
 
+        Args:
+            num_classes: classes of the data.
+            num_samples: size of the training set.
+            ignore_index: target of pixels that take no part (dense tasks).
+
         Raises:
             ValueError: data that the loss is not defined for.
         """

@@ -249,6 +249,9 @@ class SimKDLoss(_Projected):
     Classifier, arXiv 2203.14001 (there ``P`` is a stack of convolutions, which cannot be folded and stays part of the
     student).
 
+    Args:
+        weight: factor in the total loss.
+
     >>> loss = SimKDLoss()
     >>> loss.build((2, 8), (2, 16))
     >>> weight, bias = loss.fold(torch.randn(5, 16), torch.zeros(5))

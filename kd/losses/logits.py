@@ -64,6 +64,9 @@ class HardKDLoss(LogitLoss):
     """Cross-entropy with the teacher's decision, see :func:`kd.losses.functional.hard_kd_loss`.
 
     On a student with a distillation token (timm's ``deit_*_distilled_*``) this is DeiT's hard distillation.
+
+    Args:
+        weight: factor in the total loss.
     """
 
     exclusive = True

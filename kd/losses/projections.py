@@ -19,7 +19,11 @@ class Projection(nn.Module):
     """
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> "Projection":
-        """Makes the layers for features of these shapes (batch axis included); a ValueError where none fit."""
+        """Makes the layers for features of these shapes (batch axis included); a ValueError where none fit.
+
+        Raises:
+            ValueError: no projection joins the two shapes.
+        """
         self.pooled = len(student_shape) == 4 and len(teacher_shape) == 2
         fits = self.pooled or len(student_shape) == len(teacher_shape)
         if len(student_shape) == len(teacher_shape) == 3:

@@ -130,7 +130,11 @@ class CRDLoss(KnownOnHost, FeatureLoss):
     def forward(
         self, student_features: Tensor, teacher_features: Tensor, target: Tensor, index: Tensor | None = None
     ) -> Tensor:
-        """``(N, D_s)``, ``(N, D_t)``, unused, the samples' numbers ``(N,)`` (needed: it remembers them) -> scalar."""
+        """``(N, D_s)``, ``(N, D_t)``, unused, the samples' numbers ``(N,)`` (needed: it remembers them) -> scalar.
+
+        Raises:
+            ValueError: no indices: the loss remembers every sample by its number.
+        """
         if index is None:
             raise ValueError("index must hold the samples' numbers (N,) for CRDLoss, got none")
         self._share()

@@ -20,6 +20,13 @@ class Standardizer(KnownOnHost, Float32):
     (:func:`kd.losses.functional.phi_s`). Without :meth:`settle` the statistics are those of the first :data:`BATCHES`
     batches of all processes; until then ``phi_s`` only scales, by one number. After that they stay as they are. They
     are part of checkpoints, and float32 in any precision.
+
+    Args:
+        width: channels C of the features.
+        kind: ``variance`` or ``phi_s``.
+
+    Raises:
+        ValueError: a width that ``phi_s`` has no rotation for.
     """
 
     mean: Tensor

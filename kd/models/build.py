@@ -28,7 +28,19 @@ _checked: set[str] = set()  # models whose forward has been tried in this proces
 def build_model(
     spec: ModelSpec, num_classes: int, key: str, classes: Sequence[str] = (), head: bool = False, dense: bool = False
 ) -> nn.Module:
-    """Builds a timm model and loads its weights."""
+    """Builds a timm model and loads its weights.
+
+    Args:
+        spec: what to build.
+        num_classes: classes of the data; 0 for a model without a classifier.
+        key: the configuration key of ``spec`` (``model.teacher``), named in errors.
+        classes: names of the model's classes, compared with the checkpoint's where it has them.
+        head: the checkpoint must hold a classifier too (a teacher's must; a student may bring a backbone alone).
+        dense: a classifier for every pixel on top of the timm model (:class:`kd.models.segmenter.DenseModel`).
+
+    Raises:
+        UserError: an unknown architecture, an unusable argument, or a checkpoint that does not fit.
+    """
     if spec.builder is not None:
         model = _built(spec, spec.builder, num_classes, key, head, dense)
     else:

@@ -18,7 +18,18 @@ NEW = "kd_new_classifier"  # an attribute of a model whose classifier has no wei
 
 
 def load_checkpoint(model: nn.Module, path: Path, key: str, classes: Sequence[str] = (), head: bool = False) -> None:
-    """Loads weights into ``model``; position embeddings of another size are resampled."""
+    """Loads weights into ``model``; position embeddings of another size are resampled.
+
+    Args:
+        model: to load into.
+        path: see :func:`read_weights`.
+        key: the configuration key that named the file.
+        classes: names of the model's classes, compared with the file's where it has them.
+        head: the file must hold the same classes (a teacher's must); else a file of other classes gives its backbone.
+
+    Raises:
+        UserError: no such file, not a checkpoint, or tensors that do not fit (the first ones are named).
+    """
     file, given, about = read_weights(path, key)
     given, library = renamed(given)
     if not library:

@@ -88,7 +88,12 @@ class Prepare(Protocol):
 
 
 class Given:
-    """A function of the user's own, or none; ``size`` is that of the last input, at first 224 x 224."""
+    """A function of the user's own, or none; ``size`` is that of the last input, at first 224 x 224.
+
+    Args:
+        function: uint8 pictures ``(N, 3, H, W)`` -> the model's input.
+        name: whose input it is, named in errors.
+    """
 
     def __init__(self, function: Callable[[Tensor], Tensor] | None, name: str, argument: str = "prepare") -> None:
         self.function, self.name, self.argument = function, name, argument

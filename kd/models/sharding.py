@@ -24,7 +24,13 @@ def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, *, frozen: bool = False) -> None:
-    """Shards a model in place over ``mesh``, block by block; ``frozen``: no backward pass follows."""
+    """Shards a model in place over ``mesh``, block by block; ``frozen``: no backward pass follows.
+
+    Args:
+        model: to shard; from now on all processes must call it equally often.
+        mesh: of one dimension.
+        frozen: there is no backward pass: what is outside the blocks is freed after the forward pass as well.
+    """
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()  # weights in channels-last order can't be cut
     for block in repeated_blocks(model):

@@ -22,7 +22,17 @@ KEY = "model.taps"  # the setting that names layers, where no other is given
 
 
 def layer_paths(model: nn.Module, patterns: Sequence[str], key: str, besides: Sequence[str] = ()) -> list[str]:
-    """The layers that patterns match, in the model's order; ``besides`` are names that count as layers too."""
+    """The layers that patterns match, in the model's order; ``besides`` are names that count as layers too.
+
+    Args:
+        model: the model.
+        patterns: module paths or shell-style patterns, see :class:`TapSpec`.
+        key: the configuration key, named in errors.
+        besides: names that count as layers too.
+
+    Raises:
+        UserError: a pattern that matches nothing.
+    """
     names = [*(path for path, _ in model.named_modules() if path), *besides]
     found: list[str] = []
     for pattern in patterns:
@@ -230,7 +240,15 @@ def classifier_of(model: nn.Module, key: str) -> nn.Module:
 def tap_shapes(
     model: nn.Module, taps: Taps, patterns: str | list[str], tokens: str, run: Callable[[], Any]
 ) -> list[tuple[int, ...]]:
-    """The shapes that layers give, by a forward in eval mode; the model keeps its mode."""
+    """The shapes that layers give, by a forward in eval mode; the model keeps its mode.
+
+    Args:
+        model: the tapped model; left in the mode it was in.
+        taps: its taps.
+        patterns: the layers.
+        tokens: see :class:`TapSpec`.
+        run: runs one small forward.
+    """
     with evaluating(model), taps as caught:
         run()
     return [tuple(x.shape) for x in taps.read(caught, patterns, tokens)]

@@ -94,7 +94,16 @@ class Validation:
 
     @torch.no_grad()
     def add(self, batch: Batch, in_step: bool) -> ValidationLogits:
-        """Adds a batch; gives logits, targets, indices by student. ``in_step``: all run students equally often."""
+        """Adds a batch to the metrics; padding is left out.
+
+        Args:
+            batch: on the students' device.
+            in_step: all processes must run the students equally often.
+
+        Returns:
+            By student: logits, targets and numbers of the pictures that were added; {} for students without a
+                classifier.
+        """
         measured = self.students.measured
         headless = [student for student in measured.values() if isinstance(student, HeadlessStudent)]
         if headless and self.teacher is not None:

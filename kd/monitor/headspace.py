@@ -39,7 +39,14 @@ class Replay:
 
 
 class Remembered:
-    """A teacher that keeps its answers by batch, or gives them back without looking. See :class:`kd.Teacher`."""
+    """A teacher that keeps its answers by batch, or gives them back without looking. See :class:`kd.Teacher`.
+
+    Args:
+        teacher: whose answers are remembered.
+        answers: by number of the batch.
+        number: of the present batch.
+        remembering: keep the teacher's answers; else return the kept ones.
+    """
 
     def __init__(
         self, teacher: RunTeacher, answers: dict[int, Answer], number: Callable[[], int], remembering: bool

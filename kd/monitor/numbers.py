@@ -124,7 +124,11 @@ GAUGES: dict[str, Gauge] = {
 
 
 class Outlet(Closing, ABC):
-    """Where the numbers go: open in the first process of each node while it trains, however training ends."""
+    """Where the numbers go: open in the first process of each node while it trains, however training ends.
+
+    Args:
+        numbers: to serve or send.
+    """
 
     def __init__(self, numbers: Numbers) -> None:
         self.numbers, self._reported = numbers, False

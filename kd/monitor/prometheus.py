@@ -10,7 +10,16 @@ from kd.monitor.numbers import GAUGES, Numbers, Outlet
 
 
 class Prometheus(Outlet):
-    """An HTTP endpoint on the first process of each node, of :data:`kd.monitor.numbers.GAUGES` below ``kd_``."""
+    """An HTTP endpoint on the first process of each node, of :data:`kd.monitor.numbers.GAUGES` below ``kd_``.
+
+    Args:
+        numbers: to serve.
+        port: to listen on.
+        address: of the interface; the loopback one is not seen from outside.
+
+    Raises:
+        UserError: prometheus-client is not installed, or the port is taken.
+    """
 
     def __init__(self, numbers: Numbers, port: int, address: str = "127.0.0.1") -> None:
         super().__init__(numbers)

@@ -153,7 +153,13 @@ def dataloader(
 
 
 def hot_cores(cores: Sequence[Sequence[float]], gpu: Sequence[float] = (), busy: float = 70) -> Finding | None:
-    """A few cores are full while the others have time, and the GPUs are below ``busy`` %."""
+    """A few cores are full while the others have time, and the GPUs are below ``busy`` %.
+
+    Args:
+        cores: % of each core, a row a sample.
+        gpu: mean utilisation in %.
+        busy: GPUs above it have enough to do.
+    """
     text = hot(cores)
     if not text or (gpu and mean(gpu) >= busy):
         return None
@@ -178,7 +184,14 @@ def phase_variation(swing: Swing | None) -> Finding | None:
 
 
 def scheduler_delay(training: float | None, loading: float | None, thread: str = "", at: float = 0.2) -> Finding | None:
-    """Threads wait for a core for ``at`` of the time."""
+    """Threads wait for a core for ``at`` of the time.
+
+    Args:
+        training: share of the time, of the training processes' most delayed thread.
+        loading: of the loader processes.
+        thread: name of that thread.
+        at: fires from here.
+    """
     busy = {f"training{f' ({thread})' if thread else ''}": training, "a loader process": loading}
     late = {who: share for who, share in busy.items() if share is not None and share >= at}
     if not late:

@@ -53,6 +53,9 @@ def by_name(prices: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]) -> float:
     """An hour of all ``instances``, each as ``[COUNT*]NAME[:spot]``.
 
+    Raises:
+        UserError: an instance that has no such price.
+
     >>> price_of(["p4d.24xlarge", "2*c5.18xlarge:spot"],
     ...          {"p4d.24xlarge": {"on_demand": 37.688}, "c5.18xlarge": {"on_demand": 3.672, "spot": 1.5}})
     40.688

@@ -192,7 +192,12 @@ def _learning(run: Run, student: str, rules: Rules) -> Found:
 
 # -- what limits the run ----------------------------------------------------------------------------------------------
 def limits_of(facts: Facts, shown: str = "") -> list[Limit]:
-    """All limits of a run, largest gain first; ``shown`` stays the first unless another is clearly larger."""
+    """All limits of a run, largest gain first; ``shown`` stays the first unless another is clearly larger.
+
+    Args:
+        facts: of the run.
+        shown: the bound that a display shows now; it stays unless another is clearly larger.
+    """
     if not facts.phases:
         return []
     candidates = [

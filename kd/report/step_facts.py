@@ -26,7 +26,11 @@ def mean(values: Sequence[float]) -> float:
 
 
 class StepFacts:
-    """What steps and machines say. ``rank`` is the typical one: neither the straggler nor the one that waits most."""
+    """What steps and machines say. ``rank`` is the typical one: neither the straggler nor the one that waits most.
+
+    Args:
+        run: the records.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -279,7 +283,15 @@ def gpus_of(samples: Sequence[Sample]) -> list[tuple[dict[str, Any], ...]]:
 
 
 def hot(cores: Sequence[Sequence[float]], full: float = 95, low: float = 60, most: float = 0.25, skip: int = 20) -> str:
-    """That a few cores are full (``full`` %) while the others have time; empty where it is not so."""
+    """That a few cores are full (``full`` %) while the others have time; empty where it is not so.
+
+    Args:
+        cores: % of each core, a row a sample.
+        full: a core counts from here.
+        low: the mean of all is below this.
+        most: share of the cores that is still a few.
+        skip: samples of the start.
+    """
     rows = [row for row in cores[skip:] if row]
     counts = sorted(sum(use >= full for use in row) for row in rows if mean(row) <= low)
     if len(counts) <= len(rows) / 2:

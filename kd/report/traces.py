@@ -13,7 +13,11 @@ COLUMNS = ["rank", "computing", "communication, copies", "idle", "communication 
 
 
 def write_rank_shares(run: Run) -> None:
-    """Analyses ``records/trace.rank<r>.json`` and appends the result to ``records/traces.jsonl``."""
+    """Analyses ``records/trace.rank<r>.json`` and appends the result to ``records/traces.jsonl``.
+
+    Raises:
+        UserError: the extra is not installed, or there are no traces of GPUs.
+    """
     place = run.folder / "records"
     files = {int(re.findall(r"\d+", file.name)[0]): str(file) for file in sorted(place.glob("trace.rank*.json"))}
     if not files:

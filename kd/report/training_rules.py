@@ -199,7 +199,14 @@ def similar_across_runs(
 def confusion(
     pairs: Sequence[tuple[str, str, int]], counts: Mapping[str, int], share: float = 0.3, least: int = 10
 ) -> Finding | None:
-    """More than ``share`` of a class's pictures (at least ``least``) are taken for one other class."""
+    """More than ``share`` of a class's pictures (at least ``least``) are taken for one other class.
+
+    Args:
+        pairs: class, the class it is taken for, and how often.
+        counts: validation pictures by class.
+        share: fires above.
+        least: pictures of a class: fewer say little.
+    """
     found = [(n / counts[true], true, given, n) for true, given, n in pairs if counts.get(true, 0) >= least]
     large = [pair for pair in found if pair[0] > share]
     if not large:

@@ -47,7 +47,13 @@ class Request:
     here: bool = True  # it runs on this machine, where ``channel:NAME`` has a folder
 
     def parser_args(self) -> list[str]:
-        """For the parser: what the user stands for; then in order of rising priority recipe, overlays, overrides."""
+        """Arguments for the parser: class paths that the user trusts, then in order of rising priority recipe,
+        overlays,
+        overrides.
+
+        Raises:
+            UserError: a file that is missing, is not YAML, or names code that the user does not trust.
+        """
         contents, trees = self._checked()
         args = [TRUSTED + name for name in vouched(contents, trees, self.trust, "trust" in self.flags)]
         args += [f"--config={migrate_class_paths(f, content if self.here else {})}" for f, content in contents.items()]

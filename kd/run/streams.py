@@ -11,7 +11,11 @@ from typing import Any, TextIO
 
 
 class Unbroken:
-    """A text stream that turns silent when its pipe or terminal is closed, instead of raising in the next print."""
+    """A text stream that turns silent when its pipe or terminal is closed, instead of raising in the next print.
+
+    Args:
+        stream: standard output or error; everything else is its own.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

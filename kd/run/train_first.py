@@ -177,7 +177,18 @@ def key_of(config: dict[str, Any], source: Source) -> str:
 
 
 def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
-    """The teacher's run folder: from the cache, resumed or trained now; two processes at once train one."""
+    """The teacher's run folder: from the cache, resumed or trained now; two processes at once train one.
+
+    Args:
+        items: command line of the teacher's run.
+        key: names it in the cache.
+        name: the teacher recipe's name.
+        say: print what happens (rank 0).
+
+    Raises:
+        UserError: the training failed.
+        Stopped: by a signal; the training has saved.
+    """
     home = cache_dir() / "teachers"
     final = home / f"{name}-{key}"
     make_folder(home)

@@ -68,7 +68,15 @@ def _files(tar: tarfile.TarFile) -> Iterator[File]:
 
 
 def unpack(archive: Path, into: Path) -> None:
-    """Writes the files of a ``.tar`` into a folder; Python has a safe filter for that only from 3.11.4 on."""
+    """Writes the files of a ``.tar`` into a folder; Python has a safe filter for that only from 3.11.4 on.
+
+    Args:
+        archive: ``.tar``, compressed or not.
+        into: a folder; made where it is missing.
+
+    Raises:
+        UserError: a name in it that leads out of the folder.
+    """
     root = into.resolve()
     root.mkdir(parents=True, exist_ok=True)
     with opened(archive) as files:

@@ -59,7 +59,12 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
 
 
 def tried(attempt: Callable[[], Given], what: str) -> Given:
-    """The result of an attempt that may fail on the way, after some more of them."""
+    """The result of an attempt that may fail on the way, after some more of them.
+
+    Raises:
+        FileNotFoundError: no such file: another try would change nothing.
+        OSError: all have failed; the message names ``what`` and the last reason.
+    """
     for number in range(TRIES):
         try:
             return attempt()
@@ -202,7 +207,14 @@ class LocalCache:
 
 
 class Ranged:
-    """The files below a URL, read by ranges through cached blocks, which are small where not all can be kept."""
+    """The files below a URL, read by ranges through cached blocks, which are small where not all can be kept.
+
+    Args:
+        url: of the folder.
+        folder: of the blocks; one for each content of the files.
+        whole: size of all files in bytes.
+        limit: most bytes of blocks; None: all may be kept.
+    """
 
     def __init__(self, url: str, folder: Path, whole: int, limit: int | None = None) -> None:
         self.url = url
@@ -255,7 +267,19 @@ def _sum(data: bytes) -> bytes:
 
 
 def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
-    """The files of a folder: ``SIZE-HASH`` (:func:`size_in`) by name, with ``below`` at any depth; or empty."""
+    """The files of a folder: ``SIZE-HASH`` (:func:`size_in`) by name, with ``below`` at any depth; or empty.
+
+    Args:
+        url: of the folder.
+        key: the configuration key that named it.
+        below: those of the folders in it too, ``FOLDER/FILE``.
+
+    Returns:
+        ``SIZE-HASH`` by name, see :func:`size_in`; nothing where there is no such folder.
+
+    Raises:
+        UserError: it can't be listed.
+    """
     files, path = file_system(url, key)
 
     def found() -> dict[str, dict[str, object]]:

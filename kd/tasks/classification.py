@@ -63,6 +63,16 @@ class Classification(Task):
         The mean over labelled pictures of each one's smoothed loss times its class's weight, not divided by the
         weights: two processes with half the batch average to one with the whole, and a class of weight 0 does not
         train. 0 without labels.
+
+        Args:
+            logits: ``(N, C)``.
+            target: class ids ``(N,)``, -1 for a picture without a label; or probabilities ``(N, C)`` (mixup, cutmix),
+                all 0 for one without.
+
+        Returns:
+            A scalar: the mean over the labelled pictures, each times its class's weight (not divided by the weights, so
+            that two processes with half the batch average to one with the whole); 0, with a gradient of 0, where there
+            are none.
         """
         known = target.sum(1) > 0 if target.is_floating_point() else target >= 0
         safe = target if target.is_floating_point() else target.clamp_min(0)

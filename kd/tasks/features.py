@@ -21,6 +21,20 @@ def knn_accuracy(
     section 3.4; with 20 neighbours as DINO (arXiv 2104.14294) has it. ``bank`` is ``(M, D)``, ``features`` ``(N, D)``;
     in 0..1. Sizes that do not fit raise a ValueError.
 
+    Args:
+        bank: ``(M, D)``.
+        bank_labels: ``(M,)``.
+        features: ``(N, D)``.
+        labels: ``(N,)``.
+        k: neighbours, > 0; all of a smaller bank.
+        temperature: > 0.
+
+    Returns:
+        In 0..1.
+
+    Raises:
+        ValueError: sizes that do not fit each other, an empty bank, or no features.
+
     >>> bank, names = torch.tensor([[1.0, 0], [2, 0.1], [0, 1]]), torch.tensor([0, 0, 1])
     >>> knn_accuracy(bank, names, torch.tensor([[5.0, 1], [1, 5]]), torch.tensor([0, 1]), k=2)
     1.0

@@ -42,7 +42,14 @@ class Fidelity:
 
     @torch.no_grad()
     def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
-        """Adds a batch: logits ``(N, C, ...)``, ids (unknown beyond 0..C-1) or labels, pictures' numbers ``(N,)``."""
+        """Adds a batch: logits ``(N, C, ...)``, ids (unknown beyond 0..C-1) or labels, pictures' numbers ``(N,)``.
+
+        Args:
+            student: logits ``(N, C)``, dense ``(N, C, H, W)`` at the target's size.
+            teacher: likewise; None for a student alone.
+            target: ids ``(N,)`` or ``(N, H, W)`` (others than 0..C-1 count as unknown), labels ``(N, C)``.
+            index: of the pictures in their split, ``(N,)``.
+        """
         self.pictures += len(index)
         logits = {"student": student} | ({} if teacher is None else {"teacher": teacher})
         p = {name: self._probabilities(x) for name, x in logits.items()}

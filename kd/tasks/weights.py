@@ -28,6 +28,15 @@ def weights_of(given: ClassWeights, classes: Sequence[str], counts: Sequence[int
 
     By class id or by name (the others weigh 1); ``auto``: N / (C n) for a class of n of the N training pictures.
 
+    Args:
+        given: by class id, or by name (the others weigh 1); ``auto``: N / (C n) for a class of n of the N training
+            pictures, so that all classes weigh the same and the mean over the pictures is 1.
+        classes: names by class id.
+        counts: training pictures of each class, where that is known.
+
+    Raises:
+        UserError: too many or too few of them, an unknown class, or ``auto`` without counts.
+
     >>> weights_of("auto", ["a", "b"], [30, 10])
     tensor([0.6667, 2.0000])
     >>> weights_of({"b": 3}, ["a", "b"], None)

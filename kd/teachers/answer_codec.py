@@ -276,7 +276,13 @@ PRECISIONS: dict[str, type[HalfFeature] | type[Int8Feature]] = {"half": HalfFeat
 
 
 class AnswerCodec:
-    """A whole answer: the logits by a codec of their own, and behind them features."""
+    """A whole answer: the logits by a codec of their own, and behind them features.
+
+    Args:
+        logits: None where no loss wants them.
+        features: the shape of each, of one picture.
+        precision: of the features: ``half`` or ``int8``.
+    """
 
     def __init__(
         self, logits: Codec | None, features: Mapping[Feature, tuple[int, ...]] | None = None, precision: str = "half"
@@ -295,7 +301,15 @@ class AnswerCodec:
         return found if self.precision == "half" else {**found, "precision": self.precision, "outliers": OUTLIERS}
 
     def measure(self, logits: Tensor, features: Mapping[Feature, Tensor]) -> dict[str, Any]:
-        """Measured when a cache is begun: int8's ``units`` by feature, relative ``error`` by kind, the ``worst``."""
+        """Measured when a cache is begun: int8's ``units`` by feature, relative ``error`` by kind, the ``worst``.
+
+        Args:
+            logits: of some pictures, ``(N, C)``.
+            features: likewise ``(N, ...)``.
+
+        Returns:
+            ``units`` by feature, and ``error``: the relative error of each kind of answer on these pictures.
+        """
         given = {"logits": logits} | {":".join(name): x for name, x in features.items()}
         units = {name: codec.measure(given[name][:UNITS_OF]) for name, codec in self._named().items()
                  if isinstance(codec, Int8Feature)}  # fmt: skip
@@ -311,7 +325,11 @@ class AnswerCodec:
         return {**noted, "units": units} if units else noted
 
     def as_measured(self, measured: dict[str, Any]) -> None:
-        """Gives int8's codecs the units that the cache was begun with."""
+        """Gives int8's codecs the units that the cache was begun with.
+
+        Raises:
+            ValueError: missing or damaged.
+        """
         for name, codec in self._named().items():
             if isinstance(codec, Int8Feature):
                 try:

@@ -57,6 +57,16 @@ class AnswerStore:
 
     A whole record is never overwritten, and a writer holds the folder's lock. Files are read by ``pread``, so that a
     truncated file loses records but ends no run. ``measured`` is what ``measure`` returned when the cache was begun.
+
+    Args:
+        folder: made where it is missing.
+        fingerprint: what the answers depend on, by part (``teacher``, ``transform``, ``data``, ``answers``).
+        samples: pictures in the training set.
+        views: views a picture.
+        record_bytes: size of a record.
+        usable: which whole records ``(N, record_bytes)`` hold an answer; default: all.
+        measure: what is noted beside the fingerprint when the cache is begun, as ``measured``.
+        key: the teacher's configuration key, named in errors.
     """
 
     def __init__(
@@ -235,7 +245,17 @@ NAMED = {"transform": "transforms", "answers": "kinds of answers"}  # parts of a
 
 
 def compare(text: str, fingerprint: dict[str, dict[str, Any]], folder: str, key: str) -> dict[str, Any]:
-    """The fingerprint that a cache holds as ``text``; a UserError names the first difference from the run's."""
+    """The fingerprint that a cache holds as ``text``; a UserError names the first difference from the run's.
+
+    Args:
+        text: content of the file.
+        fingerprint: what it must hold.
+        folder: where it is, named in errors.
+        key: the teacher's configuration key, likewise.
+
+    Raises:
+        UserError: it is damaged, or the cache's answers depend on something else: the first difference is named.
+    """
     try:
         found = json_of(text)
         parts = {name: dict(found[name]) for name in fingerprint}

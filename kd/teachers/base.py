@@ -135,6 +135,9 @@ class Ensemble(RunTeacher):
     """Several teachers: each answers with its own input size and normalisation, all together with the weighted mean.
 
     The mean is of the logits: ``sum(weight_i * logits_i) / sum(weight_i)``. It exists where each has a classifier.
+
+    Args:
+        members: the teachers by name, each itself or behind a cache.
     """
 
     def __init__(self, members: Mapping[str, RunTeacher]) -> None:

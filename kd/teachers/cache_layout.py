@@ -53,7 +53,11 @@ class Kind:
 
 
 class Layout:
-    """Where the answers to some training pictures are."""
+    """Where the answers to some training pictures are.
+
+    Args:
+        data: the pictures, and how they are augmented.
+    """
 
     def __init__(self, data: DistillationDataModule) -> None:
         self.data = data

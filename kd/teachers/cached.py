@@ -33,6 +33,11 @@ class CachedTeacher(RunTeacher):
 
     What it computes goes through the stores' rounding before it is used, so a run that fills its cache and one that
     reads it learn from the same numbers. A batch that names no view (validation) is answered live.
+
+    Args:
+        live: the model whose answers are cached.
+        kept: the answers, each kind in a store of its own; all of equally many pictures and views.
+        only: never run the model in training; a missing answer is an error.
     """
 
     def __init__(self, live: RunTeacher, kept: Sequence[CacheEntry], only: bool = False) -> None:

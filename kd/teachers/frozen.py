@@ -58,6 +58,9 @@ class FrozenTeacher(RunTeacher):
 
         With bfloat16 they are stored so, as autocast would cast frozen weights each step. The first call with ``keep``
         keeps a copy for :meth:`original`. A teacher in shards stays where it is.
+
+        Raises:
+            UserError: no such device, or no other process to share the weights with.
         """
         if self.spec.placement not in ("same", "shard"):
             device = torch.device(self.spec.placement)

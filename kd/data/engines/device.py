@@ -75,7 +75,16 @@ def _blank(height: int, width: int) -> Tensor:
 
 
 class CutSet(Samples):
-    """One split, decoded and cut, with the rest of each view as a plan."""
+    """One split, decoded and cut, with the rest of each view as a plan.
+
+    Args:
+        split: the pictures.
+        size: height and width of a view in pixels.
+        augment: the views.
+        seed: of the run.
+        max_pixels: a picture that claims more is not decoded.
+        source: of the split.
+    """
 
     def __init__(
         self, split: Split, size: tuple[int, int], augment: Augment, seed: int, max_pixels: int = MAX_PIXELS,

@@ -13,7 +13,14 @@ UNLABELLED = -1  # the target of a picture without a label
 
 
 class FileSplit:
-    """A split of picture files; ``place``: where those named by URLs are; ``left_out``: other files by ending."""
+    """A split of picture files; ``place``: where those named by URLs are; ``left_out``: other files by ending.
+
+    Args:
+        paths: of the pictures.
+        targets: one each.
+        left_out: how many other files lie beside them, by the ending of their names.
+        place: of the pictures named by URLs; all others are on this disk.
+    """
 
     def __init__(
         self,

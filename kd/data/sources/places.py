@@ -70,6 +70,10 @@ class Store:
     """Files in an object store, by URL, listed once; each is read whole by one request and kept on the local disk.
 
     Pickled with what it has listed: a loader's process lists nothing. ``root`` names its copies, ``limit`` their bytes.
+
+    Args:
+        root: names its copies.
+        limit: most bytes of copies, of all processes of the machine; None: all that were read.
     """
 
     def __init__(self, root: str, limit: int | None = None) -> None:

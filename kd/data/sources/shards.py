@@ -133,7 +133,14 @@ def _is_place(given: object) -> bool:
 
 
 class ShardSplit:
-    """One split of a pack. ``kd-pack`` has decoded its pictures: ``check`` reads headers, and nothing by URL."""
+    """One split of a pack. ``kd-pack`` has decoded its pictures: ``check`` reads headers, and nothing by URL.
+
+    Args:
+        root: folder or URL of the pack.
+        index: the content of the split's index.
+        digest: a hash of it.
+        cache_bytes: see :class:`Shards`.
+    """
 
     def __init__(self, root: str, index: dict[str, Any], digest: str, cache_bytes: int | None = None) -> None:
         self.root, self.digest = root, digest

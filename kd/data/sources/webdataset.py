@@ -171,7 +171,11 @@ def _left_out(shards: dict[str, Shard]) -> dict[str, int]:
 
 # -- which shards ------------------------------------------------------------------------------------------------------
 def shards_of(places: str | Sequence[str], key: str) -> list[str]:
-    """The tar files that folders, patterns and lists name, in order."""
+    """The tar files that folders, patterns and lists name, in order.
+
+    Raises:
+        UserError: one that names none, or a missing file.
+    """
     found: list[str] = []
     for place in [places] if isinstance(places, str) else places:
         if "://" in place or place.startswith("pipe:"):
@@ -230,7 +234,11 @@ def _choices(braced: str, key: str) -> list[str]:
 
 # -- what a shard holds ------------------------------------------------------------------------------------------------
 def index(shard: str, label: str, key: str) -> Shard:
-    """What a shard holds; from the cache where the shard has not changed."""
+    """What a shard holds; from the cache where the shard has not changed.
+
+    Raises:
+        UserError: not a tar file, a compressed or a truncated one, or a label that can't be read.
+    """
     stat = Path(shard).stat()
     facts = f"{Path(shard).resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{label}"
     file = cache_dir() / "webdataset" / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"

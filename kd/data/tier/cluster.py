@@ -157,7 +157,14 @@ class GpuMaker(BatchMaker):
 
 
 class RayCluster:
-    """The cluster, joined by this process or started for it."""
+    """The cluster, joined by this process or started for it.
+
+    Args:
+        spec: where it is.
+
+    Raises:
+        UserError: Ray is not installed.
+    """
 
     def __init__(self, spec: TierSpec) -> None:
         self.ray, self.spec = _ray(), spec
@@ -168,7 +175,11 @@ class RayCluster:
         self._cores_a_gpu: dict[str, float] = {}
 
     def join(self) -> None:
-        """Joins the cluster, or starts one on this machine. Call it from the main thread: Ray ends with its thread."""
+        """Joins the cluster, or starts one on this machine. Call it from the main thread: Ray ends with its thread.
+
+        Raises:
+            UserError: no cluster was found, or none of its machines carries the label.
+        """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         address = self.spec.address or os.environ.get("RAY_ADDRESS")
         self._mine = not self.ray.is_initialized()

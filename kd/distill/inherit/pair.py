@@ -19,7 +19,11 @@ EXACT = 0.9  # least correlation of a full-size copy with its teacher; supported
 
 
 def check_pair(student: ViT, teacher: ViT) -> None:
-    """Whether the student can start from the teacher; what the fit does not understand is refused."""
+    """Whether the student can start from the teacher; what the fit does not understand is refused.
+
+    Raises:
+        ValueError: the pair does not fit; one line says what differs.
+    """
     if isinstance(student, DenseModel):
         levels = len(student.indices), len(teacher.indices)
         if levels[0] != levels[1]:

@@ -222,7 +222,11 @@ class Search:
         return [*self.going, *(running.job for running in self.running)]
 
     def wait(self, jobs: Sequence[Job], items: Sequence[Sequence[str]]) -> None:
-        """Runs jobs to their ends, as many at a time as there are places."""
+        """Runs jobs to their ends, as many at a time as there are places.
+
+        Raises:
+            Stopped: by a signal; they have saved.
+        """
         waiting, free = list(zip(jobs, items, strict=True)), list(self.free)
         with signals_kept(self._on_signal):
             while waiting or self.going:

@@ -28,7 +28,16 @@ warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning
 
 
 class Study:
-    """A search in a folder, as an Optuna journal (``optuna-dashboard FOLDER/journal.log``) that survives any kill."""
+    """A search in a folder, as an Optuna journal (``optuna-dashboard FOLDER/journal.log``) that survives any kill.
+
+    Args:
+        folder: of the search.
+        directions: ``maximize`` or ``minimize``, for each objective.
+        sampler: one of :data:`SAMPLERS`.
+        pruner: one of :data:`PRUNERS`.
+        epochs: of a whole trial.
+        seed: of the sampler.
+    """
 
     def __init__(
         self, folder: Path, directions: Sequence[str], sampler: str, pruner: str, epochs: int, seed: int

@@ -30,6 +30,16 @@ def pixel_kd_loss(
     temperature of arXiv 1503.02531. Shapes: ``(N, C, H, W)``; the target, class ids ``(N, H, W)``, is read for
     ``ignore_index`` alone.
 
+    Args:
+        student_logits: ``(N, C, H, W)``.
+        teacher_logits: the same shape.
+        target: class ids ``(N, H, W)``, read for ``ignore_index`` alone.
+        temperature: ``T`` > 0.
+        ignore_index: the id of pixels that take no part.
+
+    Returns:
+        A scalar: the mean over valid pixels.
+
     >>> pixel_kd_loss(torch.zeros(1, 2, 1, 2), torch.zeros(1, 2, 1, 2), torch.tensor([[[0, 9]]]), ignore_index=9)
     tensor(0.)
     """
@@ -49,6 +59,16 @@ def cwd_loss(
     Source: Shu et al., Channel-wise Knowledge Distillation for Dense Prediction, arXiv 2011.13256, equations 2 and 3.
     Shapes: ``(N, C, H, W)``, logits or features of one width; the target ``(N, H, W)`` as for :func:`pixel_kd_loss`.
     The mean is over pictures with a valid pixel.
+
+    Args:
+        student_logits: ``(N, C, H, W)``: logits, or features of one width.
+        teacher_logits: the same shape.
+        target: class ids ``(N, H, W)``, read for ``ignore_index`` alone.
+        temperature: ``T`` > 0.
+        ignore_index: the id of pixels that take no part in the softmax.
+
+    Returns:
+        A scalar: the mean over pictures (with a valid pixel) and channels.
 
     >>> cwd_loss(torch.zeros(1, 2, 2, 2), torch.zeros(1, 2, 2, 2))
     tensor(0.)
@@ -71,6 +91,14 @@ def pairwise_loss(student_features: Tensor, teacher_features: Tensor, grid: int 
     Maps are first average-pooled to at most ``grid`` positions a side. Source: Liu et al., Structured Knowledge
     Distillation for Dense Prediction, arXiv 1903.04197, equation 2. Shapes: ``(N, C, H, W)``, ``(N, any C, any H, any
     W)``. The matrices have ``grid^4`` entries a picture.
+
+    Args:
+        student_features: ``(N, C, H, W)``.
+        teacher_features: ``(N, any C, any H, any W)``.
+        grid: positions a side, > 0; the matrices have ``grid^4`` entries a picture.
+
+    Returns:
+        A scalar: the mean over pictures and pairs of positions.
 
     >>> x = torch.randn(1, 3, 4, 4)
     >>> bool(pairwise_loss(2 * x, x) < 1e-6)

@@ -16,6 +16,16 @@ def hint_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     Source: Romero et al., FitNets, arXiv 1412.6550, equation 3 (here the mean, not half the sum). Any shape, already
     projected to the teacher's width.
 
+    Args:
+        student_features: any shape, already projected to the teacher's width.
+        teacher_features: the same shape.
+
+    Returns:
+        A scalar: the mean over all elements.
+
+    Raises:
+        ValueError: the shapes differ.
+
     >>> import torch
     >>> hint_loss(torch.zeros(2, 3), torch.full((2, 3), 2.0))
     tensor(4.)
@@ -30,6 +40,17 @@ def at_loss(student_features: Tensor, teacher_features: Tensor, p: float = 2.0) 
     Source: Zagoruyko and Komodakis, Paying More Attention to Attention, arXiv 1612.03928. This is the form of the
     authors' code (squared difference, mean); the paper's equation 2 has the norm of the difference. Shapes: ``(N, C, H,
     W)``, ``(N, any C, H, W)``.
+
+    Args:
+        student_features: ``(N, C, H, W)``.
+        teacher_features: ``(N, any C, H, W)``.
+        p: power, > 0.
+
+    Returns:
+        A scalar: the mean over pictures and positions.
+
+    Raises:
+        ValueError: another height or width.
 
     >>> import torch
     >>> at_loss(torch.ones(1, 8, 2, 2), 3 * torch.ones(1, 4, 2, 2))
@@ -48,6 +69,13 @@ def hcl_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
 
     Weights 1, 1/2, 1/4, 1/8 over their sum; sizes that the map does not exceed are left out. Source: Chen et al.,
     Distilling Knowledge via Knowledge Review, arXiv 2104.09044, and its code. Shapes: ``(N, C, H, W)``.
+
+    Args:
+        student_features: ``(N, C, H, W)``.
+        teacher_features: the same shape.
+
+    Returns:
+        A scalar: the weighted mean over the levels.
 
     >>> import torch
     >>> hcl_loss(torch.zeros(1, 2, 8, 8), torch.ones(1, 2, 8, 8))
@@ -71,6 +99,13 @@ def pkd_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     Equals one minus their Pearson correlation, up to the small constant in the deviation. Source: Cao et al., PKD:
     General Distillation Framework for Object Detectors via Pearson Correlation Coefficient, arXiv 2207.02039. Shapes:
     ``(N, C, H, W)``. The loss depends on the batch as a whole.
+
+    Args:
+        student_features: ``(N, C, H, W)``.
+        teacher_features: the same shape.
+
+    Returns:
+        A scalar. It depends on the batch as a whole.
 
     >>> import torch
     >>> x = torch.randn(2, 3, 4, 4)
@@ -115,6 +150,13 @@ def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     Source: the summary term of AM-RADIO, Ranzinger et al., arXiv 2312.06709. Maps, tokens or vectors, already projected
     to the teacher's width -> ``(N,)``: of each picture the mean, in [0, 2].
 
+    Args:
+        student_features: maps, tokens or vectors, already projected to the teacher's width.
+        teacher_features: the same shape.
+
+    Returns:
+        ``(N,)``: of each picture the mean over its positions, in [0, 2].
+
     >>> import torch
     >>> cosine_loss(torch.tensor([[3.0, 0], [0, 1]]), torch.tensor([[1.0, 0], [1, 0]]))
     tensor([0., 1.])
@@ -130,6 +172,14 @@ def smooth_l1_loss(student_features: Tensor, teacher_features: Tensor, beta: flo
 
     Source: Girshick, Fast R-CNN, arXiv 1504.08083, equation 3; of features: AM-RADIO, arXiv 2312.06709. Any shape,
     already projected to the teacher's width -> ``(N,)``: of each picture the mean over its elements.
+
+    Args:
+        student_features: any shape, already projected to the teacher's width.
+        teacher_features: the same shape.
+        beta: > 0, in the features' own unit.
+
+    Returns:
+        ``(N,)``: of each picture the mean over all its elements.
 
     >>> import torch
     >>> smooth_l1_loss(torch.zeros(2, 1), torch.tensor([[0.5], [3.0]]))
@@ -149,6 +199,14 @@ def gram_kl_loss(student_features: Tensor, teacher_features: Tensor, temperature
     third distillation method; the Gram matrix of patches as a target is DINOv3's (arXiv 2508.10104, section 4.2), there
     compared by squared difference. Shapes: ``(N, C_s, H, W)``, ``(N, C_t, H, W)`` -> ``(N,)``, each picture's mean over
     positions. Takes ``L^2`` numbers each.
+
+    Args:
+        student_features: ``(N, C_s, H, W)``.
+        teacher_features: ``(N, C_t, H, W)``.
+        temperature: ``T`` > 0.
+
+    Returns:
+        ``(N,)``: of each picture the mean over its positions. Takes ``L^2`` numbers a picture.
 
     >>> import torch
     >>> x = torch.randn(2, 3, 4, 4)
@@ -178,6 +236,15 @@ def pseudo_class_loss(
     Source: LightlyTrain's documentation of distillation with a queue of representations as a pseudo-classifier; such a
     queue with two distributions over it is SEED's (Fang et al., arXiv 2101.04731). Shapes: ``(N, D)`` twice, the
     teacher's features of other (and these) pictures ``K`` ``(K, D)`` -> ``(N,)``.
+
+    Args:
+        student_features: ``(N, D)``, already projected to the teacher's width.
+        teacher_features: ``(N, D)``.
+        classes: ``K``, ``(K, D)``: the teacher's features of other (and these) pictures.
+        temperature: ``T`` > 0.
+
+    Returns:
+        ``(N,)``: of each picture.
 
     >>> import torch
     >>> x, queue = torch.randn(2, 8), torch.randn(5, 8)

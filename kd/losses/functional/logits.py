@@ -23,6 +23,18 @@ def kd_loss(
     size of the gradient when ``T`` changes. With two temperatures the factor is their product. Shapes: ``(N, C)``, or
     ``(N, C, ...)`` with one distribution a position.
 
+    Args:
+        student_logits: ``(N, C)``, or ``(N, C, ...)`` with one distribution a position.
+        teacher_logits: the same shape.
+        temperature: ``T`` > 0.
+        teacher_temperature: another one for the teacher's side; default: the same.
+
+    Returns:
+        A scalar: the mean over all positions.
+
+    Raises:
+        ValueError: the shapes differ, or a temperature is not positive.
+
     >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
     >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
     >>> kd_loss(student, teacher, temperature=4.0)
@@ -87,6 +99,13 @@ def hard_kd_loss(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     Source: Touvron et al., Training data-efficient image transformers, arXiv 2012.12877, equation 3. Shapes: ``(N, C)``
     or ``(N, C, ...)``. Not zero where student and teacher agree.
 
+    Args:
+        student_logits: ``(N, C)`` or ``(N, C, ...)``.
+        teacher_logits: the same shape.
+
+    Returns:
+        A scalar: the mean over all positions. It is not zero where student and teacher agree.
+
     >>> hard_kd_loss(torch.zeros(1, 4), torch.tensor([[0.0, 9, 0, 0]]))
     tensor(1.3863)
     """
@@ -104,6 +123,20 @@ def dkd_loss(
     Decoupled Knowledge Distillation, arXiv 2203.08679, equation 7. The others' mass is a logsumexp over the true rest;
     masking by a large negative number, as in the released code, overflows on strong logits. Shapes: ``(N, C)`` with C
     >= 3 (with two classes nothing is left among the others), class ids ``(N,)``.
+
+    Args:
+        student_logits: ``(N, C)``, C >= 3: with two classes nothing is left among the others.
+        teacher_logits: the same shape.
+        target: class ids ``(N,)``.
+        alpha: weight of TCKD.
+        beta: weight of NCKD; the paper uses 0.5 to 8.
+        temperature: ``T`` > 0.
+
+    Returns:
+        A scalar: the mean over the batch.
+
+    Raises:
+        ValueError: unequal shapes, two classes, probabilities as target, or a temperature that is not positive.
 
     >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
     >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
@@ -147,6 +180,16 @@ def dist_loss(
     class. Source: Huang et al., Knowledge Distillation from A Stronger Teacher, arXiv 2205.10536, equations 9 to 11. A
     constant row or column has no correlation and counts as 0. The column term depends on the batch as a whole.
 
+    Args:
+        student_logits: ``(N, C)``.
+        teacher_logits: the same shape.
+        beta: weight of the relation between classes.
+        gamma: weight of the relation within a class, over the batch.
+        temperature: ``T`` > 0.
+
+    Returns:
+        A scalar. The column term depends on the batch as a whole.
+
     >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
     >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
     >>> dist_loss(student, teacher, beta=1.0, gamma=1.0, temperature=1.0)
@@ -172,6 +215,12 @@ def standardize_logits(logits: Tensor) -> Tensor:
     Source: Sun et al., Logit Standardization in Knowledge Distillation, arXiv 2403.01427. Applied to both models'
     logits ahead of any logit loss; cross-entropy keeps the raw ones. Shapes: ``(N, C)`` or ``(N, C, ...)``, C >= 2.
 
+    Args:
+        logits: ``(N, C)`` or ``(N, C, ...)``, C >= 2.
+
+    Returns:
+        The same shape, float32 at least.
+
     >>> standardize_logits(torch.tensor([[1.0, 2.0, 3.0]])).round(decimals=4)
     tensor([[-1.,  0.,  1.]])
     """
@@ -193,6 +242,16 @@ def nkd_loss(
     ``p`` at temperature 1; ``q`` are the probabilities of the other classes at ``T``, renormalised. Source: Yang et
     al., From Knowledge Distillation to Self-Knowledge Distillation, arXiv 2303.13005. Both terms are cross-entropies:
     the loss is not zero at its optimum. Shapes: ``(N, C)`` with C >= 3, class ids ``(N,)``.
+
+    Args:
+        student_logits: ``(N, C)``, C >= 3.
+        teacher_logits: the same shape.
+        target: class ids ``(N,)``.
+        gamma: weight of the other classes.
+        temperature: ``T`` > 0, of the other classes alone.
+
+    Returns:
+        A scalar: the mean over the batch.
 
     >>> student = torch.tensor([[2.0, 1, 0, -1], [0, 1, 2, 3], [1, -1, 0.5, 0]])
     >>> teacher = torch.tensor([[3.0, 1, -1, 0], [1, 0, 2, 4], [-1, 2, 1, 0]])
@@ -217,6 +276,15 @@ def wsld_loss(student_logits: Tensor, teacher_logits: Tensor, target: Tensor, te
     writes the cross-entropy in place of the divergence; the gradient is the same, and this form is 0 at its optimum.
     The target: class ids ``(N,)``, or probabilities ``(N, C)``; each picture needs a label.
 
+    Args:
+        student_logits: ``(N, C)``.
+        teacher_logits: the same shape.
+        target: class ids ``(N,)``, or probabilities ``(N, C)``; each picture needs a label.
+        temperature: ``T`` > 0.
+
+    Returns:
+        A scalar: the mean over the batch.
+
     >>> wsld_loss(torch.zeros(1, 3), torch.tensor([[2.0, 0, 0]]), torch.tensor([0])).round(decimals=4)
     tensor(0.4881)
     """
@@ -239,6 +307,14 @@ def mlkd_loss(
     CVPR 2023, equations 3 to 8. Paper and code sum over the temperatures, here is their mean; the code also masks the
     batch and class terms by the teacher's confidence and compares two augmentations. The batch and class terms depend
     on the batch as a whole.
+
+    Args:
+        student_logits: ``(N, C)``.
+        teacher_logits: the same shape.
+        temperatures: each > 0, at least one.
+
+    Returns:
+        A scalar. The batch and class terms depend on the batch as a whole.
 
     >>> mlkd_loss(torch.zeros(2, 3), torch.zeros(2, 3))
     tensor(0.)
@@ -273,6 +349,14 @@ def binary_kd_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: 
     For labels that do not exclude each other. Source: Yang et al., Multi-Label Knowledge Distillation, arXiv
     2308.06453, equation 2 (there the mean over labels; here their sum, as for classes everywhere). Shapes: ``(N, C)``,
     one logit a label.
+
+    Args:
+        student_logits: ``(N, C)``, one logit a label.
+        teacher_logits: the same shape.
+        temperature: ``T`` > 0.
+
+    Returns:
+        A scalar: the mean over the batch of the sum over labels.
 
     >>> binary_kd_loss(torch.zeros(1, 2), torch.full((1, 2), 2.0)).round(decimals=4)
     tensor(0.6556)

@@ -24,6 +24,13 @@ def rkd_distance_loss(student_features: Tensor, teacher_features: Tensor) -> Ten
     Source: Park et al., Relational Knowledge Distillation, arXiv 1904.05068, equations 5 to 7. The mean over all N^2
     pairs; 0 for a batch of one.
 
+    Args:
+        student_features: ``(N, D)``.
+        teacher_features: ``(N, any D)``.
+
+    Returns:
+        A scalar: the mean over all N^2 pairs; 0 for a batch of one.
+
     >>> x = torch.tensor([[0.0, 0], [3, 4], [6, 8]])
     >>> rkd_distance_loss(2 * x, x)
     tensor(0.)
@@ -46,6 +53,14 @@ def rkd_angle_loss(
 
     Source: Park et al., arXiv 1904.05068, equations 8 and 9. The mean over all triplets, N^2 for each of ``vertices``
     (default: all samples). Takes as many numbers of memory.
+
+    Args:
+        student_features: ``(N, D)``.
+        teacher_features: ``(N, any D)``.
+        vertices: only angles at these samples; default: at all.
+
+    Returns:
+        A scalar: the mean over all triplets, N^2 a vertex. Takes as many numbers of memory.
 
     >>> x = torch.tensor([[0.0, 0], [3, 4], [6, 1]])
     >>> rkd_angle_loss(2 * x, x)
@@ -72,6 +87,16 @@ def rkd_loss(
 
     Source: Park et al., Relational Knowledge Distillation, arXiv 1904.05068 (25 and 50 as there).
 
+    Args:
+        student_features: ``(N, D)``.
+        teacher_features: ``(N, any D)``.
+        distance_weight: of :func:`rkd_distance_loss`.
+        angle_weight: of :func:`rkd_angle_loss`.
+        vertices: the samples whose angles are compared; default: all.
+
+    Returns:
+        A scalar.
+
     >>> x = torch.tensor([[0.0, 0], [3, 4], [6, 1]])
     >>> rkd_loss(2 * x, x)
     tensor(0.)
@@ -84,6 +109,13 @@ def sp_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """Similarity-preserving KD: squared difference of the row-normalised ``(N, N)`` Gram matrices, over N^2.
 
     Source: Tung and Mori, Similarity-Preserving Knowledge Distillation, arXiv 1907.09682, equation 4.
+
+    Args:
+        student_features: ``(N, ...)``.
+        teacher_features: ``(N, ...)``.
+
+    Returns:
+        A scalar.
 
     >>> sp_loss(torch.eye(2), 3 * torch.eye(2))
     tensor(0.)
@@ -98,6 +130,13 @@ def cka_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     ``1 - |X' Y|^2 / (|X' X| |Y' Y|)``, columns centred, Frobenius norms. Source: Kornblith et al., Similarity of Neural
     Network Representations Revisited, arXiv 1905.00414, equation 7. Computed from the ``(N, N)`` Gram matrices. In [0,
     1]; 1 where a model gives all pictures the same features, as with a batch of one.
+
+    Args:
+        student_features: ``(N, ...)``.
+        teacher_features: ``(N, ...)``.
+
+    Returns:
+        A scalar in [0, 1]; 1 where a model gives all pictures the same features, as with a batch of one.
 
     >>> x = torch.tensor([[0.0, 1], [2, 0], [1, 5]])
     >>> bool(cka_loss(7 * x, x) < 1e-6)
@@ -116,6 +155,13 @@ def crd_loss(scores: Tensor, num_samples: int) -> Tensor:
     ``-mean_b [log h(0) + sum_{k > 0} log (1 - h(k))]`` with ``h = P / (P + K / num_samples)`` and ``P = exp(score)``.
     Source: Tian et al., Contrastive Representation Distillation, arXiv 1910.10699, equation 18, and its code.
     ``scores``: ``(N, K + 1)``, log of the normalised similarity, the true partner first.
+
+    Args:
+        scores: ``(N, K + 1)``: log of the normalised similarity, the true partner first.
+        num_samples: size of the training set.
+
+    Returns:
+        A scalar: the mean over the batch.
 
     >>> crd_loss(torch.tensor([[9.0, -9.0]]), num_samples=10) < crd_loss(torch.tensor([[0.0, 0.0]]), num_samples=10)
     tensor(True)

@@ -12,6 +12,15 @@ def hadamard(order: int) -> Tensor:
     By Sylvester's doubling and Paley's two constructions over primes: 1, 2, and among the multiples of 4 all usual
     widths of vision models; a ValueError for others. Source: Paley, On Orthogonal Matrices, 1933.
 
+    Args:
+        order: > 0.
+
+    Returns:
+        ``(order, order)``, float64.
+
+    Raises:
+        ValueError: none of the three constructions has this order.
+
     >>> h = hadamard(12)
     >>> bool((h @ h.T - torch.eye(12)).abs().max() < 1e-12), round(float(h.abs().max()) ** 2, 6)
     (True, 0.083333)
