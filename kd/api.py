@@ -11,6 +11,7 @@ from torch import nn
 from kd.commands.eval import evaluated
 from kd.commands.size import sized
 from kd.errors import RunError, UserError
+from kd.run.as_function import as_function
 from kd.run.build import student_in
 from kd.run.fit import fit
 from kd.run.request import Request, translate
@@ -45,8 +46,9 @@ class RunResult:
         return student_in(file, Request(), Run.settings(file.with_name("config.yaml"), Request()))[0]
 
 
+@as_function("train")
 def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) -> RunResult:
-    """Trains as ``kd-train`` does.
+    """Trains as ``kd-train`` does. The process is as before afterwards: folder, seeds, signals, environment.
 
     Args:
         recipe: a recipe's name, or a YAML file; None where ``resume`` is given, whose settings are taken.
@@ -54,7 +56,7 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
             ``config`` takes an overlay or a list of them, ``resume`` a run folder.
 
     Raises:
-        UserError: a mistake in them; nothing is written.
+        UserError: a mistake in them, or another thread runs one of these functions; nothing is written.
         RunError: the run failed, or was stopped; its folder says why.
 
     >>> import kd, tempfile
@@ -80,6 +82,7 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
     return RunResult(Path(cli.folder.path or ""), cli.summary.content)
 
 
+@as_function("eval")
 def evaluate(run: str | Path | RunResult, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Measures a run's student, and its teacher, as ``kd-eval`` does; see :func:`train` for an example.
 
@@ -98,6 +101,7 @@ def evaluate(run: str | Path | RunResult, settings: Mapping[str, Any] | None = N
     return evaluated(replace(translate(_items(settings or {})), rest=[folder])).results[0]
 
 
+@as_function("size")
 def size(
     recipe: str | Path, settings: Mapping[str, Any] | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from kd.errors import Stopped, UserError, did_you_mean, plain
+from kd.errors import Stopped, UserError, UserErrorOfAll, did_you_mean, plain
 from kd.launch.child import end_with_parent, wait_asleep
 from kd.launch.cluster import is_rank_zero
 from kd.launch.sagemaker import tell_failure
@@ -77,7 +77,7 @@ def _status(command: str, argv: Sequence[str]) -> int:
             return 0 if "help" in request.flags else 2
         return status
     except UserError as error:
-        if is_rank_zero():
+        if is_rank_zero() or isinstance(error, UserErrorOfAll):
             print(f"kd-{command}: {error}", file=sys.stderr)
         tell_failure(str(error))
         return 2

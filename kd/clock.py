@@ -172,6 +172,27 @@ class Clock:
         return done
 
 
+_called_at: float | None = None
+
+
+@contextmanager
+def start_counts_from_now() -> Iterator[None]:
+    """Inside, a run's start counts from here: a function's caller may be a program that is hours old."""
+    global _called_at
+    before, _called_at = _called_at, time.time()
+    try:
+        yield
+    finally:
+        _called_at = before
+
+
+def run_start(used: bool) -> float:
+    """Unix time at which a run's start began; ``used``: another run in this process has counted from its own start."""
+    if _called_at is not None:
+        return _called_at
+    return time.time() if used else process_start()
+
+
 def process_start() -> float:
     """Unix time when this program began: its process's start, or kd's import in a process that was a shell before."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
@@ -179,6 +200,36 @@ def process_start() -> float:
     # by the process's age: the kernel's start time is off where the clock was set since
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     return max(kd._IMPORTED, time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started))
+
+
+_parts_of_the_start: list[tuple[str, float, float]] = []  # name, Unix time of the beginning, seconds
+
+
+class part_of_the_start(ContextDecorator):
+    """Times what runs inside, as a part of a run's start of its own; a part within a part counts to the outer one."""
+
+    _open = 0
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        part_of_the_start._open += 1
+        self._began = time.time()
+
+    def __exit__(self, *error: object) -> None:
+        part_of_the_start._open -= 1
+        if not part_of_the_start._open:
+            _parts_of_the_start.append((self.name, self._began, time.time() - self._began))
+
+
+def parts_of_the_start(since: float, until: float) -> dict[str, float]:
+    """Seconds of each named part that began between two Unix times."""
+    seconds: dict[str, float] = {}
+    for name, began, took in _parts_of_the_start:
+        if since <= began < until:
+            seconds[name] = seconds.get(name, 0.0) + took
+    return seconds
 
 
 _running: Clock | None = None

@@ -13,6 +13,10 @@ class UserError(ValueError):
     """A mistake in what the user gave, as one line that names the key or file; commands exit with status 2."""
 
 
+class UserErrorOfAll(UserError):
+    """A mistake that every process reports: what the environment says of their ranks is what is wrong."""
+
+
 class RunError(RuntimeError):
     """A failed run's reason in one line (a full disk, a NaN loss); status 1, the traceback is in ``error.txt``."""
 
@@ -34,6 +38,10 @@ LOST = re.compile(  # what gloo, nccl and the rendezvous store say when the othe
     r"DistBackendError|NCCL|[Ww]ait timeout|No route to host|Socket Timeout"
 )
 KILLED_WORKER = re.compile(r"DataLoader worker \(pid.*? [\d, ]+\) (is killed by signal: [\w ]+|exited unexpectedly)")
+ONE_PICTURE = (
+    "data.batch_size: must be >= 2 in each process for a student with BatchNorm, which has no variance of a single "
+    "picture whose map is one pixel"
+)
 NO_SHARED_MEMORY = (
     "data.num_workers: no shared memory is left for the loader processes' batches (/dev/shm); data.num_workers=0 does "
     "without, or give the machine more (docker run --shm-size=8g)"
@@ -78,6 +86,8 @@ def reason(error: BaseException) -> str:
         first = lines[-1].removeprefix("kd.errors.RunError: ")
     if isinstance(error, RunError):
         return first
+    if any("Expected more than 1 value per channel when training" in str(cause) for cause in causes(error)):
+        return ONE_PICTURE
     worker = next((found for cause in causes(error) if (found := KILLED_WORKER.search(str(cause)))), None)
     if worker and "Bus error" in worker[1]:
         return NO_SHARED_MEMORY

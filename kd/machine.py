@@ -49,6 +49,14 @@ def own_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="kd-ray-", dir=base if len(base) <= LONGEST_FOLDER else "/tmp"))
 
 
+JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")  # each scheduler's name of a job
+
+
+def in_job() -> bool:
+    """Whether a scheduler runs this process: it sends a signal before it ends a job."""
+    return any(name in os.environ for name in JOBS)
+
+
 @contextmanager
 def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None) -> Iterator[None]:
     """Inside, ``handler`` (or, as it is joined, Ray) handles SIGTERM and SIGINT: the handlers before come back."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import kd.run.parser
+from kd.cli import train_main
 from kd.fit_to_machine.precision import bfloat16_time, choose_kernels, choose_precision, precision_of_cpu
 from kd.report.records import read_run
 from tests._forks import free_port, start, status_of
@@ -27,6 +28,17 @@ def never() -> float:
 )
 def test_a_cpu_with_instructions_for_bfloat16_uses_them(capabilities: dict[str, object], named: str) -> None:
     assert precision_of_cpu(capabilities, never) == ("bf16-mixed", f"precision: bf16-mixed, as this CPU has {named}")
+
+
+def test_a_factor_of_software_is_told_as_what_it_is() -> None:
+    assert precision_of_cpu({}, lambda: 966.3) == (
+        "32-true", "precision: 32-true, as this CPU has no bfloat16 instructions",
+    )  # fmt: skip
+
+
+def test_16_mixed_on_a_cpu_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_main([f"recipe={recipe}", "trainer.precision=16-mixed"]) == 2
+    assert "trainer.precision: 16-mixed needs a GPU, a CPU would train in bf16-mixed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("times", "precision"), [(5.3, "32-true"), (0.6, "bf16-mixed")])

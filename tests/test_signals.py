@@ -32,13 +32,23 @@ def _no_nohup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def stopped(recipe: Path, *items: str, program: Any = "train") -> tuple[int, str, Path]:
+def stopped(recipe: Path, *items: str, program: Any = "train", **env: str) -> tuple[int, str, Path]:
     """Exit status, output and folder of a run that a callback stops; nothing of it is left over."""
     log = recipe.parent / "log"
-    pid = start([f"recipe={recipe}", *QUIET, *items], log, program=program)
+    pid = start([f"recipe={recipe}", *QUIET, *items], log, program=program, **env)
     status = status_of(pid)
     assert survivors(pid) == []
     return status, log.read_text(), recipe.parent / "runs" / "tiny" / "000"
+
+
+def test_submitits_signal_stops_a_job_and_turns_the_samples_off_elsewhere(recipe: Path) -> None:
+    signal_group = disturb("SignalGroup", step=2, number=int(signal.SIGUSR2))
+    ended, log, folder = stopped(recipe, signal_group, SLURM_JOB_ID="7")
+    assert ended == 128 + signal.SIGUSR2, log
+    assert "kd-train: stopped by SIGUSR2 at step 3" in log and "Traceback" not in log
+    assert_good(folder, 3)
+    ended, log, _ = stopped(recipe, signal_group, "trainer.max_epochs=1")
+    assert ended == 0, log
 
 
 @pytest.mark.parametrize(
@@ -46,6 +56,7 @@ def stopped(recipe: Path, *items: str, program: Any = "train") -> tuple[int, str
     [
         (signal.SIGTERM, 143),
         (signal.SIGINT, 130),
+        (signal.SIGUSR1, 138),  # what Lightning's guide has SLURM send before a job ends
         # SIGHUP: test_a_terminal_that_is_closed_keeps_the_step
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
     ],

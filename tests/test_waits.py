@@ -250,6 +250,21 @@ def test_a_loss_that_is_no_number_is_still_found_at_the_end_of_an_epoch() -> Non
         finite.on_train_epoch_end(trainer_at(3), None)
 
 
+def test_a_rate_that_is_too_high_is_named_and_pictures_only_where_the_loss_was_normal_before() -> None:
+    for before, pictures in ((2.5, True), (40.0, False)):
+        finite = Finite("optim.lr=0.5 (the recipe's: 0.001)")
+        for number, loss in enumerate((2.0, before, torch.nan)):
+            out = {"loss": torch.tensor(loss)}
+            finite.on_train_batch_end(trainer_at(number), None, out, {"index": torch.arange(N)}, number)
+            if number == 1:
+                finite.on_train_epoch_end(trainer_at(1), None)
+        with pytest.raises(RunError) as error:
+            finite.on_train_epoch_end(trainer_at(2), None)
+        assert "the usual reason is optim.lr=0.5 (the recipe's: 0.001)" in str(error.value)
+        assert ("training pictures" in str(error.value)) == pictures
+        assert ("the loss was 40 in the batch before, 2 at the start" in str(error.value)) != pictures
+
+
 @pytest.mark.parametrize("precision", ["half", "int8"])
 @pytest.mark.parametrize("logits", [DenseCodec(CLASSES), TopKCodec(CLASSES, 4, (2.0,))], ids=["dense", "topk"])
 def test_cached_answers_are_decoded_without_a_wait(precision: str, logits: DenseCodec | TopKCodec) -> None:

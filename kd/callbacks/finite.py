@@ -13,13 +13,21 @@ from kd.data.batch import Batch
 from kd.errors import RunError
 from kd.models.sharding import own
 
+RISEN = 3.0  # times the first loss, or more: the training had diverged before
 SHOWN = 16  # indices that the message names
 
 
 class Finite(Callback):
-    """Stops at a NaN or infinite loss, names step and batch, and keeps such weights out of checkpoints."""
+    """Stops at a NaN or infinite loss, names step, rate and batch, and keeps such weights out of checkpoints.
 
-    def __init__(self) -> None:
+    Args:
+        rate: the learning rate, as the message names it; a rate that is too high is the usual reason.
+    """
+
+    def __init__(self, rate: str = "optim.lr") -> None:
+        self._rate = rate
+        self._first_loss: float | None = None  # of this process
+        self._before = 0.0  # the loss of the batch before
         self._losses: HostCopies[tuple[int, Tensor]] = HostCopies()
 
     def on_train_batch_end(
@@ -54,12 +62,20 @@ class Finite(Callback):
     def _look(self, trainer: Trainer, wait: bool) -> None:
         for (batch, index), [loss] in self._losses.take(wait):
             if math.isfinite(loss):
+                self._before = float(loss)
+                self._first_loss = self._before if self._first_loss is None else self._first_loss
                 continue
             self._losses.clear()
             named = ", ".join(str(int(i)) for i in index[:SHOWN])
             more = f" and {len(index) - SHOWN} more" if len(index) > SHOWN else ""
             step = batch // trainer.accumulate_grad_batches
-            raise RunError(
-                f"the loss is {float(loss)} in batch {batch} of the run (step {step}, epoch "
-                f"{trainer.current_epoch + 1}, rank {trainer.global_rank}); training pictures: {named}{more}"
-            )
+            where = f"(step {step}, epoch {trainer.current_epoch + 1}, rank {trainer.global_rank})"
+            text = f"the loss is {float(loss)} in batch {batch} of the run {where}; the usual reason is {self._rate}"
+            if self._diverged():
+                rise = f"the loss was {self._before:.3g} in the batch before, {self._first_loss:.3g} at the start"
+                raise RunError(f"{text}: {rise}")
+            raise RunError(f"{text}; training pictures: {named}{more}")
+
+    def _diverged(self) -> bool:
+        """Whether the batch before was abnormal too: the pictures of this one are not the reason."""
+        return self._first_loss is not None and abs(self._before) > RISEN * max(abs(self._first_loss), 1e-6)

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.hooks import Recording
-from kd.clock import Clock, StepTimes, annotate, process_start, run_clock
+from kd.clock import Clock, StepTimes, annotate, parts_of_the_start, run_clock, run_start
 from kd.data.batch import Batch
 from kd.fit_to_machine.memory import Memory, available_bytes
 from kd.fit_to_machine.precision import bfloat16_time
@@ -137,7 +137,7 @@ class Phases(Recording):
 
     def __init__(self, costs: Mapping[str, Any] | None = None, nvtx: bool = False) -> None:
         self.costs, self.nvtx = costs or {}, nvtx
-        self._built = time.time() if Phases._process_is_used else process_start()
+        self._built = run_start(Phases._process_is_used)
         Phases._process_is_used = True
         self.profiler: PhaseProfiler | None = None
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
@@ -265,9 +265,14 @@ class Phases(Recording):
 
     def _write_startup(self, first: StepTimes) -> None:
         assert self._writer is not None
+        before = parts_of_the_start(self._built, self._fit_started)
+        within = parts_of_the_start(self._fit_started, self._train_started)
+        checks = self._train_started - self._fit_started
         parts = {
-            "imports, models, data": max(0.0, self._fit_started - self._built),
-            "checks before the first step": self._train_started - self._fit_started,
+            "imports, models, data": max(0.0, self._fit_started - self._built - sum(before.values())),
+            **before,
+            "checks before the first step": max(0.0, checks - sum(within.values())),
+            **{name: before.get(name, 0.0) + s for name, s in within.items()},
             "first step": first.host_ms / 1000,
         }
         parts = {name: round(s, 2) for name, s in parts.items()}

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGHUP and Ctrl-C: finish the step, save, stop."""
+"""SIGTERM, SIGHUP, SIGUSR1, a job's SIGUSR2 and Ctrl-C: finish the step, save, stop."""
 
 import signal
 import threading
@@ -14,6 +14,7 @@ from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.data.batch import Batch
 from kd.errors import KILLED_WORKER
 from kd.lightning_internals import log_this_step
+from kd.machine import in_job
 
 
 class Preempted(Exception):
@@ -46,7 +47,12 @@ class RunStopped(Preempted):
 
 
 class Preemption(Closing):
-    """Turns the first SIGTERM, SIGHUP or SIGINT into a checkpoint and :class:`Preempted`; a second SIGINT ends it.
+    """Turns the first SIGTERM, SIGHUP, SIGUSR1 or SIGINT into a checkpoint and :class:`Preempted`.
+
+    A second SIGINT ends the run at once.
+
+    Schedulers warn a job before they end it: SLURM by what ``--signal`` names, as Lightning's guide does SIGUSR1 and
+    submitit SIGUSR2. Outside of a job SIGUSR2 is the monitor's (:class:`kd.monitor.system.System`).
 
     The ranks agree every few batches, so that all save at the same step. After an epoch's last batch the run first
     validates and writes the epoch's usual checkpoint. A loader worker that dies after the signal is no failure.
@@ -64,7 +70,8 @@ class Preemption(Closing):
         """Handles SIGTERM, SIGINT and SIGHUP from here on, in the main thread; under nohup SIGHUP stays ignored."""
         if threading.current_thread() is not threading.main_thread():
             return  # Python handles signals in the main thread alone
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
+        for number in [*numbers, *([signal.SIGUSR2] if in_job() else [])]:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 self._before[number] = signal.signal(number, self._on_signal)
 

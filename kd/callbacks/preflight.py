@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kd.callbacks.class_order import MOST_CLASSES, Confusions, found_order
 from kd.callbacks.context import HostCopies, RunContext
+from kd.clock import part_of_the_start
 from kd.data.sources import fingerprint
 from kd.errors import UserError
 from kd.module.evaluation import look
@@ -138,6 +139,7 @@ class Preflight(Callback):
         for name in found.val:
             self._judge(trainer, run, found, name, ", as measured before" if before else "")
 
+    @part_of_the_start("preflight: teacher on val")
     def _find(self, trainer: Trainer, run: RunContext, kept: KeptLogits) -> Found:
         members = run.teacher.members
         judges = {name: copy.deepcopy(run.module.task).to(run.device) for name in {"": None, **members}}

@@ -135,8 +135,12 @@ class Summary(Callback):
             found = Explained(read_run(folder))
             self.content["verdict"] = found.verdict
             self.content["findings"] = [asdict(finding) for finding in found.findings]
+            if found.facts.images_per_s is not None:  # the page's number: pictures over the mean step
+                self.content["images_per_s"] = round(found.facts.images_per_s, 1)
             write_json(folder / "summary.json", self.content)
             write_report(found, folder / "report.html")
+            for failure in found.failures:
+                print(f"kd-train: report: {failure}", file=sys.stderr)
         except Exception as problem:  # the run is worth more than its report
             print(f"kd-train: no report: {type(problem).__name__}: {problem}", file=sys.stderr)
 

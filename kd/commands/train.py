@@ -1,12 +1,14 @@
 """``kd-train``: trains a student. Heavy imports wait until there is something to train."""
 
 import gc
+import signal
 from importlib import import_module
 
 from kd.errors import UserError
 from kd.launch import sagemaker
 from kd.launch.cluster import recognise
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
+from kd.machine import in_job
 from kd.run import files, keys
 from kd.run.paths import find, listed, listing, names
 from kd.run.place import resumed_by
@@ -78,6 +80,8 @@ def run(request: Request) -> int:
     check_secret(cluster)
     if cluster and cluster.role == "data":
         return prepare_data(cluster)
+    if not in_job():  # there it warns of the end: nothing is lost before the first step
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until the monitor handles it, it must not kill
     gc.disable()  # collections during the imports take 1.2 s and find nothing
     try:
         run = Run.to_train(request)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from kd.clock import part_of_the_start
 from kd.data.batch import Batch, DataInfo, Target
 from kd.data.class_facts import ClassFacts, read_class_facts
 from kd.data.loader import Loader
@@ -129,7 +130,8 @@ class DistillationDataModule(LightningDataModule):
         Raises:
             UserError: missing data, or damaged pictures (unless they are left out).
         """
-        self.splits.prepare()
+        with part_of_the_start("check of the pictures"):
+            self.splits.prepare()
         if self.tier is not None:
             self.tier.connect()
 

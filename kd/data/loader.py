@@ -17,7 +17,8 @@ from kd.errors import NO_SHARED_MEMORY, RunError
 
 # The training process alone answers these: it needs its workers until the checkpoint is written. Python on macOS can't
 # say who sent a signal, so a worker there could not be ended by its own process: nothing is held back there.
-HELD_BACK = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} if hasattr(signal, "sigwaitinfo") else set[signal.Signals]()
+FROM_OUTSIDE = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+HELD_BACK = FROM_OUTSIDE if hasattr(signal, "sigwaitinfo") else set[signal.Signals]()
 
 
 class Loader(DataLoader):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kd.clock import part_of_the_start
 from kd.data.batch import Batch
 from kd.distill.feature_taps import Read
 from kd.distill.inherit.layers import fit_projection
@@ -19,6 +20,7 @@ from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer
 
 
+@part_of_the_start("fit of the losses' projections")
 @torch.no_grad()
 def settle_losses(
     students: Students, teacher: RunTeacher, sample: Callable[[int], Tensor], broadcast: Callable[[Any], Any]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from kd.clock import part_of_the_start
 from kd.data.batch import Batch, DataInfo
 from kd.distill.inherit import inherit_together
 from kd.distill.objective import Terms
@@ -77,7 +78,8 @@ class Students(nn.ModuleDict):
             assert teacher is not None
             pairs, sample, giving = [(s.model, s.prepare) for s in students], pictures(count), teacher.members[parent]
             try:
-                inherit_together(pairs, giving.original(), sample, giving.prepare)  # type: ignore[arg-type]
+                with part_of_the_start("fit of the inherited start"):
+                    inherit_together(pairs, giving.original(), sample, giving.prepare)  # type: ignore[arg-type]
             except ValueError as error:
                 raise UserError(f"model.student.inherit: {error}") from error
         return [student.begin(pictures) for student in self.named().values()]

@@ -1,5 +1,6 @@
 """What is left to the machine (``auto``): measured before training."""
 
+from kd.clock import part_of_the_start
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
 from kd.errors import UserError
@@ -25,6 +26,7 @@ def _in_view(answering_teacher: RunTeacher | None, data: DistillationDataModule)
     return answering_teacher
 
 
+@part_of_the_start("choice of batch size and loader processes")
 def _tune(run: Run, data: DistillationDataModule) -> None:
     """Sets what ``data`` leaves to be measured: the batch size on rank 0, loader processes on all ranks at once.
 
@@ -47,6 +49,7 @@ def _tune(run: Run, data: DistillationDataModule) -> None:
         setattr(data, name, run.trainer.strategy.broadcast(value))
 
 
+@part_of_the_start("choice of the teacher's cache")
 def _choose_cache(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> RunTeacher:
     modes = teacher.cache_modes
     if modes == {"off"}:

@@ -12,6 +12,7 @@ from torch import nn
 from kd.errors import UserError
 
 BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")  # instructions for products in bfloat16: Intel's and AMD's, Arm's
+EMULATED = 10.0  # times as long as in float32, or longer: nothing but software computes it
 SIDE = 256  # of the matrices that are multiplied to measure
 PLUGINS: dict[str, Callable[[], Precision]] = {
     "32-true": Precision,
@@ -40,6 +41,8 @@ def precision_of_cpu(capabilities: Mapping[str, object], measured: Callable[[], 
         return "bf16-mixed", f"precision: bf16-mixed, as this CPU has {named}"
     times = measured()
     reason = f"a product of matrices in bfloat16 takes {times:.1f} times as long as in float32 on this CPU"
+    if times >= EMULATED:
+        reason = "this CPU has no bfloat16 instructions"
     precision = "bf16-mixed" if times < 1 else "32-true"
     return precision, f"precision: {precision}, as {reason}"
 

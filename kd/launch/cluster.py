@@ -6,13 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from kd.errors import UserError
 from kd.launch import groups
-
-if TYPE_CHECKING:
-    from lightning_fabric.plugins.environments import LightningEnvironment
 
 PORT = "29500"
 RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
@@ -44,14 +41,6 @@ class Cluster:
         devices = [] if self.devices is None else [f"--trainer.devices={self.devices}"]
         return [f"--trainer.num_nodes={self.num_nodes}", *devices]
 
-    def environment(self) -> "LightningEnvironment | None":
-        """A plain environment where Lightning would take SLURM's or Kubernetes' variables for the job's; else None."""
-        if self.launcher in ("torchrun", "SLURM"):
-            return None
-        from lightning_fabric.plugins.environments import LightningEnvironment
-
-        return LightningEnvironment()
-
     @property
     def starts_each_process(self) -> bool:
         """Whether the launcher has started every process itself, so that none may start more."""
@@ -69,7 +58,7 @@ def recognise(env: Mapping[str, str] = os.environ, resource_file: Path | None = 
         UserError: a description that contradicts itself.
     """
     for name in RANKS:
-        _number(env, name, default=0)
+        whole_number(env, name, default=0)
     machines = groups.machines(env, groups.base(env) / groups.RESOURCE_FILE if resource_file is None else resource_file)
     if env.get("KD_ROLE", "train") not in ("train", "data"):
         raise UserError(f"KD_ROLE: must be train or data, got '{env['KD_ROLE']}'")
@@ -79,7 +68,7 @@ def recognise(env: Mapping[str, str] = os.environ, resource_file: Path | None = 
         raise UserError(f"KD_ROLE: data, but {found.launcher} starts processes that train; start kd-train without it")
     if "KD_DATA_NODES" not in env or (found and found.role == "data"):
         return found
-    count = _number(env, "KD_DATA_NODES", 1)
+    count = whole_number(env, "KD_DATA_NODES", 1)
     if found and found.data_nodes not in (0, count):
         raise UserError(f"KD_DATA_NODES: {count}, but {found.launcher}'s job has {found.data_nodes} that prepare data")
     return replace(found or Cluster("KD_DATA_NODES", 1, None), data_nodes=count)
@@ -95,7 +84,7 @@ def _torchrun(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | No
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
             file=sys.stderr,
         )
-    local, size = _number(env, "LOCAL_WORLD_SIZE", 1), _number(env, "WORLD_SIZE", 1)
+    local, size = whole_number(env, "LOCAL_WORLD_SIZE", 1), whole_number(env, "WORLD_SIZE", 1)
     job = env["TORCHELASTIC_RUN_ID"]
     return Cluster("torchrun", _nodes("WORLD_SIZE", size, local), local, job=None if job == "none" else job)
 
@@ -103,8 +92,11 @@ def _torchrun(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | No
 def _mpirun(env: Mapping[str, str], machines: groups.Machines | None) -> Cluster | None:
     if "OMPI_COMM_WORLD_SIZE" not in env:
         return None
-    size, rank = _number(env, "OMPI_COMM_WORLD_SIZE", 1), _number(env, "OMPI_COMM_WORLD_RANK")
-    local_size, local_rank = _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1), _number(env, "OMPI_COMM_WORLD_LOCAL_RANK")
+    size, rank = whole_number(env, "OMPI_COMM_WORLD_SIZE", 1), whole_number(env, "OMPI_COMM_WORLD_RANK")
+    local_size, local_rank = (
+        whole_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1),
+        whole_number(env, "OMPI_COMM_WORLD_LOCAL_RANK"),
+    )
     nodes = _nodes("OMPI_COMM_WORLD_SIZE", size, local_size)
     if not rank < size or rank % local_size != local_rank:
         raise UserError(f"OMPI_COMM_WORLD_RANK: {rank} of {size} is process {local_rank} of {local_size} on its "
@@ -136,10 +128,10 @@ def _data_machine(env: Mapping[str, str], machines: groups.Machines | None) -> C
 def _skypilot(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | None:
     if "SKYPILOT_NODE_IPS" not in env:
         return None
-    addresses, rank = env["SKYPILOT_NODE_IPS"].split(), _number(env, "SKYPILOT_NODE_RANK")
-    if _number(env, "SKYPILOT_NUM_NODES", default=len(addresses)) != len(addresses):
+    addresses, rank = env["SKYPILOT_NODE_IPS"].split(), whole_number(env, "SKYPILOT_NODE_RANK")
+    if whole_number(env, "SKYPILOT_NUM_NODES", default=len(addresses)) != len(addresses):
         raise UserError(f"SKYPILOT_NUM_NODES: {env['SKYPILOT_NUM_NODES']}, but SKYPILOT_NODE_IPS has {len(addresses)}")
-    gpus = _number(env, "SKYPILOT_NUM_GPUS_PER_NODE", default=0)
+    gpus = whole_number(env, "SKYPILOT_NUM_GPUS_PER_NODE", default=0)
     variables = _meeting(addresses[0] if addresses else "", PORT, rank, len(addresses), "SKYPILOT_NODE_RANK")
     return Cluster("SkyPilot", len(addresses), gpus or None, variables, env.get("SKYPILOT_TASK_ID"))
 
@@ -148,7 +140,7 @@ def _sagemaker(env: Mapping[str, str], machines: groups.Machines | None) -> Clus
     """One ``kd-train`` is started on each machine; it starts the processes of the machine's other GPUs itself."""
     if machines is None:
         return None
-    gpus = _number(env, "SM_NUM_GPUS", default=0)
+    gpus = whole_number(env, "SM_NUM_GPUS", default=0)
     variables = {"MASTER_ADDR": machines.train[0], "MASTER_PORT": PORT}
     if machines.interface:
         variables |= {"NCCL_SOCKET_IFNAME": machines.interface, "GLOO_SOCKET_IFNAME": machines.interface}
@@ -162,9 +154,9 @@ def _sagemaker(env: Mapping[str, str], machines: groups.Machines | None) -> Clus
 def _train_job(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | None:
     if "PET_NNODES" not in env:
         return None
-    nodes, rank = _number(env, "PET_NNODES", 1), _number(env, "PET_NODE_RANK", default=0)
+    nodes, rank = whole_number(env, "PET_NNODES", 1), whole_number(env, "PET_NODE_RANK", default=0)
     processes = env.get("PET_NPROC_PER_NODE", "auto")
-    devices = None if processes in ("auto", "gpu", "cpu") else _number(env, "PET_NPROC_PER_NODE", 1)
+    devices = None if processes in ("auto", "gpu", "cpu") else whole_number(env, "PET_NPROC_PER_NODE", 1)
     address = env.get("PET_MASTER_ADDR", "127.0.0.1" if nodes == 1 else "")
     variables = _meeting(address, env.get("PET_MASTER_PORT", PORT), rank, nodes, "PET_NODE_RANK")
     return Cluster("TrainJob", nodes, devices, variables, env.get("PET_RDZV_ID"))
@@ -173,17 +165,20 @@ def _train_job(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | N
 def _slurm(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | None:
     if "SLURM_PROCID" not in env:
         return None
-    if _number(env, "SLURM_NTASKS", 1, default=1) == 1:  # a shell within a job runs many things; a batch job is one
+    if (
+        whole_number(env, "SLURM_NTASKS", 1, default=1) == 1
+    ):  # a shell within a job runs many things; a batch job is one
         shell = "SLURM_STEP_ID" not in env or env.get("SLURM_JOB_NAME", "bash") in ("bash", "interactive")
         return None if shell else Cluster("SLURM", 1, None, job=env.get("SLURM_JOB_ID"))
     if "SLURM_STEP_ID" not in env:  # set by srun: without it this process alone would wait for all others
         raise UserError(f"SLURM_NTASKS: the job has {env['SLURM_NTASKS']} tasks; start all with: srun kd-train ...")
-    tasks = _number(env, "SLURM_NTASKS", 1)
-    nodes = _number(env, "SLURM_NNODES" if "SLURM_NNODES" in env else "SLURM_JOB_NUM_NODES", 1, default=1)
+    tasks = whole_number(env, "SLURM_NTASKS", 1)
+    nodes = whole_number(env, "SLURM_NNODES" if "SLURM_NNODES" in env else "SLURM_JOB_NUM_NODES", 1, default=1)
     return Cluster("SLURM", nodes, _nodes("SLURM_NTASKS", tasks, nodes), job=env.get("SLURM_JOB_ID"))
 
 
-def _number(env: Mapping[str, str], name: str, low: int = 0, default: int | None = None) -> int:
+def whole_number(env: Mapping[str, str], name: str, low: int = 0, default: int | None = None) -> int:
+    """A variable's whole number, at least ``low``; ``default`` where it is not set. Raises a UserError."""
     text = env.get(name, "" if default is None else str(default))
     if not (text.isascii() and text.isdigit() and int(text) >= low):
         raise UserError(f"{name}: must be a whole number >= {low}, got '{text}'")

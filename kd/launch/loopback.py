@@ -22,7 +22,7 @@ def meet_on_loopback(trainer: Trainer) -> None:
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
     ours = isinstance(environment, LightningEnvironment) and not environment.creates_processes_externally
-    if not ours or trainer.world_size == 1 or trainer.num_nodes > 1 or "MASTER_PORT" in os.environ:
+    if not ours or trainer.world_size == 1 or trainer.num_nodes > 1:
         return
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.context import RunContext, of_all_processes
-from kd.machine import core_ids, cores
+from kd.machine import core_ids, cores, in_job
 from kd.monitor.control import parse, read
 from kd.report.records import Writer
 
@@ -23,10 +24,22 @@ SELDOM = ("thread_wait", "thread", "loader_wait")  # read with some samples alon
 LOOK_FOR_CHILDREN = 8  # samples between two searches for new processes and readings of all threads: many files
 
 
-class Gpus:
-    """What NVML reports of every GPU; without a driver, or without nvidia-ml-py, of none."""
+def gpu_id(device: torch.device) -> str:
+    """The UUID by which NVML knows the GPU (or MIG slice) that a process trains on; empty without one."""
+    if device.type != "cuda":
+        return ""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
-    def __init__(self) -> None:
+
+class Gpus:
+    """What NVML reports of the run's GPUs; without a driver, or without nvidia-ml-py, of none.
+
+    Args:
+        ids: UUIDs of the GPUs that the run's processes on this machine use (:func:`gpu_id`). A machine's other GPUs
+            are other jobs', and NVML numbers them all, whatever ``CUDA_VISIBLE_DEVICES`` says.
+    """
+
+    def __init__(self, ids: Iterable[str]) -> None:
         self._handles: list[Any] = []
         try:
             import pynvml
@@ -35,11 +48,19 @@ class Gpus:
         except Exception:  # no package, no driver, no permission: there is nothing to watch
             return
         self._nvml = pynvml
-        self._handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        self._handles = [handle for uuid in dict.fromkeys(ids) if uuid and (handle := self._handle(uuid)) is not None]
         self._reasons = {
             "heat": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
             "power": pynvml.nvmlClocksThrottleReasonSwPowerCap | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
         }
+
+    def _handle(self, uuid: str) -> object:
+        """NVML's handle of a GPU or of a slice of one (MIG); None where it knows neither."""
+        bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+        for kind in ("GPU", "MIG"):
+            with suppress(self._nvml.NVMLError):
+                return self._nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{bare}")
+        return None
 
     def names(self) -> list[str]:
         """Names of the GPUs, in the order of their samples."""
@@ -47,16 +68,19 @@ class Gpus:
         return [name.decode() if isinstance(name, bytes) else name for name in found]
 
     def read(self) -> list[dict[str, Any]]:
-        """Utilisation and memory in %, ``w``, ``mhz``, throttling of each GPU; a failed query is left out."""
+        """Utilisation and memory in %, ``w``, ``mhz``, throttling of each GPU; what NVML can't tell is left out."""
         return [self._one(handle) for handle in self._handles]
 
     def _one(self, handle: Any) -> dict[str, Any]:
-        nvml, reading = self._nvml, {"util": 0, "mem": 0.0}
+        nvml = self._nvml
+        reading: dict[str, Any] = {}
         with suppress(nvml.NVMLError):
             reading["util"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
         with suppress(nvml.NVMLError):
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            reading |= {"mem": round(100 * memory.used / memory.total, 1), "mem_mb": round(memory.used / MB)}
+            reading["mem_mb"] = round(memory.used / MB)
+            if memory.total:
+                reading["mem"] = round(100 * memory.used / memory.total, 1)
         with suppress(nvml.NVMLError):
             reading["w"] = round(nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
         with suppress(nvml.NVMLError):
@@ -65,7 +89,7 @@ class Gpus:
             bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
             found = [name for name, mask in self._reasons.items() if bits & mask]
             if found:
-                reading["throttle"] = found  # type: ignore[assignment]
+                reading["throttle"] = found
         return reading
 
 
@@ -117,8 +141,8 @@ def _queue_ns(pid: int) -> dict[int, int]:
 class Machine:
     """Readings of this machine and of a job's processes on it. Rates are since the reading before."""
 
-    def __init__(self, ranks: Sequence[int] = ()) -> None:
-        self.gpus = Gpus()
+    def __init__(self, ranks: Sequence[int] = (), gpus: Iterable[str] = ()) -> None:
+        self.gpus = Gpus(gpus)
         self._ranks = [psutil.Process(pid) for pid in ranks or [os.getpid()]]
         self._children: dict[int, psutil.Process] = {}
         self._before: dict[str, float] = {}
@@ -194,20 +218,22 @@ class System(Callback):
         self.newest: dict[str, Any] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the sampling thread in the first process of each machine; SIGUSR2 switches it off and on."""
-        mine = socket.gethostname(), os.getpid()
-        ranks = [pid for host, pid in of_all_processes(mine) if host == mine[0]]  # however they were started
+        """Starts the sampling in the first process of each machine; outside of a job SIGUSR2 turns it off and on."""
+        mine = socket.gethostname(), os.getpid(), gpu_id(trainer.strategy.root_device)
+        here = [process for process in of_all_processes(mine) if process[0] == mine[0]]  # however they were started
+        ranks, gpus = [pid for _, pid, _ in here], [gpu for _, _, gpu in here]
         if trainer.local_rank != 0:
             return
-        if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2"):
+        main = threading.current_thread() is threading.main_thread()
+        if main and hasattr(signal, "SIGUSR2") and not in_job():  # a job's SIGUSR2 warns of its end
             self._before = signal.signal(signal.SIGUSR2, lambda *_: setattr(self, "on", not self.on))
         self._stop.clear()
-        of = RunContext.of(trainer).folder, trainer.node_rank, ranks
+        of = RunContext.of(trainer).folder, trainer.node_rank, ranks, gpus
         self._thread = threading.Thread(target=self._run, args=of, name="kd-system", daemon=True)
         self._thread.start()
 
-    def _run(self, folder: Path, node: int, ranks: list[int]) -> None:
-        machine = Machine(ranks)
+    def _run(self, folder: Path, node: int, ranks: list[int], gpus: list[str]) -> None:
+        machine = Machine(ranks, gpus)
         name = f"{node}-{socket.gethostname()}"
         header = {
             "of": "system", "node": name, "cores": os.cpu_count(), "usable_cores": cores(),

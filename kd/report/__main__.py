@@ -10,4 +10,5 @@ from kd.report.rules import Explained
 
 if __name__ == "__main__":
     found = Explained(read_run(Path(sys.argv[1])))
-    print(json.dumps({"verdict": found.verdict, "findings": [asdict(finding) for finding in found.findings]}))
+    findings = [asdict(finding) for finding in found.findings]
+    print(json.dumps({"verdict": found.verdict, "findings": findings, "failures": found.failures}))

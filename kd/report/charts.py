@@ -7,6 +7,7 @@ from typing import Any
 
 from kd.report.facts import Facts
 from kd.report.metric import PROBE, in_units
+from kd.report.ratio import ratio
 from kd.report.records import PHASES, Run, Sample
 from kd.report.step_facts import gpus_of
 
@@ -58,7 +59,7 @@ def _binned(items: Sequence[Any], value: Callable[[Sequence[Any]], Any]) -> list
 
 def _average(values: Sequence[float | None]) -> float:
     known = [v for v in values if v is not None]
-    return round(sum(known) / len(known), 4) if known else math.nan
+    return round(ratio(sum(known), len(known), otherwise=math.nan), 4)
 
 
 def _chart(title: str, x: Sequence[float], x_name: str, rows: Sequence[Any], keys: Mapping[str, str]) -> Section | None:
@@ -72,13 +73,15 @@ def phase_chart(facts: Facts) -> Section | None:
         return None
     used = [name for name in PHASES if any(name in s["p"] for s in facts.steps)]
     step, total = sum(facts.phases.get(name, 0.0) for name in used) or 1.0, facts.total
-    own = f" Writing these records took {total['own_ms'] / total['ms']:.2%} of it." if total.get("ms") else ""
+    own = ""
+    if total.get("ms") and "own_ms" in total:
+        own = f" Writing these records took {ratio(total['own_ms'], total['ms']):.2%} of it."
     clock = "the host's clock" if facts.cpu else "the device's clock (events)"
     return {
         "kind": "phases", "title": "Phases of a step (ms)", "names": used,
         "bars": _binned(facts.steps, lambda part: [_average([s["p"].get(name, 0.0) for s in part]) for name in used]),
         "x": _binned(facts.steps, lambda part: part[0]["step"]),
-        "share": [round(facts.phases.get(name, 0.0) / step, 4) for name in used],
+        "share": [round(ratio(facts.phases.get(name, 0.0), step), 4) for name in used],
         "mean": [round(facts.phases.get(name, 0.0), 2) for name in used],
         "note": f"Rank {facts.rank}, by {clock}; the phases add up to the step.{own}",
     }  # fmt: skip

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from kd.report.charts import Section, by_epoch, epoch_chart, heat, table
 from kd.report.facts import Facts
 from kd.report.metric import short
+from kd.report.ratio import ratio, times
 from kd.report.records import PHASES, percentile
 from kd.report.rules import Explained
 from kd.report.sections import PERCENTILES, flat, notes
+from kd.report.step_facts import known_utilisation, mean
 
 CLASSES = 8  # that changed most
 NO_DIFFERENCE = ("recipe", "runs_dir", "resume")  # settings that change nothing of a run
@@ -36,7 +38,7 @@ def comparison(explained: Sequence[Explained]) -> list[Section]:
         _bars(runs, names),
         _operations(runs, names),
         *({**part, "title": f"{part['title']} of {name}"} for part, name in zip(hot, names, strict=True) if part),
-        *(notes(facts.run) for facts in runs),
+        *(notes(one.run, one.failures) for one in explained),
     ]  # fmt: skip
     return [section for section in sections if section]
 
@@ -105,10 +107,10 @@ def _row(facts: Facts) -> dict[str, float | None]:
         "cost per epoch": _times(facts.price, facts.hours_per_epoch),
         "cost per 1000 steps": _times(facts.price, facts.step_ms / 3600 if facts.step_ms else None),
         "images/s": facts.images_per_s,
-        "images/s per device": facts.images_per_s / facts.devices if facts.images_per_s else None,
+        "images/s per device": ratio(facts.images_per_s, facts.devices) if facts.images_per_s else None,
     }
-    used = {"GPU": [g["util"] for s in facts.samples for g in s.get("gpu", [])],
-            "CPU": [sum(row) / len(row) for row in facts.core_use if row]}  # fmt: skip
+    used = {"GPU": known_utilisation(facts.samples),
+            "CPU": [mean(row) for row in facts.core_use if row]}  # fmt: skip
     for name, values in used.items():
         found |= {f"{name} {q} (%)": percentile(values, PERCENTILES[q]) for q in ("p50", "p90", "p95", "p99")}
     found |= {f"step {name} (ms)": percentile(facts.steps_ms, q) for name, q in PERCENTILES.items()}
@@ -126,12 +128,12 @@ def _table(title: str, runs: Sequence[dict[str, float | None]], names: Sequence[
     }
     rows = [row for name, values in found.items() if any((row := [name, *map(short, values)])[1:])]
     if len(runs) == 2:
-        rows, names = [[*row, _change(row[0], *found[row[0]])] for row in rows], [*names, "before / after"]
+        rows, names = [[*row, _change(row[0], *found[row[0]])] for row in rows], [*names, "after / before"]
     return table(title, ["", *names], rows, empty="Nothing is known yet.")
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b and math.isfinite(a) and math.isfinite(b) else None
+    return ratio(a, b) if a is not None and b and math.isfinite(a) and math.isfinite(b) else None
 
 
 def _change(name: str, a: float | None, b: float | None) -> str:
@@ -140,8 +142,7 @@ def _change(name: str, a: float | None, b: float | None) -> str:
         if a is None or b is None or not math.isfinite(a - b):
             return ""
         return f"{100 * (b - a):+.1f} points" if " val " in name else f"{b - a:+.0f} %"
-    ratio = _ratio(a, b)
-    return "" if ratio is None else f"{ratio:.2f}x"
+    return times(a, b)
 
 
 def _headline(before: Facts, after: Facts) -> str:
@@ -151,18 +152,20 @@ def _headline(before: Facts, after: Facts) -> str:
     moved = abs(a.get(changed, 0.0) - b.get(changed, 0.0)) > 0.02 * max(before.step_ms, after.step_ms)
     change = f"; most of the difference: {changed} went from {a.get(changed, 0.0):.0f} to {b.get(changed, 0.0):.0f} ms"
     change = f"{change} a step" if moved else ""
-    times = after.devices / before.devices
-    faster = _ratio(before.hours_per_epoch, after.hours_per_epoch) if times != 1 else None
+    more = ratio(after.devices, before.devices)
+    faster = _ratio(before.hours_per_epoch, after.hours_per_epoch) if more != 1 else None
     if faster is not None:
         what = "GPU" if "cuda" in (before.header.get("device"), after.header.get("device")) else "process"
         epochs = f"{before.hours_per_epoch:.3g} hours an epoch before, {after.hours_per_epoch:.3g} after"
-        count = f"{times:.3g}x" if times > 1 else f"1 / {1 / times:.3g} of"
-        return f"{epochs}: {faster:.1f}x faster on {count} the {what}s, {faster / times:.2f}x per {what}-hour{change}"
-    ratio = _ratio(after.images_per_s, before.images_per_s)
-    if ratio is None:
+        count = f"{more:.3g}x" if more > 1 else f"1 / {ratio(1, more):.3g} of"
+        return (
+            f"{epochs}: {faster:.1f}x faster on {count} the {what}s, {ratio(faster, more):.2f}x per {what}-hour{change}"
+        )
+    speed = _ratio(after.images_per_s, before.images_per_s)
+    if speed is None:
         return "one of the runs has no steps to compare"
-    speeds = f"{before.images_per_s:,.0f} images/s before, {after.images_per_s:,.0f} after: {ratio:.2f}x"
-    each = f" ({ratio / times:.2f}x per device)" if times != 1 else ""
+    speeds = f"{before.images_per_s:,.0f} images/s before, {after.images_per_s:,.0f} after: {speed:.2f}x"
+    each = f" ({ratio(speed, more):.2f}x per device)" if more != 1 else ""
     return f"{speeds}{each}{change}"
 
 

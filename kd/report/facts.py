@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from kd.report.metric import less_is_better
+from kd.report.ratio import ratio
 from kd.report.records import Run
 from kd.report.step_facts import StepFacts
 
@@ -52,7 +53,7 @@ class TierFacts:
     @property
     def queue_is_short(self) -> bool:
         """A training process may request fewer batches than it has makers."""
-        return self.may_ask < self.makers / self.ranks
+        return self.may_ask < ratio(self.makers, self.ranks)
 
     def total(self, what: str) -> float:
         """The sum over all machines, also those that have gone, of ``batches``, ``busy_s`` or ``mb``."""
@@ -61,13 +62,12 @@ class TierFacts:
     @property
     def batch_s(self) -> float:
         """Seconds that a maker takes for a batch; 0 without any."""
-        return self.total("busy_s") / self.total("batches") if self.total("batches") else 0.0
+        return ratio(self.total("busy_s"), self.total("batches"))
 
     @property
     def busy(self) -> float:
         """Share of the time that the makers worked, in 0..1."""
-        given = self.makers * self.seconds
-        return min(1.0, self.total("busy_s") / given) if given else 0.0
+        return min(1.0, ratio(self.total("busy_s"), self.makers * self.seconds))
 
 
 class Facts(StepFacts):
@@ -90,14 +90,14 @@ class Facts(StepFacts):
         setting = (self.run.config.get("trainer") or {}).get("max_epochs")
         limits = [self.header.get("max_epochs", setting)]
         if (self.header.get("max_steps") or -1) > 0:
-            limits.append(self.header["max_steps"] * self.header.get("accumulate", 1) / self.batches_per_epoch)
+            limits.append(self.header["max_steps"] * ratio(self.header.get("accumulate", 1), self.batches_per_epoch))
         return min([n for n in limits if n is not None and n > 0], default=math.inf)
 
     @cached_property
     def epochs_done(self) -> float | None:
         """Of a run that was stopped inside an epoch, its part too."""
         if self.steps and math.isfinite(self.batches_per_epoch):
-            return (self.steps[-1]["step"] + 1) / self.batches_per_epoch
+            return ratio(self.steps[-1]["step"] + 1, self.batches_per_epoch)
         return self.run.summary.get("epochs")
 
     @cached_property
@@ -140,7 +140,8 @@ class Facts(StepFacts):
         """Of all processes, from the mean step; validation is left out."""
         if not self.header or not self.step_ms:
             return None
-        return 1000 * self.header["batch_size"] * self.header["world_size"] / self.step_ms
+        pictures = self.header.get("batch_size", 0) * self.header.get("world_size", 1)
+        return ratio(1000 * pictures, self.step_ms) or None
 
     @cached_property
     def price(self) -> float | None:
@@ -171,7 +172,7 @@ class Facts(StepFacts):
     @cached_property
     def hours_per_epoch(self) -> float | None:
         """Hours an epoch, start-up and validation included; None before any is recorded."""
-        return self.hours / self.epochs_done if self.epochs_done and self.hours else None
+        return ratio(self.hours, self.epochs_done) if self.epochs_done and self.hours else None
 
     # -- the teacher ---------------------------------------------------------------------------------------------------
     @cached_property
@@ -201,13 +202,13 @@ class Facts(StepFacts):
         counts = [cache] if cache and "answers_read" in cache else list((cache or {}).values())
         read, computed = (sum(c[f"answers_{what}"] for c in counts) for what in ("read", "computed"))
         if read + computed:
-            return computed / (read + computed)
-        return min(1.0, self.views / (self.epochs_done or self.epochs)) if self.cached else 1.0
+            return ratio(computed, read + computed)
+        return min(1.0, ratio(self.views, self.epochs_done or self.epochs)) if self.cached else 1.0
 
     @cached_property
     def teacher_ms(self) -> float | None:
         """Ms of the teacher in a step that computes its answers; ``None``: no step has."""
-        return self.phases.get("teacher", 0.0) / self.computed_share if self.computed_share else None
+        return ratio(self.phases.get("teacher", 0.0), self.computed_share) if self.computed_share else None
 
     @cached_property
     def views_before(self) -> float:
@@ -255,6 +256,6 @@ def tier_of(run: Run) -> TierFacts | None:
                 known[what] += machine[what] - before.get(machine["node"], {}).get(what, 0)
     ready = [reading["ready"] for readings in whole for reading in readings]
     return TierFacts(
-        machines, max(r[-1]["t"] - r[0]["t"] for r in whole), sum(ready) / len(ready), whole[0][-1]["may_ask"],
+        machines, max(r[-1]["t"] - r[0]["t"] for r in whole), ratio(sum(ready), len(ready)), whole[0][-1]["may_ask"],
         len(whole), sum(r[-1]["made_again"] for r in whole), sum(r[-1]["made_twice"] for r in whole),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 
 from kd.report.charts import Section, table
 from kd.report.metric import short
+from kd.report.ratio import ratio
 from kd.report.records import Run
 from kd.storage.elsewhere import json_of, text_of
 
@@ -99,7 +100,10 @@ def _matrix(content: dict[str, Any], of: str) -> Section | None:
     known = {(p["is"], p["called"]): p for p in pairs}
     scores = {row["name"]: row.get("recall", row["student"]) for row in content["per_class"]}
     cells = [
-        [scores.get(a) if a == b else known[a, b]["student"] / counts[a] if (a, b) in known else 0.0 for b in names]
+        [
+            scores.get(a) if a == b else ratio(known[a, b]["student"], counts[a]) if (a, b) in known else 0.0
+            for b in names
+        ]
         for a in names
     ]
     taught = " (teacher {teacher})" if "teacher" in content["ece"] else ""

@@ -5,6 +5,7 @@ from typing import Any
 from kd.report.charts import Section, by_epoch, epoch_chart, metric_lines, table
 from kd.report.facts import Facts
 from kd.report.metric import PROBE, format_metric, is_share, less_is_better
+from kd.report.ratio import ratio
 from kd.report.records import Run
 
 HARDEST = 10  # classes, and mistakes, that are shown
@@ -52,14 +53,14 @@ def headline(facts: Facts) -> Section | None:
     if not reached:
         return {"kind": "headline", "text": f"{who} reaches {metric} {format_metric(metric, score)}"}
     own, whole = format_metric(metric, score), format_metric(metric, reached)
-    text = f"{who} keeps {score / reached:.1%} of its teacher's {metric} ({own} of {whole})"
+    text = f"{who} keeps {ratio(score, reached):.1%} of its teacher's {metric} ({own} of {whole})"
     if not is_share(metric):
         text = f"{who} has {metric} {own}, its teacher {whole}"
     if score != reached and (score < reached) == less_is_better(metric):
         text = f"{who} is better than its teacher: {metric} {own} against {whole}"
     small, large = run.model_of(name).get("params"), teacher.get("params")
     if small and large:
-        times = f"{small / large:.2g} of" if small < large else f"{small / large:.1f}x"
+        times = f"{ratio(small, large):.2g} of" if small < large else f"{ratio(small, large):.1f}x"
         text += f" with {times} its parameters"
     return {"kind": "headline", "text": text}
 
@@ -95,7 +96,7 @@ def _hardest(run: Run, student: str, newest: dict[str, Any]) -> Section:
 
 def _mistakes(run: Run, student: str, newest: dict[str, Any]) -> Section:
     counts, names = newest["counts"], run.classes
-    rows = [[f"{names[true]} \u2192 {names[given]}", n, f"{100 * n / counts[true]:.1f}"]
+    rows = [[f"{names[true]} \u2192 {names[given]}", n, f"{100 * ratio(n, counts[true]):.1f}"]
             for true, given, n in newest["pairs"][:HARDEST]]  # fmt: skip
     title = f"Mistakes{_of(student)} (epoch {newest['epoch'] + 1})"
     columns = ["class \u2192 taken for", "times", "% of the class"]

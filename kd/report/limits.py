@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kd.report.facts import AT, BUSY, OWN, Facts
+from kd.report.ratio import ratio, share, speedup, without
 from kd.report.records import percentile
 from kd.report.step_facts import part
 
 WORTH = 1.1  # a lever below this gain is not worth naming
 LEADS = 1.25  # a limit below this gain is no headline
+EMULATED = 10.0  # times as long as in float32, or longer: bfloat16 is computed in software
 SWINGS = 1.5  # a computing phase swings from this ratio of its percentiles
 FUSED_OPTIMIZER_SHARE = 0.05  # what a fused optimizer is expected to take, over the rest of the step
 
@@ -48,30 +50,31 @@ class Finding:
 def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
     """The step waits for its batch for a share ``at`` of its time, without the training's own wait for a core."""
     step, wait = facts.step_ms, facts.phases.get("data", 0.0) - facts.queued
-    if not step or wait / step < at:
+    if share(wait, step) < at:
         return None
     workers, cores, threads, processes = facts.workers, facts.cores, facts.threads, facts.processes
     rest = max(step - wait, 0.01 * step)
     cost = wait if workers == 0 else workers * (step - facts.queued)
     free = max(1.0, cores - facts.other_cores)
-    floor = max(rest, processes * (facts.loading_busy * cost + threads * rest) / free)
+    floor = max(rest, ratio(processes * (facts.loading_busy * cost + threads * rest), free))
     spare = floor == rest  # cores are left: one worker more, as batches do not take equally long
-    wanted = math.ceil(cost / floor) + spare
-    gain = step / (max(floor, cost / wanted) + cost / facts.batches_per_epoch)
-    text = f"the step waits {wait:.0f} of its {step:.0f} ms ({wait / step:.0%}) for the next batch"
+    wanted = max(1, math.ceil(ratio(cost, floor)) + spare)
+    gain = speedup(step, max(floor, ratio(cost, wanted)) + ratio(cost, facts.batches_per_epoch))
+    text = f"the step waits {wait:.0f} of its {step:.0f} ms ({share(wait, step):.0%}) for the next batch"
     if not facts.cpu and floor > rest:
-        text += f"; {cores_needed(facts)} cores a GPU would be enough, there are {cores / processes:g}"
-    if wanted > workers and gain >= (LEADS if step / rest >= LEADS else WORTH):
+        text += f"; {cores_needed(facts)} cores a GPU would be enough, there are {ratio(cores, processes):g}"
+    if wanted > workers and gain >= (LEADS if speedup(step, rest) >= LEADS else WORTH):
         return Limit("data", text, f"data.num_workers={wanted} instead of {workers}", gain)
     if facts.cached and not facts.has_pixels and math.isfinite(facts.epochs) and facts.epochs > facts.views:
         lever = f"model.teacher.cache_pixels=true decodes nothing after {facts.views} epochs: at most"
-        return Limit("data", text, lever, facts.epochs / (facts.views + (facts.epochs - facts.views) * rest / step))
+        later = (facts.epochs - facts.views) * share(rest, step)
+        return Limit("data", text, lever, speedup(facts.epochs, facts.views + later))
     lever = "" if facts.cpu else "data.engine=device (or dali), "
     lever += "cheaper pictures (resized once, ahead of training: kd-pack short_side=) or more cores: at most"
     if workers > 1 and processes * (workers + threads) > cores:
         text += f", though {processes * workers} loader processes share {cores} core{'s' * (cores > 1)} with training"
         lever = f"data.num_workers={fewer_workers(facts)}, and {lever}"
-    return Limit("data", text, lever, step / rest)
+    return Limit("data", text, lever, speedup(step, rest))
 
 
 def tier_bound(facts: Facts) -> Limit | None:
@@ -80,18 +83,25 @@ def tier_bound(facts: Facts) -> Limit | None:
     if tier is None or not tier.makers or part(facts.phases, "data") < AT:
         return None
     rest = max(step - wait, 0.01 * step)
-    text = f"the step waits {wait:.0f} of its {step:.0f} ms ({wait / step:.0%}) for a batch of the data tier, whose "
+    text = (
+        f"the step waits {wait:.0f} of its {step:.0f} ms ({share(wait, step):.0%}) for a batch of the data tier, whose "
+    )
     text += f"{tier.makers} makers work {tier.busy:.0%} of the time"
     if tier.queue_is_short:
-        return Limit("data", text, f"a larger data.tier.queue_mb ({tier.may_ask} batches fit): at most", step / rest)
+        return Limit(
+            "data", text, f"a larger data.tier.queue_mb ({tier.may_ask} batches fit): at most", speedup(step, rest)
+        )
     if tier.busy < BUSY:
-        rate = tier.total("mb") / tier.seconds if tier.seconds else 0.0
+        rate = ratio(tier.total("mb"), tier.seconds)
         text += f", and send {rate:,.0f} MB/s"
-        return Limit("data", text, "a faster network to the data machines, smaller pictures: at most", step / rest)
-    needed = math.ceil(1000 * tier.batch_s * tier.ranks / rest)
-    each = tier.cores / len(tier.present)
-    more = max(1, math.ceil((needed - tier.makers) / each))
-    gain = step / max(rest, 1000 * tier.batch_s * tier.ranks / (tier.makers + more * each))
+        return Limit(
+            "data", text, "a faster network to the data machines, smaller pictures: at most", speedup(step, rest)
+        )
+    made_ms = 1000 * tier.batch_s * tier.ranks  # of one maker that makes the batches of all processes
+    needed = math.ceil(ratio(made_ms, rest))
+    each = max(1.0, ratio(tier.cores, len(tier.present)))
+    more = max(1, math.ceil(ratio(needed - tier.makers, each)))
+    gain = speedup(step, max(rest, ratio(made_ms, tier.makers + more * each)))
     return Limit("data", text, f"{more} more data machine{'s' * (more > 1)} of {each:.0f} cores", gain)
 
 
@@ -99,22 +109,22 @@ def cores_needed(facts: Facts) -> int:
     """Cores for each training process, of its loaders and itself, with which no step would wait for its batch."""
     step, wait = facts.step_ms, facts.phases.get("data", 0.0)
     cost = wait if facts.workers == 0 else facts.workers * step
-    return math.ceil(facts.loading_busy * cost / max(step - wait, 0.01 * step)) + facts.threads
+    return math.ceil(ratio(facts.loading_busy * cost, max(step - wait, 0.01 * step))) + facts.threads
 
 
 def fewer_workers(facts: Facts, needed: float = math.inf) -> int:
     """Loader processes that leave a training process a core, at least one fewer than now; ``needed``: for loading."""
     most = math.ceil(needed) if math.isfinite(needed) else facts.workers
-    return min(facts.workers - 1, max(1, min(facts.cores // facts.processes - facts.threads, most)))
+    return min(facts.workers - 1, max(1, min(int(ratio(facts.cores, facts.processes)) - facts.threads, most)))
 
 
 def teacher_bound(facts: Facts, at: float = 0.3) -> Limit | None:
     """The teacher's forward pass takes a share ``at`` of the step. A cache still computes each view once."""
-    step, share, epochs, views = facts.step_ms, part(facts.phases, "teacher"), facts.epochs, facts.views
-    if share < at:
+    step, taken, epochs, views = facts.step_ms, part(facts.phases, "teacher"), facts.epochs, facts.views
+    if taken < at:
         return None
-    text = f"the teacher takes {facts.phases['teacher']:.0f} of the step's {step:.0f} ms ({share:.0%})"
-    free = 1 / max(0.01, 1 - share)
+    text = f"the teacher takes {facts.phases['teacher']:.0f} of the step's {step:.0f} ms ({taken:.0%})"
+    free = without(taken)
     if facts.cached:  # as reading it costs next to nothing, it was being filled
         text += " to compute the answers that its cache keeps"
         return Limit("teacher", text, "later epochs, and runs like this one, read them: at most", free)
@@ -124,7 +134,7 @@ def teacher_bound(facts: Facts, at: float = 0.3) -> Limit | None:
     if math.isinf(epochs):
         return Limit("teacher", text, f"model.teacher.cache=on{needs}, once filled,", free)
     computed = min(views, epochs)
-    gain = epochs / (computed + (epochs - computed) / free)
+    gain = speedup(epochs, computed + ratio(epochs - computed, free))
     if gain < LEADS:
         kept = f"model.teacher.cache=on gives {gain:.2f}x in the run's {epochs:g} epochs of {computed:g} views"
         if epochs <= views:
@@ -136,21 +146,21 @@ def teacher_bound(facts: Facts, at: float = 0.3) -> Limit | None:
 
 def communication_bound(facts: Facts, at: float = 0.15) -> Limit | None:
     """Gradients are waited for after the last one is computed; or one rank makes all others wait."""
-    phases, step, share = facts.phases, facts.step_ms, part(facts.phases, "communication")
-    if share < at:
+    phases, step, waited = facts.phases, facts.step_ms, part(facts.phases, "communication")
+    if waited < at:
         return None
-    text = f"the step waits {phases['communication']:.0f} of {step:.0f} ms ({share:.0%}) for gradients"
+    text = f"the step waits {phases['communication']:.0f} of {step:.0f} ms ({waited:.0%}) for gradients"
     slow = slow_rank(facts.compute_ms)
     if slow is not None:
         rank, extra = slow
         text += f" because rank {rank} computes {extra:.0f} ms longer than the others"
         extra = min(extra, phases["communication"])
-        return Limit("communication", text, f"check rank {rank}'s machine, or remove it", step / (step - extra))
+        return Limit("communication", text, f"check rank {rank}'s machine, or remove it", speedup(step, step - extra))
     lever = (
         "config=bf16_gradients (half the traffic) or config=powersgd, larger batches or gradient accumulation "
         "(trainer.accumulate_grad_batches), a faster network: at most"
     )
-    return Limit("communication", text, lever, 1 / (1 - share))
+    return Limit("communication", text, lever, without(waited))
 
 
 def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> tuple[int, float] | None:
@@ -164,11 +174,11 @@ def slow_rank(compute_ms: Mapping[int, float], late: float = 1.15) -> tuple[int,
 
 def optimizer_bound(facts: Facts, at: float = 0.25) -> Limit | None:
     """The optimizer's step is usually a few percent."""
-    share = part(facts.phases, "optimizer")
-    if share < at:
+    taken = part(facts.phases, "optimizer")
+    if taken < at:
         return None
-    text = f"the optimizer takes {facts.phases['optimizer']:.0f} of {facts.step_ms:.0f} ms ({share:.0%})"
-    gain = 1 / ((1 - share) * (1 + FUSED_OPTIMIZER_SHARE)) if share < 1 else None
+    text = f"the optimizer takes {facts.phases['optimizer']:.0f} of {facts.step_ms:.0f} ms ({taken:.0%})"
+    gain = speedup(1.0, (1 - taken) * (1 + FUSED_OPTIMIZER_SHARE))
     return Limit("student", text, "a fused optimizer (optim.name=adamw, with an optim.lr of its own)", gain)
 
 
@@ -178,34 +188,36 @@ def precision_bound(facts: Facts) -> Limit | None:
     used, other = ("bfloat16", "float32") if precision == "bf16-mixed" else ("float32", "bfloat16")
     if not bfloat16_time or precision not in ("bf16-mixed", "32-true") or not facts.step_ms:
         return None
-    slower = bfloat16_time if used == "bfloat16" else 1 / bfloat16_time
+    slower = bfloat16_time if used == "bfloat16" else ratio(1.0, bfloat16_time)
     if slower < LEADS:
         return None
-    share = sum(part(facts.phases, name) for name in ("teacher", "student", "loss", "backward"))
+    computing = sum(part(facts.phases, name) for name in ("teacher", "student", "loss", "backward"))
     text = f"products of matrices in {used} take {slower:.1f} times as long as in {other} on this CPU"
+    if used == "bfloat16" and slower >= EMULATED:
+        text = "training is in bf16-mixed, and this CPU has no bfloat16 instructions"
     lever = f"trainer.precision={'32-true' if used == 'bfloat16' else 'bf16-mixed'}: at most"
-    return Limit("precision", text, lever, 1 / (1 - share + share / slower))
+    return Limit("precision", text, lever, speedup(1.0, 1 - computing + ratio(computing, slower)))
 
 
 def checkpoint_bound(facts: Facts, at: float = 0.05) -> Limit | None:
     """Saving takes a notable part of the training time."""
-    share = part(facts.phases, "checkpoint")
-    if share < at:
+    taken = part(facts.phases, "checkpoint")
+    if taken < at:
         return None
-    text = f"saving checkpoints takes {share:.0%} of the training time ({facts.phases['checkpoint']:.0f} ms a step)"
-    return Limit("checkpoint", text, "save less often, or to a faster disk: at most", 1 / (1 - share))
+    text = f"saving checkpoints takes {taken:.0%} of the training time ({facts.phases['checkpoint']:.0f} ms a step)"
+    return Limit("checkpoint", text, "save less often, or to a faster disk: at most", without(taken))
 
 
 def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit | None:
     """The run spends its time before the first step."""
     startup_s, parts, wall_s = facts.startup["s"], facts.startup["parts"], facts.planned_s or 0.0
-    if startup_s < least_s or wall_s <= startup_s or startup_s / wall_s < at:
+    if startup_s < least_s or wall_s <= startup_s or share(startup_s, wall_s) < at:
         return None
     longest = max(parts, key=lambda name: parts[name]) if parts else "start-up"
-    text = f"start-up takes {startup_s:.0f} of {wall_s:.0f} s ({startup_s / wall_s:.0%}), most of it {longest}"
-    return Limit(
-        "startup", text, f"shorten '{longest}', or train longer in one run: at most", wall_s / (wall_s - startup_s)
-    )
+    text = f"start-up takes {startup_s:.0f} of {wall_s:.0f} s ({share(startup_s, wall_s):.0%}), most of it {longest}"
+    text += f" ({parts[longest]:.0f} s)" if parts else ""
+    lever = f"shorten '{longest}', or train longer in one run: at most"
+    return Limit("startup", text, lever, speedup(wall_s, wall_s - startup_s))
 
 
 def student_bound(facts: Facts, alone: bool = True, at: float = 0.5) -> Limit | None:
@@ -245,7 +257,7 @@ def swing(facts: Facts) -> Swing | None:
     """The phase that swings most: p95 over p50, or p50 over p5, is at least :data:`SWINGS`; no cached teacher's."""
     found = [Swing(name, *times) for name, times in facts.swings.items() if name != "teacher" or not facts.cached]
     most = max(found, key=lambda s: s.high - s.low, default=None)
-    swings = most and max(most.high / max(most.middle, 1e-6), most.middle / max(most.low, 1e-6)) >= SWINGS
+    swings = most and max(ratio(most.high, max(most.middle, 1e-6)), ratio(most.middle, max(most.low, 1e-6))) >= SWINGS
     return most if swings else None
 
 
@@ -257,11 +269,11 @@ def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
     swings = swing(facts) if facts.thread_wait is None else None
     if not step:
         return None
-    if ready_ms / step >= at:
+    if share(ready_ms, step) >= at:
         thread = f" ({facts.ready_thread})" if facts.ready_thread else ""
         lost, who = ready_ms, " and its loader processes" if queued else thread
         missing = f"training{who} waited for a free core for "
-        missing += f"{lost:.0f} of {step:.0f} ms a step ({lost / step:.0%})"
+        missing += f"{lost:.0f} of {step:.0f} ms a step ({share(lost, step):.0%})"
     elif crowded and swings is not None:
         lost = facts.phases[swings.phase] - swings.low
         missing = f"{swings.text()} although nothing changes its shapes"
@@ -270,25 +282,30 @@ def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
     free = max(0.01 * step, step - lost)
     if facts.crowded_out:
         text = f"other processes use {facts.other_cores:.1f} cores: {missing}"
-        return Limit("host", text, "run alone on the machine", step / free)
+        return Limit("host", text, "run alone on the machine", speedup(step, free))
     if not crowded:
         text = f"{missing}, though not all of the {cores} cores are taken"
         lever = "let the processes use all cores (taskset, srun --cpu-bind, docker --cpus): at most"
-        return Limit("host", text, lever, step / free)
+        return Limit("host", text, lever, speedup(step, free))
     counted = {"training process": processes * (processes > 1), "loader process": processes * workers,
                "compute thread": processes * threads}  # fmt: skip
     named = [_count(count, what) for what, count in counted.items() if count]
     shared = f"{', '.join(named[:-1])}{' and ' * (len(named) > 1)}{named[-1]} share {_count(cores, 'core')}"
     text = f"{shared}{f', {facts.hot}' if facts.hot else ''}: {missing}"
     if processes * threads > cores:
-        return Limit("host", text, "fewer processes (trainer.devices) or threads, or more cores: at most", step / free)
+        return Limit(
+            "host", text, "fewer processes (trainer.devices) or threads, or more cores: at most", speedup(step, free)
+        )
     pressed = bool(facts.hot or swings)
-    fewer = fewer_workers(facts, 1 if pressed else facts.loading_cores / processes)
+    fewer = fewer_workers(facts, 1 if pressed else ratio(facts.loading_cores, processes))
     lever = f"data.num_workers={fewer} instead of {workers}"
-    gain = step / max(free, 0.0 if pressed else (facts.loading_cores * step + processes * threads * free) / cores)
+    busy = facts.loading_cores * step + processes * threads * free
+    gain = speedup(step, max(free, 0.0 if pressed else ratio(busy, cores)))
     if gain >= WORTH:
         return Limit("host", text, lever, gain)
-    return Limit("host", text, f"{lever}, and cheaper pictures (resized once, ahead of training): at most", step / free)
+    return Limit(
+        "host", text, f"{lever}, and cheaper pictures (resized once, ahead of training): at most", speedup(step, free)
+    )
 
 
 def _count(count: int, what: str) -> str:
@@ -298,26 +315,26 @@ def _count(count: int, what: str) -> str:
 def launch_bound(facts: Facts, at: float = 0.9, busy_below: float = 0.8) -> Limit | None:
     """The host launches kernels for a share ``at`` of the step, and the GPU computes less than ``busy_below``."""
     step, launch_ms, gpu_busy, larger = facts.step_ms, facts.per_step("launch_ms"), facts.gpu_busy, facts.larger_batch
-    if gpu_busy is None or not step or launch_ms / step < at or gpu_busy >= busy_below:
+    if gpu_busy is None or share(launch_ms, step) < at or gpu_busy >= busy_below:
         return None
     text = f"the GPU computes {gpu_busy:.0%} of the time, while the host launches for {launch_ms:.0f} of {step:.0f} ms"
     lever = f"{larger}: kernels grow, their number does not" if larger else "model.student.compile=reduce-overhead"
-    return Limit("host", text, f"{lever}: at most", 1 / gpu_busy)
+    return Limit("host", text, f"{lever}: at most", speedup(1.0, gpu_busy))
 
 
 def bookkeeping_bound(facts: Facts, at: float = 0.15) -> Limit | None:
     """Callbacks, loggers and the loop around them take a notable part of the step."""
-    phases, step, share = facts.phases, facts.step_ms, part(facts.phases, "logging")
-    if share < at:
+    phases, step, taken = facts.phases, facts.step_ms, part(facts.phases, "logging")
+    if taken < at:
         return None
-    text = f"callbacks and logging take {phases['logging']:.0f} of {step:.0f} ms ({share:.0%})"
+    text = f"callbacks and logging take {phases['logging']:.0f} of {step:.0f} ms ({taken:.0%})"
     lever = "trainer.log_every_n_steps, fewer callbacks: at most"
     if facts.callbacks_ms:
         name, ms = max(facts.callbacks_ms.items(), key=lambda item: item[1])
         if ms > 0.3 * phases["logging"]:
             text += f", {name} alone {ms:.0f} ms"
             lever = f"do less in {name}, or less often: at most"
-    return Limit("host", text, lever, 1 / (1 - share))
+    return Limit("host", text, lever, without(taken))
 
 
 def readable_bytes(size: float) -> str:

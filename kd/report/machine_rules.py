@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from kd.report.limits import Finding, Swing, slow_rank
+from kd.report.ratio import ratio, share
 from kd.report.records import percentile
 from kd.report.step_facts import hot, mean
 
@@ -98,7 +99,7 @@ def _growth(rule: str, what: str, unit: str, values: Sequence[float], increase: 
 def load_balancing(gpus: Sequence[Sequence[float]], imbalance: float = 0.5, skip: int = 10) -> Finding | None:
     """Mean utilisation of the idlest GPU is ``imbalance`` below the busiest one's."""
     means = [mean(values[skip:]) for values in gpus if len(values) > skip]
-    if len(means) < 2 or max(means) <= 0 or (max(means) - min(means)) / max(means) < imbalance:
+    if len(means) < 2 or share(max(means) - min(means), max(means)) < imbalance:
         return None
     text = f"GPU {means.index(max(means))} is used {max(means):.0f} %, GPU {means.index(min(means))} {min(means):.0f} %"
     return Finding("LoadBalancing", text, "give all devices the same share of work")
@@ -148,7 +149,7 @@ def dataloader(
     if data_share > low and idle >= 1:
         unused = "1 core is" if idle == 1 else f"{idle} cores are"
         text = f"{data_share:.0%} of the step waits for data while {unused} not used"
-        return Finding("Dataloader", text, f"data.num_workers={num_workers + max(1, idle // processes)}")
+        return Finding("Dataloader", text, f"data.num_workers={num_workers + max(1, int(ratio(idle, processes)))}")
     return None
 
 

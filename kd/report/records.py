@@ -35,6 +35,28 @@ PHASES = (
 """The parts of a step, in order. ``validation`` and ``profiling`` are no part of a step."""
 LIMIT = 20_000  # lines a file: a few MB
 THINNED = ("step", "sample", "tier")
+Kind = type | tuple[type, ...]
+NUMBER = (int, float)
+NEEDED: dict[str, dict[str, Kind]] = {  # what each kind of record must hold; of a number that it is finite
+    "header": {"of": str},
+    "step": {"step": int, "epoch": int, "t": NUMBER, "ms": NUMBER, "p": dict},
+    "total": {"steps": int, "p": dict},
+    "sample": {"t": NUMBER, "cpu": list, "mem": NUMBER},
+    "tier": {"t": NUMBER, "machines": list, "ready": NUMBER, "may_ask": int, "made_again": int, "made_twice": int},
+    "event": {"name": str},
+    "health": {"step": int},
+    "confusion": {"epoch": int, "pairs": list, "right": list, "counts": list},
+    "kernels": {"first": int, "last": int, "top": list},
+}
+NEEDED_OF: dict[str, dict[str, Kind]] = {  # what the header of a file must hold beside
+    "steps": {"rank": int},
+    "system": {"node": str},
+    "tier": {"rank": int},
+    "confusion": {"classes": list},
+}
+MAY_HAVE: dict[str, Kind] = {  # a record of any kind
+    "schema": int, "share": NUMBER, "n": int, "t": NUMBER, "counts": (dict, list),
+}  # fmt: skip
 _SPREAD = 2_654_435_761  # Knuth's multiplicative hash: spreads consecutive numbers evenly over 32 bits
 OF_STUDENTS = ("grad_norm", "update_ratio", "agreement", "teacher_entropy")
 OF_LAYERS = ("spread", "zeros", "dead", "saturated")
@@ -291,13 +313,30 @@ def read_lines(path: Path, largest: int = LARGEST) -> tuple[list[dict[str, Any]]
         except (ValueError, AssertionError, KeyError):
             torn += bool(line.strip())
             continue
-        if record["kind"] == "header" and record.get("schema", 0) > SCHEMA:
-            notes.append(f"{path.name}: schema {record['schema']} is newer than this kd reads ({SCHEMA}): left out")
+        schema = record.get("schema", 0) if record["kind"] == "header" else 0
+        if isinstance(schema, int) and schema > SCHEMA:
+            notes.append(f"{path.name}: schema {schema} is newer than this kd reads ({SCHEMA}): left out")
             return [], notes
         records.append(record)
     if torn:
         notes.append(f"{path.name}: {torn} torn line{'s' * (torn > 1)} left out")
     return records, notes
+
+
+def is_whole(record: dict[str, Any]) -> bool:
+    """Whether a record holds what its kind needs, so that its readers can rely on it."""
+    needed = dict(NEEDED.get(record["kind"], {}))
+    if record["kind"] == "header":
+        needed |= NEEDED_OF.get(str(record.get("of")), {})
+    needed |= {name: kind for name, kind in MAY_HAVE.items() if name in record}
+    if not all(isinstance(record.get(name), kind) for name, kind in needed.items()):
+        return False
+    numbers = [record[name] for name, kind in needed.items() if kind is NUMBER]
+    if record["kind"] in ("step", "total"):
+        numbers += record["p"].values()
+    if record["kind"] == "sample":
+        numbers += record["cpu"]
+    return all(isinstance(number, NUMBER) and math.isfinite(number) for number in numbers)
 
 
 def is_run(folder: Path) -> bool:
@@ -339,11 +378,15 @@ def read_run(folder: str | Path) -> Run:
         run.notes.append("the run has no records (monitor.enabled=false, or it stopped before the first step)")
     for file in files:
         try:
-            records, notes = read_lines(file)
+            lines, notes = read_lines(file)
         except OSError as error:
             run.notes.append(f"{file.name} is left out: {error.strerror}")
             continue
+        records = [record for record in lines if is_whole(record)]
         run.notes += notes
+        if missing := len(lines) - len(records):
+            lack = f"{missing} record{'s' * (missing > 1)} left out"
+            run.notes.append(f"{file.name}: {lack}: a field is missing, or a number is NaN or infinite")
         whole = records[next((i for i, record in enumerate(records) if record["kind"] == "header"), len(records)) :]
         if len(whole) < len(records):
             run.notes.append(f"{file.name}: its header is torn: records before the next one are left out")

@@ -2,18 +2,19 @@
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from kd.report import limits, machine_rules, training_rules
 from kd.report.charts import by_epoch
 from kd.report.facts import OWN, Facts
 from kd.report.limits import LEADS, WORTH, Finding, Limit, swing
 from kd.report.metric import less_is_better
-from kd.report.records import PHASES, Run, read_siblings
-from kd.report.step_facts import gpus_of, mean, part
+from kd.report.ratio import share
+from kd.report.records import PHASES, Run, Sample, read_siblings
+from kd.report.step_facts import gpus_of, known_utilisation, mean, part
 
 BOUNDS = ("data", "teacher", "student", "communication", "host", "startup", "checkpoint", "precision")
 NAMES = {**{name: f"{name}-bound" for name in BOUNDS}, "startup": "start-up-bound", "none": "balanced"}
@@ -21,11 +22,10 @@ FEWEST = 20  # steps that a verdict needs
 STAYS = 1.15  # a headline that is shown already stays down to this gain
 AHEAD = 1.1  # and gives way to another from this multiple of its gain
 
-Found = list[Finding | None]
-Rules = Mapping[str, "partial[Finding | None]"]  # By name, with the user's thresholds
+Rule = Callable[..., Finding | None]
 Thresholds = Mapping[str, float | Mapping[str, float]]  # By rule and argument, or by ``<rule>.<argument>``
 
-RULES: dict[str, Callable[..., Finding | None]] = {
+RULES: dict[str, Rule] = {
     "CPUBottleneck": machine_rules.cpu_bottleneck, "IOBottleneck": machine_rules.io_bottleneck,
     "LowGPUUtilization": machine_rules.low_gpu_utilization, "BatchSize": machine_rules.batch_size,
     "GPUMemoryIncrease": machine_rules.gpu_memory_increase, "MemoryLeak": machine_rules.memory_leak,
@@ -35,7 +35,8 @@ RULES: dict[str, Callable[..., Finding | None]] = {
     "EfaMissing": machine_rules.efa_missing,
     "PhaseVariation": machine_rules.phase_variation, "SchedulerDelay": machine_rules.scheduler_delay,
     "Throttling": machine_rules.throttling, "Swap": machine_rules.swapping,
-    "LossNotDecreasing": training_rules.loss_not_decreasing, "Overfit": training_rules.overfit,
+    "LossNotDecreasing": training_rules.loss_not_decreasing, "LossRising": training_rules.loss_rising,
+    "Overfit": training_rules.overfit,
     "VanishingGradient": training_rules.vanishing_gradient, "ExplodingTensor": training_rules.exploding_tensor,
     "DeadRelu": training_rules.dead_relu, "PoorWeightInitialization": training_rules.poor_weight_initialization,
     "SaturatedActivation": training_rules.saturated_activation, "WeightUpdateRatio": training_rules.weight_update_ratio,
@@ -75,99 +76,161 @@ def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
     return found
 
 
-def _machine(facts: Facts, rules: Rules, held_up: bool) -> Found:
-    found: Found = []
-    for samples in facts.run.samples.values():
-        gpu_count = max((len(s.get("gpu", [])) for s in samples), default=0)
-        whole = [s for s in samples if len(s.get("gpu", [])) == gpu_count]
-        cpu = [mean(s["cpu"]) for s in whole]
-        readings = gpus_of(whole)
-        gpus, memories = ([[g[key] for g in gpu] for gpu in readings] for key in ("util", "mem"))
-        gpu, memory = ([mean(values) for values in zip(*each, strict=True)] for each in (gpus, memories))
-        found += [
-            rules["CPUBottleneck"](cpu, gpu),
-            rules["IOBottleneck"]([s.get("iowait", 0.0) for s in whole], gpu),
-            rules["LowGPUUtilization"](gpu),
-            None if held_up else rules["BatchSize"](cpu, gpu, memory),  # it holds up a larger batch as well
-            *(rules["GPUMemoryIncrease"](values) for values in memories),
-            rules["LoadBalancing"](gpus),
-            *(rules["Throttling"]([g.get("throttle", []) for g in each]) for each in readings),
-            rules["MemoryLeak"]([s["rss_mb"] for s in whole if "rss_mb" in s]),
-            rules["Swap"]([s["swap_mb"] for s in whole if "swap_mb" in s]),
-        ]
-    return [*found, rules["HotCores"](facts.core_use, [g["util"] for s in facts.samples for g in s.get("gpu", [])])]
+class Rulebook:
+    """Applies rules one by one: what one of them, or its numbers, can't be worked out from takes no other with it."""
+
+    def __init__(self, thresholds: Thresholds, failures: list[str]) -> None:
+        self._own = by_rule(thresholds)
+        self._failures = failures
+        self.findings: list[Finding] = []
+
+    def apply(self, name: str, ask: Callable[[Rule], Finding | None], student: str = "") -> None:
+        """Keeps the finding of the rule ``name``; ``ask`` calls it, with the user's thresholds set, on its numbers."""
+        rule = partial(RULES[name], **self._own.get(name, {}))
+        finding = attempt(f"rule {name}", self._failures, lambda: ask(rule))
+        if finding is not None:
+            self.findings.append(replace(finding, text=f"{student}: {finding.text}") if student else finding)
+
+    def thresholds_of(self, name: str) -> dict[str, float]:
+        """What the user has set of a rule."""
+        return self._own.get(name, {})
+
+    def apply_all(self, what: str, apply: Callable[[], None]) -> None:
+        """Applies rules that share numbers (``what``), which may be missing."""
+        attempt(f"rules of {what}", self._failures, apply)
 
 
-def _steps(facts: Facts, rules: Rules) -> Found:
-    taken = part(facts.phases, "data"), facts.workers, facts.threads, facts.cores
-    around: dict[str, float] = {"processes": facts.processes, "others": facts.other_cores}
-    trains = "status" not in facts.run.summary and facts.steps
-    return [
-        rules["StepOutlier"](facts.steps_ms),
-        rules["MaxInitializationTime"](facts.startup["s"]),
-        rules["Dataloader"](*taken, **around) if facts.header and not facts.run.tier else None,
-        rules["SlowRank"](facts.compute_ms),
-        rules["EfaMissing"](facts.header.get("efa_network", "")),
-        rules["PhaseVariation"](swing(facts)),
-        rules["SchedulerDelay"](facts.thread_wait, facts.loader_wait, facts.delayed_thread),
-        rules["StalledTraining"](time.time() - facts.steps[-1]["t"]) if trains else None,
-    ]
+Result = TypeVar("Result")
 
 
-def _training(facts: Facts, rules: Rules) -> Found:
+def attempt(name: str, failures: list[str], work_out: Callable[[], Result]) -> Result | None:
+    """What ``work_out`` returns; None where it fails, which is noted by its name: the rest of a report stands."""
+    try:
+        return work_out()
+    except Exception as error:
+        failure = f"{name} can't be worked out: {type(error).__name__}: {error}"
+        if failure not in failures:
+            failures.append(failure)
+        return None
+
+
+def _machine(facts: Facts, book: Rulebook, held_up: bool) -> None:
+    for node, samples in facts.run.samples.items():
+        book.apply_all(f"the machine {node}", partial(_one_machine, samples, book, held_up))
+    book.apply("HotCores", lambda rule: rule(facts.core_use, known_utilisation(facts.samples)))
+
+
+def _one_machine(samples: Sequence[Sample], book: Rulebook, held_up: bool) -> None:
+    gpu_count = max((len(s.get("gpu", [])) for s in samples), default=0)
+    whole = [s for s in samples if len(s.get("gpu", [])) == gpu_count]
+    cpu = [mean(s["cpu"]) for s in whole]
+    readings = gpus_of(whole)
+    gpus, memories = _by_gpu(readings, "util"), _by_gpu(readings, "mem")
+    if not any(map(any, gpus)):  # 0 % while a run trains is what NVML reports where it can't measure
+        gpus = []
+    gpu, memory = ([mean(values) for values in zip(*each, strict=True)] for each in (gpus, memories))
+    book.apply("CPUBottleneck", lambda rule: rule(cpu, gpu))
+    book.apply("IOBottleneck", lambda rule: rule([s.get("iowait", 0.0) for s in whole], gpu))
+    book.apply("LowGPUUtilization", lambda rule: rule(gpu))
+    if not held_up:  # it holds up a larger batch as well
+        book.apply("BatchSize", lambda rule: rule(cpu, gpu, memory))
+    for used_memory in memories:
+        book.apply("GPUMemoryIncrease", partial(_call, used_memory))
+    book.apply("LoadBalancing", lambda rule: rule(gpus))
+    for reading in readings:
+        book.apply("Throttling", partial(_call, [g.get("throttle", []) for g in reading]))
+    book.apply("MemoryLeak", lambda rule: rule([s["rss_mb"] for s in whole if "rss_mb" in s]))
+    book.apply("Swap", lambda rule: rule([s["swap_mb"] for s in whole if "swap_mb" in s]))
+
+
+def _call(values: object, rule: Rule) -> Finding | None:
+    return rule(values)
+
+
+def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list[list[float]]:
+    """A reading's values of each GPU; a GPU that lacks one is left out: unknown is not 0."""
+    values = [[reading.get(key) for reading in gpu] for gpu in readings]
+    return [[value for value in of_gpu if value is not None] for of_gpu in values if None not in of_gpu]
+
+
+def _steps(facts: Facts, book: Rulebook) -> None:
+    book.apply("StepOutlier", lambda rule: rule(facts.steps_ms))
+    book.apply("MaxInitializationTime", lambda rule: rule(facts.startup["s"]))
+    if facts.header and not facts.run.tier:
+        book.apply("Dataloader", lambda rule: rule(
+            part(facts.phases, "data"), facts.workers, facts.threads, facts.cores, processes=facts.processes,
+            others=facts.other_cores))  # fmt: skip
+    book.apply("SlowRank", lambda rule: rule(facts.compute_ms))
+    book.apply("EfaMissing", lambda rule: rule(facts.header.get("efa_network", "")))
+    book.apply("PhaseVariation", lambda rule: rule(swing(facts)))
+    book.apply("SchedulerDelay", lambda rule: rule(facts.thread_wait, facts.loader_wait, facts.delayed_thread))
+    if "status" not in facts.run.summary and facts.steps:
+        book.apply("StalledTraining", lambda rule: rule(time.time() - facts.steps[-1]["t"]))
+
+
+def _training(facts: Facts, book: Rulebook) -> None:
     run = facts.run
     teacher = (run.summary.get("teacher") or {}).get("val") or {}
     val_counts = run.counts.get("val", [])
-    balanced = (run.config.get("data") or {}).get("balance_classes") is True
+    losses = [row["train/loss"] for row in run.metrics if "train/loss" in row]
     loss = {row["step"]: row["train/loss"] for row in run.metrics if "train/loss" in row and "step" in row}
     others = {
         name: {row["step"]: row["train/loss"] for row in metrics if "train/loss" in row and "step" in row}
         for name, metrics in (read_siblings(run.folder).items() if len(loss) >= 5 else ())
     }
-    return [
-        rules["LossNotDecreasing"]([row["train/loss"] for row in run.metrics if "train/loss" in row]),
-        None if balanced else rules["ClassImbalance"](run.counts.get("train", [])),
-        rules["TeacherNearChance"](teacher["acc1"], max(val_counts) / sum(val_counts), sum(val_counts))
-        if "acc1" in teacher and val_counts
-        else None,
-        rules["SimilarAcrossRuns"](loss, others),
-        *(finding for student in run.students for finding in _of_student(run, student, rules)),
-    ]
+    book.apply("LossNotDecreasing", lambda rule: rule(losses))
+    book.apply("LossRising", lambda rule: rule(losses))
+    if (run.config.get("data") or {}).get("balance_classes") is not True:
+        book.apply("ClassImbalance", lambda rule: rule(run.counts.get("train", [])))
+    val_count: int = sum(val_counts)
+    if "acc1" in teacher and val_count:
+        chance = share(max(val_counts), val_count)
+        book.apply("TeacherNearChance", lambda rule: rule(teacher["acc1"], chance, val_count))
+    book.apply("SimilarAcrossRuns", lambda rule: rule(loss, others))
+    for student in run.students:
+        whose = student or "the student"
+        book.apply_all(f"{whose}'s metrics", partial(_learning, run, student, book))
+        book.apply_all(f"{whose}'s tensors", partial(_health, run.health_of(student), student, book))
+        book.apply_all(f"{whose}'s mistakes", partial(_mistakes, run, student, book))
 
 
-def _of_student(run: Run, student: str, rules: Rules) -> Found:
-    found = _health(run.health_of(student), rules)
+def _mistakes(run: Run, student: str, book: Rulebook) -> None:
     newest = run.confusion_of(student)
-    if newest is not None:
-        pairs = [(run.classes[true], run.classes[given], n) for true, given, n in newest["pairs"]]
-        found.append(rules["Confusion"](pairs, dict(zip(run.classes, newest["counts"], strict=False))))
-    named = [replace(f, text=f"{student}: {f.text}") if f and student else f for f in found]
-    return [*_learning(run, student, rules), *named]
+    if newest is None:
+        return
+    pairs = [(run.classes[true], run.classes[called], n) for true, called, n in newest["pairs"]]
+    counts = dict(zip(run.classes, newest["counts"], strict=False))
+    book.apply("Confusion", lambda rule: rule(pairs, counts), student)
 
 
-def _health(health: list[dict[str, Any]], rules: Rules) -> Found:
+def _health(health: list[dict[str, Any]], student: str, book: Rulebook) -> None:
     if not health:
-        return []
+        return
     last, norms = health[-1], [h["grad_norm"] for h in health if "grad_norm" in h]
-    spread = {n: s for n, s in health[0].get("spread", {}).items() if s is not None}
+    first_spread = {n: s for n, s in health[0].get("spread", {}).items() if s is not None}
+    last_spread = {n: s for n, s in last.get("spread", {}).items() if s is not None}
     entropy = [h["teacher_entropy"] for h in health if h.get("teacher_entropy") is not None]
-    return [
-        rules["VanishingGradient"]([n for n in norms if n is not None]),
-        rules["ExplodingTensor"](norms),
-        rules["DeadRelu"](last.get("dead", {})),
-        rules["PoorWeightInitialization"](spread),
-        rules["SaturatedActivation"](last.get("saturated", {})),
-        rules["WeightUpdateRatio"]([h["update_ratio"] for h in health if h.get("update_ratio") is not None]),
-        rules["AllZero"](last.get("zeros", {})),
-        rules["UnchangedTensor"]([h["unchanged"] for h in health if "unchanged" in h]),
-        rules["TensorVariance"]({n: s for n, s in last.get("spread", {}).items() if s is not None}),
-        rules["CheckInputImages"]([h["inputs"] for h in health if h.get("inputs")]),
-        partial(rules["TemperatureTooHigh"], **rules["TemperatureTooLow"].keywords)(entropy),
-        rules["LossTermDominates"](last.get("loss_shares", {})),
-    ]
+    ratios = [h["update_ratio"] for h in health if h.get("update_ratio") is not None]
+    numbers: dict[str, object] = {
+        "VanishingGradient": [n for n in norms if n is not None],
+        "ExplodingTensor": norms,
+        "DeadRelu": last.get("dead", {}),
+        "PoorWeightInitialization": first_spread,
+        "SaturatedActivation": last.get("saturated", {}),
+        "WeightUpdateRatio": ratios,
+        "AllZero": last.get("zeros", {}),
+        "UnchangedTensor": [h["unchanged"] for h in health if "unchanged" in h],
+        "TensorVariance": last_spread,
+        "CheckInputImages": [h["inputs"] for h in health if h.get("inputs")],
+        "LossTermDominates": last.get("loss_shares", {}),
+    }
+    for name, values in numbers.items():
+        book.apply(name, partial(_call, values), student)
+    low = book.thresholds_of("TemperatureTooLow")  # one rule has two names, each with its own threshold
+    book.apply("TemperatureTooHigh", lambda rule: rule(entropy, **low), student)
 
 
-def _learning(run: Run, student: str, rules: Rules) -> Found:
+def _learning(run: Run, student: str, book: Rulebook) -> None:
     place = f"{student}/" if student else ""
 
     def values(name: str) -> list[float]:
@@ -175,42 +238,47 @@ def _learning(run: Run, student: str, rules: Rules) -> Found:
 
     metric = f"{place}val/{run.primary}"
     scores = [] if less_is_better(run.primary) else values(metric)  # the rules read what should rise
-    own = {column for row in run.metrics for column in row if column.startswith(f"{place}train/")}
-    names = sorted(c for c in own if c.endswith("_loss") and c != f"{place}train/task_loss")
+    columns = {column for row in run.metrics for column in row if column.startswith(f"{place}train/")}
+    names = sorted(c for c in columns if c.endswith("_loss") and c != f"{place}train/task_loss")
     agreement, start = values(f"{place}val/agreement"), run.model_of(student).get("start", "")
     pictures = next((header.get("val", 0) for header in run.headers.values()), 0)
-    return [
-        rules["Overfit"](values(f"{place}train/loss"), scores, metric=metric),
-        rules["Overtraining"](scores, values(f"{place}val/kl"), metric=metric),
-        rules["FeaturesCollapse"](values(f"{place}val/rankme"), pictures),
-        rules["StudentIgnoresTeacher"](agreement, {name: values(name) for name in names}),
-        rules["StudentUnderTrained"](scores, agreement, start=start, metric=metric)
-        if run.summary.get("status") == "done"
-        else None,
-    ]
+    book.apply("Overfit", lambda rule: rule(values(f"{place}train/loss"), scores, metric=metric))
+    book.apply("Overtraining", lambda rule: rule(scores, values(f"{place}val/kl"), metric=metric))
+    book.apply("FeaturesCollapse", lambda rule: rule(values(f"{place}val/rankme"), pictures))
+    book.apply("StudentIgnoresTeacher", lambda rule: rule(agreement, {name: values(name) for name in names}))
+    if run.summary.get("status") == "done":
+        book.apply("StudentUnderTrained", lambda rule: rule(scores, agreement, start=start, metric=metric))
 
 
 # -- what limits the run ----------------------------------------------------------------------------------------------
-def limits_of(facts: Facts, shown: str = "") -> list[Limit]:
+LIMITS: dict[str, Callable[[Facts], Limit | None]] = {
+    # a host that gets no core launches slowly
+    "host": lambda facts: limits.cpu_contention(facts) or limits.launch_bound(facts),
+    "data": lambda facts: limits.tier_bound(facts) if facts.run.tier else limits.data_bound(facts),
+    "teacher": limits.teacher_bound,
+    "communication": limits.communication_bound,
+    "bookkeeping": limits.bookkeeping_bound,
+    "optimizer": limits.optimizer_bound,
+    "precision": limits.precision_bound,
+    "checkpoint": limits.checkpoint_bound,
+    "startup": limits.startup_bound,
+}
+
+
+def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) -> list[Limit]:
     """All limits of a run, largest gain first; ``shown`` stays the first unless another is clearly larger.
+
+    A limit that can't be worked out takes no other with it.
 
     Args:
         facts: of the run.
         shown: the bound that a display shows now; it stays unless another is clearly larger.
+        failures: gets the name of each limit that can't be worked out, and why.
     """
     if not facts.phases:
         return []
-    candidates = [
-        limits.cpu_contention(facts) or limits.launch_bound(facts),  # a host that gets no core launches slowly
-        limits.tier_bound(facts) if facts.run.tier else limits.data_bound(facts),
-        limits.teacher_bound(facts),
-        limits.communication_bound(facts),
-        limits.bookkeeping_bound(facts),
-        limits.optimizer_bound(facts),
-        limits.precision_bound(facts),
-        limits.checkpoint_bound(facts),
-        limits.startup_bound(facts),
-    ]
+    failures = [] if failures is None else failures
+    candidates = [attempt(f"limit {name}", failures, partial(limit, facts)) for name, limit in LIMITS.items()]
     found = [limit for limit in candidates if limit is not None and (limit.gain or 0) >= WORTH / 1.05]
     found.sort(key=lambda limit: -(limit.gain or 0))
     leader = next((limit for limit in found if (limit.gain or 0) >= (STAYS if limit.bound == shown else LEADS)), None)
@@ -243,11 +311,12 @@ class Explained:
 
     def __init__(self, run: Run) -> None:
         self.run, self.facts = run, Facts(run)
+        self.failures: list[str] = []  # rules, limits and sections that could not be worked out, and why
 
     @cached_property
     def limits(self) -> list[Limit]:
         """What limits the run, the largest gain first."""
-        return limits_of(self.facts)
+        return attempt("the limits of the speed", self.failures, lambda: limits_of(self.facts, "", self.failures)) or []
 
     @cached_property
     def verdict(self) -> dict[str, Any]:
@@ -270,9 +339,11 @@ class Explained:
     @cached_property
     def findings(self) -> list[Finding]:
         """All rules that fire, with the thresholds of the run's settings."""
-        facts, own = self.facts, by_rule((self.run.config.get("monitor") or {}).get("thresholds") or {})
-        rules = {name: partial(rule, **own.get(name, {})) for name, rule in RULES.items()}
+        facts = self.facts
+        book = Rulebook((self.run.config.get("monitor") or {}).get("thresholds") or {}, self.failures)
         held_up = any(limit.bound in ("host", "data", "communication") for limit in self.limits[:1])
-        found = [*_machine(facts, rules, held_up), *_steps(facts, rules), *_training(facts, rules)]
-        few = 0 < facts.steps_counted < FEWEST
-        return [f for f in found if f is not None and (f.rule in ALWAYS or not few)]
+        book.apply_all("the machines", lambda: _machine(facts, book, held_up))
+        book.apply_all("the steps", lambda: _steps(facts, book))
+        book.apply_all("the training", lambda: _training(facts, book))
+        few = 0 < (attempt("the number of steps", self.failures, lambda: facts.steps_counted) or 0) < FEWEST
+        return [finding for finding in book.findings if finding.rule in ALWAYS or not few]

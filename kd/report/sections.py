@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kd.report import traces
@@ -11,43 +12,64 @@ from kd.report.faithful import faithful
 from kd.report.input_costs import costs_by_kind, input_costs, tier_table
 from kd.report.learning import headline, learning
 from kd.report.metric import duration, format_metric
+from kd.report.ratio import ratio, share
 from kd.report.records import PHASES, Run, percentile
-from kd.report.rules import Explained, sentence
+from kd.report.rules import Explained, attempt, sentence
 from kd.report.sized import card_of
-from kd.report.step_facts import gpus_of
+from kd.report.step_facts import gpus_of, mean
 
+Parts = Callable[[], Sequence[Section | None]]  # makes sections of the page
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
 
 
 def report(explained: Explained) -> list[Section]:
-    """The page's sections, in order; those without data are left out."""
+    """The page's sections, in order; those without data are left out.
+
+    A section that can't be worked out is left out too, and the notes name it: the others are shown.
+    """
     run, facts = explained.run, explained.facts
     done = status(run) == "done"
-    speed = [_verdict(explained), _rules(explained)]  # of one that trains, or failed, first of all
-    sections = [
-        headline(facts),
-        _cards(facts),
-        _cost_by_group(facts),
-        costs_by_kind(facts),
-        notes(run),
-        *([] if done else speed),
-        *learning(facts),
-        *faithful(run),
-        *(speed if done else []),
-        _headspace(run),
-        input_costs(facts),
-        tier_table(facts),
-        phase_chart(facts),
-        heat(run),
-        *machine_lines(run),
-        _percentiles(facts),
-        _operations(facts),
-        traces.section(run),
-        *health_lines(run),
-        table("Settings", ["key", "value"], flat(run.config), folded=True) if run.config else None,
-        _environment(facts),
-    ]
-    return [section for section in sections if section]
+    speed: dict[str, Parts] = {
+        "verdict": lambda: [_verdict(explained)],
+        "rules": lambda: [_rules(explained)],
+    }
+    results: dict[str, Parts] = {
+        "learning": lambda: learning(facts),
+        "faithfulness": lambda: faithful(run),
+    }
+    first: dict[str, Parts] = {
+        "headline": lambda: [headline(facts)],
+        "cards": lambda: [_cards(facts)],
+        "cost by group": lambda: [_cost_by_group(facts)],
+        "cost by price": lambda: [costs_by_kind(facts)],
+    }
+    rest: dict[str, Parts] = {
+        **(results | speed if done else speed | results),  # of one that trains, or failed, the speed first of all
+        "headspace": lambda: [_headspace(run)],
+        "input costs": lambda: [input_costs(facts)],
+        "data tier": lambda: [tier_table(facts)],
+        "start-up": lambda: [_startup(facts)],
+        "phases": lambda: [phase_chart(facts)],
+        "cores": lambda: [heat(run)],
+        "machine": lambda: machine_lines(run),
+        "percentiles": lambda: [_percentiles(facts)],
+        "operations": lambda: [_operations(facts)],
+        "traces": lambda: [traces.section(run)],
+        "health": lambda: health_lines(run),
+        "settings": lambda: [_settings(run)],
+        "environment": lambda: [_environment(facts)],
+    }
+    opening, body = (_worked_out(parts, explained.failures) for parts in (first, rest))
+    return [*opening, *filter(None, [notes(run, explained.failures)]), *body]  # the notes last: they name failures
+
+
+def _worked_out(parts: Mapping[str, Parts], failures: list[str]) -> list[Section]:
+    made = [attempt(f"section {name}", failures, part) or [] for name, part in parts.items()]
+    return [section for sections in made for section in sections if section]
+
+
+def _settings(run: Run) -> Section | None:
+    return table("Settings", ["key", "value"], flat(run.config), folded=True) if run.config else None
 
 
 def _verdict(explained: Explained) -> Section:
@@ -74,6 +96,7 @@ def _cards(facts: Facts) -> Section:
         *((f"{name or 'student'} keeps", _kept(facts, name), "of its teacher") for name in run.students),
         *([state] if state[1] == "done" else []),
         ("images/s", "" if facts.images_per_s is None else f"{facts.images_per_s:,.0f}", spread),
+        ("start-up", duration(facts.startup["s"]) if facts.startup["s"] else "", _longest_part(facts)),
         ("time per epoch", duration(facts.epoch_s), f"{len({s['epoch'] for s in facts.steps})} epochs seen"),
         *([card] if (card := card_of(run.folder, run.config)) else []),
         ("cost per epoch", _cost(facts, facts.epoch_s), f"at {facts.price} an hour"),
@@ -81,6 +104,12 @@ def _cards(facts: Facts) -> Section:
         ("time left", duration(facts.left_s), "at the pace so far"),
     ]  # fmt: skip
     return {"kind": "cards", "cards": [list(row) for row in rows if row[1]]}
+
+
+def _longest_part(facts: Facts) -> str:
+    parts = facts.startup["parts"]
+    longest = max(parts, key=lambda name: parts[name], default="")
+    return f"most of it {longest} ({duration(parts[longest])})" if longest else ""
 
 
 def status(run: Run) -> str:
@@ -108,7 +137,7 @@ def _progress(facts: Facts) -> list[tuple[str, str, str]]:
 def _kept(facts: Facts, student: str) -> str:
     reached = ((facts.run.summary.get("teacher") or {}).get("val") or {}).get(facts.run.primary)
     score = facts.best_val(student)
-    return f"{score / reached:.1%}" if reached and score is not None else ""
+    return f"{ratio(score, reached):.1%}" if reached and score is not None else ""
 
 
 def _cost(facts: Facts, seconds: float | None) -> str:
@@ -136,9 +165,10 @@ def _cost_by_group(facts: Facts) -> Section | None:
     return table(title, ["group", "machines", "price an hour", "hours", "cost"], rows, empty="")
 
 
-def notes(run: Run) -> Section | None:
-    """What of the run's files could not be read; None where all could."""
-    shown = [note for note in run.notes if not (note == "summary.json is missing" and status(run) == "running")]
+def notes(run: Run, failures: Sequence[str] = ()) -> Section | None:
+    """What could not be read, and what could not be worked out from the rest."""
+    read = [note for note in run.notes if not (note == "summary.json is missing" and status(run) == "running")]
+    shown = [*read, *failures]
     return {"kind": "notes", "notes": shown} if shown else None
 
 
@@ -154,8 +184,17 @@ def _headspace(run: Run) -> Section | None:
         return None
     names = {"now_ms": "as it is", "free_input_ms": "with a perfect input",
              "free_input_and_teacher_ms": "with a free teacher as well"}  # fmt: skip
-    rows = [[text, found[key], f"{found['now_ms'] / found[key]:.2f}x"] for key, text in names.items() if key in found]
+    rows = [
+        [text, found[key], f"{ratio(found['now_ms'], found[key]):.2f}x"] for key, text in names.items() if key in found
+    ]
     return table("Headspace", ["", "ms a step", "speed"], rows)
+
+
+def _startup(facts: Facts) -> Section | None:
+    """The parts of the newest start, before the first step was done."""
+    seconds, parts = facts.startup["s"], facts.startup["parts"]
+    rows = [[name, f"{s:,.1f}", f"{share(s, seconds):.0%}"] for name, s in parts.items()]
+    return table(f"Start-up ({duration(seconds)})", ["", "s", "of the start"], rows) if rows else None
 
 
 def _percentiles(facts: Facts) -> Section | None:
@@ -166,11 +205,11 @@ def _percentiles(facts: Facts) -> Section | None:
             columns[f"{name} (ms)"] = [s["p"].get(name, 0.0) for s in steps]
     for node, samples in run.samples.items():
         where = f", {node}" if len(run.samples) > 1 else ""
-        columns[f"CPU{where} (%)"] = [sum(s["cpu"]) / len(s["cpu"]) for s in samples]
+        columns[f"CPU{where} (%)"] = [mean(s["cpu"]) for s in samples]
         columns[f"memory{where} (%)"] = [s["mem"] for s in samples]
         for number, gpu in enumerate(gpus_of(samples)):
             for key, label in (("util", "utilisation"), ("mem", "memory")):
-                columns[f"GPU {number} {label}{where} (%)"] = [g[key] for g in gpu if g]
+                columns[f"GPU {number} {label}{where} (%)"] = [g[key] for g in gpu if g.get(key) is not None]
     rows = [[name, *(round(percentile(v, q), 2) for q in PERCENTILES.values())] for name, v in columns.items()]
     return table("Percentiles", ["", *PERCENTILES], rows) if rows else None
 
@@ -196,7 +235,6 @@ def _environment(facts: Facts) -> Section:
     run, header = facts.run, facts.header
     rows = [[key, str(header[key])] for key in known if key in header]
     rows += [["GPUs", ", ".join(node["gpus"])] for node in run.nodes.values() if node.get("gpus")]
-    rows += [[f"start-up: {name} (s)", str(s)] for name, s in facts.startup["parts"].items()]
     rows += [[key, str(run.summary[key])] for key in ("kd_version", "precision", "strategy", "wall_s", "peak_memory_mb",
                                                        "seed") if key in run.summary]  # fmt: skip
     rows.append(["folder", str(run.folder)])

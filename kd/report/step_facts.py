@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
+from kd.report.ratio import ratio, share
 from kd.report.records import PHASES, Run, Sample, Step, percentile
 
 
@@ -16,13 +17,12 @@ def step_ms(phases: Mapping[str, float]) -> float:
 
 def part(phases: Mapping[str, float], name: str) -> float:
     """A phase's part of the step, 0 to 1."""
-    step = step_ms(phases)
-    return phases.get(name, 0.0) / step if step else 0.0
+    return share(phases.get(name, 0.0), step_ms(phases))
 
 
 def mean(values: Sequence[float]) -> float:
     """The mean; NaN of no values."""
-    return sum(values) / len(values) if values else math.nan
+    return ratio(sum(values), len(values), otherwise=math.nan)
 
 
 class StepFacts:
@@ -93,13 +93,13 @@ class StepFacts:
 
     def per_step(self, key: str) -> float:
         """One of the sums in :attr:`total`, divided by the number of steps."""
-        return self.total.get(key, 0.0) / max(1, self.total.get("steps", 1))
+        return ratio(self.total.get(key, 0.0), max(1, self.total.get("steps", 1)))
 
     @cached_property
     def callbacks_ms(self) -> dict[str, float]:
         """Milliseconds a step by callback hook."""
         steps = max(1, self.total.get("steps", 1))
-        return {name: ms / steps for name, ms in self.total.get("callbacks", {}).items()}
+        return {name: ratio(ms, steps) for name, ms in self.total.get("callbacks", {}).items()}
 
     @cached_property
     def swings(self) -> dict[str, tuple[float, float, float]]:
@@ -118,7 +118,7 @@ class StepFacts:
     def cores(self) -> int:
         """Cores that the processes on one machine may use together, by affinity and by their container's quota."""
         here = [h for h in self.run.headers.values() if h.get("host") == self.header.get("host")]
-        own = self.header.get("cores", 1)
+        own = max(1, self.header.get("cores", 1))
         bound = {core for h in here for core in h.get("core_ids") or []}
         apart = len(bound) > len(self.header.get("core_ids") or bound)  # each rank has cores of its own
         return len(bound) if apart else own
@@ -126,7 +126,7 @@ class StepFacts:
     @cached_property
     def processes(self) -> int:
         """Training processes of each machine."""
-        return self.header.get("processes", 1)
+        return max(1, self.header.get("processes", 1))
 
     @cached_property
     def threads(self) -> int:
@@ -170,7 +170,7 @@ class StepFacts:
         """
         if self.workers == 0:
             wait = self.total.get("p", {}).get("data", 0.0)
-            return min(1.0, self.total.get("data_cpu_ms", 0.0) / wait) if wait else 1.0
+            return min(1.0, ratio(self.total.get("data_cpu_ms", 0.0), wait, otherwise=1.0))
         worker = [w / 100 for s in self.samples for w in s.get("workers", [])]
         return min(1.0, mean(worker)) if worker else 1.0
 
@@ -258,23 +258,33 @@ class StepFacts:
 
     @cached_property
     def gpu_busy(self) -> float | None:
-        """Share of the time that the GPUs compute: of the kernel profile where there is one, else NVML's."""
+        """Share of the time that the GPUs compute: of the kernel profile where there is one, else NVML's.
+
+        ``None``: not known. A training that runs keeps its GPU busy, so 0 % is what NVML reports where it can't
+        measure (MIG slices, vGPUs).
+        """
         if self.cpu:
             return None
         profiled = [k["busy"] for k in self.windows if k.get("busy") is not None]
         if profiled:
-            return profiled[-1]
-        used = [g["util"] for s in self.samples for g in s.get("gpu", [])]
+            return profiled[-1] or None
+        used = known_utilisation(self.samples)
         return mean(used) / 100 if used else None
 
 
 def _mean_phases(run: Run, rank: int) -> dict[str, float]:
     total = run.totals.get(rank)
     if total and total["steps"]:
-        return {name: ms / total["steps"] for name, ms in total["p"].items()}
+        return {name: ratio(ms, total["steps"]) for name, ms in total["p"].items()}
     steps = run.steps.get(rank, [])[1:]
     names = {name for step in steps for name in step["p"]}
-    return {name: sum(step["p"].get(name, 0.0) for step in steps) / len(steps) for name in names}
+    return {name: mean([step["p"].get(name, 0.0) for step in steps]) for name in names}
+
+
+def known_utilisation(samples: Sequence[Sample]) -> list[float]:
+    """GPUs' utilisation (%) in all samples; nothing where no reading is above 0, as NVML can't measure there."""
+    readings = [g["util"] for s in samples for g in s.get("gpu", []) if g.get("util") is not None]
+    return readings if any(readings) else []
 
 
 def gpus_of(samples: Sequence[Sample]) -> list[tuple[dict[str, Any], ...]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from kd.report.limits import Finding
 from kd.report.metric import format_metric
+from kd.report.ratio import ratio
 from kd.report.records import percentile
 from kd.report.step_facts import mean
 
@@ -20,6 +21,21 @@ def loss_not_decreasing(loss: Sequence[float], percent: float = 0.1, least: int 
         return None
     text = f"train/loss went from {first:.3f} to {last:.3f}"
     return Finding("LossNotDecreasing", text, "the learning rate (optim.lr), the labels, the loss weights")
+
+
+def loss_rising(loss: Sequence[float], factor: float = 3, first: int = 3, newest: int = 3) -> Finding | None:
+    """The median of the ``newest`` losses is ``factor`` times the median of the ``first``, or NaN or infinite.
+
+    A loss of cross entropy and divergence starts near its largest sensible value: a multiple of it diverges.
+    """
+    if len(loss) < first + newest:
+        return None
+    start, now = percentile(loss[:first], 50), percentile(loss[-newest:], 50)
+    if math.isfinite(now) and not 0 < start * factor <= now:
+        return None
+    times = f", {ratio(now, start):.0f} times as much" if math.isfinite(now) else ""
+    text = f"train/loss went from {start:.3g} to {now:.3g}{times}"
+    return Finding("LossRising", text, "a lower optim.lr (the usual reason), longer optim.warmup_epochs")
 
 
 def overfit(
@@ -46,7 +62,7 @@ def class_imbalance(counts: Sequence[int], factor: float = 10) -> Finding | None
 
 def teacher_near_chance(acc1: float, chance: float, val: int, sigma: float = 3) -> Finding | None:
     """The teacher is within ``sigma`` standard errors of always naming the most frequent class, and is ever wrong."""
-    if acc1 == 1 or acc1 > chance + sigma * math.sqrt(chance * (1 - chance) / max(1, val)):
+    if acc1 == 1 or acc1 > chance + sigma * math.sqrt(ratio(chance * (1 - chance), max(1, val))):
         return None
     text = f"the teacher is right on {acc1:.1%} of the validation pictures, guessing gives {chance:.1%}"
     return Finding("TeacherNearChance", text, "its class order, its input size, its weights")
@@ -104,7 +120,7 @@ def loss_term_dominates(shares: Mapping[str, float], share: float = 0.98) -> Fin
     if len(shares) < 2 or not sum(shares.values()) > 0:
         return None
     name = max(shares, key=lambda n: shares[n])
-    part = shares[name] / sum(shares.values())
+    part = ratio(shares[name], sum(shares.values()))
     if part <= share:
         return None
     return Finding("LossTermDominates", f"'{name}' is {part:.0%} of the loss", "the weights of the losses")
@@ -207,7 +223,7 @@ def confusion(
         share: fires above.
         least: pictures of a class: fewer say little.
     """
-    found = [(n / counts[true], true, given, n) for true, given, n in pairs if counts.get(true, 0) >= least]
+    found = [(ratio(n, counts[true]), true, given, n) for true, given, n in pairs if counts.get(true, 0) >= least]
     large = [pair for pair in found if pair[0] > share]
     if not large:
         return None

@@ -9,6 +9,7 @@ from kd.errors import UserError
 from kd.report.facts import BUSY, Facts
 from kd.report.metric import short
 from kd.report.prices import counted
+from kd.report.ratio import times
 from kd.report.records import PHASES
 from kd.report.step_facts import part
 
@@ -346,9 +347,8 @@ def lines(facts: Facts, change: Change) -> list[str]:
         a, b = getattr(now, name), getattr(then, name)
         if a is None and b is None:
             continue
-        ratio = f"{b / a:.2f}x" if a and b is not None else ""
-        rows.append((name.replace("_per_s", "/s").replace("_", " "), short(a), short(b), ratio))
-    found = [f"{name:<10} {a:>12} {b:>12} {ratio:>8}" for name, a, b, ratio in rows]
+        rows.append((name.replace("_per_s", "/s").replace("_", " "), short(a), short(b), times(a, b)))
+    found = [f"{name:<10} {before:>12} {after:>12} {change:>8}" for name, before, after, change in rows]
     found.append(f"give or take {ERROR:.0%}: the worst error of followed advice in the truth bench")
     if change.gpus and facts.devices == 1 and change.gpus > 1:
         found.append("a run of one process measures no communication: the figures are the best case")

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
-from lightning_fabric.plugins.environments import ClusterEnvironment
+from lightning_fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
 from lightning_fabric.utilities.seed import seed_everything
 from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning import Callback, Trainer
@@ -43,6 +43,7 @@ from kd.distill.fitting import check_batch
 from kd.errors import UserError
 from kd.fit_to_machine.precision import choose_kernels, choose_precision
 from kd.launch.cluster import Cluster
+from kd.launch.processes import check_processes, started
 from kd.lightning_internals import runs_in_child_processes
 from kd.module.distillation import DistillationModule
 from kd.monitor.keys import MonitorSpec, monitors
@@ -101,6 +102,7 @@ class KDCLI:
         own = list(takewhile(lambda item: item.startswith(TRUSTED), args))
         self._trusted = [item.removeprefix(TRUSTED) for item in own]
         self.student_configs: dict[str, str] = {}
+        self.recipe_lr: float | None = None  # the learning rate of the recipe's file
         self._yaml, self._plain = "", dict[str, Any]()  # made after a change alone
         with warnings.catch_warnings(action="ignore"):
             self.parser = _whole_parser()
@@ -227,8 +229,8 @@ class KDCLI:
         loggers = Loggers(self.loggers, build_loggers, flatten(self.as_dict()))
         nodes = Nodes(self.cluster.launcher if self.cluster else None)
         ours: list[Callback] = [
-            nodes, preflight, FeatureProbe(preflight), self.folder, loggers, LearningRate(), LastStep(), Finite(),
-            preemption, *watching, best, FidelityRecord(preflight, best), self.summary, last,
+            nodes, preflight, FeatureProbe(preflight), self.folder, loggers, LearningRate(), LastStep(),
+            Finite(self._rate()), preemption, *watching, best, FidelityRecord(preflight, best), self.summary, last,
             *([Predictions()] if self.model.task.draws else []),
         ]  # fmt: skip
         if config.trainer.enable_progress_bar is not False:
@@ -242,6 +244,11 @@ class KDCLI:
             raise
         except Exception as error:  # all that Lightning and the packages it looks for have against the settings
             raise UserError(f"trainer: {' '.join(str(error).split())[:300] or type(error).__name__}") from error
+        if not any(isinstance(plugin, ClusterEnvironment) for plugin in self._given["plugins"] or []):
+            check_processes(trainer)
+        if str(config.trainer.precision) in ("16", "16-mixed") and trainer.strategy.root_device.type == "cpu":
+            instead = "a CPU would train in bf16-mixed; take bf16-mixed or 32-true"
+            raise UserError(f"trainer.precision: {config.trainer.precision} needs a GPU, {instead}")
         students = [student.model for student in self.model.students.named().values()]
         models = [*students, *([self.model.teacher.model] if self.model.teacher else [])]
         benchmark = config.trainer.benchmark is None and not config.trainer.deterministic
@@ -251,12 +258,20 @@ class KDCLI:
         trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if config.checkpoint.asynchronous else files
         return trainer
 
+    def _rate(self) -> str:
+        """The learning rate, and the recipe's where it is another one."""
+        recipe_lr = self.recipe_lr
+        rate = f"optim.lr={self.config.optim.lr:g}"
+        return rate if recipe_lr in (None, self.config.optim.lr) else f"{rate} (the recipe's: {recipe_lr:g})"
+
     def _plugins(self) -> list[object] | None:
         own = self._given["plugins"]
         plugins = [*own] if isinstance(own, list | tuple) else [own] if own else []
-        environment = self.cluster.environment() if self.cluster else None
-        if environment and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
-            plugins.append(environment)
+        # Lightning takes SLURM's or Kubernetes' variables for the job's, though this process starts the others itself
+        existing = started()
+        alone = existing is None or existing.by in ("mpirun", "another program")
+        if alone and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+            plugins.append(LightningEnvironment())
         return plugins or None
 
     def _module(self, config: Namespace) -> DistillationModule:

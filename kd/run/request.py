@@ -62,6 +62,15 @@ class Request:
         overrides = [_with_folders(item, t if self.here else {}) for item, t in zip(self.overrides, trees, strict=True)]
         return args + self.cluster + [f"--{item}" for item in _entries_whole(overrides, contents.values())]
 
+    def recipe_lr(self) -> float | None:
+        """The learning rate of the recipe's own file, without overlays and overrides; None where it has none."""
+        optim = files.read(find("recipes", self.recipe)).get("optim") if self.recipe else None
+        rate = optim.get("lr") if isinstance(optim, dict) else None
+        try:
+            return None if rate is None else float(rate)  # YAML 1.1 takes 1e-3 for text
+        except (TypeError, ValueError):
+            return None
+
     def over(self, file: Path | None) -> dict[str, Any]:
         """Resolved settings (a run folder's ``config.yaml``; None: none) with the overrides put in: plain values."""
         self.recipe = str(file) if file else None
@@ -153,7 +162,9 @@ def migrate_class_paths(file: Path, content: dict[Any, Any]) -> str:
     """The file, or its text where class paths in it have moved, or folders go by a channel's name."""
     text = text_of(file)
     now = _with_folders(current(text), content)
-    return str(file) if now == text else now
+    names_files = any(str(value).endswith((".yaml", ".yml")) for _, value in files.leaves(content))
+    # by its path the parser works in the file's folder, which moves the whole process there meanwhile
+    return str(file) if now == text and (names_files or not content) else now
 
 
 def _with_folders(text: str, content: dict[Any, Any]) -> str:

@@ -2,16 +2,13 @@
 
 import atexit
 import os
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kd.errors import UserError
 from kd.launch import sagemaker
 from kd.launch.child import PARENT
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
@@ -70,8 +67,6 @@ class Run:
     @classmethod
     def to_train(cls, request: Request) -> "Run":
         """The run that a command line describes, in its place, with all objects; :func:`kd.run.fit.fit` trains it."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until the monitor handles it, it must not kill
         cluster = join_cluster(request)
         machines = request.value_of("trainer.num_nodes") or ""
         together = (machines.isdigit() and int(machines) > 1) or (cluster is not None and cluster.num_nodes > 1)
@@ -89,6 +84,7 @@ class Run:
         run.with_teacher()
         mirror = Mirror(run.place.runs_dir) if is_url(run.place.runs_dir) else None
         run.cli.change({"resume": str(run.place.folder) if run.place.folder else None})
+        run.cli.recipe_lr = request.recipe_lr()
         run.cli.build(cluster, run.place.marker)
         run.cli.folder.mirror = mirror
         return run
@@ -145,15 +141,14 @@ def take_over(container: sagemaker.Container, request: Request) -> None:
 
 
 def join_cluster(request: Request) -> Cluster | None:
-    """The launcher's job, unless the command line says itself how many machines there are."""
+    """The launcher's job; where it starts one process on each machine, unless the settings say how many there are."""
     cluster = recognise()
-    if cluster is None or request.value_of("trainer.num_nodes") is not None:
+    if cluster is None:
         return None
-    devices = request.value_of("trainer.devices")  # where the launcher has started every process there are no others
-    if cluster.starts_each_process and cluster.devices and devices not in (None, "auto", str(cluster.devices)):
-        started = f"{cluster.launcher} has started {cluster.devices} on each machine"
-        raise UserError(f"trainer.devices: {devices}, but {started}")
-    request.cluster = cluster.arguments()
+    if request.value_of("trainer.num_nodes") is None:
+        request.cluster = cluster.arguments()
+    elif not cluster.starts_each_process:
+        return None
     for name, value in cluster.variables.items():
         os.environ.setdefault(name, value)
     if cluster.num_nodes > 1:

@@ -15,6 +15,7 @@ from filelock import FileLock
 from safetensors import safe_open
 
 import kd
+from kd.clock import part_of_the_start
 from kd.data.sources import Source, fingerprint
 from kd.errors import Stopped, UserError
 from kd.launch.child import start_kd_train
@@ -200,7 +201,8 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
         part = home / f"{name}-{key}.part"
         with appended(home / f"{name}-{key}.owner") as owner:
             fcntl.flock(owner, fcntl.LOCK_EX)  # the training of a process that was killed may still be saving
-            status = _run(_begin(items, part, name), owner.fileno())
+            with part_of_the_start("training of the teacher"):
+                status = _run(_begin(items, part, name), owner.fileno())
         if status != 0:
             raise UserError(f"model.teacher.recipe: training {name} failed (exit {status}), see above and {part}")
         shutil.rmtree(final, ignore_errors=True)

@@ -34,11 +34,11 @@ class FakeNVML(ModuleType):
         pass
 
     def nvmlInit(self) -> None: ...
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        known = ["GPU-aa", "GPU-bb", "MIG-cc"]
+        if uuid not in known:
+            raise self.NVMLError
+        return known.index(uuid)
 
     def nvmlDeviceGetName(self, handle: int) -> bytes:
         return b"Fake H1"
@@ -63,7 +63,7 @@ class FakeNVML(ModuleType):
 
 def test_every_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML("pynvml"))
-    gpus = Gpus()
+    gpus = Gpus(["aa", "bb", "", "bb"])
     assert gpus.names() == ["Fake H1", "Fake H1"]
     first, second = gpus.read()
     assert first == {"util": 90, "mem": 25.0, "mem_mb": 1024, "w": 300, "mhz": 1500}
@@ -77,9 +77,9 @@ def test_no_gpu_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("Driver Not Loaded")
 
     monkeypatch.setitem(sys.modules, "pynvml", Broken("pynvml"))
-    assert Gpus().read() == []
+    assert Gpus(["aa"]).read() == []
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert Gpus().read() == []
+    assert Gpus(["aa"]).read() == []
 
 
 def test_a_busy_core_and_memory_show() -> None:

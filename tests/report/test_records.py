@@ -4,6 +4,7 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,14 @@ from kd.errors import UserError
 from kd.report.records import Writer, percentile, read_lines, read_run, read_siblings
 from tests._pages import write_run
 
+STEP: dict[str, Any] = {"kind": "step", "epoch": 0, "t": 0.0, "p": {}}
+
 
 def write_steps(path: Path, values: list[float], limit: int) -> Writer:
     writer = Writer(path, {"of": "steps", "rank": 0}, limit)
-    total = {"kind": "total", "steps": 0, "ms": 0.0}
+    total: dict[str, Any] = {"kind": "total", "steps": 0, "ms": 0.0, "p": {}}
     for number, ms in enumerate(values):
-        writer.write({"kind": "step", "step": number, "ms": ms})
+        writer.write({**STEP, "step": number, "ms": ms})
         total = {**total, "steps": number + 1, "ms": total["ms"] + ms}
         if number % 100 == 99:
             writer.write(total)
@@ -64,7 +67,7 @@ def test_torn_lines_are_left_out_and_the_file_goes_on(tmp_path: Path) -> None:
     assert [r["step"] for r in records if r["kind"] == "step"] == [0, 1]
     assert notes == ["phases.rank0.jsonl: 1 torn line left out"]
     writer = Writer(file, {"of": "steps", "rank": 0})
-    writer.write({"kind": "step", "step": 2, "ms": 3.0})
+    writer.write({**STEP, "step": 2, "ms": 3.0})
     writer.close()
     assert [s["ms"] for s in read_run(tmp_path).steps[0]] == [1.0, 2.0, 3.0]
 
@@ -92,7 +95,7 @@ def test_a_repeated_step_counts_once_and_the_newest_wins(tmp_path: Path) -> None
     write_steps(file, [1.0, 2.0, 3.0], limit=100)
     writer = Writer(file, {"of": "steps", "rank": 0})  # resumed from a checkpoint at step 1
     for step in (1, 2):
-        writer.write({"kind": "step", "step": step, "ms": 10.0})
+        writer.write({**STEP, "step": step, "ms": 10.0})
     writer.close()
     assert [s["ms"] for s in read_run(tmp_path).steps[0]] == [1.0, 10.0, 10.0]
 

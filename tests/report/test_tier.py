@@ -1,5 +1,6 @@
 """What the report says of a data tier."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,5 +44,7 @@ def test_the_table_and_a_resumed_run(tmp_path: Path) -> None:
     file = tmp_path / "records" / "tier.rank0.jsonl"
     file.parent.mkdir()
     header = '{"kind": "header", "schema": 1, "of": "tier", "rank": 0}\n'
-    file.write_text(header + '{"kind": "tier", "t": 1}\n' * 2 + header + '{"kind": "tier", "t": 5}\n')
-    assert read_run(tmp_path).tier == {0: [{"kind": "tier", "t": 5}]}
+    counts = {"machines": [], "ready": 0, "may_ask": 1, "made_again": 0, "made_twice": 0}
+    first, second = ({"kind": "tier", "t": t, **counts} for t in (1, 5))
+    file.write_text(header + f"{json.dumps(first)}\n" * 2 + header + f"{json.dumps(second)}\n")
+    assert read_run(tmp_path).tier == {0: [second]}

@@ -345,6 +345,10 @@ def test_a_cpu_that_computes_in_the_slower_precision() -> None:
     def bound(precision: str, times: float | None) -> limits.Limit | None:
         return limits.precision_bound(given(phases, header={"precision": precision, "bfloat16_time": times}))
 
+    emulated = bound("bf16-mixed", 966.3)
+    assert (
+        emulated is not None and emulated.text == "training is in bf16-mixed, and this CPU has no bfloat16 instructions"
+    )
     found, other = bound("bf16-mixed", 5.0), bound("32-true", 0.25)
     assert found is not None and found.lever == "trainer.precision=32-true: at most"
     assert found.gain == pytest.approx(1 / (0.2 + 0.8 / 5))

@@ -194,6 +194,6 @@ def from_base64(i: int, text: str) -> bytes:
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode("".join(text.split()), validate=True)  # encoders break lines (RFC 2045)
     except (binascii.Error, ValueError) as error:
         raise Refused(400, f"picture {i} is not base64") from error

@@ -1,0 +1,106 @@
+"""The processes that exist against those that the settings want, compared before any of them waits for another.
+
+A launcher starts every process of a job (torchrun, mpirun, srun) or one on each machine; in the second case Lightning
+starts the others. Who believes in processes that do not exist waits for them for ever; who overlooks some trains with
+fewer than were paid for.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytorch_lightning import Trainer
+
+from kd.errors import UserError, UserErrorOfAll
+from kd.launch.cluster import whole_number
+
+INTERACTIVE = ("bash", "interactive")  # SLURM's job names of shells, in which many programs run
+
+
+@dataclass(frozen=True)
+class Started:
+    """Processes that a launcher has started, all of the job."""
+
+    by: str  # the launcher
+    variable: str  # of the environment, that counts them
+    processes: int
+    machines: int | None = None  # None: not known
+
+
+# launcher, the variable that counts its processes
+LAUNCHERS = (
+    ("torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"),
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"),
+    ("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_SIZE"),
+)
+
+
+def started(env: Mapping[str, str] = os.environ) -> Started | None:
+    """The processes that a launcher has started; None where this one starts the others of its machine itself."""
+    for launcher, sign, count in LAUNCHERS:
+        if sign in env:
+            return Started(launcher, count, whole_number(env, count, 1, default=1))
+    tasks = whole_number(env, "SLURM_NTASKS", 1, default=1)
+    if tasks > 1 and "SLURM_STEP_ID" in env and env.get("SLURM_JOB_NAME") not in INTERACTIVE:
+        nodes = "SLURM_NNODES" if "SLURM_NNODES" in env else "SLURM_JOB_NUM_NODES"
+        return Started("SLURM", "SLURM_NTASKS", tasks, whole_number(env, nodes, 1, default=1))
+    if "SLURM_NTASKS" not in env and whole_number(env, "PMI_SIZE", 1, default=1) > 1:
+        return Started("mpiexec", "PMI_SIZE", whole_number(env, "PMI_SIZE", 1))
+    if "LOCAL_RANK" in env and "WORLD_SIZE" in env:  # a launcher of the user's own, or Lightning in its children
+        return Started("another program", "WORLD_SIZE", whole_number(env, "WORLD_SIZE", 1))
+    return None
+
+
+def check_processes(trainer: Trainer, env: Mapping[str, str] = os.environ) -> None:
+    """Refuses a trainer that wants other processes than there are. Nothing has been waited for yet.
+
+    Raises:
+        UserError: names the variable of the environment, how many processes there are, and how many are wanted.
+    """
+    nodes, devices = trainer.num_nodes, trainer.num_devices
+    wanted = nodes * devices
+    settings = f"trainer.num_nodes={nodes} and trainer.devices={devices} want {_count(wanted)}"
+    existing = started(env)
+    if existing is None:
+        _check_alone(env, wanted, nodes, settings)
+        if devices > 1 and not _has_a_file():
+            raise UserError(f"trainer.devices: {devices} processes need a program that each of them can start again "
+                            "(python FILE.py, kd-train); this one has no file (python - or -c)")  # fmt: skip
+    elif existing.by == "mpiexec":
+        raise UserError(f"PMI_SIZE: mpiexec has started {_count(existing.processes)} that do not know each other; "
+                        "start them with torchrun, srun or Open MPI's mpirun")  # fmt: skip
+    elif existing.processes != wanted:
+        unset = "; unset LOCAL_RANK and WORLD_SIZE if nothing has" if existing.variable == "WORLD_SIZE" else ""
+        raise UserError(f"{existing.variable}: {existing.by} has started {_count(existing.processes)}, but "
+                        f"{settings}{unset if existing.by == 'another program' else ''}")  # fmt: skip
+    elif existing.machines not in (None, nodes):
+        raise UserError(f"trainer.num_nodes: {nodes}, but {existing.by}'s job has {existing.machines} machines")
+
+
+def _check_alone(env: Mapping[str, str], wanted: int, nodes: int, settings: str) -> None:
+    """Of a process that starts the others of its machine: what is left in the environment must not say otherwise."""
+    left_over = "in the environment, but no launcher has started processes"
+    node_rank = whole_number(env, "NODE_RANK", default=0)
+    if "LOCAL_RANK" in env and (wanted > 1 or whole_number(env, "LOCAL_RANK")):
+        means = "in the environment says that another program starts each process, but not how many (WORLD_SIZE)"
+        raise UserErrorOfAll(f"LOCAL_RANK: {env['LOCAL_RANK']} {means}, and {settings}; unset LOCAL_RANK")
+    if whole_number(env, "RANK", default=0):
+        raise UserErrorOfAll(f"RANK: {env['RANK']} {left_over}; unset RANK, or start them with torchrun")
+    if whole_number(env, "WORLD_SIZE", 1, default=1) not in (1, wanted):
+        raise UserErrorOfAll(f"WORLD_SIZE: {env['WORLD_SIZE']} {left_over}, and {settings}; unset WORLD_SIZE")
+    if node_rank >= nodes:
+        raise UserErrorOfAll(f"NODE_RANK: {node_rank} in the environment, but trainer.num_nodes={nodes}")
+    if nodes > 1 and not env.get("MASTER_ADDR"):
+        how = "start kd-train through a launcher, or set MASTER_ADDR and NODE_RANK on each machine"
+        raise UserErrorOfAll(f"trainer.num_nodes: {nodes}, but MASTER_ADDR does not name the first machine; {how}")
+
+
+def _has_a_file() -> bool:
+    """Whether this program can be started again by its file or its module, as Lightning starts the other processes."""
+    return getattr(sys.modules["__main__"], "__spec__", None) is not None or Path(sys.argv[0]).is_file()
+
+
+def _count(processes: int) -> str:
+    return f"{processes} process{'es' * (processes != 1)}"

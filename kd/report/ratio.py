@@ -1,0 +1,38 @@
+"""Divisions of measured numbers: a record may hold 0, and no page may end with ZeroDivisionError.
+
+``tests/report/test_zeros.py`` keeps all other files of limits, facts and sections free of divisions by a variable.
+"""
+
+import math
+
+MOST = 100.0  # times: a remainder below 1 % of a step is not measured well enough to promise more
+
+
+def ratio(value: float, over: float, otherwise: float = 0.0) -> float:
+    """``value / over``; ``otherwise`` where ``over`` is 0 or the result is NaN or infinite."""
+    quotient = value / over if over else math.nan
+    return quotient if math.isfinite(quotient) else otherwise
+
+
+def share(part: float, whole: float) -> float:
+    """A part of a whole; 0 where there is no whole."""
+    return ratio(part, whole) if whole > 0 else 0.0
+
+
+def speedup(before: float, after: float) -> float:
+    """How many times as fast a step gets that takes ``after`` instead of ``before``, at most :data:`MOST`."""
+    return ratio(before, max(after, before / MOST), otherwise=1.0)
+
+
+def without(part: float) -> float:
+    """The speed-up where a part of the step (0 to 1) takes no time: ``1 / (1 - p)``, at most :data:`MOST`."""
+    return speedup(1.0, 1.0 - part)
+
+
+def times(before: float | None, after: float | None) -> str:
+    """``after / before`` for people, the one direction of all comparisons; empty where one is 0 or not known."""
+    known = before is not None and after is not None and math.isfinite(before) and math.isfinite(after)
+    if not known or not before:
+        return ""
+    quotient = ratio(after or 0.0, before)
+    return f"{quotient:.2f}x" if abs(quotient) >= 0.1 else f"{quotient:.2g}x"

@@ -1,0 +1,109 @@
+"""A run that is called as a function: the program around it finds its process as it was."""
+
+import os
+import random
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kd.clock import start_counts_from_now
+from kd.errors import UserError
+
+_running = threading.RLock()  # a callback of a run may call a function of kd's in turn
+
+
+@contextmanager
+def as_function(name: str) -> Iterator[None]:
+    """What runs inside may seed, set signals and variables; afterwards they are as before, also where it fails.
+
+    Working folder, environment, signal handlers (in the main thread, the only one that has any), random generators
+    (Python's, NumPy's, torch's on all devices), torch's settings and Python's warning filters.
+
+    Raises:
+        UserError: another thread runs one: both would seed and set the same process.
+    """
+    if not _running.acquire(blocking=False):
+        raise UserError(f"kd.{name}: another run is going on in this program; wait for its end, or start kd-{name} as "
+                        "a process of its own")  # fmt: skip
+    try:
+        with (
+            start_counts_from_now(), _folder(), _environment(), _signals(), _generators(), _torch_settings(),
+            warnings.catch_warnings(),
+        ):  # fmt: skip
+            yield
+    finally:
+        _running.release()
+
+
+@contextmanager
+def _folder() -> Iterator[None]:
+    before = Path.cwd()
+    try:
+        yield
+    finally:
+        if Path.cwd() != before:
+            os.chdir(before)
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    main = threading.current_thread() is threading.main_thread()
+    numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} if main else set()
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+@contextmanager
+def _generators() -> Iterator[None]:
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 (the global one)
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        torch.set_rng_state(cpu)
+        if gpus is not None:
+            torch.cuda.set_rng_state_all(gpus)
+
+
+@contextmanager
+def _torch_settings() -> Iterator[None]:
+    products, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    gradients = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
+        torch.set_grad_enabled(gradients)
