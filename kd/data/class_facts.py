@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kd.data.sources.labels import plain
 from kd.errors import UserError
 from kd.storage.elsewhere import number_of, text_of
 
@@ -19,7 +20,7 @@ def read_class_facts(file: str, classes: Sequence[str]) -> ClassFacts:
     """Reads a table whose first column names a class and whose other columns are numbers about it."""
     key = f"data.class_facts: {file}"
     try:
-        rows = [row for row in csv.reader(io.StringIO(text_of(Path(file)).removeprefix("\ufeff"))) if row]
+        rows = [row for row in csv.reader(io.StringIO(text_of(Path(file).expanduser()).removeprefix("\ufeff"))) if row]
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{key} can't be read as CSV: {error}") from error
     if len(rows) < 2 or len(rows[0]) < 2:
@@ -27,6 +28,7 @@ def read_class_facts(file: str, classes: Sequence[str]) -> ClassFacts:
     names, ids = [name.strip() for name in rows[0][1:]], {name: i for i, name in enumerate(classes)}
     facts: ClassFacts = {name: [None] * len(classes) for name in names}
     for row in rows[1:]:
+        row[0] = plain(row[0])
         if row[0] not in ids:
             raise UserError(f"{key} names the class '{row[0]}', which the data does not have")
         for name, text in zip(names, row[1:], strict=False):

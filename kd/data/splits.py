@@ -12,8 +12,8 @@ from kd.data.batch import DataInfo
 from kd.data.scan import scan, usual
 from kd.data.sources import FileSplit, ImageFolder, Joined, Source, Split, Subset, labelled, named, printable
 from kd.data.sources.folder import labelled_folder
-from kd.data.sources.places import joined, place_of
-from kd.data.sources.unlabelled import unlabelled_folder
+from kd.data.sources.places import expanded, joined, place_of
+from kd.data.sources.unlabelled import splits_within, unlabelled_folder
 from kd.errors import UserError
 from kd.run.settings import Augment, DataSettings, Probe
 
@@ -60,7 +60,9 @@ class Splits:
             self.holds_out = not self.source.has("val")
             parts = [self._part(name) if self.holds_out and name in ("train", "val") else self.source.load(name)]
             if name == "train" and self.unlabeled:
-                parts.append(unlabelled_folder(self.unlabeled, cache_bytes=self.cache_bytes))
+                pictures = unlabelled_folder(self.unlabeled, cache_bytes=self.cache_bytes)
+                self.source.note(*splits_within(expanded(self.unlabeled), pictures.place))
+                parts.append(pictures)
             self._listed[name] = parts
         return self._listed[name]
 
@@ -140,6 +142,7 @@ class Splits:
         """
         for name in ("train", "val", "probe") if self.probe else ("train", "val"):
             self.split(name)
+        self._doubt_labels()
         shared = [] if self.holds_out else self.shared
         if shared and len(shared) == len(self.split("val").targets):
             held_out, train = map(printable, shared[0])
@@ -147,11 +150,28 @@ class Splits:
             raise UserError(f"data.source: all {len(shared)} validation pictures are training pictures ({what}); give "
                             "others, or none, and data.val_fraction of the training pictures is held out")  # fmt: skip
 
+    def _doubt_labels(self) -> None:
+        """Notes training pictures that are the same file, byte for byte, with different labels."""
+        split, pictures = self.split("train"), self._pictures.get("train", ())
+        if len(pictures) != len(split.targets) - self.unlabelled():  # paths of pictures that are left out too
+            return
+        first: dict[str, int] = {}
+        different: list[tuple[int, int]] = []
+        for i, picture in enumerate(pictures):
+            before = first.setdefault(picture, i)
+            if split.targets[before] != split.targets[i]:
+                different.append((before, i))
+        if different:
+            before, i = different[0]
+            self.source.note(f"warning: {len(different)} training pictures are listed before with another label, for "
+                             f"example {printable(split.name(i))} ({printable(split.name(before))})")  # fmt: skip
+
     def use_folder(self, folder: str, classes: Sequence[str]) -> None:
         """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``."""
         self.source.classes = list(classes)
+        folder = expanded(folder)
         place = place_of(folder, "folder", self.cache_bytes)
-        self._listed["folder"] = [labelled_folder(joined(folder), classes, "folder", place)]
+        self._listed["folder"] = [labelled_folder(joined(folder), classes, "folder", place, self.source.note)]
         self.split("folder")
 
     def sizes(self) -> dict[str, int]:

@@ -48,6 +48,8 @@ def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
         f"{f'{len(info.classes)} {cli.datamodule.source.kind.counted}' if info.classes else 'no labels'}"
         f"{left_out}{said(cli.datamodule.splits.left_out)}"
     )
+    for note in cli.datamodule.source.notes:
+        say(f"      {note}")
     if cli.datamodule.splits.holds_out:
         say(f"      no validation pictures found: {info.val} training pictures are held out (data.val_fraction)")
     shared = cli.datamodule.splits.shared

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from kd.callbacks.fidelity import write
 from kd.data.datamodule import DistillationDataModule
-from kd.data.sources import class_folders, identity, printable
-from kd.data.sources.places import joined, place_of
+from kd.data.sources import classes_below, identity, printable
 from kd.data.transforms import CORRUPTIONS, STRENGTHS, corrupted
 from kd.errors import UserError
 from kd.models import Prepare, TeacherSpec, count_parameters
@@ -160,7 +159,7 @@ def _foreign(word: str, config: dict[str, Any], options: Options) -> Found:
     if not (said.arch or options.arch):
         raise UserError(f"arch: {word} does not say which model it is; give the name of one of timm's: arch=NAME")
     folder = options.folder
-    own = said.classes or (class_folders(joined(folder), "folder", place_of(folder, "folder")) if folder else [])
+    own = said.classes or (classes_below(folder, "folder") if folder else [])
     data = _data(config, options, own if options.folder else None)
     classes = list(data.source.classes)
     spec = TeacherSpec(checkpoint=word, arch=options.arch, img_size=options.img_size)

@@ -305,4 +305,6 @@ def _sort_in(request: Request, key: str, value: str) -> None:
     elif key in ("config", "trust"):
         (request.overlays if key == "config" else request.trust).append(value)
     else:
+        if value.startswith("~/"):  # a shell leaves it as it is behind "="
+            value = str(Path(value).expanduser())
         request.overrides.append(f"{key}={value}")

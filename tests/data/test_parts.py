@@ -11,7 +11,8 @@ from kd.data.datamodule import Position, check_same_samples
 from kd.data.sources.base import Source, Subset, bytes_of, content, fingerprint, identity, size_of
 from kd.data.sources.files import FileSplit, printable, said
 from kd.data.sources.folder import ImageFolder, class_folders, labelled_folder
-from kd.data.sources.manifest import Manifest, in_order
+from kd.data.sources.labels import in_order
+from kd.data.sources.manifest import Manifest
 from kd.data.splits import held_out, info_of
 from kd.data.targets import LabelSets, Masks, Targets
 from kd.data.transforms import CORRUPTIONS, STRENGTHS, corrupted
@@ -136,7 +137,7 @@ def test_class_folders_are_sorted_and_hidden_ones_left_out(tmp_path: Path) -> No
     assert class_folders(str(tmp_path), "data.source.root") == ["a", "b"]
     split = labelled_folder(str(tmp_path), ["a", "b"], "data.source.root")
     assert split.targets == [0, 1]
-    with pytest.raises(UserError, match="is not one of the 1 known classes"):
+    with pytest.raises(UserError, match="data.source.root: 1 label not in the training pictures: 'b'"):
         labelled_folder(str(tmp_path), ["a"], "data.source.root")
     with pytest.raises(UserError, match="data.source.root: there is no folder"):
         class_folders(str(tmp_path / "none"), "data.source.root")
@@ -161,12 +162,12 @@ def test_a_flat_folder_is_the_training_split(tmp_path: Path) -> None:
 
 def test_a_manifest_orders_its_classes_by_value_and_names_an_unknown_label(tmp_path: Path) -> None:
     picture(tmp_path / "1.png")
-    (tmp_path / "train.csv").write_text("path,label\n1.png,10\n1.png,9\n")
+    (tmp_path / "train.csv").write_text("path,label\n1.png,10\n2.png,9\n")
     (tmp_path / "val.csv").write_text("path,label\n1.png,8\n")
     source = Manifest(str(tmp_path / "train.csv"), str(tmp_path / "val.csv"))
     assert source.load("train").targets == [1, 0]
     assert source.classes == in_order(["9", "10"]) == ["9", "10"]
-    with pytest.raises(UserError, match=r"data.source.val: label '8'"):
+    with pytest.raises(UserError, match=r"data.source.val: 1 label not in the training pictures: '8'"):
         source.load("val")
     with pytest.raises(ValueError, match="delimiter must be one character"):
         Manifest("a.csv", delimiter="ab")

@@ -209,7 +209,7 @@ def test_mistakes_by_url_are_told_in_a_line(
     files, _ = file_system(s3)
     files.pipe_file("food/none/train/apple/notes.txt", b"no picture")
     files.pipe_file("food/mini/train/apple/99.jpg", b"no picture")
-    files.pipe_file("food/gone.csv", b"path,label\n" + b"".join(b"mini/gone.jpg,%d\n" % i for i in range(4)))
+    files.pipe_file("food/gone.csv", b"path,label\n" + b"".join(b"mini/gone%d.jpg,%d\n" % (i, i) for i in range(4)))
     for source, message in (
         (Pictures("s3://no-such-bucket/x"), "data.source.root: there is no folder s3://no-such-bucket/x"),
         (ImageFolder(f"{s3}/none"), "data.source.root: no pictures below s3://food/none/train"),
@@ -233,7 +233,7 @@ def test_mistakes_by_url_are_told_in_a_line(
     for item, message in (
         (f"{folder}{s3}/nothing", "data.source.root: there is no folder s3://food/nothing/train"),
         (f"{folder}{s3}/one", "needs two classes or more, got one ('apple')"),
-        (f"data.source={lists % f'{s3}/gone.csv'}", "s3://food/mini/gone.jpg (there is no s3://food/mini/gone.jpg)"),
+        (f"data.source={lists % f'{s3}/gone.csv'}", "s3://food/mini/gone0.jpg (there is no s3://food/mini/gone0.jpg)"),
         (
             f"{folder}{s3}/mini",
             "data.source: 1 damaged picture: train: s3://food/mini/train/apple/99.jpg (not a picture",

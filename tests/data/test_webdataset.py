@@ -120,7 +120,7 @@ def test_what_can_not_be_read_is_named(
     for arguments, told in (
         ({"label": "txt"}, "data.source.label: no sample has 'txt'"),
         ({"classes": "nowhere.txt"}, "data.source.classes: nowhere.txt can't be read"),
-        ({"classes": ["one"]}, "has the label '1', not one of the 1 classes"),
+        ({"classes": ["one"]}, "1 label not in the 1 of data.source.classes: '1' (1 picture, for example b.jpg in"),
     ):
         with pytest.raises(UserError) as error:
             WebDataset(str(whole), **arguments).load("train")

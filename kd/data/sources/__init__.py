@@ -5,7 +5,7 @@ A source of one's own is a subclass of :class:`Source`, named by its class path.
 
 from kd.data.sources.base import Joined, Source, Split, Subset, fetch, fingerprint, identity, labelled, named
 from kd.data.sources.files import FileSplit, printable, said
-from kd.data.sources.folder import ImageFolder, class_folders
+from kd.data.sources.folder import ImageFolder, class_folders, classes_below
 from kd.data.sources.food101 import Food101
 from kd.data.sources.foodtag import FoodTagCalories, FoodTagMini
 from kd.data.sources.hugging_face import HuggingFace
@@ -20,6 +20,6 @@ from kd.machine import cache_dir
 __all__ = [
     "IMAGE_SUFFIXES", "FileSplit", "Food101", "FoodTagCalories", "FoodTagMini", "HuggingFace", "ImageFolder", "Joined",
     "Manifest", "MaskSplit", "Pictures", "SegmentationFolder", "Shards", "Source", "Split", "Subset", "WebDataset",
-    "cache_dir", "class_folders", "fetch", "fingerprint", "identity", "labelled", "named",
+    "cache_dir", "class_folders", "classes_below", "fetch", "fingerprint", "identity", "labelled", "named",
     "pictures_below", "printable", "said",
 ]  # fmt: skip

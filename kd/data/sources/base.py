@@ -52,6 +52,16 @@ class Source:
     key = "data.source.root"
     cache_bytes: int | None = None  # that copies of files from elsewhere may take
 
+    @property
+    def notes(self) -> list[str]:
+        """What was guessed or left out, each in a line for the person who reads the run; complete once it is loaded."""
+        return list(self.__dict__.get("_notes", ()))
+
+    def note(self, *lines: str) -> None:
+        """Adds to :attr:`notes` what is not there yet."""
+        notes = self.__dict__.setdefault("_notes", [])  # subclasses of others need not call an __init__ of ours
+        notes += [line for line in dict.fromkeys(lines) if line not in notes]
+
     @cached_property
     def place(self) -> Place:
         """Where the source's files are; a URL is listed at the first use."""

@@ -1,76 +1,186 @@
 """The source ``ImageFolder``: a folder with one subfolder a class."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import FileSplit, PathLike, printable, said
-from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, joined, pictures_below
+from kd.data.sources.labels import check_known, doubts, left_out, plain
+from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, expanded, is_hidden, joined, pictures_below, place_of
+from kd.data.sources.split_names import choose, split_of
 from kd.errors import UserError
 from kd.storage.objects import is_url
 
-VALIDATION = ("val", "valid", "validation", "test")  # What validation pictures go by elsewhere: the first that is there
+Note = Callable[[str], None]  # takes a line for the person who reads the run
+
+
+class Layout(NamedTuple):
+    """Names of the split folders below a root; ``.`` where the root has the class folders itself."""
+
+    train: str
+    val: str | None  # None: no folder validates
 
 
 class ImageFolder(Source):
     """A folder with one subfolder a class: ``root/train/<class>/*.jpg`` and ``root/val/<class>/*.jpg``.
 
-    Class ids come from ``train`` (sorted by name); ``val`` may hold fewer classes, but none that ``train`` lacks.
+    Split folders may have other usual names (``Training``, ``seg_test``). Class ids come from the folders of the
+    training split that have a picture, sorted by name; ``val`` may hold fewer classes, but none that ``train`` lacks.
     Without split folders, ``root/<class>/*.jpg`` is the training split, and a part of it is held out
     (``data.val_fraction``).
 
     Args:
         root: the folder, or its URL (``s3://bucket/food``; extra ``stream``).
-        train: name of the training split's folder below ``root``.
-        val: name of the validation split's; default: the first of ``val``, ``valid``, ``validation`` and ``test`` that
-            is there.
+        train: name of the training split's folder below ``root``, ``.`` for ``root`` itself; default: the folder whose
+            name means training.
+        val: name of the validation split's; default: ``val``, ``valid``, ``validation`` or ``test``, or a folder whose
+            name means one of these.
         cache_gb: of pictures by URL at most so much is kept on the local disk, of all processes together; what was used
             longest ago goes. Default: all that were read.
     """
 
-    def __init__(self, root: str, train: str = "train", val: str | None = None, cache_gb: float | None = None) -> None:
-        self.root = root
+    def __init__(
+        self, root: str, train: str | None = None, val: str | None = None, cache_gb: float | None = None
+    ) -> None:
+        self.root = expanded(root)
         self.folders = {"train": train, "val": val}
         self.cache_bytes = bytes_of(cache_gb)
+        self._train: FileSplit | None = None
 
     def load(self, split: str) -> FileSplit:
         """See :meth:`Source.load`. Any other split's name is taken as a folder below ``root``."""
-        self.classes = class_folders(self._folder("train"), self.key, self.place)
-        return labelled_folder(self._folder(split), self.classes, self.key, self.place)
+        if self._train is None:
+            self._train = self._load_train()
+        if split == "train":
+            return self._train
+        folder = self._folder(split)
+        return labelled_folder(folder, self.classes, self.key, self.place, self._noted(split))
 
-    def _named(self, split: str) -> str:
-        """The split's folder below ``root``; ``.`` where that has the class folders itself."""
-        named = self.folders.get(split, split)
+    def _load_train(self) -> FileSplit:
+        """The training split; its class folders with a picture become the classes."""
+        folder = self._folder("train")
+        if self._layout.train == ".":
+            self._check_no_splits_in_classes(folder)
+        names = sorted({plain(name) for name in class_folders(folder, self.key, self.place)})
+        split = labelled_folder(folder, names, self.key, self.place, self._noted("train"))
+        used = set(split.targets)
+        self.classes = [name for i, name in enumerate(names) if i in used]
+        ids = {old: new for new, old in enumerate(sorted(used))}
+        split.targets = [ids[target] for target in split.targets]
+        self.note(*doubts(self.classes))
+        return split
+
+    def _noted(self, split: str) -> Note:
+        return lambda line: self.note(f"{split}: {line}")
+
+    # -- which folders are the splits --------------------------------------------------------------------------------
+    @cached_property
+    def _layout(self) -> Layout:
         root = joined(self.root)
-        there = self.place.folders(root) if self.place.is_folder(root) else []
-        if named is None:
-            return next((name for name in VALIDATION if name in there), "val")
-        flat = any(not name.startswith(".") for name in there) and not {"train", *VALIDATION} & {*there}
-        return "." if named == split == "train" and flat else named
+        names = _visible(self.place, root) if self.place.is_folder(root) else []
+        train, val = self.folders["train"], self.folders["val"]
+        splits = [name for name in names if split_of(name)]
+        holders = [name for name in splits if self._has_folders(root, name)]
+        if train is None and val is None and names and not holders and self._are_classes(root, names, splits):
+            return Layout(".", None)
+        if train is None:
+            train = choose(holders, "train", self.key, root) or choose(splits, "train", self.key, root) or "train"
+            self._doubt_train(root, train, names, splits)
+            train = self._inner(root, train, "train")
+        if val is None and train != ".":
+            others = [name for name in holders if name != train.split("/")[0]]
+            val = choose(others, "val", self.key, root)
+            flat = choose([name for name in splits if name not in holders], "val", self.key, root)
+            if val is None and flat is not None and split_of(flat) == "val":
+                val = flat  # without class folders: refused where it is read
+            elif val is None and flat is not None:
+                self.note(f"{flat} has no class folders and is not read")
+            val = val and self._inner(root, val, "val")
+        used = {str(name).split("/")[0] for name in (train, val)}
+        unread = [name for name in names if name not in used and not split_of(name)]
+        if unread and train != ".":
+            self.note(f"folders beside the splits are not read: {', '.join(map(printable, unread[:5]))}")
+        return Layout(train, val)
+
+    def _has_folders(self, root: str, name: str) -> bool:
+        return bool(_visible(self.place, joined(root, name)))
+
+    def _has_pictures(self, root: str, name: str) -> bool:
+        """Whether pictures lie in the folder itself."""
+        return any(file.lower().endswith(IMAGE_SUFFIXES) for file in self.place.files(joined(root, name)))
+
+    def _are_classes(self, root: str, names: Sequence[str], splits: Sequence[str]) -> bool:
+        """Whether the root's folders are classes: none has a split's name, or one has, with pictures, among others."""
+        if not splits:
+            return True
+        others = [name for name in names if name not in splits and self._has_pictures(root, name)]
+        if len(splits) == 1 and others and self._has_pictures(root, splits[0]):
+            self.note(f"{splits[0]} is a class: it has pictures and no class folders, as {others[0]} has")
+            return True
+        return False
+
+    def _doubt_train(self, root: str, train: str, names: Sequence[str], splits: Sequence[str]) -> None:
+        """Refuses a folder ``train`` of vehicles: it may be a class beside other classes."""
+        others = [name for name in names if name not in splits and self._has_pictures(root, name)]
+        if [*splits] == [train] and len(others) > 1:
+            raise UserError(f"{self.key}: {joined(root, train)} may be the training split, or a class beside "
+                            f"{others[0]} and {others[1]}; data.source.train={train} or data.source.train=. says "
+                            "which")  # fmt: skip
+
+    def _inner(self, root: str, name: str, split: str) -> str:
+        """``seg_train/seg_train`` for a split folder whose only folder has a name of the same split."""
+        inside = _visible(self.place, joined(root, name)) if self.place.is_folder(joined(root, name)) else []
+        if len(inside) == 1 and split_of(inside[0]) == split_of(name) is not None:
+            return f"{name}/{inside[0]}"
+        return name
+
+    def _check_no_splits_in_classes(self, folder: str) -> None:
+        """Refuses classes with splits of their own (``bottle/train``, ``bottle/test``): all would be trained on."""
+        for name in _visible(self.place, folder):
+            meanings = {split_of(inner): inner for inner in _visible(self.place, joined(folder, name))}
+            if "train" in meanings and ("val" in meanings or "test" in meanings):
+                within = " and ".join(sorted(inner for meaning, inner in meanings.items() if meaning))
+                raise UserError(f"{self.key}: {joined(folder, name)} has splits of its own ({within}); expected "
+                                f"{joined(folder, meanings['train'], name)}")  # fmt: skip
 
     def _folder(self, split: str) -> str:
-        named = self._named(split)
-        folder = joined(self.root, named)
-        if (is_url(self.root) or is_url(named)) and not f"{folder}/".startswith(f"{joined(self.root)}/"):
-            raise UserError(f"data.source.{split}: must be a folder below {self.root}, got {named}")  # alone listed
+        name = self._name(split)
+        folder = joined(self.root, name)
+        if (is_url(self.root) or is_url(name)) and not f"{folder}/".startswith(f"{joined(self.root)}/"):
+            raise UserError(f"data.source.{split}: must be a folder below {self.root}, got {name}")  # alone listed
         return folder
 
+    def _name(self, split: str) -> str:
+        if split in ("train", "val"):
+            return getattr(self._layout, split) or split
+        if self.place.is_folder(joined(self.root, split)) or not self.place.is_folder(joined(self.root)):
+            return split
+        return choose(_visible(self.place, joined(self.root)), split, self.key, self.root) or split
+
     def has(self, split: str) -> bool:
-        """Whether the split's folder exists; one that was named in the settings always counts as there."""
-        named = self._named(split)
-        return named != split or self.place.is_folder(joined(self.root, named))  # a name that was given must be there
+        """Whether the split has a folder; a name in the settings counts, :meth:`load` refuses a missing one."""
+        if split == "val":
+            return self._layout.val is not None
+        return self.place.is_folder(joined(self.root, self._name(split)))
 
     def describe(self) -> str:
-        """The folder, and the validation folder where it is not ``val``."""
-        named = self._named("val")
-        return f"ImageFolder {self.root}" + ("" if named == "val" else f", validated with {named}")
+        """The folder, and the folders of the splits where their names are not ``train`` and ``val``."""
+        train, val = self._layout
+        trained = "" if train in ("train", ".") else f", trained with {train}"
+        return f"ImageFolder {self.root}{trained}" + ("" if val in ("val", None) else f", validated with {val}")
+
+
+def _visible(place: Place, folder: str) -> list[str]:
+    return sorted(name for name in place.folders(folder) if not is_hidden(name))
 
 
 def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
-    """The sorted names of the folders in ``path``; ``key`` is named in errors."""
+    """The sorted names of the folders in ``path``, but those that programs leave behind; errors name ``key``."""
     if not place.is_folder(path):
         raise UserError(f"{key}: there is no folder {path}")
-    names = sorted(name for name in place.folders(path) if not name.startswith("."))
+    names = _visible(place, path)
     if not names:
         raise UserError(f"{key}: no class folders in {path} (expected <class>/*.jpg)")
     for name in names:
@@ -79,19 +189,39 @@ def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
     return names
 
 
-def labelled_folder(path: str, classes: Sequence[str], key: str, place: Place = DISK) -> FileSplit:
-    """The pictures below ``path/<class>``, at any depth, with ids from ``classes``, of which ``path`` may lack some."""
+def classes_below(folder: str, key: str) -> list[str]:
+    """The labels that the folders below ``folder``, a path or URL, stand for."""
+    root = joined(expanded(folder))
+    return sorted({plain(name) for name in class_folders(root, key, place_of(root, key))})
+
+
+def labelled_folder(
+    path: str, classes: Sequence[str], key: str, place: Place = DISK, note: Note | None = None
+) -> FileSplit:
+    """The pictures below ``path/<class>``, at any depth, with ids from ``classes``, of which ``path`` may lack some.
+
+    Folders without a usable picture are left out, and named to ``note``; others must be in ``classes``.
+    """
     ids = {name: i for i, name in enumerate(classes)}
     paths: list[PathLike] = []
     targets: list[int] = []
-    left_out: Counter[str] = Counter()
-    for name in class_folders(path, key, place):
-        if name not in ids:
-            raise UserError(f"{key}: {joined(path, name)} is not one of the {len(ids)} known classes")
-        found, others = pictures_below(joined(path, name), place)
-        paths += found
-        targets += [ids[name]] * len(found)
-        left_out.update(others)
+    others: Counter[str] = Counter()
+    empty: dict[str, str] = {}
+    unknown: dict[str, list[str]] = {}
+    for folder in class_folders(path, key, place):
+        name = plain(folder)
+        pictures, other_files = pictures_below(joined(path, folder), place)
+        others.update(other_files)
+        if not pictures:
+            empty[name] = said(other_files).removeprefix("; left out: ") or "empty"
+        elif name not in ids:
+            unknown.setdefault(name, []).extend(pictures)
+        else:
+            paths += pictures
+            targets += [ids[name]] * len(pictures)
+    check_known(unknown, ids, key)
     if not paths:
-        raise UserError(f"{key}: no pictures below {path} ({', '.join(IMAGE_SUFFIXES)}){said(left_out)}")
-    return FileSplit(paths, targets, dict(left_out), place)
+        raise UserError(f"{key}: no pictures below {path} ({', '.join(IMAGE_SUFFIXES)}){said(dict(others))}")
+    if empty and note is not None:
+        note(left_out(empty))
+    return FileSplit(paths, targets, dict(others), place)

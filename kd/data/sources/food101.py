@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kd.data.sources.base import Source
 from kd.data.sources.files import FileSplit
+from kd.data.sources.places import expanded
 from kd.errors import UserError, first_line
 from kd.machine import cache_dir
 from kd.storage.objects import is_url
@@ -19,7 +20,7 @@ class Food101(Source):
     """
 
     def __init__(self, data_dir: str | None = None, download: bool = True) -> None:
-        self.data_dir, self.download = data_dir, download
+        self.data_dir, self.download = expanded(data_dir) if data_dir else data_dir, download
 
     def load(self, split: str) -> FileSplit:
         """Downloads the set where ``download`` is set, once for all processes of a machine, and reads the split's

@@ -1,76 +1,206 @@
 """The source ``HuggingFace``: a data set of the hub, or a local one (extra ``hf``)."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from kd.data.pictures import MAX_BYTES
 from kd.data.sources.base import Source, Split
 from kd.data.sources.files import UNLABELLED
+from kd.data.sources.labels import by_label, cells, check_known, doubts, in_order, plain, unused
+from kd.data.sources.places import expanded
+from kd.data.sources.split_names import Unfit, choose, numbers_in, splits_by_row
 from kd.errors import UserError, first_line, needs_extra
 from kd.storage.elsewhere import open_regular
+
+
+class Table(Protocol):
+    """What is used of a ``datasets.Dataset``."""
+
+    features: Mapping[str, object]
+    column_names: list[str]
+    _fingerprint: str
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: int | str) -> Any: ...
+
+    def select(self, indices: Sequence[int]) -> "Table":
+        """The rows of these numbers."""
+
+
+class Rows(NamedTuple):
+    """A split's table, the label of each row ("" without one), and the classes that the data set itself lists."""
+
+    data: Table
+    labels: list[str]
+    names: list[str] | None
 
 
 class HuggingFace(Source):
     """A Hugging Face data set with a picture and a label column (extra ``hf``).
 
+    Classes are those of the training split: its ``ClassLabel`` names with their ids, or its labels in order. A column
+    that names the rows' splits is honoured, as in a :class:`~kd.data.sources.Manifest`.
+
     Args:
         path: as in ``datasets.load_dataset``: a name on the hub, or a local folder.
-        train: its training split.
-        val: its validation split; null where it has none, and a part of train is held out (``data.val_fraction``).
+        train: its training split; default: the one whose name means it.
+        val: its validation split; ``auto``: the one whose name means it, else a test split; null: a part of train is
+            held out (``data.val_fraction``), as where there is none.
         image_column: column of pictures.
-        label_column: column of class ids (a ``ClassLabel``, or integers); null: pictures without labels.
+        label_column: column of labels (a ``ClassLabel``, integers or text); null: pictures without labels.
     """
 
     def __init__(
         self,
         path: str,
-        train: str = "train",
-        val: str | None = "validation",
+        train: str | None = None,
+        val: str | None = "auto",
         image_column: str = "image",
         label_column: str | None = "label",
     ) -> None:
-        self.path, self.splits = path, {"train": train, "val": val}
+        self.path, self.given = expanded(path), {"train": train, "val": val}
         self.columns = image_column, label_column
+        self._names: list[str] | None = None  # of the data set's splits
+        self._whole: dict[str, Rows] = {}  # by the data set's split
+        self._by_row: dict[str, Sequence[str | None] | None] = {}  # likewise the splits that a column names
 
     def load(self, split: str) -> Split:
-        """Reads a split with the package ``datasets``; pictures stay encoded until they are read.
+        """See :meth:`Source.load`. Any other split's name is one that the data set has."""
+        train = self._rows("train")
+        rows = train if split == "train" else self._rows(split)
+        where = f"{self.path} ({self._name(split)})"
+        if not rows.labels:
+            raise UserError(f"data.source: {where} has no pictures")
+        if not any(train.labels):
+            self.classes = train.names or []
+            return _HuggingFaceSplit(rows.data, self.columns[0], [UNLABELLED] * len(rows.labels), self.path)
+        self.classes = train.names or in_order(set(train.labels) - {""})
+        ids = {name: i for i, name in enumerate(self.classes)}
+        missing = next((i for i, label in enumerate(rows.labels) if not label), None)
+        if missing is not None:
+            raise UserError(f"data.source.{split}: {self.path}[{missing}] ({self._name(split)}) has no label, others "
+                            "have; data.source.label_column=null reads pictures alone")  # fmt: skip
+        pictures = (f"{self.path}[{i}]" for i in range(len(rows.labels)))
+        check_known(by_label(pictures, ([label] for label in rows.labels)), ids, f"data.source.{split}")
+        self.note(*doubts(self.classes))
+        if train.names:
+            self.note(*unused(self.classes, (ids[label] for label in train.labels if label)))
+        return _HuggingFaceSplit(rows.data, self.columns[0], [ids[label] for label in rows.labels], self.path)
 
-        Raises:
-            UserError: the extra is not installed, or the set, split or column can't be read.
-        """
-        try:
-            import datasets
-        except ImportError as error:
-            raise UserError(f"data.source: HuggingFace {needs_extra('hf')}") from error
-        image, label = self.columns
-        try:
-            data = datasets.load_dataset(self.path, split=self.splits.get(split, split))
-            data = data.cast_column(image, datasets.Image(decode=False))
-            kind = data.features[label] if label else None
-            targets = [int(t) for t in data[label]] if label else [UNLABELLED] * len(data)
-        except Exception as error:  # the hub, the file system and the format readers raise many kinds
-            raise UserError(f"data.source: {self.path} ({split}): {first_line(error)}") from error
-        self.classes = list(getattr(kind, "names", None) or [str(i) for i in range(max(targets) + 1)])
-        return _HuggingFaceSplit(data, image, targets, self.path)
+    def _rows(self, split: str) -> Rows:
+        """The rows of a split: of the data set's own split, or of the training split where a column says so."""
+        name = self._name(split)
+        rows = self._read(name if name is not None else self._name("train") or "train", split)
+        by_row = self._by_row[name if name is not None else self._name("train") or "train"]
+        if by_row is None:
+            return rows
+        chosen = numbers_in(by_row, split)
+        if not chosen:
+            raise UserError(f"data.source.{split}: {self.path} ({name}) has a column of splits that names no row of "
+                            f"{split}")  # fmt: skip
+        return Rows(rows.data.select(chosen), [rows.labels[i] for i in chosen], rows.names)
+
+    def _read(self, name: str, split: str) -> Rows:
+        """A whole split of the data set, read once."""
+        if name not in self._whole:
+            try:
+                import datasets
+            except ImportError as error:
+                raise UserError(f"data.source: HuggingFace {needs_extra('hf')}") from error
+            image, label = self.columns
+            where = f"data.source: {self.path} ({name})"
+            try:
+                data = datasets.load_dataset(self.path, split=name)
+            except Exception as error:  # the hub, the file system and the format readers raise many kinds
+                raise UserError(f"{where}: {first_line(error)}") from error
+            for key, column in (("image_column", image), ("label_column", label)):
+                if column is not None and column not in data.column_names:
+                    there = ", ".join(data.column_names)[:120]
+                    raise UserError(
+                        f"data.source.{key}: {self.path} ({name}) has no column '{column}' (it has {there})"
+                    )
+            try:
+                data = data.cast_column(image, datasets.Image(decode=False))
+                data.features  # noqa: B018 - a column that is no picture is refused here
+                first = data[0][image] if len(data) else {"bytes": b"", "path": None}
+                if not (isinstance(first, dict) and {"bytes", "path"} <= {*first}):
+                    raise TypeError(f"its values are {type(first).__name__}")
+            except Exception as error:  # many kinds, by the column's type
+                raise UserError(f"data.source.image_column: '{image}' of {self.path} ({name}) holds no pictures "
+                                f"({first_line(error)})") from error  # fmt: skip
+            try:
+                self._whole[name] = self._labelled(data)
+                columns = {c: data[c][:] for c in data.column_names if c not in (image, label) and _is_plain(data, c)}
+                self._by_row[name], notes, _ = splits_by_row(columns)
+            except Unfit as error:
+                raise UserError(f"data.source.{split}: {self.path} ({name}) {error}") from error
+            self.note(*notes)
+        return self._whole[name]
+
+    def _labelled(self, data: Table) -> Rows:
+        label = self.columns[1]
+        if label is None:
+            return Rows(data, [""] * len(data), None)
+        names = getattr(data.features[label], "names", None)
+        values = data[label][:]
+        if names is not None:
+            names = [plain(name) for name in names]
+            return Rows(data, [names[value] if value is not None and value >= 0 else "" for value in values], names)
+        for i, labels in enumerate(read := cells(values, several=False).labels):
+            if len(labels) > 1:
+                raise Unfit(f"gives {self.path}[{i}] {len(labels)} labels ({', '.join(labels[:3])}); a list takes "
+                            "several (data.source=Manifest data.source.multi_label=true)")  # fmt: skip
+        return Rows(data, [(labels or [""])[0] for labels in read], None)
+
+    # -- which splits there are --------------------------------------------------------------------------------------
+    def _split_names(self) -> list[str]:
+        """The data set's splits; none where they can't be listed: :meth:`load` says what is wrong."""
+        if self._names is None:
+            try:
+                import datasets
+
+                self._names = list(datasets.get_dataset_split_names(self.path))
+            except Exception:  # the hub, the file system and the format readers raise many kinds
+                self._names = []
+        return self._names
+
+    def _name(self, split: str) -> str | None:
+        """The data set's name of a split; None where it has none."""
+        given = self.given.get(split)
+        if given not in (None, "auto") or (split == "val" and given is None):
+            return given
+        names, usual = self._split_names(), {"val": "validation"}.get(split, split)
+        if usual in names or (split != "val" and not names):
+            return usual
+        chosen = choose(names, split, "data.source", self.path)
+        if chosen is not None:
+            self.note(f"{chosen} of {self.path} is {split}")
+        return chosen or (None if split == "val" else usual)
 
     def has(self, split: str) -> bool:
-        """Whether the set has the split; one that was named in the settings always counts as there. May ask the hub."""
-        name = self.splits.get(split, split)
-        if name != "validation":  # a name that was given must be there
-            return name is not None
-        try:
-            import datasets
-
-            return name in datasets.get_dataset_split_names(self.path)
-        except Exception:  # load() says what is wrong
-            return True
+        """Whether the set has the split, or rows of it; a name in the settings counts. May ask the hub."""
+        if self._name(split) is not None:  # a name that was given must be there: load() says so
+            return split in self.given or self._name(split) in self._split_names()
+        if split == "val" and self.given["val"] is None:
+            return False
+        train = self._name("train") or "train"
+        self._read(train, split)
+        return bool(numbers_in(self._by_row[train] or [], split))
 
     def describe(self) -> str:
         """The set's path."""
         return f"HuggingFace {self.path}"
 
 
+def _is_plain(data: Table, column: str) -> bool:
+    """Whether a column holds texts, numbers, yes or no."""
+    return getattr(data.features[column], "dtype", "") in ("string", "large_string", "bool", "int8", "int16", "int32",
+                                                           "int64", "uint8")  # fmt: skip
+
+
 class _HuggingFaceSplit:
-    def __init__(self, data: Any, column: str, targets: list[int], path: str) -> None:
+    def __init__(self, data: Table, column: str, targets: list[int], path: str) -> None:
         self.data, self.column, self.targets, self.path = data, column, targets, path
 
     def read(self, i: int) -> bytes:

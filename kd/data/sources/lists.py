@@ -7,16 +7,22 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from kd.data.sources.split_names import Column, Unfit, split_of, splits_by_row
 from kd.storage.elsewhere import json_of
 
 TABLES = (".csv", ".tsv", ".txt")
 DELIMITERS = "\t,;| "
-Column = str | int
 Columns = Column | list[str]  # of the labels: one column, or several of numbers
+FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True, "": False, "false": False, "true": True}
 
 
-class Unfit(ValueError):
-    """What a list lacks, as the end of a sentence about it."""
+class ListColumns(NamedTuple):
+    """Where a list has what: columns by name, or by number in a table without a header."""
+
+    path: Column = "path"
+    label: Columns = "label"
+    delimiter: str | None = None  # None: found by the first line
+    split: Column | None = None  # None: found by its name and values; "none": no column names splits
 
 
 class Row(NamedTuple):
@@ -27,33 +33,76 @@ class Row(NamedTuple):
     split: str | None = None
 
 
-def read_list(
-    content: bytes, suffix: str, path: Column, label: Columns, delimiter: str | None
-) -> tuple[list[Row], bool]:
-    """The rows of a list, and whether it has labels; :class:`Unfit` for columns that are missing.
+class ListContent(NamedTuple):
+    """The rows of a list, and what it says of all of them."""
+
+    rows: list[Row]
+    labelled: bool
+    splits: bool  # each row has its split
+    notes: list[str]  # what was guessed, for a person to read
+    classes: Sequence[str] = ()  # that it names itself, whether they have pictures or not
+
+
+def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
+    """The rows of a list; :class:`Unfit` for columns that are missing, and for contents that contradict each other.
 
     A table (:data:`TABLES`) has its columns by name, or by number without a header; other suffixes are JSON.
     """
     text = content.decode("utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig")
+    path, label = columns.path, columns.label
     if suffix in TABLES:
-        names, records = _table(text, path, delimiter)
+        names, records = _table(text, path, columns.delimiter)
     else:
         found = _records(text)
         if isinstance(found, Mapping) or (found and found[0].get("type") == "dataset"):
             if isinstance(label, list):
                 raise Unfit("is a list of classes; data.source.targets=[...] reads a table or JSON lines")
-            return _coco(found) if isinstance(found, Mapping) else _ultralytics(found)
+            return _coco(found, columns.split) if isinstance(found, Mapping) else _ultralytics(found)
         names, records = sorted({name for record in found for name in record}), found
         _check_there(path, names, "path_column")
-    if len(names) == 1 and not isinstance(label, list):
-        return [Row(record[path], None) for record in records], False
+    targets = label if isinstance(label, list) else [label]
+    others = {name: [record.get(name) for record in records] for name in names if name not in (path, *targets)}
+    splits, notes, split_columns = splits_by_row(others, columns.split, one_hot=not {*targets} & {*names})
+    row_splits: list[str | None] = [None] * len(records) if splits is None else splits
+    rest = {name: values for name, values in others.items() if name not in split_columns}
+    rows, labelled = _labelled_rows(names, records, columns, rest, notes)
+    return ListContent(
+        [row._replace(split=split) for row, split in zip(rows, row_splits, strict=True)],
+        labelled, splits is not None, notes,
+    )  # fmt: skip
+
+
+def _labelled_rows(
+    names: Sequence[Column], records: Sequence[Mapping[Any, Any]], columns: ListColumns,
+    rest: Mapping[Column, Sequence[object]], notes: list[str],
+) -> tuple[list[Row], bool]:  # fmt: skip
+    """The rows, and whether they have labels; ``rest``: columns without a use so far. Adds to ``notes``."""
+    path, label = columns.path, columns.label
     if isinstance(label, list):
         missing = next((name for name in label if name not in names), None)
         if missing is not None:
             raise Unfit(f"has no column {missing} (data.source.targets; it has {', '.join(map(str, names))[:120]})")
         return [Row(record[path], [record.get(name) for name in label]) for record in records], True
+    if label in names:
+        return [Row(record[path], record.get(label)) for record in records], True
+    if not rest:
+        return [Row(record[path], None) for record in records], False
+    flags = {name: values for name, values in rest.items() if _is_one_hot(values)}
+    if label == ListColumns().label and len(flags) > 1:
+        labels = [[str(name) for name in flags if FLAGS[_flag_text(record.get(name))]] for record in records]
+        notes.append(f"the columns {', '.join(map(str, flags))[:120]} hold 0 and 1: each 1 is a label")
+        return [Row(record[path], own) for record, own in zip(records, labels, strict=True)], True
     _check_there(label, names, "label_column")
-    return [Row(record[path], record[label]) for record in records], True
+    raise AssertionError("the label's column is missing")
+
+
+def _flag_text(value: object) -> str:
+    return "" if value is None else str(value).strip().lower()
+
+
+def _is_one_hot(values: Sequence[object]) -> bool:
+    texts = {_flag_text(value) for value in values}
+    return texts <= {*FLAGS} and any(FLAGS[text] for text in texts)
 
 
 def _records(text: str) -> Mapping[str, Any] | list[dict[Any, Any]]:
@@ -104,22 +153,45 @@ def _sniffed(first: str, path: Column) -> str:
     return next((delimiter for delimiter in DELIMITERS if delimiter in first), ",")
 
 
-def _coco(content: Mapping[str, Any]) -> tuple[list[Row], bool]:
+def _coco(content: Mapping[str, Any], split_column: Column | None) -> ListContent:
     """Annotations name a picture's categories; several of one category count once."""
     names = {category["id"]: str(category["name"]) for category in content["categories"]}
-    found: dict[Any, list[str]] = {picture["id"]: [] for picture in content["images"]}
-    for note in content["annotations"]:
-        labels, name = found[note["image_id"]], names[note["category_id"]]
+    pictures = content["images"]
+    labels_by_picture: dict[Any, list[str]] = {picture["id"]: [] for picture in pictures}
+    if len(labels_by_picture) < len(pictures):
+        raise Unfit("has two pictures of one id")
+    for number, note in enumerate(content["annotations"]):
+        for key, known in (("image_id", labels_by_picture), ("category_id", names)):
+            if note[key] not in known:
+                what = {"image_id": "images", "category_id": "categories"}[key]
+                raise Unfit(f"has an annotation (number {number + 1}) of {key} {note[key]}, which is not among its "
+                            f"{len(known)} {what} ({', '.join(map(str, known))[:80]})")  # fmt: skip
+        labels, name = labels_by_picture[note["image_id"]], names[note["category_id"]]
         if name not in labels:
             labels.append(name)
-    return [Row(picture["file_name"], found[picture["id"]]) for picture in content["images"]], True
+    keys = sorted({key for picture in pictures for key in picture} - {"id", "file_name"})
+    splits, notes, _ = splits_by_row({key: [picture.get(key) for picture in pictures] for key in keys}, split_column)
+    row_splits = [None] * len(pictures) if splits is None else splits
+    rows = [
+        Row(picture["file_name"], labels_by_picture[picture["id"]], split)
+        for picture, split in zip(pictures, row_splits, strict=True)
+    ]
+    return ListContent(rows, True, splits is not None, notes, [*names.values()])
 
 
-def _ultralytics(records: Sequence[Mapping[str, Any]]) -> tuple[list[Row], bool]:
+def _ultralytics(records: Sequence[Mapping[str, Any]]) -> ListContent:
     """The first line describes the data set, each further one a picture with its split and class ids."""
     names = {str(number): str(name) for number, name in dict(records[0].get("class_names") or {}).items()}
-    rows = []
+    rows: list[Row] = []
     for record in records[1:]:
         ids = (record.get("annotations") or {}).get("classification") or []
-        rows.append(Row(record["file"], [names[str(i)] for i in ids], record.get("split") or "train"))
-    return rows, True
+        unknown = [i for i in ids if str(i) not in names]
+        if unknown:
+            raise Unfit(
+                f"gives {record['file']} the class {unknown[0]}, which is not among its {len(names)} class_names"
+            )
+        split = split_of(record.get("split") or "train")
+        if split is None:
+            raise Unfit(f"gives {record['file']} the split '{record['split']}', which is not train, val or test")
+        rows.append(Row(record["file"], [names[str(i)] for i in ids], split))
+    return ListContent(rows, True, True, [], [*names.values()])

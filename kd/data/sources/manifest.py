@@ -2,29 +2,37 @@
 
 import csv
 import math
-import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kd.data.sources.base import Source, bytes_of
-from kd.data.sources.files import UNLABELLED, FileSplit, printable
-from kd.data.sources.folder import VALIDATION
-from kd.data.sources.lists import TABLES, Column, Columns, Row, Unfit, read_list
-from kd.data.sources.places import DISK, Place, Store, joined, list_at
+from kd.data.sources.files import UNLABELLED, FileSplit, printable, said
+from kd.data.sources.labels import by_label, cells, check_known, doubts, in_order, join_rows, left_out, plain
+from kd.data.sources.lists import ListColumns, ListContent, Row, read_list
+from kd.data.sources.places import DISK, UNUSABLE, Place, Store, ending_of, expanded, joined, list_at
+from kd.data.sources.split_names import Unfit, numbers_in
 from kd.data.targets import LabelSets, Numbers, Targets
 from kd.errors import UserError
 from kd.storage.elsewhere import number_of
 from kd.storage.objects import is_url
 
-Labelled = tuple[str, list[str]]  # A picture's path and its labels
+
+class Listed(NamedTuple):
+    """The pictures of a split: paths, the labels of each (numbers for a regression), and files that were left out."""
+
+    paths: list[str]
+    labels: list[list[Any]]
+    left_out: dict[str, int]
 
 
 class Manifest(Source):
     """Lists of (path, label): CSV with a header ``path,label``, or JSON lines ``{"path": ..., "label": ...}``.
 
-    COCO's JSON (the categories of a picture's annotations) and Ultralytics' NDJSON for classification, whose rows name
-    their splits, are read as they are. Labels are class names; ids are their sorted order in the training list, by
+    COCO's JSON (the categories of a picture's annotations) and Ultralytics' NDJSON for classification are read as they
+    are. A list may name its rows' splits. Labels are class names; ids are their sorted order in the training list, by
     value where all are whole numbers. Relative paths start at ``image_dir``. Lists of the one column ``path`` are
     pictures without labels. Lists, folder and paths may be URLs (``s3://bucket/train.csv``; extra ``stream``).
 
@@ -32,18 +40,24 @@ class Manifest(Source):
         train: the training list (``.csv``, ``.tsv``, ``.txt``, ``.json``, ``.jsonl``, ``.ndjson``).
         val: the validation list; without one a part of the training list is held out (``data.val_fraction``).
         image_dir: folder that relative paths start at; default: the list's own folder.
-        multi_label: a picture has any number of labels, separated by ``;`` (or a JSON list).
+        multi_label: a picture has any number of labels: a list (of JSON or Python), or text that ``label_separator``
+            parts. Rows of the same picture are joined.
         cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
         path_column: name of the paths' column; a number, counted from 0, where a table has no header.
         label_column: likewise of the labels' column.
         targets: columns of numbers to learn in place of labels (``model.task=Regression``); an empty field is missing.
         delimiter: between a table's columns; default: the tab, comma, semicolon, bar or blank of its first line.
+        split_column: the column that names each row's split (``train``, ``Testing``, or yes and no in ``is_valid``);
+            default: found by its name and values; ``none``: all rows belong to the list's split.
+        label_separator: the character between the labels of one cell; default: ``;``, or the one that the cells
+            themselves show (``red,round`` beside ``red`` and ``round``); ``none``: a cell is one label.
     """
 
     def __init__(
         self, train: str, val: str | None = None, image_dir: str | None = None, multi_label: bool = False,
         cache_gb: float | None = None, path_column: int | str = "path", label_column: int | str = "label",
-        delimiter: str | None = None, targets: list[str] | None = None,
+        delimiter: str | None = None, targets: list[str] | None = None, split_column: int | str | None = None,
+        label_separator: str | None = None,
     ) -> None:  # fmt: skip
         delimiter = "\t" if delimiter in ("\\t", "tab") else delimiter
         if delimiter is not None and len(delimiter) != 1:
@@ -52,43 +66,45 @@ class Manifest(Source):
             raise ValueError(f"label_column must be a name or a number as path_column is, got {label_column}")
         if targets is not None and (not targets or len(set(targets)) < len(targets) or multi_label):
             raise ValueError(f"targets must be different columns, without multi_label, got {targets}")
+        label_separator = {"\\t": "\t", "tab": "\t", "blank": " "}.get(label_separator or "", label_separator)
+        if label_separator is not None and label_separator != "none" and len(label_separator) != 1:
+            raise ValueError(f"label_separator must be one character (or tab, blank, none), got '{label_separator}'")
         self.targets = targets
-        self.columns: tuple[Column, Columns, str | None] = path_column, targets or label_column, delimiter
+        self.columns = ListColumns(path_column, targets or label_column, delimiter, split_column)
+        self.separator = label_separator
         self.cache_bytes = bytes_of(cache_gb)
-        self.lists = {"train": train, "val": val}
-        self.image_dir = image_dir
+        self.lists = {"train": expanded(train), "val": expanded(val) if val else val}
+        self.image_dir = expanded(image_dir) if image_dir else image_dir
+        self._contents: dict[str, ListContent] = {}  # by file: each is read once
+        self._pictures: dict[str, Listed] = {}  # by split
         self.kind = Numbers() if targets else LabelSets() if multi_label else Targets()
         self._several = multi_label
 
     def load(self, split: str) -> FileSplit:
-        """Reads a split's rows; class ids follow the training list.
+        """See :meth:`Source.load`. Any other split's name is one that the list's column of splits has."""
+        train = self._listed("train")
+        pictures = train if split == "train" else self._listed(split)
+        targets = self._numbers(split, pictures) if self.targets else self._ids(split, pictures, train)
+        return FileSplit(pictures.paths, targets, pictures.left_out, self._place(split, pictures.paths))
 
-        Raises:
-            UserError: a list that can't be read, or a label or number that does not fit the training list.
-        """
-        train = self._rows("train")
-        rows = train if split == "train" else self._rows(split)
-        targets = self._numbers(split, rows) if self.targets else self._ids(split, rows, train)
-        paths = [path for path, _ in rows]
-        return FileSplit(paths, targets, place=self._place(split, paths))
-
-    def _ids(self, split: str, rows: list[Labelled], train: list[Labelled]) -> list[Any]:
-        self.classes = in_order({label for _, labels in train for label in labels})
+    def _ids(self, split: str, pictures: Listed, train: Listed) -> list[Any]:
+        self.classes = in_order({label for labels in train.labels for label in labels})
+        self.note(*doubts(self.classes))
+        empty = [name for name in map(plain, self._content("train").classes) if name not in self.classes]
+        if empty:
+            self.note(left_out(dict.fromkeys(empty, "no training picture")))
         ids = {label: i for i, label in enumerate(self.classes)}
-        unknown = next(((path, label) for path, labels in rows for label in labels if label not in ids), None)
-        if unknown:
-            label, picture = unknown[1], unknown[0]
-            raise UserError(f"data.source.{split}: label '{label}' of {picture} is not in {self.lists['train']}")
+        check_known(by_label(map(printable, pictures.paths), pictures.labels), ids, f"data.source.{split}")
         if not self.classes:
-            return [UNLABELLED] * len(rows)
-        targets = [[ids[label] for label in labels] for _, labels in rows]
+            return [UNLABELLED] * len(pictures.paths)
+        targets = [[ids[label] for label in labels] for labels in pictures.labels]
         return targets if self._several else [t[0] for t in targets]
 
-    def _numbers(self, split: str, rows: list[Labelled]) -> list[list[float]]:
+    def _numbers(self, split: str, pictures: Listed) -> list[list[float]]:
         self.classes = list(self.targets or [])
         key, file = f"data.source.{split}", self._file(split)
         numbers = [[self._number(x, name, path, file, key) for name, x in zip(self.classes, given, strict=True)]
-                   for path, given in rows]  # fmt: skip
+                   for path, given in zip(pictures.paths, pictures.labels, strict=True)]  # fmt: skip
         for name, column in zip(self.classes, zip(*numbers, strict=True), strict=True):
             if all(math.isnan(x) for x in column):
                 raise UserError(f"{key}: {file} has no value of {name} (data.source.targets)")
@@ -106,63 +122,97 @@ class Manifest(Source):
         urls = [path for path in paths if is_url(path)]
         return Store.holding(str(self.lists["train"]), urls, f"data.source.{split}", self.cache_bytes) if urls else DISK
 
-    def _labels(self, given: object) -> list[str]:
-        if self.targets:
-            return list(given)  # type: ignore[call-overload]
-        parts = given if isinstance(given, list) else str(given).split(";") if self._several else [given]
-        parts = ["" if part is None else str(part) for part in parts]
-        return [part.strip() if self._several else part for part in parts if part.strip()]
-
-    def _listed(self, split: str) -> tuple[list[Row], bool]:
-        """What the list of a split holds; a list that names its rows' splits gives those of this one."""
-        key, file = f"data.source.{split}", self._file(split)
-        content = list_at(file, key)
-        try:
-            rows, labelled = read_list(content, Path(file).suffix.lower(), *self.columns)
-        except Unfit as error:
-            raise UserError(f"{key}: {file} {error}") from error
-        except (csv.Error, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"{key}: {file} is no list of pictures ({type(error).__name__}: {error})") from error
-        there = {row.split for row in rows}
-        wanted = next((name for name in (VALIDATION if split == "val" else (split,)) if name in there), None)
-        if wanted is None and not self.lists.get(split):
-            return [], labelled
-        return [row for row in rows if wanted in (None, row.split)], labelled
-
+    # -- what a list holds -------------------------------------------------------------------------------------------
     def _file(self, split: str) -> str:
         return joined(self.lists.get(split) or self.lists["train"] or "")
 
-    def _rows(self, split: str) -> list[Labelled]:
+    def _content(self, split: str) -> ListContent:
+        """The whole list of a split, which may hold other splits too."""
         key, file = f"data.source.{split}", self._file(split)
-        rows, labelled = self._listed(split)
-        if not rows and split not in self.lists:
-            raise UserError(f"data.source: a manifest has the splits train and val, got '{split}'")
-        if not rows:
-            raise UserError(f"{key}: {file} lists no pictures")
-        root = self.image_dir or (joined(file, "..") if is_url(file) else str(Path(file).parent))
-        found = [(joined(root, row.path), self._labels(row.label) if labelled else []) for row in rows]
-        one = labelled and not self._several and not self.targets
-        for path, labels in ([row for row in found if len(row[1]) != 1] if one else [])[:1]:
-            several = f"{len(labels)} labels ({', '.join(labels[:3])}), which data.source.multi_label=true takes"
-            raise UserError(f"{key}: {file}: {printable(path)} has {several if labels else 'no label'}")
-        return found
+        if file not in self._contents:
+            content = list_at(file, key)
+            try:
+                self._contents[file] = read_list(content, Path(file).suffix.lower(), self.columns)
+            except Unfit as error:
+                raise UserError(f"{key}: {file} {error}") from error
+            except (csv.Error, KeyError, TypeError, ValueError, AttributeError) as error:
+                raise UserError(f"{key}: {file} is no list of pictures ({type(error).__name__}: {error})") from error
+            self.note(*self._contents[file].notes)
+        return self._contents[file]
+
+    def _rows(self, split: str) -> list[Row]:
+        """The rows of a split; none where its list was not given, and no row of the training list belongs to it."""
+        content = self._content(split)
+        rows = content.rows
+        listed_apart = bool(self.lists.get(split))
+        if not content.splits:
+            return rows if listed_apart else []
+        row_splits = [row.split for row in rows]
+        chosen = [rows[i] for i in numbers_in(row_splits, split)]
+        if rows and not chosen and listed_apart:
+            counts = Counter(row_splits)
+            counted = ", ".join(f"{count} of {name or 'no split'}" for name, count in counts.items())
+            raise UserError(f"data.source.{split}: {self._file(split)} names no row of {split} ({counted}); "
+                            "data.source.split_column=none reads all rows")  # fmt: skip
+        return chosen
 
     def has(self, split: str) -> bool:
-        """Whether there is a list for the split, or rows of it in a table with a column ``split``."""
-        if self.lists.get(split) is not None or Path(self._file(split)).suffix.lower() in TABLES:
-            return self.lists.get(split) is not None
-        return any(row.split for row in self._listed(split)[0])
+        """Whether there is a list for the split, or the training list names rows of it."""
+        return bool(self.lists.get(split)) or bool(self._rows(split))
+
+    def _listed(self, split: str) -> Listed:
+        if split not in self._pictures:
+            self._pictures[split] = self._read(split)
+        return self._pictures[split]
+
+    def _read(self, split: str) -> Listed:
+        """The pictures of a split with their labels; files that no reader decodes are left out and counted."""
+        key, file = f"data.source.{split}", self._file(split)
+        rows = self._rows(split)
+        if not rows and split not in self.lists:
+            raise UserError(f"data.source: a manifest has the splits train and val, got '{split}'")
+        endings = [ending_of(row.path) for row in rows]
+        left_out = Counter(ending for ending in endings if ending in UNUSABLE)
+        rows = [row for row, ending in zip(rows, endings, strict=True) if ending not in UNUSABLE]
+        if not rows:
+            raise UserError(f"{key}: {file} lists no pictures{said(dict(left_out))}")
+        root = self.image_dir or (joined(file, "..") if is_url(file) else str(Path(file).parent))
+        paths = [joined(root, expanded(row.path)) for row in rows]
+        values = [row.label for row in rows]
+        if self.targets:
+            self._check_same_numbers(paths, values, f"{key}: {file}")
+            return Listed(paths, values, dict(left_out))
+        if not self._content(split).labelled:
+            return Listed(paths, [[] for _ in paths], dict(left_out))
+        try:
+            labels = self._labels(paths, values, self._train_separator if split != "train" else None)
+            paths, labels, notes = join_rows(paths, labels, self._several)
+        except Unfit as error:
+            raise UserError(f"{key}: {file} {error}") from error
+        self.note(*(f"{split}: {note}" for note in notes))
+        return Listed(paths, labels, dict(left_out))
+
+    @cached_property
+    def _train_separator(self) -> str:
+        """What separates labels in the training list, and so in all others."""
+        values = [row.label for row in self._rows("train")]
+        return self.separator or cells(values, self._several).separator
+
+    def _labels(self, paths: Sequence[str], values: Sequence[object], separator: str | None) -> list[list[str]]:
+        read = cells(values, self._several, self.separator or separator)
+        self.note(*read.notes)
+        for path, labels in zip(paths, read.labels, strict=True):
+            if len(labels) != 1 and not self._several:
+                several = f"{len(labels)} labels ({', '.join(labels[:3])}), which data.source.multi_label=true takes"
+                raise Unfit(f"is no list of one label each: {printable(path)} has {several if labels else 'no label'}")
+        return read.labels
+
+    def _check_same_numbers(self, paths: Sequence[str], values: Sequence[Sequence[object]], where: str) -> None:
+        first: dict[str, Sequence[object]] = {}
+        for path, numbers in zip(paths, values, strict=True):
+            if list(map(str, first.setdefault(path, numbers))) != list(map(str, numbers)):
+                raise UserError(f"{where} lists {printable(path)} twice, with different numbers")
 
     def describe(self) -> str:
         """The files of the lists."""
         return f"Manifest {', '.join(str(file) for file in self.lists.values() if file is not None)}"
-
-
-def in_order(labels: Iterable[str]) -> list[str]:
-    """Labels sorted by name; by value where all are whole numbers, as the column of class ids that they then are.
-
-    >>> in_order(["10", "9"]), in_order(["10", "9", "b"])
-    (['9', '10'], ['10', '9', 'b'])
-    """
-    names = sorted(labels)
-    return sorted(names, key=int) if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names) else names

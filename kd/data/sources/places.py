@@ -19,7 +19,16 @@ from kd.machine import cache_dir
 from kd.storage.elsewhere import LARGEST_LIST, bytes_of, open_regular
 from kd.storage.objects import LocalCache, content_of, is_url, listed, size_in, whole_file
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".jp2",
+                  ".j2k", ".jfif")  # fmt: skip
+UNUSABLE = {
+    ".heic", ".heif", ".avif", ".jxl", ".npz", ".npy", ".dcm", ".dicom", ".nef", ".cr2", ".cr3", ".arw", ".dng", ".svg",
+    ".pdf", ".psd", ".eps", ".mp4", ".mov", ".avi", ".mkv", ".txt", ".xml", ".json", ".csv", ".zip", ".tar", ".db",
+    ".mat", ".h5", ".tfrecord", ".parquet",
+}  # fmt: skip
+"""Endings of files that no reader here decodes: a list's rows of these are left out, as a folder's files are."""
+JUNK = {"__MACOSX", "@eaDir", "__pycache__", "$RECYCLE.BIN", "System Volume Information", "lost+found", "#recycle"}
+"""Folders that programs leave behind, of which no picture is used."""
 AT_ONCE = 16  # requests of one process to a store: each waits for its answer many times longer than it works
 PREFIX_END = chr(0x10FFFF)
 
@@ -40,9 +49,24 @@ class Disk:
         return [entry.name for entry in os.scandir(folder)]
 
     def below(self, folder: str) -> Iterator[str]:
-        """All files below it at any depth, in any order; hidden files and folders are passed over."""
-        for path, folders, names in os.walk(folder):
-            folders[:] = [name for name in folders if not name.startswith(".")]
+        """All files below it at any depth, in any order; hidden files, hidden folders and :data:`JUNK` are passed over.
+
+        A link to a folder elsewhere is followed once. One to a folder that is read anyway, or is above, is not.
+        """
+        root = os.path.realpath(folder)
+        followed: set[str] = set()
+
+        def is_walked(path: str) -> bool:
+            if not os.path.islink(path):  # noqa: PTH114 - a Path each is slow
+                return True
+            real = os.path.realpath(path)
+            if real in followed or real == root or real.startswith(f"{root}{os.sep}") or root.startswith(f"{real}/"):
+                return False
+            followed.add(real)
+            return True
+
+        for path, folders, names in os.walk(folder, followlinks=True):
+            folders[:] = [name for name in folders if not is_hidden(name) and is_walked(f"{path}{os.sep}{name}")]
             yield from (f"{path}{os.sep}{name}" for name in names if not name.startswith("."))
 
     def open(self, file: str) -> IO[bytes]:
@@ -134,8 +158,7 @@ class Store:
         return [rest for rest in (url[len(folder) + 1 :] for url in self._in(folder)) if "/" not in rest]
 
     def below(self, folder: str) -> Iterator[str]:
-        """URLs of all files below a folder, hidden ones left out, from the listing."""
-        return (url for url in self._in(folder) if "/." not in url[len(folder) :])
+        return (url for url in self._in(folder) if not any(map(is_hidden, url[len(folder) + 1 :].split("/"))))
 
     def open(self, file: str) -> IO[bytes]:
         """A file's content, from the local copies where it is among them.
@@ -203,6 +226,21 @@ Place = Disk | Store
 DISK = Disk()
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a folder or file belongs to a program: its name starts with a dot, or is one of :data:`JUNK`."""
+    return name.startswith(".") or name in JUNK
+
+
+def ending_of(file: str) -> str:
+    """A file's ending in lower case, for a count of files that are left out."""
+    return os.path.splitext(file)[1].lower() or "no ending"  # noqa: PTH122 - a Path each is slow
+
+
+def expanded(path: str) -> str:
+    """A path whose ``~`` is the user's folder; a URL as it is."""
+    return path if is_url(path) else os.path.expanduser(path)  # noqa: PTH111 - "." stays "."
+
+
 def place_of(root: str, key: str, limit: int | None = None) -> Place:
     """Where the files below a folder or URL are; a URL is listed at once.
 
@@ -253,5 +291,5 @@ def pictures_below(folder: str, place: Place = DISK) -> tuple[list[str], dict[st
         if file.lower().endswith(IMAGE_SUFFIXES):
             found.append(file)
         else:
-            others[os.path.splitext(file)[1].lower() or "no ending"] += 1  # noqa: PTH122 - a Path each is slow
+            others[ending_of(file)] += 1
     return sorted(found), dict(others)

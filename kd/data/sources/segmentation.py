@@ -1,5 +1,6 @@
 """The source ``SegmentationFolder``: pictures with a class for every pixel."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import torch
 from torchvision import tv_tensors
 
 from kd.data.sources.base import Source, bytes_of
-from kd.data.sources.files import FileSplit, PathLike
-from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, joined
+from kd.data.sources.files import FileSplit, PathLike, printable, said
+from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, ending_of, expanded, is_hidden, joined
+from kd.data.sources.split_names import choose
 from kd.data.targets import Masks
 from kd.errors import UserError
 from kd.storage.decoding import open_picture, upright
@@ -20,9 +22,9 @@ class MaskSplit(FileSplit):
 
     def __init__(
         self, paths: Sequence[PathLike], masks: Sequence[PathLike], classes: int, ignore: int | None,
-        place: Place = DISK,
+        place: Place = DISK, left_out: dict[str, int] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(paths, [0] * len(paths), place=place)
+        super().__init__(paths, [0] * len(paths), left_out, place)
         self.masks = [str(p) for p in masks]
         self.classes, self.ignore = classes, ignore
 
@@ -79,10 +81,16 @@ class SegmentationFolder(Source):
             raise ValueError(f"ignore_index must be between 0 and 255, got {ignore_index}")
         if not 2 <= len(class_names) <= 255:
             raise ValueError(f"class_names must hold 2 to 255 names, got {len(class_names)}")
-        self.root, self.ignore_index = root, ignore_index
+        self.root, self.ignore_index = expanded(root), ignore_index
         self.classes = list(class_names)
         self.folders = images, masks
         self.cache_bytes = bytes_of(cache_gb)
+
+    def _name(self, split: str) -> str:
+        """The folder of a split below both folders: ``split``, or one whose name means it (``Training``)."""
+        images = joined(self.root, self.folders[0])
+        names = self.place.folders(images) if self.place.is_folder(images) else []
+        return split if split in names else choose(sorted(names), split, "data.source.root", images) or split
 
     def load(self, split: str) -> MaskSplit:
         """See :meth:`Source.load`.
@@ -90,14 +98,20 @@ class SegmentationFolder(Source):
         Raises:
             UserError: missing folders, no pictures, or a picture without a mask.
         """
-        images, masks = (joined(self.root, folder, split) for folder in self.folders)
+        images, masks = (joined(self.root, folder, self._name(split)) for folder in self.folders)
         for folder in (images, masks):
             if not self.place.is_folder(folder):
                 raise UserError(f"data.source.root: there is no folder {folder}")
         names = self.place.files(images)
         found = sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."))
+        inner = self.place.folders(images)
+        others = Counter(ending_of(name) for name in names if name not in {*found, *inner} and not is_hidden(name))
         if not found:
-            raise UserError(f"data.source.root: no pictures in {images} ({', '.join(IMAGE_SUFFIXES)})")
+            raise UserError(f"data.source.root: no pictures in {images} ({', '.join(IMAGE_SUFFIXES)})"
+                            f"{said(dict(others))}")  # fmt: skip
+        below = [name for name in sorted(inner) if not is_hidden(name)]
+        if below:
+            self.note(f"folders in {images} are not read: {', '.join(map(printable, below[:5]))}")
         there = set(self.place.files(masks))
         paired = [(joined(images, name), joined(masks, f"{Path(name).stem}.png")) for name in found]
         missing = [mask for _, mask in paired if mask.rpartition("/")[2] not in there]
@@ -105,9 +119,20 @@ class SegmentationFolder(Source):
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise UserError(f"data.source.root: there is no mask {missing[0]}{more}")
         return MaskSplit(
-            [p for p, _ in paired], [m for _, m in paired], len(self.classes), self.ignore_index, self.place
+            [p for p, _ in paired],
+            [m for _, m in paired],
+            len(self.classes),
+            self.ignore_index,
+            self.place,
+            dict(others),
         )
 
     def has(self, split: str) -> bool:
         """Whether both folders, of pictures and of masks, have the split."""
-        return all(self.place.is_folder(joined(self.root, folder, split)) for folder in self.folders)
+        return all(self.place.is_folder(joined(self.root, folder, self._name(split))) for folder in self.folders)
+
+    def describe(self) -> str:
+        """The folder, and the folders of the splits where their names are not ``train`` and ``val``."""
+        names = {split: self._name(split) for split in ("train", "val")}
+        other = [f"{name} is {split}" for split, name in names.items() if name != split]
+        return f"SegmentationFolder {self.root}" + "".join(f", {text}" for text in other)

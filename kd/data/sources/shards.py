@@ -19,6 +19,8 @@ from kd.data.batch import Target
 from kd.data.pictures import MAX_BYTES, decode_grey
 from kd.data.sources.base import Source, Split, bytes_of
 from kd.data.sources.files import UNLABELLED
+from kd.data.sources.labels import doubts, unused
+from kd.data.sources.places import expanded
 from kd.data.targets import Masks, Targets
 from kd.errors import UserError, first_line
 from kd.machine import cache_dir
@@ -39,7 +41,7 @@ class Shards(Source):
 
     def __init__(self, root: str, cache_gb: float | None = None) -> None:
         self.cache_bytes = bytes_of(cache_gb)
-        self.root = root.rstrip("/")
+        self.root = expanded(root).rstrip("/")
         self._indices: dict[str, tuple[dict[str, Any], str]] = {}
 
     def load(self, split: str) -> Split:
@@ -49,7 +51,13 @@ class Shards(Source):
             UserError: no index or a damaged one, or a shard on this disk that is shorter than its index says.
         """
         index, digest = self._index(split)
-        self.classes = list(index["classes"])
+        training = self._index("train")[0] if split != "train" and self.has("train") else index
+        self.classes = list(training["classes"])  # ids are those of the training pictures
+        if index["classes"] != self.classes:
+            raise UserError(f"data.source.root: {self.root}/{split}.json lists other classes than train.json; pack "
+                            "both splits again (kd-pack)")  # fmt: skip
+        if self.classes and "masks" not in training:
+            self.note(*doubts(self.classes), *unused(self.classes, training["targets"]))
         found = ShardSplit(self.root, index, digest, self.cache_bytes)
         for shard, end in found.ends().items() if not is_url(self.root) else ():
             size = Path(self.root, shard).stat().st_size if Path(self.root, shard).is_file() else 0

@@ -3,7 +3,8 @@
 from kd.data import foodtag_mini
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, said
-from kd.data.sources.places import IMAGE_SUFFIXES, pictures_below, place_of
+from kd.data.sources.places import IMAGE_SUFFIXES, Place, expanded, joined, pictures_below, place_of
+from kd.data.sources.split_names import split_of
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.storage.objects import is_url
@@ -23,7 +24,7 @@ class Pictures(Source):
     """
 
     def __init__(self, root: str | None, val: str | None = None, cache_gb: float | None = None) -> None:
-        self.folders = {"train": root, "val": val}
+        self.folders = {"train": expanded(root) if root else root, "val": expanded(val) if val else val}
         self.cache_bytes = bytes_of(cache_gb)
         self.classes = []
 
@@ -38,7 +39,9 @@ class Pictures(Source):
         folder = self.folders.get(split)
         if folder is None:
             raise UserError(f"data.source: a folder of pictures has the splits train and val, got '{split}'")
-        return unlabelled_folder(folder, f"data.source.{'root' if split == 'train' else 'val'}", self.cache_bytes)
+        pictures = unlabelled_folder(folder, f"data.source.{'root' if split == 'train' else 'val'}", self.cache_bytes)
+        self.note(*splits_within(folder, pictures.place))
+        return pictures
 
     def has(self, split: str) -> bool:
         """Whether a folder was given for the split."""
@@ -55,6 +58,7 @@ def unlabelled_folder(root: str, key: str = "data.unlabeled", cache_bytes: int |
     Raises:
         UserError: no such folder, or no pictures in it; ``key`` is named.
     """
+    root = expanded(root)
     place = place_of(root, key, cache_bytes)
     folder = root.rstrip("/") if is_url(root) else root
     if not place.is_folder(folder):
@@ -63,3 +67,12 @@ def unlabelled_folder(root: str, key: str = "data.unlabeled", cache_bytes: int |
     if not paths:
         raise UserError(f"{key}: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)}){said(others)}")
     return FileSplit(paths, [UNLABELLED] * len(paths), others, place)
+
+
+def splits_within(root: str, place: Place) -> list[str]:
+    """A note where a folder of unlabelled pictures has splits below it: all of them are read."""
+    folder = joined(root)
+    names = sorted(name for name in place.folders(folder) if split_of(name))
+    if {split_of(name) for name in names} & {"val", "test"}:
+        return [f"all pictures below {root} are used, of its folders {', '.join(names)} too"]
+    return []

@@ -4,15 +4,12 @@ A sample is the members of one shard with the same name up to the first dot afte
 are read once; where each picture lies, and its label, is kept in the user's cache folder.
 """
 
-import glob
 import hashlib
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,22 +18,25 @@ from filelock import FileLock
 from kd.data.pictures import MAX_BYTES
 from kd.data.sources.base import Source
 from kd.data.sources.files import UNLABELLED, said
-from kd.data.sources.manifest import in_order
-from kd.data.sources.places import IMAGE_SUFFIXES
+from kd.data.sources.labels import by_label, cells, check_known, doubts, in_order, plain, unused
+from kd.data.sources.places import IMAGE_SUFFIXES, expanded
+from kd.data.sources.shard_names import expanded_places, lines_of, shards_of, shards_of_split
 from kd.data.sources.shards import ShardSplit
+from kd.data.sources.split_names import Unfit, may_name_split, numbers_in, split_of, splits_by_row
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.storage.archives import opened
-from kd.storage.elsewhere import LARGEST_DATA, RefusedFile, json_of, open_regular, text_of
+from kd.storage.elsewhere import LARGEST_DATA, json_of, open_regular, text_of
 from kd.storage.writing import write_text
 
 FIELDS = ("label", "cls", "class", "class_id", "class_name", "label_name", "category", "target")
 LABELS = ("cls", "json", "txt")
-MOST_SHARDS = 1_000_000
 MAX_LABEL = 2**20  # bytes of a member that holds a label
 CAPTIONS = 0.5  # texts of which more than this share are different, and many, name no classes
 
-Sample = tuple[str, int, int, str | None]  # Name in the shard, the picture's first byte and its size, the label
+Sample = tuple[str, int, int, str | None, dict[str, Any]]
+"""Name in the shard, the picture's first byte and its size, the label, and the JSON fields that may name its split."""
+FORMAT = 2  # of an index in the user's cache folder
 
 
 @dataclass
@@ -76,44 +76,92 @@ class WebDataset(Source):
     ) -> None:
         if label not in ("auto", "none", "cls", "txt") and not re.fullmatch(r"json\..+", label):
             raise ValueError(f"label must be cls, txt, json.FIELD, none or auto, got '{label}'")
-        self.places = {"train": train, "val": val}
-        self.label, self.names = label, classes
+        self.places = {"train": expanded_places(train), "val": expanded_places(val)}
+        self.label, self.names = label, expanded(classes) if isinstance(classes, str) else classes
+        self._shards: dict[str, dict[str, Shard]] = {}  # by split
 
     def load(self, split: str) -> "TarSplit":
-        """Indexes the split's shards; class ids follow the training shards' labels, or ``names``.
-
-        Raises:
-            UserError: no shards, none with pictures and labels, or a label that the training shards lack.
-        """
-        if not self.places.get(split):
-            raise UserError(f"data.source: WebDataset has the splits train and val, got '{split}'")
-        shards = self._indexed("train")
-        self._check_labels(shards)
-        self.classes = self._class_names(shards)
+        """See :meth:`Source.load`; a split that was not given is one that the training shards have."""
+        train = self._split("train")
+        self._check_labels(train)
+        self.classes = self._class_names(train)
+        shards = train if split == "train" else self._split(split)
+        labels = _labels(shards)
+        if not self.classes:
+            return TarSplit(shards, [UNLABELLED] * len(labels))
         ids = {name: i for i, name in enumerate(self.classes)}
         if self.names:
             ids |= {str(i): i for i in range(len(self.classes))}
-        shards = shards if split == "train" else self._indexed(split)
-        for name, shard in shards.items():
-            wrong = next((s for s in shard.samples if self.classes and s[3] not in ids), None)
-            if wrong:
-                given = f"the label '{wrong[3]}'" if wrong[3] is not None else "no label"
-                raise UserError(f"data.source.{split}: {wrong[0]} in {name} has {given}, not one of the "
-                                f"{len(self.classes)} classes")  # fmt: skip
-        labels = _labels(shards)
-        return TarSplit(shards, [ids[str(label)] if self.classes else UNLABELLED for label in labels])
+        pictures = [f"{sample[0]} in {name}" for name, shard in shards.items() for sample in shard.samples]
+        without = next((name for name, label in zip(pictures, labels, strict=True) if label is None), None)
+        if without is not None:
+            raise UserError(f"data.source.{split}: {without} has no label, others do; label=none ignores labels")
+        known = f"the {len(self.classes)} of data.source.classes" if self.names else "the training pictures"
+        check_known(by_label(pictures, ([str(label)] for label in labels)), ids, f"data.source.{split}", known)
+        self.note(*doubts(self.classes))
+        if self.names:
+            self.note(*unused(self.classes, (ids[str(label)] for label in _labels(train))))
+        return TarSplit(shards, [ids[str(label)] for label in labels])
 
     def has(self, split: str) -> bool:
-        """Whether shards were given for the split."""
-        return bool(self.places.get(split))
+        """Whether shards were given for the split, or the training shards have some of it."""
+        return bool(self.places.get(split)) or bool(self._of_train(split))
 
     def describe(self) -> str:
         """Where the training shards are."""
         return f"WebDataset {self.places['train']}"
 
-    def _indexed(self, split: str) -> dict[str, Shard]:
+    def _split(self, split: str) -> dict[str, Shard]:
+        """The shards of a split, with its samples alone."""
+        if split not in self._shards:
+            given = self.places.get(split)
+            shards = self._of_train(split) if given is None else self._of_split(self._indexed(split, given), split)
+            if not any(shard.samples for shard in shards.values()):
+                known = "the splits train and val" if given is None else "no sample of that split"
+                raise UserError(f"data.source: WebDataset has {known}, got '{split}'")
+            self._shards[split] = shards
+        return self._shards[split]
+
+    def _of_train(self, split: str) -> dict[str, Shard]:
+        """What the training shards have of another split: in shards of its name, or in samples that name it."""
+        train = self.places["train"]
+        named = shards_of_split(train, split, "data.source.train")
+        if named is not None and split != "train":
+            return self._of_split(self._indexed(split, named), split) if named else {}
+        whole = self._indexed("train", train or [])
+        return self._of_split(whole, split) if self._row_splits(whole) is not None else {}
+
+    def _row_splits(self, shards: dict[str, Shard]) -> list[str | None] | None:
+        """The split that each sample's JSON names; None where none does."""
+        fields = [sample[4] for shard in shards.values() for sample in shard.samples]
+        names = sorted({name for own in fields for name in own})
+        try:
+            splits, notes, _ = splits_by_row({name: [own.get(name) for own in fields] for name in names})
+        except Unfit as error:
+            raise UserError(f"data.source: the JSON of {next(iter(shards))} and others {error}") from error
+        self.note(*notes)
+        return splits
+
+    def _of_split(self, shards: dict[str, Shard], split: str) -> dict[str, Shard]:
+        splits = self._row_splits(shards)
+        if splits is None:
+            return shards
+        chosen, number = set(numbers_in(splits, split)), 0
+        if not chosen and split == "train":
+            raise UserError("data.source.train: no sample's JSON names the split train")
+        parts: dict[str, Shard] = {}
+        for name, shard in shards.items():
+            samples = [sample for i, sample in enumerate(shard.samples, number) if i in chosen]
+            parts[name], number = Shard(samples, shard.left_out), number + len(shard.samples)
+        return parts
+
+    def _indexed(self, split: str, places: str | Sequence[str]) -> dict[str, Shard]:
         key = f"data.source.{split}"
-        found = {shard: index(shard, self.label, key) for shard in shards_of(self.places[split] or [], key)}
+        of_split = shards_of_split(places, split, key)
+        if of_split is not None:
+            self.note(f"{split}: {len(of_split)} shard(s) of the folder have its name, from {Path(of_split[0]).name}")
+        names = of_split if of_split else shards_of(places, key)
+        found = {shard: index(shard, self.label, key) for shard in names}
         if not any(shard.samples for shard in found.values()):
             raise UserError(f"{key}: no pictures in {len(found)} shard(s) ({', '.join(IMAGE_SUFFIXES)})"
                             f"{said(_left_out(found))}")  # fmt: skip
@@ -127,18 +175,30 @@ class WebDataset(Source):
             raise UserError(f"data.source.label: {name} in {shard} has no label, others do; label=none ignores labels")
         if None in labels and self.label not in ("auto", "none"):
             raise UserError(f"data.source.label: no sample has '{self.label}'")
+        self._check_one_label(labels)
         different = len(set(labels))
         if self.label in ("auto", "txt") and different > max(1000, CAPTIONS * len(labels)):
             found = f"{different:,} different labels of {len(labels):,} pictures look like captions"
             raise UserError(f"data.source.label: {found}; label=none ignores labels")
+
+    def _check_one_label(self, labels: Sequence[str | None]) -> None:
+        try:
+            several = next((own for own in cells(labels, several=False, separator="none" if self.names else None).labels
+                            if len(own) > 1), None)  # fmt: skip
+        except Unfit as error:
+            raise UserError(f"data.source.label: the training set {error}".partition(": data.source.multi")[0]
+                            + "; a list (data.source=Manifest) takes several labels a picture") from error  # fmt: skip
+        if several:
+            raise UserError(f"data.source.label: a picture has {len(several)} labels ({', '.join(several[:3])}); a "
+                            "list (data.source=Manifest) takes several labels a picture")  # fmt: skip
 
     def _class_names(self, shards: dict[str, Shard]) -> list[str]:
         labels = {*_labels(shards)} - {None}
         if not self.names or not labels:
             return in_order(str(label) for label in labels)
         if isinstance(self.names, list):
-            return list(self.names)
-        return _lines(Path(self.names), "data.source.classes", "names")
+            return [plain(name) for name in self.names]
+        return [plain(name) for name in lines_of(Path(self.names), "data.source.classes", "names")]
 
 
 class TarSplit(ShardSplit):
@@ -150,7 +210,7 @@ class TarSplit(ShardSplit):
     """
 
     def __init__(self, shards: dict[str, Shard], targets: list[int]) -> None:
-        places = [[n, start, size] for n, shard in enumerate(shards.values()) for _, start, size, _ in shard.samples]
+        places = [[n, start, size] for n, shard in enumerate(shards.values()) for _, start, size, *_ in shard.samples]
         super().__init__("", {"shards": list(shards), "samples": places, "targets": targets}, "")
         self.names = [sample[0] for shard in shards.values() for sample in shard.samples]
         self.left_out = _left_out(shards)
@@ -162,74 +222,12 @@ class TarSplit(ShardSplit):
 
 
 def _labels(shards: dict[str, Shard]) -> list[str | None]:
-    return [sample[3] for shard in shards.values() for sample in shard.samples]
+    """The label of each sample as all sources write it; None without one."""
+    return [plain(sample[3]) or None for shard in shards.values() for sample in shard.samples]
 
 
 def _left_out(shards: dict[str, Shard]) -> dict[str, int]:
     return dict(sum((Counter(shard.left_out) for shard in shards.values()), Counter[str]()))
-
-
-# -- which shards ------------------------------------------------------------------------------------------------------
-def shards_of(places: str | Sequence[str], key: str) -> list[str]:
-    """The tar files that folders, patterns and lists name, in order.
-
-    Raises:
-        UserError: one that names none, or a missing file.
-    """
-    found: list[str] = []
-    for place in [places] if isinstance(places, str) else places:
-        if "://" in place or place.startswith("pipe:"):
-            raise UserError(f"{key}: {place} is not on a disk; copy the shards there, or pack them (kd-pack)")
-        path = Path(place)
-        if path.is_dir():
-            mine = sorted(str(file) for file in path.glob("*.tar"))
-        elif path.suffix == ".txt":
-            mine = [str(path.parent / line) for line in _lines(path, key, "shards")]
-        else:
-            named = braces(place, key)
-            found_by = [sorted(glob.glob(n)) if re.search(r"[*?\[]", n) else [n] for n in named]  # noqa: PTH207 - any root
-            mine = [file for files in found_by for file in files]
-        missing = next((file for file in mine if not Path(file).is_file()), None)
-        if missing or not mine:
-            raise UserError(f"{key}: there is no {missing}" if missing else f"{key}: no tar files: {place}")
-        found += mine
-    return found
-
-
-def _lines(file: Path, key: str, what: str) -> list[str]:
-    try:
-        lines = text_of(file).splitlines()
-    except RefusedFile as error:
-        raise UserError(f"{key}: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{key}: {file} can't be read as a list of {what}") from error
-    return [line.strip() for line in lines if line.strip()]
-
-
-def braces(pattern: str, key: str = "") -> list[str]:
-    """A pattern's names, as a shell writes them.
-
-    >>> braces("a-{08..10}.tar")
-    ['a-08.tar', 'a-09.tar', 'a-10.tar']
-    >>> braces("{a,b}/{0..1}")
-    ['a/0', 'a/1', 'b/0', 'b/1']
-    """
-    parts = re.split(r"\{([^{}]*)\}", pattern)
-    choices = [_choices(part, key) if i % 2 else [part] for i, part in enumerate(parts)]
-    if math.prod(map(len, choices)) > MOST_SHARDS:
-        raise UserError(f"{key}: {pattern} names more than {MOST_SHARDS:,} shards")
-    return ["".join(chosen) for chosen in product(*choices)]
-
-
-def _choices(braced: str, key: str) -> list[str]:
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braced)
-    if not numbers:
-        return braced.split(",")
-    first, last = int(numbers[1]), int(numbers[2])
-    if not first <= last < first + MOST_SHARDS:
-        raise UserError(f"{key}: {{{braced}}} must count up, at most {MOST_SHARDS:,} shards")
-    width = len(numbers[1]) if numbers[1].startswith("0") else 1
-    return [f"{number:0{width}d}" for number in range(first, last + 1)]
 
 
 # -- what a shard holds ------------------------------------------------------------------------------------------------
@@ -240,7 +238,7 @@ def index(shard: str, label: str, key: str) -> Shard:
         UserError: not a tar file, a compressed or a truncated one, or a label that can't be read.
     """
     stat = Path(shard).stat()
-    facts = f"{Path(shard).resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{label}"
+    facts = f"{Path(shard).resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{label}\0{FORMAT}"
     file = cache_dir() / "webdataset" / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):  # one of all processes reads the headers
@@ -262,7 +260,8 @@ def _read(shard: str, label: str, key: str) -> Shard:
             if pictures:
                 start, size = members[pictures[0]]
                 target = _label(opened, members, label, f"{name} in {shard}")
-                samples.append((f"{name}.{pictures[0]}", start, size, target))
+                fields = _split_fields(opened, members)
+                samples.append((f"{name}.{pictures[0]}", start, size, target, fields))
             else:
                 left_out.update([f".{ending}" for ending in members if ending not in LABELS] or ["no picture"])
     return Shard(samples, dict(left_out))
@@ -307,6 +306,21 @@ def _label(shard: IO[bytes], members: dict[str, tuple[int, int]], label: str, wh
     return (text("txt") or None) if label in ("auto", "txt") and "txt" in members else None
 
 
+def _split_fields(shard: IO[bytes], members: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """The short fields of a sample's JSON whose names or values may say which split it belongs to."""
+    start, size = members.get("json", (0, 0))
+    if not 0 < size <= MAX_LABEL:
+        return {}
+    shard.seek(start)
+    try:
+        content = json_of(shard.read(size))
+    except ValueError:  # refused where the label is read from it
+        return {}
+    plain_values = content.items() if isinstance(content, dict) else ()
+    return {name: value for name, value in plain_values
+            if isinstance(value, str | int | bool) and (may_name_split(name) or split_of(value))}  # fmt: skip
+
+
 def _field(text: str, label: str, where: str) -> str | None:
     try:
         content: Any = json_of(text)
@@ -315,6 +329,8 @@ def _field(text: str, label: str, where: str) -> str | None:
     fields = content if isinstance(content, dict) else {}
     names = FIELDS if label == "auto" else (label.removeprefix("json."),)
     value = next((fields[name] for name in names if fields.get(name) is not None), None)
+    if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], dict | list):
+        value = value[0]
     if isinstance(value, (dict, list)):
         raise UserError(f"data.source.label: the json of {where} holds no single label, but {type(value).__name__}")
     if value is None and label != "auto":

@@ -1,0 +1,254 @@
+"""What all sources do with labels: how a label is written, which classes there are, what is doubted.
+
+A source finds text or numbers; :func:`plain` makes labels of them, :func:`cells` finds several labels in one cell, and
+:func:`class_names` the classes, from the training pictures alone. The rules are in kd/data/README.md.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from kd.data.sources.split_names import Unfit
+from kd.errors import UserError
+from kd.storage.elsewhere import json_of
+
+LIKELY, POSSIBLE = "|,", "/+& "  # what separates labels, in the order in which it is looked for; ";" always does
+RECURRING, CERTAIN = 0.5, 0.9  # share of the parts that are labels of other cells too: several labels; and surely
+NAMED = 5  # classes that a message names
+
+
+def plain(given: object) -> str:
+    """A label as all sources write it: without blanks around it, whole numbers without a point, in Unicode's form NFC.
+
+    >>> plain(" cat "), plain(3.0), plain("3.0"), plain(None), plain("cafe" + chr(0x301)) == "caf" + chr(0xE9)
+    ('cat', '3', '3', '', True)
+    """
+    text = "" if given is None or given != given else unicodedata.normalize("NFC", str(given)).strip()
+    whole = re.fullmatch(r"(-?[0-9]{1,18})\.0+", text)  # a table's column of numbers with a missing one
+    return whole[1] if whole else text
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Labels sorted by name; by value where all are whole numbers, as the column of class ids that they then are.
+
+    >>> in_order(["10", "9"]), in_order(["10", "9", "b"])
+    (['9', '10'], ['10', '9', 'b'])
+    """
+    names = sorted(labels)
+    return sorted(names, key=lambda name: (int(name), name)) if all(map(_is_number, names)) else names
+
+
+def _is_number(name: str) -> bool:
+    return bool(re.fullmatch(r"-?[0-9]{1,18}", name))
+
+
+def listed(names: Iterable[str]) -> str:
+    """A few names in quotes, for a message.
+
+    >>> listed("abcdefg")
+    "'a', 'b', 'c', 'd', 'e' and 2 more"
+    """
+    quoted = [f"'{name[:60]}'" for name in names]
+    return ", ".join(quoted[:NAMED]) + (f" and {len(quoted) - NAMED} more" if len(quoted) > NAMED else "")
+
+
+def doubts(classes: Sequence[str]) -> list[str]:
+    """What a person should know of a list of classes: names that hardly differ, and numbers that are not the ids."""
+    notes: list[str] = []
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        alike.setdefault(re.sub(r"[\W_]+", " ", name.casefold()).strip() or name, []).append(name)
+        if _is_number(name) and str(int(name)) != name:
+            alike.setdefault(str(int(name)), []).append(name)
+    for names in alike.values():
+        if len(set(names)) > 1:
+            notes.append(f"classes that hardly differ stay separate: {listed(dict.fromkeys(names))}")
+    if classes and all(map(_is_number, classes)):
+        moved = [(name, i) for i, name in enumerate(classes) if int(name) != i]
+        if moved:
+            name, i = moved[0]
+            notes.append(f"classes are numbers that are not the class ids: '{name}' is class {i}, "
+                         f"'{classes[-1]}' is class {len(classes) - 1}")  # fmt: skip
+    return notes
+
+
+def unused(classes: Sequence[str], targets: Iterable[int]) -> list[str]:
+    """Notes on classes that the data set itself lists, and of which no training picture is: they keep their ids."""
+    seen = {target for target in targets if target >= 0}
+    empty = [name for i, name in enumerate(classes) if i not in seen]
+    return [f"{_classes(len(empty))} without a training picture, kept with their ids: {listed(empty)}"] if empty else []
+
+
+def left_out(reasons: Mapping[str, str]) -> str:
+    """A note on classes that have no usable picture and are no classes for that reason."""
+    parts = [f"'{name}' ({reason})" for name, reason in reasons.items()]
+    more = f" and {len(parts) - NAMED} more" if len(parts) > NAMED else ""
+    return f"{_classes(len(parts))} without a usable picture left out: {', '.join(parts[:NAMED])}{more}"
+
+
+def _classes(count: int) -> str:
+    return f"{count} class{'es' if count > 1 else ''}"
+
+
+def check_known(
+    labels: Mapping[str, Sequence[str]], classes: Iterable[str], key: str, source: str = "the training pictures"
+) -> None:
+    """Refuses labels that no training picture has.
+
+    Args:
+        labels: of the split that is read: the names of the pictures with each label.
+        classes: the labels that are known.
+        key: the setting that names the split.
+        source: what has the known labels.
+
+    Raises:
+        UserError: names the labels, and a picture.
+    """
+    known = set(classes)
+    unknown = {label: pictures for label, pictures in labels.items() if label not in known}
+    if unknown:
+        count, one = sum(map(len, unknown.values())), next(iter(unknown.values()))[0]
+        raise UserError(f"{key}: {len(unknown)} label{'s' * (len(unknown) > 1)} not in {source}: "
+                        f"{listed(unknown)} ({count} picture{'s' * (count > 1)}, for example {one})")  # fmt: skip
+
+
+def by_label(names: Iterable[str], labels: Iterable[Iterable[str]]) -> dict[str, list[str]]:
+    """The names of the pictures with each label."""
+    pictures: dict[str, list[str]] = {}
+    for name, own in zip(names, labels, strict=True):
+        for label in own:
+            pictures.setdefault(label, []).append(name)
+    return pictures
+
+
+# -- several labels in one cell --------------------------------------------------------------------------------------
+class Cells(NamedTuple):
+    """The labels of each cell, the separator that was used ("" for none), and notes."""
+
+    labels: list[list[str]]
+    separator: str
+    notes: list[str]
+
+
+def cells(values: Sequence[object], several: bool, separator: str | None = None) -> Cells:
+    """The labels in each cell of a column.
+
+    A JSON list, or a list's text (``['red', 'round']``), holds several labels whatever the separator. Text is parted
+    where ``separator`` is, or where the cells themselves show that ``;`` ``|`` ``,`` or another character separates
+    labels: the parts of one cell are the labels of other cells.
+
+    Args:
+        values: the cells; None, and text of blanks, have no label.
+        several: whether a picture may have several labels.
+        separator: one character, "none" for cells of one label each, None to find it.
+
+    Raises:
+        Unfit: cells look like several labels where a picture has one; or it is not clear what separates them.
+    """
+    labels = [[plain(part) for part in value] if isinstance(value, list) else _list_in(value) for value in values]
+    texts = {i: plain(value) for i, value in enumerate(values) if labels[i] is None}
+    notes: list[str] = []
+    if separator is None:
+        separator, notes = _separator(list(texts.values()), several)
+    parted = separator if separator != "none" else ""
+    return Cells(
+        [
+            [label for label in (own if own is not None else _parts(texts[i], parted)) if label]
+            for i, own in enumerate(labels)
+        ],
+        separator,
+        notes,
+    )
+
+
+def _parts(text: str, separator: str) -> list[str]:
+    return [plain(part) for part in text.split(separator)] if separator else [text]
+
+
+def _list_in(value: object) -> list[str] | None:
+    """The labels of a cell with a list's text, of JSON, Python or NumPy; None for any other cell.
+
+    >>> _list_in('["red", "round"]'), _list_in("['red' 'round']"), _list_in("[red, 3]"), _list_in("red")
+    (['red', 'round'], ['red', 'round'], ['red', '3'], None)
+    """
+    text = "" if value is None else str(value).strip()
+    if not (len(text) > 1 and text[0] + text[-1] in ("[]", "()", "{}")):
+        return None
+    inside = text[1:-1].strip()
+    try:
+        content = json_of(text)
+    except ValueError:
+        content = None
+    if isinstance(content, list) and not any(isinstance(part, (list, dict)) for part in content):
+        return [plain(part) for part in content]
+    quoted = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"|([^\s,'\"][^,'\"]*)")
+    if text[0] != "[" and not re.match(r"['\"]", inside):  # (c) and {x} are names
+        return None
+    if not inside or not re.search(r"[,'\"]", inside):
+        return None if inside else []
+    return [plain(next(group for group in match.groups() if group is not None)) for match in quoted.finditer(inside)]
+
+
+def _separator(texts: Sequence[str], several: bool) -> tuple[str, list[str]]:
+    """What separates labels in cells of text, as far as the cells show it, and a note on it."""
+    whole = Counter(text for text in texts if text)
+    if several and any(";" in text for text in whole):
+        return ";", []
+    for mark in [*(";" if not several else ""), *LIKELY, *(POSSIBLE if several else "")]:
+        with_mark = [text for text in whole if mark in text.strip(mark)]
+        if not with_mark:
+            continue
+        homes = Counter(part for text in whole for part in {part for part in _parts(text, mark) if part})
+        parts = {part for text in with_mark for part in _parts(text, mark) if part}
+        recurring = sum(homes[part] > 1 for part in parts) / max(1, len(parts))
+        alone = sum(part in whole for part in parts) / max(1, len(parts))
+        name, example = {" ": "blanks"}.get(mark, f"'{mark}'"), f"'{with_mark[0][:60]}'"
+        if not several and (alone >= RECURRING or recurring >= CERTAIN):
+            raise Unfit(f"has cells that look like several labels, separated by {name} ({example}): "
+                        "data.source.multi_label=true takes several, data.source.label_separator=none takes such a "
+                        "cell as one label")  # fmt: skip
+        if not several:
+            continue
+        if recurring >= (RECURRING if mark in LIKELY else CERTAIN):
+            return mark, [f"labels are separated by {name} in {sum(whole[text] for text in with_mark)} of "
+                          f"{len(texts)} cells, for example {example}"]  # fmt: skip
+        if mark in LIKELY or recurring >= RECURRING:
+            raise Unfit(f"has cells that may be several labels, separated by {name} ({example}): "
+                        f"data.source.label_separator='{mark}' parts them, data.source.label_separator=none takes such "
+                        "a cell as one label")  # fmt: skip
+    return "none", []
+
+
+def join_rows(
+    paths: Sequence[str], labels: Sequence[list[str]], several: bool
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """Rows of which no two have the same path and different labels, and notes.
+
+    Where a picture may have several labels, those of its rows are joined.
+
+    Raises:
+        Unfit: a picture with one label is listed with two.
+    """
+    first: dict[str, list[str]] = {}
+    repeated: dict[str, None] = {}
+    different: dict[str, list[str]] = {}
+    for path, own in zip(paths, labels, strict=True):
+        before = first.setdefault(path, own)
+        if before is own:
+            continue
+        repeated[path] = None
+        new = [label for label in own if label not in different.get(path, before)]
+        if new:
+            different[path] = [*different.get(path, before), *new]
+    if different and not several:
+        path, both = next(iter(different.items()))
+        more = f", and {len(different) - 1} more" if len(different) > 1 else ""
+        raise Unfit(f"lists {path} with {len(both)} labels ({listed(both)}){more}; give each picture one label, or "
+                    "data.source.multi_label=true joins them")  # fmt: skip
+    if different:
+        note = f"{len(different)} pictures are listed in several rows: their labels are joined"
+        return list(first), [different.get(path, own) for path, own in first.items()], [note]
+    notes = [f"{len(repeated)} pictures are listed more than once, for example {path}" for path in [*repeated][:1]]
+    return list(paths), list(labels), notes

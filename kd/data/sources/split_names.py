@@ -1,0 +1,216 @@
+"""Which split a name means (train, val or test): of a folder, of a shard, of a data set's part, of a list's column.
+
+Every source finds its splits here. A guess that other evidence contradicts is refused, with the key that decides it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from kd.errors import UserError
+
+Column = str | int
+
+WORDS = {
+    "train": "train", "training": "train", "trn": "train", "trainval": "train",
+    "val": "val", "valid": "val", "validation": "val", "validate": "val", "validating": "val", "vali": "val",
+    "dev": "val", "devel": "val", "development": "val", "eval": "val", "evaluation": "val", "holdout": "val",
+    "test": "test", "testing": "test", "tst": "test",
+}  # fmt: skip
+"""The words that name a split, in lower case."""
+
+BESIDE = {
+    "set", "sets", "data", "dataset", "split", "part", "folder", "dir", "seg", "images", "image", "imgs", "img",
+    "pics", "pictures", "photos",
+}  # fmt: skip
+"""Words that may accompany such a word: ``seg_train``, ``Training Set``, ``images-val``. Numbers may too: train2017."""
+
+USUAL = ("train", "val", "valid", "validation", "test")
+"""Names that are taken before any other name of the same split, in this order."""
+
+SPLIT_COLUMNS = {
+    "split", "splits", "subset", "set", "partition", "phase", "usage", "data_split", "dataset_split", "split_name",
+    "data_set", "dataset",
+}  # fmt: skip
+"""Names of columns that usually name each row's split; a column of any name does so if all its values are splits."""
+
+TRUE, FALSE = {"1", "1.0", "true", "yes", "t", "y"}, {"0", "0.0", "false", "no", "f", "n", ""}
+
+
+class Unfit(ValueError):
+    """What a list lacks, as the end of a sentence about it."""
+
+
+def split_of(name: object) -> str | None:
+    """The split that a name means: ``train``, ``val`` or ``test``; None for any other name.
+
+    >>> [split_of(name) for name in ("Training", "seg_test", "val_set", "TrainSet", "train2017", "Dev", "trainval")]
+    ['train', 'test', 'val', 'train', 'train', 'val', 'train']
+    >>> [split_of(name) for name in ("test tube", "bullet_train", "cat", "train_test")]
+    [None, None, None, None]
+    """
+    meanings: set[str] = set()
+    for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\W\d_a-zA-Z]+", str(name)):
+        lower = word.lower()
+        stem = re.sub(r"(set|data|images|split)$", "", lower)
+        meaning = WORDS.get(lower) or WORDS.get(stem)
+        if meaning is not None:
+            meanings.add(meaning)
+        elif not (lower in BESIDE or lower.isdigit()):
+            return None
+    if meanings == {"train", "val"}:  # as of PASCAL VOC's trainval
+        return "train"
+    return meanings.pop() if len(meanings) == 1 else None
+
+
+def choose(names: Iterable[str], split: str, key: str, where: str) -> str | None:
+    """Which of some names is the split ``train``, ``val`` or ``test``; None where no name means it.
+
+    A test split validates where there is no validation split. Two names that fit equally well are refused.
+
+    >>> choose(["Testing", "valid", "Training", "cat"], "val", "data.source", "DIR")
+    'valid'
+    """
+    wanted = ("val", "test") if split == "val" else (split,)
+    fitting = [name for name in names if split_of(name) in wanted]
+    if not fitting:
+        return None
+
+    def rank(name: str) -> tuple[int, int]:
+        usual = USUAL.index(name) if name in USUAL else len(USUAL)
+        return wanted.index(split_of(name) or ""), usual
+
+    first, *later = sorted(fitting, key=lambda name: (rank(name), name))
+    equal = [name for name in later if rank(name) == rank(first)]
+    if equal:
+        among = ", ".join([first, *equal])
+        raise UserError(f"{key}: {where} has several splits that could be {split}: {among}; data.source.{split}=NAME "
+                        "says which")  # fmt: skip
+    return first
+
+
+def may_name_split(column: Column) -> bool:
+    """Whether a column of this name usually says which split a row belongs to: ``subset``, ``is_valid``."""
+    name = re.sub(r"[\W]+", "_", str(column).strip().lower())
+    return name in SPLIT_COLUMNS or split_of(re.sub(r"^(is|in|for|use)_+", "", name)) is not None
+
+
+class RowSplits(NamedTuple):
+    """The split of each row of a list, and what a person should know about how it was found."""
+
+    splits: list[str | None] | None  # None: no column names splits. A row of None is in no split
+    notes: list[str]
+    columns: Sequence[Column] = ()  # those that name the splits
+
+
+def splits_by_row(
+    columns: Mapping[Column, Sequence[object]], wanted: Column | None = None, one_hot: bool = False
+) -> RowSplits:
+    """Finds the column that names each row's split: ``split=train``, ``subset=testing``, ``is_valid=True``.
+
+    Args:
+        columns: the values of each column but those of paths and labels.
+        wanted: the column that a user has named; ``"none"``: no column names splits; None: it is found.
+        one_hot: whether columns of 0 and 1 may be classes: one of the name ``train`` alone is a class then.
+
+    Raises:
+        Unfit: two columns contradict each other, or a column names splits in some rows and something else in others.
+    """
+    if wanted == "none":
+        return RowSplits(None, [])
+    if wanted is not None:
+        if wanted not in columns:
+            there = ", ".join(map(str, columns))[:120]
+            raise Unfit(f"has no column {wanted} (data.source.split_column; it has {there})")
+        columns = {wanted: columns[wanted]}
+    by_column: dict[Column, list[str | None]] = {}
+    notes: list[str] = []
+    for column, values in columns.items():
+        splits, note = _named_splits(column, values, wanted is not None)
+        if splits is not None:
+            by_column[column] = splits
+        notes += [note] if note else []
+    flags = {column: kind for column in columns if (kind := _flag(column, columns[column]))}
+    if one_hot and [*flags] == ["train"] and wanted is None:
+        flags = {}
+    if flags:  # is_valid, is_test: each a column of yes and no
+        by_column[", ".join(map(str, flags))] = _flagged({column: columns[column] for column in flags}, flags)
+    if not by_column:
+        if wanted is not None:
+            held = _some(columns[wanted])
+            raise Unfit(f"names no splits in its column {wanted} (data.source.split_column), but {held}")
+        return RowSplits(None, notes)
+    first, *others = by_column
+    for other in others:
+        if by_column[other] != by_column[first]:
+            raise Unfit(f"names splits in columns that differ: {first}, and {other}; data.source.split_column=NAME "
+                        "says which column is right")  # fmt: skip
+    used = [*(column for column in by_column if column in columns), *flags]
+    return RowSplits(by_column[first], [*notes, _counted(first, by_column[first])], used)
+
+
+def _named_splits(column: Column, values: Sequence[object], named: bool) -> tuple[list[str | None] | None, str]:
+    """The splits that a column of words names, and a note; None where it names none."""
+    usual = named or (isinstance(column, str) and re.sub(r"[\W]+", "_", column.strip().lower()) in SPLIT_COLUMNS)
+    texts = ["" if value is None else str(value).strip() for value in values]
+    splits = [split_of(text) for text in texts]
+    strangers = [text for text, split in zip(texts, splits, strict=True) if split is None]
+    if values and not strangers:
+        return list(splits), ""
+    if len(strangers) < len(texts):
+        several = {split for split in splits if split is not None}
+        # one class of vehicles may be called "train": a column that does not usually name splits must name two
+        if usual or (len(several) > 1 and len(strangers) * 2 < len(texts)):
+            raise Unfit(
+                f"names splits in its column {column}, but {_some(strangers)} in {len(strangers)} of {len(texts)} "
+                "rows; write train, val or test there, or data.source.split_column=none reads the column as no split"
+            )
+    if usual and texts and not _flag(column, values):
+        return None, f"column '{column}' is not read as splits: it holds {_some(texts)}"
+    if isinstance(column, str) and column.strip().lower() in ("fold", "kfold", "folds"):
+        return None, f"column '{column}' ({_some(texts)}) is not used: rows of all folds are in the same split"
+    return None, ""
+
+
+def _some(values: Iterable[object]) -> str:
+    """A few of the different values, for a message."""
+    different = list(dict.fromkeys("nothing" if value in ("", None) else f"'{str(value)[:30]}'" for value in values))
+    return ", ".join(different[:3]) + (" ..." if len(different) > 3 else "")
+
+
+def _flag(column: Column, values: Sequence[object]) -> str | None:
+    """The split that a column of yes and no is about (``is_valid``: val); None for other columns."""
+    if not isinstance(column, str) or not values:
+        return None
+    about = split_of(re.sub(r"^(is|in|for|use)[\W_]+", "", column.strip().lower()))
+    yes_or_no = all(("" if value is None else str(value).strip().lower()) in TRUE | FALSE for value in values)
+    return about if yes_or_no else None
+
+
+def _flagged(columns: Mapping[Column, Sequence[object]], flags: Mapping[Column, str]) -> list[str | None]:
+    """Rows' splits by columns of yes and no. A row of no yes is trained on, unless a column says which rows are."""
+    rest = None if len(flags) > 1 else "val"
+    default = rest if "train" in flags.values() else "train"
+    splits: list[str | None] = []
+    for number, row in enumerate(zip(*columns.values(), strict=True)):
+        yes = {kind for value, kind in zip(row, flags.values(), strict=True) if str(value).strip().lower() in TRUE}
+        if len(yes) > 1:
+            raise Unfit(f"puts row {number + 1} into {len(yes)} splits: {', '.join(sorted(yes))} "
+                        f"(columns {', '.join(map(str, flags))})")  # fmt: skip
+        splits.append(yes.pop() if yes else default)
+    return splits
+
+
+def _counted(column: Column, splits: Sequence[str | None]) -> str:
+    counts = Counter(splits)
+    parts = [f"{counts[split]} {split}" for split in ("train", "val", "test") if counts[split]]
+    parts += [f"{counts[None]} in no split, left out"] if counts[None] else []
+    return f"column '{column}' names the splits: {', '.join(parts)}"
+
+
+def numbers_in(splits: Sequence[str | None], split: str) -> list[int]:
+    """Numbers of the rows of a split; a test split validates where there is no validation split."""
+    if split == "val" and "val" not in splits:
+        split = "test"
+    return [i for i, name in enumerate(splits) if name == split]

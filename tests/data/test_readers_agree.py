@@ -1,0 +1,326 @@
+"""The same oddity in the data gets the same answer from each reader, and each reader is in the table."""
+
+import inspect
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import kd.data.sources
+from kd.data.datamodule import DistillationDataModule
+from kd.data.pack import pack
+from kd.data.sources import HuggingFace, ImageFolder, Manifest, SegmentationFolder, Shards, Source, WebDataset
+from kd.errors import UserError
+
+
+class Picture(NamedTuple):
+    """One picture of a data set to be written: the folder or value that names its split, its label, its content."""
+
+    split: str
+    label: str
+    number: int
+    ending: str = ".png"
+
+
+def png(number: int) -> bytes:
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 255, (8, 8, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def write_files(root: Path, pictures: list[Picture]) -> list[str]:
+    """Writes ``root/pictures/N.png``; returns the paths as lists name them."""
+    (root / "pictures").mkdir(parents=True, exist_ok=True)
+    for picture in pictures:
+        (root / "pictures" / f"{picture.number}{picture.ending}").write_bytes(png(picture.number))
+    return [f"pictures/{picture.number}{picture.ending}" for picture in pictures]
+
+
+# -- one writer for each reader --------
+def folder(root: Path, pictures: list[Picture], empty: str = "") -> Source:
+    for i, picture in enumerate(pictures):
+        place = root / picture.split / picture.label
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{i}{picture.ending}").write_bytes(png(picture.number))
+    if empty:
+        (root / pictures[0].split / empty).mkdir()
+    return ImageFolder(str(root))
+
+
+def table(root: Path, pictures: list[Picture], empty: str = "") -> Source:
+    paths = write_files(root, pictures)
+    rows = [f'"{path}","{p.label}","{p.split}"\n' for path, p in zip(paths, pictures, strict=True)]
+    rows += [f'"pictures/none.heic","{empty}","{pictures[0].split}"\n'] if empty else []
+    (root / "all.csv").write_text("path,label,subset\n" + "".join(rows))
+    return Manifest(str(root / "all.csv"))
+
+
+def json_lines(root: Path, pictures: list[Picture], empty: str = "") -> Source:
+    paths = write_files(root, pictures)
+    rows = [
+        {"path": path, "label": number_or(p.label), "split": p.split} for path, p in zip(paths, pictures, strict=True)
+    ]
+    rows += [{"path": "pictures/none.heic", "label": empty, "split": pictures[0].split}] if empty else []
+    (root / "all.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return Manifest(str(root / "all.jsonl"))
+
+
+def one_hot(root: Path, pictures: list[Picture], empty: str = "") -> Source:
+    paths = write_files(root, pictures)
+    names = sorted({p.label.strip() for p in pictures} | ({empty} if empty else set()))
+    rows = [
+        [path, p.split, *(str(int(p.label.strip() == name)) for name in names)]
+        for path, p in zip(paths, pictures, strict=True)
+    ]
+    rows += [["pictures/none.heic", pictures[0].split, *(str(int(name == empty)) for name in names)]] if empty else []
+    (root / "hot.csv").write_text(
+        "\n".join(map(",".join, [["path", "split", *(f" {name} " for name in names)], *rows]))
+    )
+    return Manifest(str(root / "hot.csv"))
+
+
+def ndjson(root: Path, pictures: list[Picture], empty: str = "") -> Source:
+    paths = write_files(root, pictures)
+    names = sorted({p.label for p in pictures}) + ([empty] if empty else [])
+    lines: list[dict] = [{"type": "dataset", "task": "classify", "class_names": dict(enumerate(names))}]
+    for path, p in zip(paths, pictures, strict=True):
+        label = {"classification": [names.index(p.label)]}
+        lines.append({"type": "image", "file": path, "split": p.split, "annotations": label})
+    (root / "all.ndjson").write_text("\n".join(map(json.dumps, lines)))
+    return Manifest(str(root / "all.ndjson"))
+
+
+def coco(root: Path, pictures: list[Picture], empty: str = "") -> Source:
+    paths = write_files(root, pictures)
+    names = sorted({p.label for p in pictures}) + ([empty] if empty else [])
+    content = {
+        "images": [{"id": i, "file_name": path, "split": pictures[i].split} for i, path in enumerate(paths)],
+        "annotations": [{"image_id": i, "category_id": names.index(p.label)} for i, p in enumerate(pictures)],
+        "categories": [{"id": i, "name": name} for i, name in enumerate(names)],
+    }
+    (root / "all.json").write_text(json.dumps(content))
+    return Manifest(str(root / "all.json"))
+
+
+def hugging_face(root: Path, pictures: list[Picture], empty: str = "") -> Source:
+    datasets = pytest.importorskip("datasets")
+    paths = [str(root / path) for path in write_files(root, pictures)]
+    columns = {"image": paths, "label": [p.label for p in pictures], "split": [p.split for p in pictures]}
+    rows = datasets.Dataset.from_dict(columns)
+    if empty:
+        rows = rows.cast_column("label", datasets.ClassLabel(names=sorted({p.label for p in pictures} | {empty})))
+    (root / "set").mkdir()
+    rows.to_parquet(str(root / "set" / "train.parquet"))
+    return HuggingFace(str(root / "set"))
+
+
+def web_data_set(root: Path, pictures: list[Picture], empty: str = "") -> Source:
+    (root / "shards").mkdir(parents=True)
+    for split in dict.fromkeys(p.split for p in pictures):
+        with tarfile.open(root / "shards" / f"{split}-0000.tar", "w") as tar:
+            for i, p in enumerate(pictures):
+                if p.split == split:
+                    members = {f"{i}{p.ending}": png(p.number), f"{i}.json": json.dumps({"label": p.label}).encode()}
+                    for name, content in members.items():
+                        member = tarfile.TarInfo(name)
+                        member.size = len(content)
+                        tar.addfile(member, io.BytesIO(content))
+    names = sorted({p.label for p in pictures} | {empty}) if empty else None
+    return WebDataset(str(root / "shards"), classes=names)
+
+
+def web_data_set_with_fields(root: Path, pictures: list[Picture], empty: str = "") -> Source:
+    """All splits in one shard, whose samples name their splits."""
+    (root / "shards").mkdir(parents=True)
+    with tarfile.open(root / "shards" / "0000.tar", "w") as tar:
+        for i, p in enumerate(pictures):
+            content = json.dumps({"label": p.label, "split": p.split}).encode()
+            for name, data in {f"{i}{p.ending}": png(p.number), f"{i}.json": content}.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    names = sorted({p.label for p in pictures} | {empty}) if empty else None
+    return WebDataset(str(root / "shards"), classes=names)
+
+
+def shards(root: Path, pictures: list[Picture], empty: str = "") -> Source:
+    source = table(root, pictures, empty)
+    for split in ("train", "val"):
+        part = source.load(split)
+        names = sorted([*source.classes, empty]) if empty else source.classes
+        part.targets = [names.index(source.classes[target]) for target in part.targets]  # type: ignore[attr-defined]
+        pack(part, names, str(root / "pack"), split, source=source)
+    return Shards(str(root / "pack"))
+
+
+def segmentation(root: Path, pictures: list[Picture], empty: str = "") -> Source:
+    for i, picture in enumerate(pictures):
+        for kind, ending in (("images", picture.ending), ("masks", ".png")):
+            (root / kind / picture.split).mkdir(parents=True, exist_ok=True)
+            (root / kind / picture.split / f"{i}{ending}").write_bytes(png(picture.number))
+    return SegmentationFolder(str(root), ["a", "b"])
+
+
+Writer = Callable[..., Source]
+WRITERS: dict[str, Writer] = {
+    writer.__name__: writer
+    for writer in (folder, table, json_lines, one_hot, ndjson, coco, hugging_face, web_data_set,
+                   web_data_set_with_fields, shards, segmentation)
+}  # fmt: skip
+READERS = {ImageFolder, Manifest, HuggingFace, WebDataset, Shards, SegmentationFolder}
+WITHOUT = {
+    "Food101": "torchvision lists its files", "FoodTagMini": "kd draws it", "FoodTagCalories": "kd draws it",
+    "Pictures": "has no labels; its splits are folders of their own",
+}  # fmt: skip
+LISTS = {"table", "json_lines", "ndjson", "coco"}
+DECLARED = {"hugging_face", "web_data_set", "web_data_set_with_fields", "shards"}
+"""Readers of which this test's data sets list their classes with ids: a class without a picture keeps its id."""
+
+
+def number_or(label: str) -> str | int:
+    return int(label) if label.isdigit() else label
+
+
+def answer(source: Source) -> tuple[list[str], list[str], list[str]]:
+    """Classes, and the labels of the training and of the validation pictures in order of label."""
+    train, val = source.load("train"), source.load("val")
+    labels = [sorted(source.classes[target] for target in split.targets) for split in (train, val)]
+    return source.classes, labels[0], labels[1]
+
+
+def plain_set(train: str = "train", val: str = "val", labels: tuple[str, ...] = ("cat", "dog")) -> list[Picture]:
+    """Two pictures of each label to train on, one to validate."""
+    splits = [train, train, val]
+    return [Picture(splits[i % 3], labels[i // 3], i) for i in range(3 * len(labels))]
+
+
+def test_each_reader_is_in_the_table() -> None:
+    modules = [import_module(f"kd.data.sources.{m.name}") for m in iter_modules(kd.data.sources.__path__)]
+    classes = {kind for module in modules for kind in vars(module).values()
+               if inspect.isclass(kind) and issubclass(kind, Source) and kind is not Source
+               and kind.__module__.startswith("kd.data.sources")}  # fmt: skip
+    unknown = {kind.__name__ for kind in classes - READERS} - {*WITHOUT}
+    assert not unknown, "write a data set for it here, or say in WITHOUT why it reads none"
+
+
+LABELLED = sorted({*WRITERS} - {"segmentation"})
+
+
+@pytest.mark.parametrize("names", [("Training", "Testing"), ("train_set", "val_set"), ("seg_train", "seg_test"),
+                                   ("trn", "dev"), ("Train", "Test")])  # fmt: skip
+@pytest.mark.parametrize("reader", sorted(WRITERS))
+def test_other_names_of_splits(reader: str, names: tuple[str, str], tmp_path: Path) -> None:
+    source = WRITERS[reader](tmp_path, plain_set(*names))
+    assert source.has("val")
+    if reader == "segmentation":
+        assert [len(source.load(split).targets) for split in ("train", "val")] == [4, 2]
+    else:
+        assert answer(source) == (["cat", "dog"], ["cat", "cat", "dog", "dog"], ["cat", "dog"])
+
+
+@pytest.mark.parametrize("reader", sorted(WRITERS))
+def test_pictures_of_a_test_split_are_not_trained_on(reader: str, tmp_path: Path) -> None:
+    pictures = [*plain_set(), Picture("test", "cat", 50), Picture("test", "dog", 51)]
+    source = WRITERS[reader](tmp_path, pictures)
+    assert [len(source.load(split).targets) for split in ("train", "val")] == [4, 2]
+
+
+@pytest.mark.parametrize("reader", LABELLED)
+def test_a_class_without_a_picture(reader: str, tmp_path: Path) -> None:
+    source = WRITERS[reader](tmp_path, plain_set(), empty="aardvark")
+    classes, train, _ = answer(source)
+    assert classes == (["aardvark", "cat", "dog"] if reader in DECLARED else ["cat", "dog"])
+    assert train == ["cat", "cat", "dog", "dog"]
+    counted = getattr(source.load("train"), "left_out", {})
+    assert any("aardvark" in note for note in source.notes) or counted == {".heic": 1}
+
+
+@pytest.mark.parametrize("reader", LABELLED)
+def test_blanks_around_labels(reader: str, tmp_path: Path) -> None:
+    pictures = plain_set()
+    pictures[1] = pictures[1]._replace(label="cat ")
+    pictures[3] = pictures[3]._replace(label=" dog")
+    if reader == "folder":
+        assert {p.label for p in pictures} == {"cat", "cat ", "dog", " dog"}
+    assert answer(WRITERS[reader](tmp_path, pictures))[:2] == (["cat", "dog"], ["cat", "cat", "dog", "dog"])
+
+
+@pytest.mark.parametrize("reader", sorted({*LABELLED} - {"shards"}))  # kd-pack refuses it, as it reads the list
+def test_a_label_that_only_validation_has(reader: str, tmp_path: Path) -> None:
+    pictures = [*plain_set(), Picture("val", "owl", 60)]
+    with pytest.raises(UserError, match=r"1 label not in the training pictures: 'owl' \(1 picture, for example "):
+        WRITERS[reader](tmp_path, pictures).load("val")
+
+
+@pytest.mark.parametrize("reader", LABELLED)
+def test_numbers_as_text(reader: str, tmp_path: Path) -> None:
+    source = WRITERS[reader](tmp_path, plain_set(labels=("1", "2")))
+    assert answer(source)[:2] == (["1", "2"], ["1", "1", "2", "2"])
+    assert any("'1' is class 0" in note for note in source.notes)
+
+
+@pytest.mark.parametrize("reader", sorted(WRITERS))
+def test_linked_folders(reader: str, tmp_path: Path) -> None:
+    WRITERS[reader](tmp_path / "real", plain_set())
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    again = WRITERS[reader](tmp_path / "other", plain_set())
+    place = {"root": "root", "path": "path"}
+    for name in place:
+        if hasattr(again, name):
+            setattr(again, name, str(getattr(again, name)).replace("/other", "/link"))
+    for name in ("lists", "places"):
+        if hasattr(again, name):
+            setattr(again, name, {k: v and str(v).replace("/other", "/link") for k, v in getattr(again, name).items()})
+    assert [len(again.load(split).targets) for split in ("train", "val")] == [4, 2]
+
+
+def test_a_linked_folder_within_a_class_is_read_once(tmp_path: Path) -> None:
+    source = folder(tmp_path / "set", plain_set())
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "x.png").write_bytes(png(99))
+    for name, target in (("more", tmp_path / "more"), ("up", tmp_path / "set"), ("again", tmp_path / "more")):
+        (tmp_path / "set" / "train" / "cat" / name).symlink_to(target)
+    assert answer(source)[1] == ["cat", "cat", "cat", "dog", "dog"]
+
+
+@pytest.mark.parametrize("reader", LABELLED)
+def test_one_picture_with_two_labels(reader: str, tmp_path: Path) -> None:
+    """A list refuses a path with two labels; elsewhere the same bytes with two labels are reported."""
+    source = WRITERS[reader](tmp_path, [*plain_set(), Picture("train", "dog", 0)]) if reader != "shards" else None
+    if source is None:
+        pytest.skip("packed from a list, which refuses it")
+    if reader in LISTS or reader == "one_hot":
+        with pytest.raises(UserError, match=r"lists .*0.png with 2 labels \('cat', 'dog'\)"):
+            source.load("train")
+    else:
+        DistillationDataModule(source, img_size=8).prepare_data()
+        assert [note for note in source.notes if "1 training pictures are listed before with another label" in note]
+
+
+@pytest.mark.parametrize("reader", sorted({*WRITERS} - {"shards", "hugging_face"}))  # these hold bytes, not files
+def test_files_that_are_no_pictures_are_counted(reader: str, tmp_path: Path) -> None:
+    pictures = [*plain_set(), Picture("train", "dog", 70, ".npz")]
+    split = WRITERS[reader](tmp_path, pictures).load("train")
+    assert split.left_out == {".npz": 1}  # type: ignore[attr-defined]
+    assert len(split.targets) == 4
+
+
+@pytest.mark.parametrize("reader", sorted(WRITERS))
+def test_the_users_folder(reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = WRITERS[reader](tmp_path / "set", plain_set())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    below = {name: value for name in ("root", "path", "lists", "places") if (value := vars(source).get(name))}
+    (value,) = below.values()
+    given = str(value["train"] if isinstance(value, dict) else value).replace(str(tmp_path), "~")
+    arguments = [["a", "b"]] if reader == "segmentation" else []
+    again = type(source)(given, *arguments)
+    assert [len(again.load(split).targets) for split in ("train", "val")] == [4, 2]
