@@ -16,7 +16,7 @@ from kd.storage.objects import is_url
 Note = Callable[[str], None]  # takes a line for the person who reads the run
 
 
-class Layout(NamedTuple):
+class SplitFolders(NamedTuple):
     """Names of the split folders below a root; ``.`` where the root has the class folders itself."""
 
     train: str
@@ -77,14 +77,14 @@ class ImageFolder(Source):
 
     # -- which folders are the splits --------------------------------------------------------------------------------
     @cached_property
-    def _layout(self) -> Layout:
+    def _layout(self) -> SplitFolders:
         root = joined(self.root)
         names = _visible(self.place, root) if self.place.is_folder(root) else []
         train, val = self.folders["train"], self.folders["val"]
         splits = [name for name in names if split_of(name)]
         holders = [name for name in splits if self._has_folders(root, name)]
         if train is None and val is None and names and not holders and self._are_classes(root, names, splits):
-            return Layout(".", None)
+            return SplitFolders(".", None)
         if train is None:
             train = choose(holders, "train", self.key, root) or choose(splits, "train", self.key, root) or "train"
             self._doubt_train(root, train, names, splits)
@@ -102,7 +102,7 @@ class ImageFolder(Source):
         unread = [name for name in names if name not in used and not split_of(name)]
         if unread and train != ".":
             self.note(f"folders beside the splits are not read: {', '.join(map(printable, unread[:5]))}")
-        return Layout(train, val)
+        return SplitFolders(train, val)
 
     def _has_folders(self, root: str, name: str) -> bool:
         return bool(_visible(self.place, joined(root, name)))

@@ -13,7 +13,7 @@ from kd.errors import UserError, first_line, needs_extra
 from kd.storage.elsewhere import open_regular
 
 
-class Table(Protocol):
+class HubTable(Protocol):
     """What is used of a ``datasets.Dataset``."""
 
     features: Mapping[str, object]
@@ -24,14 +24,14 @@ class Table(Protocol):
 
     def __getitem__(self, key: int | str) -> Any: ...
 
-    def select(self, indices: Sequence[int]) -> "Table":
+    def select(self, indices: Sequence[int]) -> "HubTable":
         """The rows of these numbers."""
 
 
-class Rows(NamedTuple):
+class LabelledRows(NamedTuple):
     """A split's table, the label of each row ("" without one), and the classes that the data set itself lists."""
 
-    data: Table
+    data: HubTable
     labels: list[str]
     names: list[str] | None
 
@@ -62,7 +62,7 @@ class HuggingFace(Source):
         self.path, self.given = expanded(path), {"train": train, "val": val}
         self.columns = image_column, label_column
         self._names: list[str] | None = None  # of the data set's splits
-        self._whole: dict[str, Rows] = {}  # by the data set's split
+        self._whole: dict[str, LabelledRows] = {}  # by the data set's split
         self._by_row: dict[str, Sequence[str | None] | None] = {}  # likewise the splits that a column names
 
     def load(self, split: str) -> Split:
@@ -88,7 +88,7 @@ class HuggingFace(Source):
             self.note(*unused(self.classes, (ids[label] for label in train.labels if label)))
         return _HuggingFaceSplit(rows.data, self.columns[0], [ids[label] for label in rows.labels], self.path)
 
-    def _rows(self, split: str) -> Rows:
+    def _rows(self, split: str) -> LabelledRows:
         """The rows of a split: of the data set's own split, or of the training split where a column says so."""
         name = self._name(split)
         rows = self._read(name if name is not None else self._name("train") or "train", split)
@@ -99,9 +99,9 @@ class HuggingFace(Source):
         if not chosen:
             raise UserError(f"data.source.{split}: {self.path} ({name}) has a column of splits that names no row of "
                             f"{split}")  # fmt: skip
-        return Rows(rows.data.select(chosen), [rows.labels[i] for i in chosen], rows.names)
+        return LabelledRows(rows.data.select(chosen), [rows.labels[i] for i in chosen], rows.names)
 
-    def _read(self, name: str, split: str) -> Rows:
+    def _read(self, name: str, split: str) -> LabelledRows:
         """A whole split of the data set, read once."""
         if name not in self._whole:
             try:
@@ -138,20 +138,22 @@ class HuggingFace(Source):
             self.note(*notes)
         return self._whole[name]
 
-    def _labelled(self, data: Table) -> Rows:
+    def _labelled(self, data: HubTable) -> LabelledRows:
         label = self.columns[1]
         if label is None:
-            return Rows(data, [""] * len(data), None)
+            return LabelledRows(data, [""] * len(data), None)
         names = getattr(data.features[label], "names", None)
         values = data[label][:]
         if names is not None:
             names = [plain(name) for name in names]
-            return Rows(data, [names[value] if value is not None and value >= 0 else "" for value in values], names)
+            return LabelledRows(
+                data, [names[value] if value is not None and value >= 0 else "" for value in values], names
+            )
         for i, labels in enumerate(read := cells(values, several=False).labels):
             if len(labels) > 1:
                 raise Unfit(f"gives {self.path}[{i}] {len(labels)} labels ({', '.join(labels[:3])}); a list takes "
                             "several (data.source=Manifest data.source.multi_label=true)")  # fmt: skip
-        return Rows(data, [(labels or [""])[0] for labels in read], None)
+        return LabelledRows(data, [(labels or [""])[0] for labels in read], None)
 
     # -- which splits there are --------------------------------------------------------------------------------------
     def _split_names(self) -> list[str]:
@@ -193,14 +195,14 @@ class HuggingFace(Source):
         return f"HuggingFace {self.path}"
 
 
-def _is_plain(data: Table, column: str) -> bool:
+def _is_plain(data: HubTable, column: str) -> bool:
     """Whether a column holds texts, numbers, yes or no."""
     return getattr(data.features[column], "dtype", "") in ("string", "large_string", "bool", "int8", "int16", "int32",
                                                            "int64", "uint8")  # fmt: skip
 
 
 class _HuggingFaceSplit:
-    def __init__(self, data: Table, column: str, targets: list[int], path: str) -> None:
+    def __init__(self, data: HubTable, column: str, targets: list[int], path: str) -> None:
         self.data, self.column, self.targets, self.path = data, column, targets, path
 
     def read(self, i: int) -> bytes:

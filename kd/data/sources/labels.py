@@ -124,7 +124,7 @@ def by_label(names: Iterable[str], labels: Iterable[Iterable[str]]) -> dict[str,
 
 
 # -- several labels in one cell --------------------------------------------------------------------------------------
-class Cells(NamedTuple):
+class CellLabels(NamedTuple):
     """The labels of each cell, the separator that was used ("" for none), and notes."""
 
     labels: list[list[str]]
@@ -132,7 +132,7 @@ class Cells(NamedTuple):
     notes: list[str]
 
 
-def cells(values: Sequence[object], several: bool, separator: str | None = None) -> Cells:
+def cells(values: Sequence[object], several: bool, separator: str | None = None) -> CellLabels:
     """The labels in each cell of a column.
 
     A JSON list, or a list's text (``['red', 'round']``), holds several labels whatever the separator. Text is parted
@@ -153,7 +153,7 @@ def cells(values: Sequence[object], several: bool, separator: str | None = None)
     if separator is None:
         separator, notes = _separator(list(texts.values()), several)
     parted = separator if separator != "none" else ""
-    return Cells(
+    return CellLabels(
         [
             [label for label in (own if own is not None else _parts(texts[i], parted)) if label]
             for i, own in enumerate(labels)

@@ -20,7 +20,7 @@ from kd.storage.elsewhere import number_of
 from kd.storage.objects import is_url
 
 
-class Listed(NamedTuple):
+class ListedPictures(NamedTuple):
     """The pictures of a split: paths, the labels of each (numbers for a regression), and files that were left out."""
 
     paths: list[str]
@@ -76,7 +76,7 @@ class Manifest(Source):
         self.lists = {"train": expanded(train), "val": expanded(val) if val else val}
         self.image_dir = expanded(image_dir) if image_dir else image_dir
         self._contents: dict[str, ListContent] = {}  # by file: each is read once
-        self._pictures: dict[str, Listed] = {}  # by split
+        self._pictures: dict[str, ListedPictures] = {}  # by split
         self.kind = Numbers() if targets else LabelSets() if multi_label else Targets()
         self._several = multi_label
 
@@ -87,7 +87,7 @@ class Manifest(Source):
         targets = self._numbers(split, pictures) if self.targets else self._ids(split, pictures, train)
         return FileSplit(pictures.paths, targets, pictures.left_out, self._place(split, pictures.paths))
 
-    def _ids(self, split: str, pictures: Listed, train: Listed) -> list[Any]:
+    def _ids(self, split: str, pictures: ListedPictures, train: ListedPictures) -> list[Any]:
         self.classes = in_order({label for labels in train.labels for label in labels})
         self.note(*doubts(self.classes))
         empty = [name for name in map(plain, self._content("train").classes) if name not in self.classes]
@@ -100,7 +100,7 @@ class Manifest(Source):
         targets = [[ids[label] for label in labels] for labels in pictures.labels]
         return targets if self._several else [t[0] for t in targets]
 
-    def _numbers(self, split: str, pictures: Listed) -> list[list[float]]:
+    def _numbers(self, split: str, pictures: ListedPictures) -> list[list[float]]:
         self.classes = list(self.targets or [])
         key, file = f"data.source.{split}", self._file(split)
         numbers = [[self._number(x, name, path, file, key) for name, x in zip(self.classes, given, strict=True)]
@@ -160,12 +160,12 @@ class Manifest(Source):
         """Whether there is a list for the split, or the training list names rows of it."""
         return bool(self.lists.get(split)) or bool(self._rows(split))
 
-    def _listed(self, split: str) -> Listed:
+    def _listed(self, split: str) -> ListedPictures:
         if split not in self._pictures:
             self._pictures[split] = self._read(split)
         return self._pictures[split]
 
-    def _read(self, split: str) -> Listed:
+    def _read(self, split: str) -> ListedPictures:
         """The pictures of a split with their labels; files that no reader decodes are left out and counted."""
         key, file = f"data.source.{split}", self._file(split)
         rows = self._rows(split)
@@ -181,16 +181,16 @@ class Manifest(Source):
         values = [row.label for row in rows]
         if self.targets:
             self._check_same_numbers(paths, values, f"{key}: {file}")
-            return Listed(paths, values, dict(left_out))
+            return ListedPictures(paths, values, dict(left_out))
         if not self._content(split).labelled:
-            return Listed(paths, [[] for _ in paths], dict(left_out))
+            return ListedPictures(paths, [[] for _ in paths], dict(left_out))
         try:
             labels = self._labels(paths, values, self._train_separator if split != "train" else None)
             paths, labels, notes = join_rows(paths, labels, self._several)
         except Unfit as error:
             raise UserError(f"{key}: {file} {error}") from error
         self.note(*(f"{split}: {note}" for note in notes))
-        return Listed(paths, labels, dict(left_out))
+        return ListedPictures(paths, labels, dict(left_out))
 
     @cached_property
     def _train_separator(self) -> str:
