@@ -143,12 +143,10 @@ class HuggingFace(Source):
         if label is None:
             return LabelledRows(data, [""] * len(data), None)
         names = getattr(data.features[label], "names", None)
-        values = data[label][:]
+        values = [None if value == -1 else value for value in data[label][:]]  # -1: no label, as datasets write it
         if names is not None:
             names = [plain(name) for name in names]
-            return LabelledRows(
-                data, [names[value] if value is not None and value >= 0 else "" for value in values], names
-            )
+            return LabelledRows(data, [names[value] if value is not None else "" for value in values], names)
         for i, labels in enumerate(read := cells(values, several=False).labels):
             if len(labels) > 1:
                 raise Unfit(f"gives {self.path}[{i}] {len(labels)} labels ({', '.join(labels[:3])}); a list takes "

@@ -59,7 +59,8 @@ def doubts(classes: Sequence[str]) -> list[str]:
     notes: list[str] = []
     alike: dict[str, list[str]] = {}
     for name in classes:
-        alike.setdefault(re.sub(r"[\W_]+", " ", name.casefold()).strip() or name, []).append(name)
+        loose = re.sub(r"[\W_]+", " ", name.casefold()).strip()
+        alike.setdefault(name if _is_number(name) or not loose else loose, []).append(name)
         if _is_number(name) and str(int(name)) != name:
             alike.setdefault(str(int(name)), []).append(name)
     for names in alike.values():
@@ -248,7 +249,7 @@ def join_rows(
         raise Unfit(f"lists {path} with {len(both)} labels ({listed(both)}){more}; give each picture one label, or "
                     "data.source.multi_label=true joins them")  # fmt: skip
     if different:
-        note = f"{len(different)} pictures are listed in several rows: their labels are joined"
+        note = f"pictures listed in several rows: {len(different)}; their labels are joined"
         return list(first), [different.get(path, own) for path, own in first.items()], [note]
-    notes = [f"{len(repeated)} pictures are listed more than once, for example {path}" for path in [*repeated][:1]]
+    notes = [f"pictures listed more than once: {len(repeated)}, for example {path}" for path in [*repeated][:1]]
     return list(paths), list(labels), notes
