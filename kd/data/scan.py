@@ -44,8 +44,10 @@ def _store(split: Split) -> Store | None:
 class Scan(NamedTuple):
     """What a search for damaged pictures has found in one split."""
 
-    damaged: dict[int, str]  # the reason by the picture's number, for those that can't be read or decoded
-    digests: list[str]  # a hash of each picture's bytes, where they were read whole; else empty
+    damaged: dict[int, str]
+    """The reason by the picture's number, for those that can't be read or decoded."""
+    digests: list[str]
+    """A hash of each picture's bytes, where they were read whole; else empty."""
 
 
 def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_PIXELS) -> Scan:

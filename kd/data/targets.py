@@ -21,7 +21,8 @@ class Targets:
 
     name = "one label a picture"  # in messages; a task names the kind that it learns from in the same words
     counted = "classes"  # what a source has some of
-    undefined: tuple[str, ...] = ()  # the augmentations that are not defined for it
+    undefined: tuple[str, ...] = ()
+    """The augmentations that are not defined for such targets."""
     one_class = True  # a picture has one class, or no label
     least_classes = 2  # fewer leave nothing to tell apart
     cut_with_picture = False  # it has a value for each pixel, which a view's crop, resize and flip move too

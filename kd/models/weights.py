@@ -36,14 +36,22 @@ NOT_PASSED_ON = ("num_classes", "img_size", *LOADS)
 class About:
     """What a weights file, or the ``config.json`` beside it, says of its model; empty where it does not say."""
 
-    arch: str = ""  # timm's name of the architecture
-    kwargs: dict[str, Any] = field(default_factory=dict)  # arguments of ``timm.create_model``
-    img_size: tuple[int, int] | None = None  # height and width of the input
-    mean: list[float] | None = None  # of each channel
-    std: list[float] | None = None  # likewise
-    classes: list[str] = field(default_factory=list)  # names by class id
-    builder: str = ""  # class path of the builder that made it, where it was not timm
-    foreign: bool = False  # it is another library's model, of which this is timm's nearest
+    arch: str = ""
+    """Timm's name of the architecture."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of ``timm.create_model``."""
+    img_size: tuple[int, int] | None = None
+    """Height and width of the input."""
+    mean: list[float] | None = None
+    """Of each channel, for values in 0..1."""
+    std: list[float] | None = None
+    """Likewise."""
+    classes: list[str] = field(default_factory=list)
+    """Names by class id."""
+    builder: str = ""
+    """Class path of the builder that made it, where it was not timm."""
+    foreign: bool = False
+    """Whether it is another library's model, of which this is timm's nearest."""
 
 
 @rank_zero_only

@@ -95,7 +95,8 @@ def _task(task: Task | None, head: bool, data: DataInfo) -> Task:
 class Begun:
     """A student's model before it has its teacher's layers; the last three are those of its ``Student``."""
 
-    spec: StudentSpec  # what the model is built by
+    spec: StudentSpec
+    """The settings that the model is built from."""
     model: nn.Module
     start: str
     note: str

@@ -41,12 +41,18 @@ Models = dict[str, tuple[Callable[[Tensor], Tensor], int]]
 class Options:
     """What ``kd-eval`` was given, checked."""
 
-    split: str = "val"  # of the data
-    folder: str | None = None  # of other pictures
-    robust: bool = False  # on damaged pictures too
-    arch: str = ""  # timm's name of the model in a bare weights file that does not say
-    img_size: int | None = None  # side of its input in pixels
-    out: Path | None = None  # a table of the pictures (``.csv``), or the figures (``.json``)
+    split: str = "val"
+    """Split of the data."""
+    folder: str | None = None
+    """Folder of other pictures."""
+    robust: bool = False
+    """Whether damaged pictures are measured too."""
+    arch: str = ""
+    """timm's name of the model in a bare weights file that does not hold it."""
+    img_size: int | None = None
+    """Side of the model's input in pixels."""
+    out: Path | None = None
+    """File of a table of the pictures (``.csv``), or of the figures (``.json``)."""
 
     @property
     def place(self) -> str:
@@ -64,24 +70,34 @@ class Options:
 class Subject:
     """A model and the pictures that it is measured on."""
 
-    name: str  # as it was given
-    run: Path | None  # its folder; None for a bare weights file
-    model: nn.Module  # in eval mode
-    prepare: Prepare  # its input
-    classes: list[str]  # names by class id
-    data: DistillationDataModule  # holds the split
-    task: Task  # what the labels mean
-    teacher: RunTeacher | None  # whose answers its own are compared with
+    name: str
+    """As it was given."""
+    run: Path | None
+    """The run's folder; None for a bare weights file."""
+    model: nn.Module
+    """The model, in eval mode."""
+    prepare: Prepare
+    """Its input."""
+    classes: list[str]
+    """Names by class id."""
+    data: DistillationDataModule
+    """Holds the split."""
+    task: Task
+    """What the labels mean."""
+    teacher: RunTeacher | None
+    """The teacher whose answers are compared with the model's."""
 
 
 @dataclass
 class Evaluation:
     """What an evaluation has found."""
 
-    results: list[dict[str, Any]]  # the figures of each model
-    files: list[Path]  # that they were written to
-    # on how many pictures the first model alone is right, and another one alone
+    results: list[dict[str, Any]]
+    """The figures of each model."""
+    files: list[Path]
+    """Files that the figures were written to."""
     pairs: list[tuple[int, int]] = field(default_factory=list)
+    """On how many pictures the first model alone is right, and each other model alone."""
 
     @classmethod
     def written(cls, results: list[dict[str, Any]], runs: Sequence[Path | None], options: Options) -> "Evaluation":

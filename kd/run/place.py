@@ -25,8 +25,10 @@ START = ("checkpoint", "pretrained", "inherit")  # of model.student
 class Resumed:
     """A run that is to be resumed."""
 
-    folder: Path  # of the run, on this machine
-    url: str = ""  # by which it was named; empty for a folder
+    folder: Path
+    """Folder of the run on this machine."""
+    url: str = ""
+    """URL by which it was named; "" for a folder."""
 
     @classmethod
     def named(cls, name: str, together: bool = False) -> "Resumed":
@@ -63,11 +65,16 @@ def resumed_by(request: Request, together: bool = False) -> Resumed | None:
 class Place:
     """Where a run's folder is, and what it resumes from."""
 
-    runs_dir: str  # folder or URL of all runs
-    runs: Path  # the folder of the recipe's runs on this machine
-    folder: Path | None = None  # the run that is resumed; None: a new run
-    checkpoint: Path | None = None  # to resume from
-    marker: Path | None = None  # names the run's folder for a restarted job
+    runs_dir: str
+    """Folder or URL of all runs."""
+    runs: Path
+    """The folder of the recipe's runs on this machine."""
+    folder: Path | None = None
+    """The run that is resumed; None: a new run."""
+    checkpoint: Path | None = None
+    """Checkpoint to resume from."""
+    marker: Path | None = None
+    """File that names the run's folder for a restarted job."""
 
 
 def place_of(

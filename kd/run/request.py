@@ -35,21 +35,29 @@ KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 class Request:
     """A command line, sorted by kind."""
 
-    recipe: str | None = None  # name or path
-    overlays: list[str] = field(default_factory=list)  # names or paths, in order
-    overrides: list[str] = field(default_factory=list)  # ``key=value`` items, in order
-    resume: str | None = None  # a run folder
-    cluster: list[str] = field(default_factory=list)  # trainer settings of the launcher; overrides win over them
-    trust: list[str] = field(default_factory=list)  # modules whose classes a file from elsewhere may name
-    flags: set[str] = field(default_factory=set)  # without their dashes
-    about: str = ""  # the topic of a flag: ``--list losses``, ``--keys lr``, ``--help data.augment``
-    rest: list[str] = field(default_factory=list)  # all other words
-    here: bool = True  # it runs on this machine, where ``channel:NAME`` has a folder
+    recipe: str | None = None
+    """Name or path."""
+    overlays: list[str] = field(default_factory=list)
+    """Names or paths, in order."""
+    overrides: list[str] = field(default_factory=list)
+    """``key=value`` items, in order."""
+    resume: str | None = None
+    """Folder of a run."""
+    cluster: list[str] = field(default_factory=list)
+    """Trainer settings of the launcher; overrides win over them."""
+    trust: list[str] = field(default_factory=list)
+    """Modules whose classes a file from elsewhere may name."""
+    flags: set[str] = field(default_factory=set)
+    """Flags without their dashes."""
+    about: str = ""
+    """The topic of a flag: ``--list losses``, ``--keys lr``, ``--help data.augment``."""
+    rest: list[str] = field(default_factory=list)
+    """All other words."""
+    here: bool = True
+    """Whether it runs on this machine, where ``channel:NAME`` has a folder."""
 
     def parser_args(self) -> list[str]:
-        """Arguments for the parser: class paths that the user trusts, then in order of rising priority recipe,
-        overlays,
-        overrides.
+        """Arguments for the parser: trusted class paths, then recipe, overlays, overrides in rising priority.
 
         Raises:
             UserError: a file that is missing, is not YAML, or names code that the user does not trust.

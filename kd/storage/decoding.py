@@ -57,9 +57,12 @@ def decoded(image: Image.Image) -> Image.Image:
 class Frame(NamedTuple):
     """How a picture becomes a view: ``part`` of it is scaled to ``scaled``, of which the view begins at ``corner``."""
 
-    part: tuple[int, int, int, int]  # left, top, width and height in the picture
-    scaled: tuple[int, int]  # width and height
-    corner: tuple[int, int]  # left and top
+    part: tuple[int, int, int, int]
+    """Left, top, width and height in the picture, in pixels."""
+    scaled: tuple[int, int]
+    """Width and height in pixels after scaling."""
+    corner: tuple[int, int]
+    """Left and top of the view in the scaled picture."""
 
 
 def frame(

@@ -33,8 +33,10 @@ class RunTeacher:
     Not an ``nn.Module``, so a LightningModule keeps it out of checkpoints, optimizer, DDP's broadcasts and ``train()``.
     """
 
-    arch: str  # its name, for people
-    model: nn.Module  # the weights, to count and to hash
+    arch: str
+    """Name for people."""
+    model: nn.Module
+    """The weights, to count and to hash."""
     spec: TeacherSpec
     key = "model.teacher"  # its configuration key, named in errors
     closed = ""  # why its layers can't be used

@@ -41,10 +41,14 @@ Parts = dict[str, dict[str, Any]]
 class Kind:
     """One kind of a teacher's answers, with its place on disk."""
 
-    codec: AnswerCodec  # how a record is written
-    parts: Parts  # what the answers depend on: ``teacher``, ``transform``, ``data``, ``answers``
-    folder: Path  # where they are
-    url: str = ""  # where they are published (:mod:`kd.teachers.published`), instead
+    codec: AnswerCodec
+    """How a record is written."""
+    parts: Parts
+    """What the answers depend on: ``teacher``, ``transform``, ``data``, ``answers``."""
+    folder: Path
+    """Where they are."""
+    url: str = ""
+    """Where they are published (:mod:`kd.teachers.published`), instead."""
 
     @property
     def place(self) -> str:

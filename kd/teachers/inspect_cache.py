@@ -26,12 +26,18 @@ PARTS = ("teacher", "transform", "data", "answers")
 class Held:
     """One kind of answers as found on disk."""
 
-    folder: str  # where
-    parts: dict[str, dict[str, Any]]  # what they depend on, see :class:`kd.teachers.cache_layout.Kind`
-    measured: dict[str, Any]  # what was noted when it was begun
-    views: int  # of each picture
-    size: int  # in bytes
-    filled: float  # the share that is there, 0 to 1
+    folder: str
+    """Folder or URL."""
+    parts: dict[str, dict[str, Any]]
+    """What they depend on, see :class:`kd.teachers.cache_layout.Kind`."""
+    measured: dict[str, Any]
+    """Numbers measured when it was begun."""
+    views: int
+    """Views of each picture."""
+    size: int
+    """Bytes."""
+    filled: float
+    """Share of answers that is there, in 0..1."""
 
     @property
     def pictures(self) -> int:

@@ -31,8 +31,10 @@ def read_records(stores: Sequence[Store], batch: Batch) -> list[Tensor]:
 class Reading:
     """How a loader's processes read caches."""
 
-    stores: Mapping[str, Sequence[Store]]  # of each teacher's answers
-    pixels: AnswerStore | None = None  # of the views themselves, where they are kept
+    stores: Mapping[str, Sequence[Store]]
+    """Stores of each teacher's answers."""
+    pixels: AnswerStore | None = None
+    """Store of the views themselves, where they are cached."""
 
     def __call__(self, pictures: Dataset[Any], collate: Callable[..., Batch]) -> tuple[Dataset[Any], "AddRecords"]:
         """What a loader gets in place of pictures and what makes a batch of them."""

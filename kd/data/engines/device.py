@@ -31,9 +31,12 @@ Step = tuple[int, dict[str, Any]]
 class Recipe:
     """How one view is made of one picture."""
 
-    box: tuple[int, int, int, int]  # top, left, height and width of the crop, in pixels of the picture
-    steps: list[Step]  # what comes before and after the crop
-    whole: tuple[int, int] = (0, 0)  # height and width of the picture
+    box: tuple[int, int, int, int]
+    """Top, left, height and width of the crop, in pixels of the picture."""
+    steps: list[Step]
+    """What comes before and after the crop."""
+    whole: tuple[int, int] = (0, 0)
+    """Height and width of the picture."""
 
 
 class Plan:

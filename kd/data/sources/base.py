@@ -50,7 +50,8 @@ class Source:
     ignore_index: int | None = None
     root = ""  # of a source that is a folder or a URL
     key = "data.source.root"
-    cache_bytes: int | None = None  # that copies of files from elsewhere may take
+    cache_bytes: int | None = None
+    """Bytes that copies of remote files may take; None: no bound."""
 
     @property
     def notes(self) -> list[str]:

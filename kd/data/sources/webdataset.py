@@ -41,15 +41,12 @@ FORMAT = 2  # of an index in the user's cache folder
 
 @dataclass
 class Shard:
-    """What a tar file holds.
+    """What a tar file holds."""
 
-    Attributes:
-        samples: those with a picture, in order.
-        left_out: how many have none that can be read, by the ending of what they have.
-    """
-
-    samples: list[Sample]  # those with a picture, in order
-    left_out: dict[str, int]  # how many have none that can be read, by the ending of what they have
+    samples: list[Sample]
+    """Samples with a picture, in order."""
+    left_out: dict[str, int]
+    """How many samples have no readable picture, by the ending of what they have."""
 
 
 class WebDataset(Source):

@@ -41,46 +41,68 @@ class MakerEnded(Exception):
 class Made:
     """What a maker has returned for one batch."""
 
-    batch: Batch | Exception  # or why it was not made
-    size: int  # bytes
-    seconds: float  # that it took
+    batch: Batch | Exception
+    """The batch, or why it was not made."""
+    size: int
+    """Bytes."""
+    seconds: float
+    """Seconds that it took."""
 
 
 @dataclass(eq=False)
 class Machine:
     """A machine of the tier, as this training process sees it."""
 
-    node: str  # its id in the cluster
-    name: str  # for people
-    cores: int  # that it gives to batches, a maker each; its GPUs where these make them
-    wanted: int = 0  # makers that this process has there
-    failures: int = 0  # makers that have ended there since its last batch
-    batches: int = 0  # made there and used
-    busy_s: float = 0.0  # time that its makers have worked for them
-    megabytes: float = 0.0  # of these batches
-    gone: bool = False  # it has left the cluster, or was left out
+    node: str
+    """Id in the cluster."""
+    name: str
+    """Name for people."""
+    cores: int
+    """Cores that it gives to batches, a maker each; its GPUs where these make them."""
+    wanted: int = 0
+    """Makers that this process has there."""
+    failures: int = 0
+    """Makers that have ended there since its last batch."""
+    batches: int = 0
+    """Batches made there and used."""
+    busy_s: float = 0.0
+    """Seconds that its makers have worked for them."""
+    megabytes: float = 0.0
+    """Size of these batches."""
+    gone: bool = False
+    """Whether it has left the cluster, or was left out."""
 
 
 @dataclass(eq=False)
 class Worker:
     """A process on a machine that makes one batch after another."""
 
-    machine: Machine  # where
-    handle: Any  # what the cluster knows it by
-    ready: bool = False  # it has said that it is there
-    jobs: list["Job"] = field(default_factory=list)  # in its hands, in the order in which it makes them
-    works: set[int] = field(default_factory=set)  # the kinds of batches that it has been taught
+    machine: Machine
+    """Where it runs."""
+    handle: Any
+    """How the cluster names it."""
+    ready: bool = False
+    """Whether it has reported that it runs."""
+    jobs: list["Job"] = field(default_factory=list)
+    """Its jobs, in the order in which it makes them."""
+    works: set[int] = field(default_factory=set)
+    """The kinds of batches that it can make."""
 
 
 @dataclass(eq=False)
 class Job:
     """One batch that is to be made; several makers may work on it where one is slow."""
 
-    stream: "Stream"  # that it belongs to
-    number: int  # its place there
-    keys: list[Key]  # of its samples
-    makers: dict[Worker, float] = field(default_factory=dict)  # who has it in hand, and since when
-    lost: int = 0  # makers that have ended over it
+    stream: "Stream"
+    """The pass that it belongs to."""
+    number: int
+    """Its place in the pass."""
+    keys: list[Key]
+    """Keys of its samples."""
+    makers: dict[Worker, float] = field(default_factory=dict)
+    """The workers that make it, and since when."""
+    lost: int = 0
+    """Workers that have ended while making it."""
 
 
 class Stream:

@@ -54,13 +54,20 @@ class BlockActivations:
     """What one block of the teacher computes on a part of the sample, of the tokens that the student has too."""
 
     block: Any
-    qkv: Tensor  # (N, L, ...), like all of these
-    heads: Tensor  # what the attention's projection reads
-    units: Tensor  # what the MLP's second layer reads
-    hidden: list[Tensor]  # what the MLP's first layers give
-    middle: Tensor  # the stream between attention and MLP, as the teacher's norms see it
-    after: Tensor  # the stream that the student's should equal after the block, likewise
-    moments: dict[object, Tensor] = field(default_factory=dict)  # of heads and units, for students of all widths
+    qkv: Tensor
+    """Queries, keys and values, ``(N, L, ...)``, like all of these."""
+    heads: Tensor
+    """Input of the attention's projection."""
+    units: Tensor
+    """Input of the MLP's second layer."""
+    hidden: list[Tensor]
+    """Outputs of the MLP's first layers."""
+    middle: Tensor
+    """The stream between attention and MLP, as the teacher's norms see it."""
+    after: Tensor
+    """The stream that the student's should equal after the block, likewise."""
+    moments: dict[object, Tensor] = field(default_factory=dict)
+    """Of heads and units, for students of all widths."""
 
     @classmethod
     def of(cls, block: Any, before: Tensor, kept: Tensor, guides: bool) -> tuple["BlockActivations", Tensor]:
