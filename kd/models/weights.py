@@ -37,7 +37,7 @@ class About:
     """What a weights file, or the ``config.json`` beside it, says of its model; empty where it does not say."""
 
     arch: str = ""
-    """Timm's name of the architecture."""
+    """timm's name of the architecture."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of ``timm.create_model``."""
     img_size: tuple[int, int] | None = None
