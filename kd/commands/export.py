@@ -50,13 +50,13 @@ def run(request: Request) -> int | None:
     """
     if "help" in request.flags or len(request.rest) != 1:
         return None
-    from kd.ship.export.base import Limits, find_format
+    from kd.ship.export.base import ExportLimits, find_format
 
     own = take_all(request, *KEYS)
     if "to" not in own:
         raise UserError("to: must name a format, to=onnx for example (kd-export --help lists them)")
     int8, calibrate = truth(own, "int8"), whole_number(own, "calibrate", 300)
-    limits = Limits(_share(own, "min_agreement", 99.9), _share(own, "max_drop", 1))
+    limits = ExportLimits(_share(own, "min_agreement", 99.9), _share(own, "max_drop", 1))
     layout: Layout = "nchw" if own.get("layout") == "nchw" else "nhwc"
     if own.get("layout", layout) != layout:
         raise UserError(f"layout: must be nhwc or nchw, got '{own['layout']}'")
@@ -65,9 +65,9 @@ def run(request: Request) -> int | None:
         raise UserError(f"int8: to={own['to']} has no int8 (to=onnx, openvino, triton, sagemaker have)")
     kind.check(f"to={own['to']}", int8)  # before torch is loaded
     opened = Run.open(request.rest[0], request)
-    from kd.ship.export.gate import Wanted, export, lines
+    from kd.ship.export.gate import ExportRequest, export, lines
 
-    wanted = Wanted(own["to"], kind, int8, layout, calibrate, limits)
+    wanted = ExportRequest(own["to"], kind, int8, layout, calibrate, limits)
     out = Path(own["out"]) if "out" in own else opened.folder / "export" / wanted.name
     if "out" in own and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"out: {out} exists already and is not an empty folder")

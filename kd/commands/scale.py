@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from kd.errors import UserError
-from kd.fleet.scaling.measure import STRATEGIES, Plan, reading, ring_times
+from kd.fleet.scaling.measure import STRATEGIES, ScalingPlan, reading, ring_times
 from kd.fleet.scaling.model import Network, fit, fit_ring
 from kd.machine import cores
 from kd.run.own_keys import positive, take, whole_number, whole_numbers
@@ -60,11 +60,11 @@ def run(request: Request) -> int | None:
     items += run.with_teacher()
     folder = claim(folder_of_runs(config["runs_dir"], "kd-scale") / config["recipe"] / "scale")
     threads = max(1, cores() // processes[-1])
-    plan = Plan(items, config["recipe"], folder, processes, strategies, batch, steps, threads)
+    plan = ScalingPlan(items, config["recipe"], folder, processes, strategies, batch, steps, threads)
     return _measure(config, plan, machines, Network() if gbit is None else Network(gbit, True))
 
 
-def _measure(config: dict[str, Any], plan: Plan, machines: list[int], network: Network) -> int:
+def _measure(config: dict[str, Any], plan: ScalingPlan, machines: list[int], network: Network) -> int:
     from kd.fit_to_machine.precision import choose_precision
     from kd.fleet.scaling.page import content, sections
     from kd.report.html import write_page

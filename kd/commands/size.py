@@ -67,9 +67,9 @@ def sized(request: Request) -> tuple[dict[str, Any], Path]:
     run = Run.of(request)
     run.with_teacher()
     from kd.fleet.sizing.page import write
-    from kd.fleet.sizing.search import Search
+    from kd.fleet.sizing.search import SizeSearch
 
-    search = Search(run, planned)
+    search = SizeSearch(run, planned)
     found = search.found()
     return found, write(found, claim(search.folder))
 

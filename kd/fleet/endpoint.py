@@ -155,14 +155,16 @@ def _read(folder: Path, own: dict[str, str]) -> Endpoint:
 
 
 def _archive(opened: "FinishedRun") -> Path:
-    from kd.ship.export.base import Limits, find_format
-    from kd.ship.export.gate import Wanted, export
+    from kd.ship.export.base import ExportLimits, find_format
+    from kd.ship.export.gate import ExportRequest, export
 
     out = opened.folder / "export" / "sagemaker"
     if not (out / "model.tar.gz").is_file():
         kind = find_format("sagemaker")
         kind.check("endpoint", False)
-        problem, _ = export(opened, Wanted("sagemaker", kind, False, "nhwc", 300, Limits()), out, remember_made)
+        problem, _ = export(
+            opened, ExportRequest("sagemaker", kind, False, "nhwc", 300, ExportLimits()), out, remember_made
+        )
         if problem:
             raise UserError(f"{opened.folder}: its export was not kept: {problem}")
     return out / "model.tar.gz"

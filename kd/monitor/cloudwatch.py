@@ -12,7 +12,7 @@ from pytorch_lightning import Trainer
 
 from kd.callbacks.context import RunContext
 from kd.errors import UserError, needs_extra
-from kd.monitor.numbers import GAUGES, Numbers, Outlet
+from kd.monitor.numbers import GAUGES, Outlet, RunNumbers
 from kd.report.alerts import alarms, cloudwatch
 from kd.report.step_facts import mean
 from kd.run.settings import MonitorSettings
@@ -27,7 +27,7 @@ class CloudWatch(Outlet):
     Of the cores their mean is sent: every metric is paid for.
     """
 
-    def __init__(self, numbers: Numbers, spec: MonitorSettings) -> None:
+    def __init__(self, numbers: RunNumbers, spec: MonitorSettings) -> None:
         super().__init__(numbers)
         self._spec = spec
         self._end = threading.Event()

@@ -16,7 +16,7 @@ from kd.monitor.confusion import Confusion
 from kd.monitor.control import Control
 from kd.monitor.health import Health
 from kd.monitor.kernels import Kernels
-from kd.monitor.numbers import Numbers
+from kd.monitor.numbers import RunNumbers
 from kd.monitor.otlp import Otlp
 from kd.monitor.prometheus import Prometheus
 from kd.monitor.system import System
@@ -92,7 +92,7 @@ def monitors(spec: MonitorSpec, preemption: Preemption) -> list[Callback]:
     kernels = Kernels(spec.kernels_at, spec.kernels_steps, spec.kernels_memory)
     watch = Watch(preemption, spec) if spec.rules_every_s or spec.max_hours or spec.budget else None
     found: list[Callback | None] = [phases, system, TierRecord(), Confusion(), watch, health, kernels]
-    numbers = Numbers(phases, system, health, watch)
+    numbers = RunNumbers(phases, system, health, watch)
     found.append(Control(health, kernels, phases))
     if spec.prometheus_port is not None:
         found.append(Prometheus(numbers, spec.prometheus_port, spec.prometheus_host))

@@ -20,7 +20,7 @@ HEALTH = ("grad_norm", "update_ratio", "agreement", "teacher_entropy")
 MB = 2**20
 
 
-class Numbers:
+class RunNumbers:
     """A run's numbers of this moment, read from the callbacks that record them; nothing is measured for it.
 
     Args:
@@ -130,7 +130,7 @@ class Outlet(Closing, ABC):
         numbers: to serve or send.
     """
 
-    def __init__(self, numbers: Numbers) -> None:
+    def __init__(self, numbers: RunNumbers) -> None:
         self.numbers, self._reported = numbers, False
 
     def report_once(self, problem: object) -> None:

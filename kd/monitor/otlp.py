@@ -10,7 +10,7 @@ from pytorch_lightning import Trainer
 
 from kd.callbacks.context import RunContext
 from kd.errors import UserError, needs_extra
-from kd.monitor.numbers import GAUGES, Numbers, Outlet
+from kd.monitor.numbers import GAUGES, Outlet, RunNumbers
 
 TIMEOUT_S = 5  # of one sending; a collector that is gone holds the run's end up for no longer
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 5  # of one sending; a collector that is gone holds the run's end up
 class Otlp(Outlet):
     """Gauges ``kd.<name>``, with the headers of ``OTEL_EXPORTER_OTLP_HEADERS``, where a token may be."""
 
-    def __init__(self, numbers: Numbers, endpoint: str, every_s: float) -> None:
+    def __init__(self, numbers: RunNumbers, endpoint: str, every_s: float) -> None:
         path = "" if urlsplit(endpoint).path.strip("/") else "/v1/metrics"
         super().__init__(numbers)
         self.every_s, self.endpoint = every_s, endpoint.rstrip("/") + path

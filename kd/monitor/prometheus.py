@@ -6,7 +6,7 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 
 from kd.errors import UserError, needs_extra
-from kd.monitor.numbers import GAUGES, Numbers, Outlet
+from kd.monitor.numbers import GAUGES, Outlet, RunNumbers
 
 
 class Prometheus(Outlet):
@@ -21,7 +21,7 @@ class Prometheus(Outlet):
         UserError: prometheus-client is not installed, or the port is taken.
     """
 
-    def __init__(self, numbers: Numbers, port: int, address: str = "127.0.0.1") -> None:
+    def __init__(self, numbers: RunNumbers, port: int, address: str = "127.0.0.1") -> None:
         super().__init__(numbers)
         self.port, self.address = port, address
         self._server: Any = None

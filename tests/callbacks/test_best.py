@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from kd.callbacks.best import Best
 from kd.cli import train_main
-from kd.fleet.tuning.plan import Objective
+from kd.fleet.tuning.plan import SearchObjective
 from kd.report.facts import Facts
 from kd.report.metric import format_metric, is_share, less_is_better
 from kd.report.records import read_run
@@ -106,6 +106,6 @@ def test_a_best_validation_in_mid_epoch_is_the_one_exported_and_told_of(
         assert (faithful["agreement"], round(faithful["kl"], 6)) == (1, best["kl"])
         assert summary["student"]["val"]["kl"] > best["kl"] + 0.1, "damaged since"
         assert Facts(read_run(run)).best_val(name) == best["acc1"]
-        assert Objective("val/agreement", True).value(folder) == 1
+        assert SearchObjective("val/agreement", True).value(folder) == 1
         exported, whole = load_file(folder / "student.safetensors"), load_file(teacher)
         assert all(torch.equal(value, whole[key]) for key, value in exported.items())

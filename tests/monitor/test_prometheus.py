@@ -21,7 +21,7 @@ from kd.callbacks.phases import Phases
 from kd.callbacks.preemption import Preemption
 from kd.cli import report_main, train_main
 from kd.monitor.health import Health
-from kd.monitor.numbers import GAUGES, Numbers
+from kd.monitor.numbers import GAUGES, RunNumbers
 from kd.monitor.prometheus import Prometheus
 from kd.monitor.system import System
 from kd.monitor.watch import Watch
@@ -168,7 +168,7 @@ def test_every_query_of_the_dashboard_names_a_series_that_there_is(
         "verdict": {"bound": "data", "predicted_speedup": 2.0, "others": [{"bound": "host", "gain": 1.5}]},
         "findings": [{"rule": "Swap"}],
     }
-    numbers = Numbers(phases, system, health, watch)
+    numbers = RunNumbers(phases, system, health, watch)
     numbers.trainer = SimpleNamespace(callback_metrics={"low/train/loss": 1.0, "val/acc1": 0.5})  # type: ignore[assignment]
     assert set(numbers.read()) == set(GAUGES)
     samples = [sample for family in Prometheus(numbers, 9400).collect() for sample in family.samples]

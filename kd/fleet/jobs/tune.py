@@ -10,7 +10,7 @@ from kd.errors import UserError
 from kd.fleet.jobs import sagemaker
 from kd.fleet.jobs.job import Job
 from kd.fleet.jobs.target import Outcome, followed
-from kd.fleet.tuning.plan import Plan, plan
+from kd.fleet.tuning.plan import SearchPlan, plan
 from kd.fleet.tuning.space import Space, item
 from kd.run.own_keys import take, whole_number
 from kd.run.request import Request
@@ -23,7 +23,7 @@ NOT_THERE = ("pruner=", "confirm=", "revive=", "name=")
 STRATEGIES = {"tpe": "Bayesian", "random": "Random", "grid": "Grid"}
 
 
-def planned(request: Request) -> tuple[Plan, int]:
+def planned(request: Request) -> tuple[SearchPlan, int]:
     """Checks a search; leaves ``request`` with what each trial has in common.
 
     Returns:
@@ -56,7 +56,7 @@ class SageMakerSearch(sagemaker.SageMaker):
         jobs: trials at a time.
     """
 
-    def __init__(self, search: Plan | None = None, jobs: int = 1) -> None:
+    def __init__(self, search: SearchPlan | None = None, jobs: int = 1) -> None:
         self.search, self.jobs = search, jobs
 
     def write(self, job: Job) -> dict[str, str]:
@@ -112,7 +112,7 @@ class SageMakerSearch(sagemaker.SageMaker):
         return Outcome(True, text, where=where)
 
 
-def tuning_job(job: Job, search: Plan, jobs: int) -> dict[str, Any]:
+def tuning_job(job: Job, search: SearchPlan, jobs: int) -> dict[str, Any]:
     """The request of a search; trials are started without a command, as SageMaker starts tuned containers.
 
     Args:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.fleet.scaling.model import PARTS, Reading
+from kd.fleet.scaling.model import PARTS, ShortRun
 from kd.launch.child import reason_in, start_kd_train
 from kd.report.facts import Facts
 from kd.report.records import Run, percentile, read_run
@@ -47,7 +47,7 @@ class Case:
 
 
 @dataclass
-class Plan:
+class ScalingPlan:
     """What ``kd-scale`` measures, from its command line."""
 
     items: list[str]
@@ -101,7 +101,7 @@ class Plan:
         return read_run(self.folder / self.recipe / case.name)
 
 
-def reading(case: Case, run: Run) -> Reading:
+def reading(case: Case, run: Run) -> ShortRun:
     """The medians of a run's steps; the first of the process, and those that start a loader, are left out."""
     facts = Facts(run)
     steps = [s["p"] for s in facts.usual_steps[1:]]
@@ -113,7 +113,7 @@ def reading(case: Case, run: Run) -> Reading:
     low, half, high = (percentile(lengths, q) for q in (16, 50, 84))
     memory: dict[str, float] = run.summary.get("memory_mb") or {}
     state = sum(memory.get(name, 0.0) for name in ("student", "gradients", "optimizer"))
-    return Reading(
+    return ShortRun(
         case.strategy, case.processes, case.batch, parts, middle.get("communication", 0.0),
         sent_mb=_sent_mb(facts), memory_mb=run.summary.get("peak_memory_mb"), state_mb=state or None,
         spread=(high - low) / 2 / half if half else 0.0,

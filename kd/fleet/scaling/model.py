@@ -18,7 +18,7 @@ PARAMETERS = 2  # of a line: two readings are on it whatever they are
 
 
 @dataclass(frozen=True)
-class Reading:
+class ShortRun:
     """What one short run has recorded."""
 
     strategy: str
@@ -40,7 +40,7 @@ class Reading:
     spread: float = 0.0
     """Spread of its steps as a share of the median: half of the range of the middle two thirds."""
 
-    def slower(self) -> "Reading":
+    def slower(self) -> "ShortRun":
         """The same run with each time longer by its steps' spread: one end of what it may have measured."""
         times = 1 + self.spread
         return replace(self, parts={name: ms * times for name, ms in self.parts.items()}, exposed=self.exposed * times)
@@ -74,7 +74,7 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
 
 
 @dataclass(frozen=True)
-class Ring:
+class RingCost:
     """Time of one ring all-reduce's message: ``alpha_ms`` and a cost per MB sent."""
 
     alpha_ms: float
@@ -87,7 +87,7 @@ class Ring:
         return (members - 1) * self.alpha_ms + (members - 1) / members * mb * self.ms_per_mb
 
 
-def fit_ring(times: Sequence[tuple[int, float, float]]) -> Ring:
+def fit_ring(times: Sequence[tuple[int, float, float]]) -> RingCost:
     """Alpha and beta of measured all-reduces ``(processes, MB, ms)``, relative least squares; neither is below 0."""
     rows = [(2 * (n - 1) / ms, 2 * (n - 1) / n * mb / ms) for n, mb, ms in times]
     aa, bb = sum(a * a for a, _ in rows), sum(b * b for _, b in rows)
@@ -95,8 +95,8 @@ def fit_ring(times: Sequence[tuple[int, float, float]]) -> Ring:
     determinant = aa * bb - ab * ab
     alpha, beta = (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
     if alpha < 0:
-        return Ring(0.0, b1 / bb)
-    return Ring(alpha, beta) if beta >= 0 else Ring(a1 / aa, 0.0)
+        return RingCost(0.0, b1 / bb)
+    return RingCost(alpha, beta) if beta >= 0 else RingCost(a1 / aa, 0.0)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Model:
     """A key of :data:`PASSES`."""
     rates: dict[str, Line]
     """Time by part, of one process on a full machine."""
-    ring: Ring
+    ring: RingCost
     """All-reduce inside a machine."""
     talk: Talk
     """How much of the communication is visible."""
@@ -180,7 +180,7 @@ class Model:
         ring = PASSES[self.strategy] * self.ring.pass_ms(processes, self.gradient_mb)
         if machines > 1:
             between = network or Network()
-            outer = Ring(between.latency_ms, 8 / between.gbit)
+            outer = RingCost(between.latency_ms, 8 / between.gbit)
             ring += PASSES[self.strategy] * outer.pass_ms(machines, self.gradient_mb)
         return self.compute_ms(batch) + self.talk.shown(ring, self.rates["backward"](batch))
 
@@ -194,21 +194,21 @@ class Model:
         return max(0.0, best * (1 - error) - spread), middle, worst * (1 + error) + spread
 
 
-def fit(readings: Sequence[Reading], strategy: str, ring: Ring, gradient_mb: float) -> Model:
+def fit(readings: Sequence[ShortRun], strategy: str, ring: RingCost, gradient_mb: float) -> Model:
     """The model of one strategy: compute as ``ddp`` has it on a full machine, all beyond it is communication."""
     model = _fit(readings, strategy, ring, gradient_mb)
     shaken = ([r.slower() if r is one else r for r in readings] for one in readings if one.spread)
     return replace(model, shaken=tuple(_fit(other, strategy, ring, gradient_mb) for other in shaken))
 
 
-def _fit(readings: Sequence[Reading], strategy: str, ring: Ring, gradient_mb: float) -> Model:
+def _fit(readings: Sequence[ShortRun], strategy: str, ring: RingCost, gradient_mb: float) -> Model:
     most = max(r.processes for r in readings)
     full = [r for r in readings if r.processes == most and r.strategy == "ddp"]
     rates = {part: fit_line([(r.batch, r.parts[part]) for r in full]) for part in PARTS}
     bare = Model(strategy, rates, ring, Talk(0.0, 0.0), gradient_mb, most, None)
     own = [r for r in readings if r.strategy == strategy and r.processes > 1]
 
-    def shown(r: Reading) -> float:
+    def shown(r: ShortRun) -> float:
         return r.exposed if strategy == "ddp" else max(0.0, r.step_ms - bare.compute_ms(r.batch))
 
     talking = [PASSES[strategy] * ring.pass_ms(r.processes, gradient_mb) for r in own]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kd.fleet.scaling.model import PASSES, Model, Network, Reading, serial_part
+from kd.fleet.scaling.model import PASSES, Model, Network, ShortRun, serial_part
 from kd.report.metric import duration
 
 CASE = "processes x batch"
@@ -11,7 +11,7 @@ UNKNOWN = "unknown with two readings (processes=1,2,4 gives more)"
 
 
 def content(
-    recipe: str, readings: Sequence[Reading], models: Mapping[str, Model], machines: Sequence[int], network: Network,
+    recipe: str, readings: Sequence[ShortRun], models: Mapping[str, Model], machines: Sequence[int], network: Network,
     pictures: int,
 ) -> dict[str, Any]:  # fmt: skip
     """The content of ``scale.json``: what was measured, the fitted models, and what they predict.
@@ -58,7 +58,7 @@ def content(
 
 
 def _predicted(
-    name: str, model: Model, alone: Reading, machines: Sequence[int], network: Network, pictures: int
+    name: str, model: Model, alone: ShortRun, machines: Sequence[int], network: Network, pictures: int
 ) -> list[dict[str, Any]]:
     rows = []
     for count in machines:

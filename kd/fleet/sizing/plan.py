@@ -32,7 +32,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SizingPlan:
     """A search for a size by its command line, checked."""
 
     budget: dict[str, float]
@@ -49,7 +49,7 @@ class Plan:
     """Steps of the short distillation; 0: none."""
 
 
-def plan(request: Request) -> Plan:
+def plan(request: Request) -> SizingPlan:
     """Takes ``kd-size``'s keys out of a command line and checks them.
 
     Raises:
@@ -66,7 +66,7 @@ def plan(request: Request) -> Plan:
     archs = tuple(re.findall(r"[^\s,\[\]]+", own.get("archs", "")))
     if "archs" in own and not archs:
         raise UserError(f"archs: must be names of timm models with commas between, got '{own['archs']}'")
-    return Plan(
+    return SizingPlan(
         {key: positive(key, own[key]) for key in BUDGETS if key in own},
         Conditions(runtime, int8, whole_number(own, "threads", 1), whole_number(own, "batch", 1)),
         tuple(dict.fromkeys(archs)),

@@ -12,7 +12,7 @@ from typing import Any
 from kd.distill.headless import HeadlessStudent
 from kd.errors import UserError
 from kd.fleet.sizing.candidates import Candidate, candidates, smallest
-from kd.fleet.sizing.plan import BUDGETS, Plan
+from kd.fleet.sizing.plan import BUDGETS, SizingPlan
 from kd.fleet.sizing.scores import TEACHER, fitted_on, hold_out, score, split_of
 from kd.fleet.sizing.timing import latencies
 from kd.machine import processor
@@ -55,10 +55,10 @@ def _key(parts: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
-class Search:
+class SizeSearch:
     """A search for a size: builds the candidates, times them, scores those within the budget, chooses."""
 
-    def __init__(self, run: Run, plan: Plan) -> None:
+    def __init__(self, run: Run, plan: SizingPlan) -> None:
         self.run, self.plan, self.began = run, plan, time.monotonic()
         config = run.config
         if config["students"]:

@@ -17,7 +17,7 @@ from kd.fleet.sizing.candidates import Candidate, drawing
 from kd.fleet.sizing.plan import Conditions
 from kd.models import StudentSpec, preprocess_for
 from kd.progress import bar
-from kd.ship.export.base import Job, find_format, in_torch
+from kd.ship.export.base import ExportJob, find_format, in_torch
 from kd.ship.export.gate import size_mb
 from kd.ship.export.manifest import Manifest
 from kd.ship.export.prepared import Prepared
@@ -104,5 +104,5 @@ def _export(
             yield picture.permute(1, 2, 0)[None].contiguous().numpy()
 
     folder.mkdir()
-    file = find_format(given.runtime).write(Job(model, model.model, manifest, folder, calibration), folder)
+    file = find_format(given.runtime).write(ExportJob(model, model.model, manifest, folder, calibration), folder)
     return partial(open_export, given.runtime, file, given.threads), size_mb(folder)

@@ -6,10 +6,10 @@ from typing import Any
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.fleet.tuning.page import write_page
-from kd.fleet.tuning.plan import LATENCY, Objective, Plan
+from kd.fleet.tuning.plan import LATENCY, SearchObjective, SearchPlan
 from kd.fleet.tuning.results import BEST, Confirmation, chosen, print_table, write_best
 from kd.fleet.tuning.search import Search, say
-from kd.fleet.tuning.trials import Job, Place, deal, evaluate, gpus_of, lock_trial
+from kd.fleet.tuning.trials import TrialPlace, TrialRun, deal, evaluate, gpus_of, lock_trial
 from kd.storage.elsewhere import text_of
 from kd.storage.writing import write_text
 
@@ -17,7 +17,7 @@ CONFIRMED = "confirm.txt"
 TEST = "test"
 
 
-def search_and_confirm(plan: Plan) -> int:
+def search_and_confirm(plan: SearchPlan) -> int:
     """Searches, writes what was found after each trial, prints the table; returns the exit status."""
     jobs, accelerator = plan.jobs, plan.config["trainer"]["accelerator"]
     if isinstance(jobs, int):
@@ -28,7 +28,7 @@ def search_and_confirm(plan: Plan) -> int:
         return _search_and_confirm(plan, free)
 
 
-def _search_and_confirm(plan: Plan, free: Sequence[Place]) -> int:
+def _search_and_confirm(plan: SearchPlan, free: Sequence[TrialPlace]) -> int:
     search = Search(plan, free, changed=_write)
     if plan.revive is not None:
         revive(search)
@@ -74,7 +74,7 @@ def revive(search: Search) -> None:
     owner = lock_trial(search.folder_of(like.number))
     if owner is None:
         raise UserError(f"revive: trial {like.number} is running already")
-    job = Job(search.folder_of(like.number), search.plan.config["recipe"], search.free[0], owner)
+    job = TrialRun(search.folder_of(like.number), search.plan.config["recipe"], search.free[0], owner)
     search.wait([job], [[]])
     summary = job.summary()
     if summary.get("status") != "done":
@@ -85,7 +85,7 @@ def revive(search: Search) -> None:
     say(f"trial {like.number}, trained to its end: {objectives[0].name} {values[0]:.4g}")
 
 
-def confirm(search: Search, plan: Plan) -> list[Confirmation]:
+def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
     """Runs the winner and the default on the same fresh seeds; on a test split too, where the data have one."""
     objective = plan.objectives[0]
     if objective.name == LATENCY:
@@ -101,7 +101,7 @@ def confirm(search: Search, plan: Plan) -> list[Confirmation]:
             owner = lock_trial(folder)
             if owner is None:
                 raise UserError(f"confirm: {folder} is being trained by another process")
-            jobs.append(Job(folder, plan.config["recipe"], search.free[0], owner))
+            jobs.append(TrialRun(folder, plan.config["recipe"], search.free[0], owner))
             items.append([*begin, f"seed={seed}"])
     search.wait(jobs, items)
     for job in jobs:
@@ -116,12 +116,12 @@ def confirm(search: Search, plan: Plan) -> list[Confirmation]:
     return confirmed
 
 
-def _compared(objective: Objective, name: str, seeds: tuple[int, ...], values: list[Any]) -> Confirmation:
+def _compared(objective: SearchObjective, name: str, seeds: tuple[int, ...], values: list[Any]) -> Confirmation:
     half = len(seeds)
     return Confirmation(name, objective.maximize, seeds, tuple(values[:half]), tuple(values[half:]))
 
 
-def has_test_split(plan: Plan) -> bool:
+def has_test_split(plan: SearchPlan) -> bool:
     """Whether the pictures' folder has a ``test`` beside ``train`` and ``val``."""
     source = plan.config["data"]["source"] or {}
     root = str((source.get("init_args") or {}).get("root") or "")

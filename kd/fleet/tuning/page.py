@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from kd.fleet.tuning.plan import Plan
+from kd.fleet.tuning.plan import SearchPlan
 from kd.fleet.tuning.results import chosen, columns, ranked, row
 from kd.fleet.tuning.space import Space, item, short
 from kd.fleet.tuning.study import FrozenTrial, Study
@@ -15,7 +15,7 @@ from kd.report.metric import duration
 PAGE = "report.html"
 
 
-def write_page(study: Study, plan: Plan, confirmed: str) -> None:
+def write_page(study: Study, plan: SearchPlan, confirmed: str) -> None:
     """Writes ``report.html`` into the search's folder.
 
     Args:
@@ -34,7 +34,7 @@ def _name(trial: FrozenTrial) -> str:
     return f"trial {trial.number}"
 
 
-def _headline(study: Study, plan: Plan, confirmed: str) -> dict[str, Any]:
+def _headline(study: Study, plan: SearchPlan, confirmed: str) -> dict[str, Any]:
     best = chosen(study, plan)
     if best is None:
         return {"kind": "verdict", "bound": "search", "text": "No trial has ended well yet.", "others": []}
@@ -49,7 +49,7 @@ def _headline(study: Study, plan: Plan, confirmed: str) -> dict[str, Any]:
             "others": [honest, f"kd-train {plan.folder / 'best.yaml'} repeats it."]}  # fmt: skip
 
 
-def _cards(study: Study, plan: Plan) -> dict[str, Any]:
+def _cards(study: Study, plan: SearchPlan) -> dict[str, Any]:
     counts = {state: len(study.trials(state)) for state in ("complete", "pruned", "failed", "running")}
     seconds = sum(t.user_attrs.get("wall_s") or 0.0 for t in study.trials())
     epochs = sum(t.user_attrs.get("epochs") or 0 for t in study.trials())
@@ -74,7 +74,7 @@ def _importance(study: Study) -> dict[str, Any] | None:
             "note": "PED-ANOVA over the trials and the keys that all have; with few trials a guess."}  # fmt: skip
 
 
-def _slices(study: Study, plan: Plan) -> list[dict[str, Any]]:
+def _slices(study: Study, plan: SearchPlan) -> list[dict[str, Any]]:
     best, objective, made = chosen(study, plan), plan.objectives[0], []
     for space in plan.space:
         trials = [t for t in study.trials("complete") if space.key in t.params]
@@ -100,7 +100,7 @@ def _place(space: Space, value: Any) -> float | None:
     return (scale(value) - scale(space.low)) / (scale(space.high) - scale(space.low))
 
 
-def _parallel(study: Study, plan: Plan) -> dict[str, Any] | None:
+def _parallel(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
     done, objective = study.trials("complete"), plan.objectives[0]
     if len(done) < 2:
         return None
@@ -119,7 +119,7 @@ def _parallel(study: Study, plan: Plan) -> dict[str, Any] | None:
             "rows": rows, "note": "A line is a trial; the brighter, the better."}  # fmt: skip
 
 
-def _curves(study: Study, plan: Plan) -> dict[str, Any] | None:
+def _curves(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
     objective = plan.objectives[0]
     if not objective.name.startswith("val/"):
         return None
@@ -134,7 +134,7 @@ def _curves(study: Study, plan: Plan) -> dict[str, Any] | None:
     return {"kind": "curves", "title": f"{objective.name} by epoch", "curves": curves} if curves else None
 
 
-def _front(study: Study, plan: Plan) -> list[dict[str, Any]]:
+def _front(study: Study, plan: SearchPlan) -> list[dict[str, Any]]:
     best, done = chosen(study, plan), study.trials("complete")
     if len(plan.objectives) < 2 or best is None:
         return []
@@ -150,7 +150,7 @@ def _front(study: Study, plan: Plan) -> list[dict[str, Any]]:
     }]  # fmt: skip
 
 
-def _table(study: Study, plan: Plan) -> dict[str, Any]:
+def _table(study: Study, plan: SearchPlan) -> dict[str, Any]:
     rows = [row(t, plan) for t in ranked(study, plan) if t.state.name != "FAIL"]
     return {"kind": "table", "title": "Trials", "empty": "none yet", "rows": rows, "columns": columns(plan)}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kd.errors import UserError, did_you_mean
 from kd.fleet.tuning.space import Space, item, parse
-from kd.fleet.tuning.trials import Share
+from kd.fleet.tuning.trials import TrialShare
 from kd.machine import cores
 from kd.report.metric import less_is_better
 from kd.run import files, keys, typed
@@ -32,7 +32,7 @@ KEYS = ("trials", "jobs", "hours", "trial_hours", "objective", "sampler", "prune
 
 
 @dataclass(frozen=True)
-class Objective:
+class SearchObjective:
     """What a search makes as large, or as small, as it can."""
 
     name: str
@@ -58,7 +58,7 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """A search by its command line, checked."""
 
     items: list[str]
@@ -67,11 +67,11 @@ class Plan:
     """The resolved settings."""
     space: tuple[Space, ...]
     """What is searched, in this order: a key before those below it."""
-    objectives: tuple[Objective, ...]
+    objectives: tuple[SearchObjective, ...]
     """The first one decides which trials are stopped early."""
     trials: int
     """How many trials in all, of all machines."""
-    jobs: int | Share
+    jobs: int | TrialShare
     """Trials at a time on this machine; or a trial's share of a Ray cluster."""
     hours: float | None
     """Hours of this command; None: as long as it takes."""
@@ -105,7 +105,7 @@ class Plan:
         return {**config, **spaces, "objective": [[o.name, o.maximize] for o in self.objectives]}
 
 
-def plan(request: Request) -> Plan:
+def plan(request: Request) -> SearchPlan:
     """Checks a command line and plans its search; nothing is written.
 
     Raises:
@@ -134,7 +134,7 @@ def plan(request: Request) -> Plan:
     name = str(given.get("name") or "search")
     typed.check_values([("name", name)], keys.schema())
     limits = {key: positive(key, str(given[key])) for key in ("hours", "trial_hours") if given.get(key) is not None}
-    return Plan(
+    return SearchPlan(
         items=[*items, *request.overrides], config=config, space=space, objectives=objectives,
         trials=whole_number(given, "trials", 20), jobs=_jobs(given),
         hours=limits.get("hours"), trial_hours=limits.get("trial_hours"), sampler=sampler, pruner=pruner,
@@ -164,7 +164,7 @@ def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) 
     return {**content, "search": {**spaces, **searched}}
 
 
-def _objectives(text: str | None, config: dict[str, Any]) -> tuple[Objective, ...]:
+def _objectives(text: str | None, config: dict[str, Any]) -> tuple[SearchObjective, ...]:
     known = [f"val/{name}" for name in metrics_of(config)]
     if text is None:
         sign = {"min": "-", "max": "+", None: ""}[config["checkpoint"]["mode"]]
@@ -179,12 +179,12 @@ def _objectives(text: str | None, config: dict[str, Any]) -> tuple[Objective, ..
     return found
 
 
-def _objective(text: str) -> Objective:
+def _objective(text: str) -> SearchObjective:
     name = text.lstrip("+-")
-    return Objective(name, text.startswith("+") if text != name else not less_is_better(name))
+    return SearchObjective(name, text.startswith("+") if text != name else not less_is_better(name))
 
 
-def _check_pruner(pruner: str, objectives: Sequence[Objective]) -> None:
+def _check_pruner(pruner: str, objectives: Sequence[SearchObjective]) -> None:
     _one_of("pruner", pruner, PRUNERS)
     if pruner == "none":
         return
@@ -201,10 +201,10 @@ def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
     return str(value)
 
 
-def _jobs(given: dict[str, Any]) -> int | Share:
+def _jobs(given: dict[str, Any]) -> int | TrialShare:
     share = {key: whole_number(given, key, 0, low=int(key == "cores")) for key in ("cores", "gpus") if key in given}
     if given.get("jobs") == "ray":
-        return Share(**share)
+        return TrialShare(**share)
     if share:
         raise UserError(f"{next(iter(share))}: is a trial's share of a cluster (jobs=ray); jobs=K deals this machine's")
     jobs = whole_number(given, "jobs", 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kd.errors import UserError, first_line, needs_extra
-from kd.fleet.tuning.trials import LOST, RUNNER, Place, Share
+from kd.fleet.tuning.trials import LOST, RUNNER, TrialPlace, TrialShare
 from kd.launch.child import start_kd_train
 from kd.machine import cores, last_line, own_folder, signals_kept
 from kd.storage.writing import appended
@@ -69,7 +69,7 @@ class Runner:
 class RayRun:
     """A run on the cluster, see :class:`kd.fleet.tuning.trials.Process`."""
 
-    def __init__(self, share: Share, items: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, share: TrialShare, items: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         kind = ray.remote(Runner).options(num_cpus=share.cores, num_gpus=share.gpus, max_concurrency=3, max_restarts=0)
         self._status: int | None = None
         self._runner: Any = kind.remote()
@@ -107,7 +107,7 @@ class RayRun:
             ray.kill(self._runner)
 
 
-class RayPlace(Share):
+class RayPlace(TrialShare):
     """A share of the cluster's cores and GPUs, on whichever machine has it free."""
 
     def start(self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None) -> RayRun:
@@ -116,7 +116,7 @@ class RayPlace(Share):
 
 
 @contextmanager
-def joined(share: Share, accelerator: str) -> Iterator[list[Place]]:
+def joined(share: TrialShare, accelerator: str) -> Iterator[list[TrialPlace]]:
     """Joins the cluster (``RAY_ADDRESS``, or the one of this machine), or starts Ray on this machine alone."""
     if "ray" not in globals():
         raise UserError(f"jobs: ray {needs_extra('ray')}")
@@ -146,7 +146,7 @@ def _init(own: Path) -> None:
         )  # fmt: skip
 
 
-def _room(share: Share, accelerator: str) -> list[Place]:
+def _room(share: TrialShare, accelerator: str) -> list[TrialPlace]:
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     with_gpus = accelerator in ("auto", "gpu", "cuda") and any(r.get("GPU") for r in machines)
     gpus = share.gpus if share.gpus is not None else int(with_gpus)

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from kd.fleet.tuning.plan import Plan
+from kd.fleet.tuning.plan import SearchPlan
 from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import FrozenTrial, Study
 from kd.report import terminal
@@ -21,7 +21,7 @@ SHOWN = 10
 T95 = (0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
-def chosen(study: Study, plan: Plan) -> Any | None:
+def chosen(study: Study, plan: SearchPlan) -> Any | None:
     """The best trial; of a Pareto front the one nearest to the best of each objective. None before any has ended."""
     front = study.best()
     if len(front) < 2:
@@ -37,7 +37,7 @@ def chosen(study: Study, plan: Plan) -> Any | None:
     return min(front, key=distance)
 
 
-def write_best(study: Study, plan: Plan) -> None:
+def write_best(study: Study, plan: SearchPlan) -> None:
     """Writes ``best.yaml``, a recipe that repeats the best trial; nothing before any has ended."""
     best = chosen(study, plan)
     if best is None:
@@ -51,14 +51,14 @@ def write_best(study: Study, plan: Plan) -> None:
     write_text(plan.folder / BEST, head + yaml.safe_dump(config, sort_keys=False))
 
 
-def ranked(study: Study, plan: Plan) -> list[Any]:
+def ranked(study: Study, plan: SearchPlan) -> list[Any]:
     """Finished trials, the best first; then those stopped early, then those that failed."""
     sign = 1 if plan.objectives[0].maximize else -1
     done = sorted(study.trials("complete"), key=lambda t: -sign * t.values[0])
     return done + study.trials("pruned") + study.trials("failed")
 
 
-def print_table(study: Study, plan: Plan) -> None:
+def print_table(study: Study, plan: SearchPlan) -> None:
     """Prints the best :data:`SHOWN` trials, and how many there are."""
     title = f"{plan.config['recipe']}: {len(study.trials())} trials in {plan.folder}"
     rows = [row(trial, plan) for trial in ranked(study, plan)[:SHOWN]]
@@ -66,12 +66,12 @@ def print_table(study: Study, plan: Plan) -> None:
     terminal.print_table(title, columns(plan), rows, left=[space.key for space in plan.space], width=width)
 
 
-def columns(plan: Plan) -> list[str]:
+def columns(plan: SearchPlan) -> list[str]:
     """The table's column names; :func:`row` gives the cells."""
     return ["trial", *(o.name for o in plan.objectives), "epochs", "s", *(space.key for space in plan.space)]
 
 
-def row(trial: FrozenTrial, plan: Plan) -> list[str]:
+def row(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
     """A trial's cells: number, objectives (or why it has none), epochs, seconds, values."""
     attrs = trial.user_attrs
     values = [""] * len(plan.objectives)

@@ -14,10 +14,10 @@ from typing import IO, Any
 from filelock import FileLock
 
 from kd.errors import Stopped, UserError
-from kd.fleet.tuning.plan import Plan, difference
+from kd.fleet.tuning.plan import SearchPlan, difference
 from kd.fleet.tuning.space import item, short
 from kd.fleet.tuning.study import Study
-from kd.fleet.tuning.trials import Job, Place, epoch_values, lock_trial
+from kd.fleet.tuning.trials import TrialPlace, TrialRun, epoch_values, lock_trial
 from kd.machine import signals_kept
 from kd.report.metric import duration
 from kd.run.build import teachers_in
@@ -39,14 +39,14 @@ class Running:
     """Optuna's trial."""
     chosen: dict[str, Any]
     """The trial's values by key."""
-    job: Job
+    job: TrialRun
     """The trial's process."""
 
 
 class Search:
     """One process's part in a search; others, here or on other machines, may work in the same folder."""
 
-    def __init__(self, plan: Plan, free: Sequence[Place], changed: Callable[["Search"], None]) -> None:
+    def __init__(self, plan: SearchPlan, free: Sequence[TrialPlace], changed: Callable[["Search"], None]) -> None:
         self.plan, self.changed = plan, changed
         make_folder(plan.folder)
         self.lock = FileLock(plan.folder / "ask.lock")
@@ -59,7 +59,7 @@ class Search:
                                 "settings to resume it, or name=OTHER to begin another")  # fmt: skip
         self.free, self.places = list(free), len(free)
         self.running: list[Running] = []
-        self.going: list[Job] = []
+        self.going: list[TrialRun] = []
         self.stopped_by: int | None = None
         self.began = time.monotonic()
         self.seconds: list[float] = []
@@ -111,7 +111,7 @@ class Search:
             if next_one is None:
                 return
             trial, chosen, owner = next_one
-            job = Job(self.folder_of(trial.number), self.plan.config["recipe"], self.free.pop(0), owner)
+            job = TrialRun(self.folder_of(trial.number), self.plan.config["recipe"], self.free.pop(0), owner)
             values = [item(key, value) for key, value in chosen.items()]
             self.running.append(Running(trial, chosen, job))
             job.begin([*self.plan.items, *self.extra, *values])
@@ -140,7 +140,7 @@ class Search:
             if ended and not self._goes_on(running.job):
                 self._end(running)
 
-    def _goes_on(self, job: Job) -> bool:
+    def _goes_on(self, job: TrialRun) -> bool:
         """Whether a finished run is now timed, for an objective of latency."""
         done = job.status == 0 and not job.stopped and job.summary().get("status") == "done"
         return done and self.plan.wants_latency and job.time_student()
@@ -217,11 +217,11 @@ class Search:
                 job.patience_s = 0
         self.stopped_by = self.stopped_by or number
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[TrialRun]:
         """All jobs that this process holds: those that end, and those that run."""
         return [*self.going, *(running.job for running in self.running)]
 
-    def wait(self, jobs: Sequence[Job], items: Sequence[Sequence[str]]) -> None:
+    def wait(self, jobs: Sequence[TrialRun], items: Sequence[Sequence[str]]) -> None:
         """Runs jobs to their ends, as many at a time as there are places.
 
         Raises:
@@ -247,7 +247,7 @@ class Search:
                 time.sleep(POLL_S)
 
 
-def _shared(plan: Plan) -> list[str]:
+def _shared(plan: SearchPlan) -> list[str]:
     specs = list(teachers_in(plan.config["model"]).values())
     if not specs:
         return []

@@ -39,7 +39,7 @@ class Process(Protocol):
         """Sends the run a signal; nothing happens where it has ended."""
 
 
-class Place(Protocol):
+class TrialPlace(Protocol):
     """The share of a machine that one trial uses alone."""
 
     def start(self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None) -> Process:
@@ -97,7 +97,7 @@ def gpus_of(accelerator: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Share:
+class TrialShare:
     """What a trial has of a cluster."""
 
     cores: int | None = None
@@ -129,14 +129,14 @@ def _locked(path: Path) -> IO[str] | None:
 
 
 @dataclass
-class Job:
+class TrialRun:
     """A trial's run while this process watches it."""
 
     folder: Path
     """The trial's folder; the run's folder is below."""
     recipe: str
     """Name of the recipe, for folders."""
-    slot: Place
+    slot: TrialPlace
     """Where it runs."""
     owner: IO[str]
     """The trial's lock."""
@@ -232,7 +232,7 @@ class Job:
         return f"killed by {signal.Signals(-status).name}" if status < 0 else reason_in(self.folder / LOG)
 
 
-def evaluate(run: Path, split: str, slot: Place) -> dict[str, float]:
+def evaluate(run: Path, split: str, slot: TrialPlace) -> dict[str, float]:
     """The student's metrics on a split, measured by ``kd-eval`` where its file is not there yet.
 
     Args:

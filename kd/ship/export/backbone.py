@@ -14,7 +14,7 @@ from kd.models import Preprocess
 from kd.models.arguments import check_arguments
 from kd.models.loading import classifier_names
 from kd.models.segmenter import backbone_of
-from kd.ship.export.base import Format, Job, Runtime, in_torch
+from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
 from kd.ship.export.hub import made_of, model_size
 from kd.ship.export.manifest import from_metadata
 from kd.ship.export.student import in_order, read_metadata, tensors_in
@@ -31,7 +31,7 @@ class Backbone(Format):
 
     features = True
 
-    def write(self, job: Job, folder: Path) -> Path:
+    def write(self, job: ExportJob, folder: Path) -> Path:
         """``backbone.safetensors``: the weights without the classifier; architecture, arguments and manifest in its
         metadata.
 
@@ -50,7 +50,7 @@ class Backbone(Format):
         write_whole(file, lambda opened: opened.write(whole))
         return file
 
-    def reference(self, job: Job) -> nn.Module:
+    def reference(self, job: ExportJob) -> nn.Module:
         """A copy of ``job.prepared`` that ends before the classifier; it shares the student's weights."""
         below = copy.copy(job.prepared)
         below._modules = {**below._modules, "model": _Features(backbone_of(job.student))}

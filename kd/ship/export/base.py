@@ -42,7 +42,7 @@ class Runtime(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class ExportJob:
     """All that a format may need to export one student."""
 
     prepared: "Prepared"
@@ -58,7 +58,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ExportLimits:
     """How far an export may be from the student in torch before it is refused."""
 
     agreement: float = 0.999
@@ -89,7 +89,7 @@ class Format(ABC):
             need("nncf", "openvino", "int8=true")
 
     @abstractmethod
-    def write(self, job: Job, folder: Path) -> Path:
+    def write(self, job: ExportJob, folder: Path) -> Path:
         """Writes the export into an empty folder.
 
         Returns:
@@ -103,7 +103,7 @@ class Format(ABC):
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """Loads what :meth:`write` wrote; ``threads`` 0 leaves their number to the runtime."""
 
-    def reference(self, job: Job) -> "nn.Module":
+    def reference(self, job: ExportJob) -> "nn.Module":
         """What the export must agree with: uint8 pictures -> answers, in torch."""
         return job.prepared
 

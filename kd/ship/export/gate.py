@@ -17,7 +17,7 @@ from torch import nn
 
 from kd.data.batch import Batch
 from kd.progress import bar
-from kd.ship.export.base import Format, Job, Limits, Runtime
+from kd.ship.export.base import ExportJob, ExportLimits, Format, Runtime
 from kd.ship.export.manifest import FILE, Layout, Manifest
 from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import LARGEST_STUDENT, bytes_of, mapping_of
@@ -72,7 +72,7 @@ def _latency(student: nn.Module, runtime: Runtime, one: torch.Tensor) -> dict[st
     return {name: round(median(values[1:]), 3) for name, values in took.items()}
 
 
-def failure(found: dict[str, Any], int8: bool, limits: Limits) -> str:
+def failure(found: dict[str, Any], int8: bool, limits: ExportLimits) -> str:
     """Why an export must not ship.
 
     Args:
@@ -100,7 +100,7 @@ def size_mb(path: Path) -> float:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportRequest:
     """One export that was requested: ``to=`` and the settings that shape it."""
 
     to: str
@@ -113,7 +113,7 @@ class Wanted:
     """Layout of the pictures."""
     calibrate: int
     """How many training pictures calibrate int8."""
-    limits: Limits
+    limits: ExportLimits
     """How far it may be from the student."""
 
     @property
@@ -122,13 +122,15 @@ class Wanted:
         return self.to.rpartition(".")[2] + ("_int8" if self.int8 else "")
 
 
-def export(run: FinishedRun, wanted: Wanted, out: Path, vouch: Callable[[bytes], None]) -> tuple[str, dict[str, Any]]:
+def export(
+    run: FinishedRun, wanted: ExportRequest, out: Path, vouch: Callable[[bytes], None]
+) -> tuple[str, dict[str, Any]]:
     """Why an export is not kept (empty: it is in ``out``), and the comparison, also in ``export/export.json``."""
     kind, layout, int8 = wanted.kind, wanted.layout, wanted.int8
     manifest = run.manifest(wanted.to, layout, int8)
     if kind.features:
         manifest = replace(manifest, task="features", classes=[])
-    job = Job(
+    job = ExportJob(
         run.prepared(layout), run.model, manifest, run.folder / "student.safetensors",
         partial(run.calibration, layout, wanted.calibrate),
     )  # fmt: skip

@@ -7,7 +7,7 @@ import timm
 
 from kd.errors import UserError
 from kd.models import Preprocess
-from kd.ship.export.base import Format, Job, Runtime, in_torch
+from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
 from kd.ship.export.manifest import read_manifest
 from kd.ship.export.student import read_metadata, timm_config, write_timm_folder
 from kd.storage.elsewhere import json_of
@@ -16,7 +16,7 @@ from kd.storage.elsewhere import json_of
 class Hub(Format):
     """``config.json`` and ``model.safetensors``; ready for the Hugging Face hub together with ``kd-card``'s README."""
 
-    def write(self, job: Job, folder: Path) -> Path:
+    def write(self, job: ExportJob, folder: Path) -> Path:
         """The folder of timm's hub format: ``model.safetensors``, ``config.json``, ``manifest.json``.
 
         Raises:

@@ -5,14 +5,14 @@ import io
 import logging
 from typing import TYPE_CHECKING
 
-from kd.ship.export.base import INPUT, Job, need
+from kd.ship.export.base import INPUT, ExportJob, need
 
 if TYPE_CHECKING:
     import onnx
     import openvino
 
 
-def quantized(model: "onnx.ModelProto | openvino.Model", job: Job) -> "onnx.ModelProto | openvino.Model":
+def quantized(model: "onnx.ModelProto | openvino.Model", job: ExportJob) -> "onnx.ModelProto | openvino.Model":
     """An int8 copy of a model, calibrated on ``job.calibration``'s training pictures (NNCF's post-training
     quantisation).
 

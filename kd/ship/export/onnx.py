@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kd.errors import UserError, causes
-from kd.ship.export.base import INPUT, OUTPUT, Format, Job, Runtime, need
+from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime, need
 from kd.ship.export.manifest import Manifest, from_metadata
 from kd.ship.export.nncf import quantized
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
@@ -29,7 +29,7 @@ class Onnx(Format):
     quantises = True
     needs: Mapping[str, Sequence[str]] = {EXTRA: ("onnx", "onnxscript", "onnxruntime")}
 
-    def write(self, job: Job, folder: Path) -> Path:
+    def write(self, job: ExportJob, folder: Path) -> Path:
         """``model.onnx``; quantised where ``job.manifest.int8``.
 
         Raises:
@@ -86,7 +86,7 @@ def open_model(file: Path, threads: int) -> tuple[Manifest, Runtime]:
     return from_metadata(dict(session.get_modelmeta().custom_metadata_map), file), as_runtime(session)
 
 
-def _program(job: Job) -> "torch.onnx.ONNXProgram":
+def _program(job: ExportJob) -> "torch.onnx.ONNXProgram":
     import torch
 
     # Two pictures: of a batch of one the exporter takes the 1 for a constant.

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kd.ship.export.base import INPUT, Format, Job, Runtime, need
+from kd.ship.export.base import INPUT, ExportJob, Format, Runtime, need
 from kd.ship.export.nncf import quantized
 from kd.ship.export.onnx import Onnx
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
@@ -19,7 +19,7 @@ class OpenVino(Format):
     quantises = True
     needs: Mapping[str, Sequence[str]] = {**Onnx.needs, EXTRA: ("openvino",)}
 
-    def write(self, job: Job, folder: Path) -> Path:
+    def write(self, job: ExportJob, folder: Path) -> Path:
         """``model.xml`` and ``model.bin``, converted from the ONNX export; float32 is not compressed to float16.
 
         Raises:

@@ -4,7 +4,7 @@ import tarfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kd.ship.export.base import Format, Job, Runtime
+from kd.ship.export.base import ExportJob, Format, Runtime
 from kd.ship.export.onnx import Onnx
 from kd.ship.export.triton import NAME, Triton
 from kd.storage.archives import unpack
@@ -16,7 +16,7 @@ class SageMaker(Format):
     quantises = True
     needs = Onnx.needs
 
-    def write(self, job: Job, folder: Path) -> Path:
+    def write(self, job: ExportJob, folder: Path) -> Path:
         """``model.tar.gz`` with Triton's model repository; equal models give equal bytes (no owner, no time)."""
         file = folder / "model.tar.gz"
         with TemporaryDirectory(dir=folder) as part, tarfile.open(file, "w:gz") as archive:

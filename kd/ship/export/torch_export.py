@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from kd.errors import UserError
-from kd.ship.export.base import INPUT, Format, Job, Runtime, in_torch
+from kd.ship.export.base import INPUT, ExportJob, Format, Runtime, in_torch
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
 
 
 class TorchExport(Format):
     """``torch.export.load("model.pt2").module()(pictures)``; the manifest is in its extra files."""
 
-    def write(self, job: Job, folder: Path) -> Path:
+    def write(self, job: ExportJob, folder: Path) -> Path:
         """``model.pt2`` with a dynamic batch and the manifest beside it in the archive.
 
         Raises:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kd.ship.export.base import INPUT, OUTPUT, Format, Job, Runtime
+from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime
 from kd.ship.export.manifest import Manifest, as_lines
 from kd.ship.export.onnx import Onnx
 from kd.storage.writing import make_folder, write_text
@@ -43,7 +43,7 @@ class Triton(Format):
     quantises = True
     needs = Onnx.needs
 
-    def write(self, job: Job, folder: Path) -> Path:
+    def write(self, job: ExportJob, folder: Path) -> Path:
         """The repository in ``folder``; the answer's shape is measured by running the ONNX file once."""
         place = folder / NAME / "1"
         make_folder(place)

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Inference:
+class InferenceRequest:
     """A checked request for inference."""
 
     id: str | None
@@ -57,7 +57,7 @@ def outputs_of(manifest: Manifest) -> dict[str, tuple[str, list[int]]]:
     return {"logits": ("FP32", [-1, count]), "probabilities": ("FP32", [-1, count]), "label": ("BYTES", [-1])}
 
 
-def read(body: bytearray, header: str | None, manifest: Manifest, most: int) -> Inference:
+def read(body: bytearray, header: str | None, manifest: Manifest, most: int) -> InferenceRequest:
     """A request's body, of which ``header`` says how many bytes are JSON; at most so many pictures."""
     size = len(body) if header is None else _length(header, len(body))
     content = _json(body[:size])
@@ -68,7 +68,7 @@ def read(body: bytearray, header: str | None, manifest: Manifest, most: int) -> 
     every = _typed(_typed(content, "parameters", dict, {}), "binary_data_output", bool, False)
     name = _typed(content, "id", str, "") or None
     wanted = _wanted(_typed(content, "outputs", list, []), list(outputs_of(manifest)), every)
-    return Inference(name, _pictures(tensors[0], memoryview(body)[size:], most), wanted)
+    return InferenceRequest(name, _pictures(tensors[0], memoryview(body)[size:], most), wanted)
 
 
 def _length(text: str, most: int) -> int:
@@ -161,7 +161,7 @@ def _wanted(outputs: list[Any], known: list[str], binary: bool) -> dict[str, boo
     return found or dict.fromkeys(known, binary)
 
 
-def respond(asked: Inference, name: str, numbers: np.ndarray, manifest: Manifest) -> Response:
+def respond(asked: InferenceRequest, name: str, numbers: np.ndarray, manifest: Manifest) -> Response:
     """The model's ``numbers`` ``(N, ...)`` as tensors: JSON, then the binary ones in their order."""
     if not np.isfinite(numbers).all():
         raise Refused(500, "the model's answer is NaN or infinite")

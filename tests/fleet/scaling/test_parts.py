@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from kd.errors import UserError
-from kd.fleet.scaling.measure import Case, Plan, reading, ring_times
+from kd.fleet.scaling.measure import Case, ScalingPlan, reading, ring_times
 from kd.report.records import Run
 
 
 def test_weak_and_strong_cases_of_each_strategy() -> None:
-    plan = Plan([], "food", Path("x"), [1, 2, 4], ["ddp", "zero"], 8, 20, 1)
+    plan = ScalingPlan([], "food", Path("x"), [1, 2, 4], ["ddp", "zero"], 8, 20, 1)
     assert [case.name for case in plan.cases()] == [
         "ddp-1x8", "ddp-2x8", "ddp-2x4", "zero-2x8", "zero-2x4", "ddp-4x8", "ddp-4x2", "zero-4x8", "zero-4x2",
     ]  # fmt: skip

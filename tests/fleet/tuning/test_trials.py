@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from kd.fleet.tuning.trials import LOST, MOST_LOST, Job, deal, lock_trial
+from kd.fleet.tuning.trials import LOST, MOST_LOST, TrialRun, deal, lock_trial
 
 
 class Ended:
@@ -30,11 +30,11 @@ class Lossy:
         return Ended(LOST)
 
 
-def job_in(folder: Path) -> tuple[Job, Lossy]:
+def job_in(folder: Path) -> tuple[TrialRun, Lossy]:
     owner = lock_trial(folder)
     assert owner is not None
     place = Lossy()
-    return Job(folder, "tiny", place, owner), place
+    return TrialRun(folder, "tiny", place, owner), place
 
 
 def test_a_machine_lost_while_a_student_is_timed_does_not_fail_its_trial(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from kd.cli import main
 from kd.errors import needs_extra
 from kd.run.run import Run
 from kd.ship.export import onnx
-from kd.ship.export.base import Job, find_format
+from kd.ship.export.base import ExportJob, find_format
 from tests._helpers import ARCH, CLASSES, draw_folder, save_teacher, write_recipe
 
 EXTRAS = {"onnx": "onnxscript", "triton": "onnxscript", "sagemaker": "onnxscript", "openvino": "openvino"}
@@ -28,7 +28,7 @@ EXTRAS = {"onnx": "onnxscript", "triton": "onnxscript", "sagemaker": "onnxscript
 def _traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One student in one layout is one ONNX program, from which several formats are made."""
 
-    def program(job: Job) -> Any:
+    def program(job: ExportJob) -> Any:
         about = (job.manifest.arch, job.manifest.layout)
         if about not in PROGRAMS:
             PROGRAMS[about] = trace(job)

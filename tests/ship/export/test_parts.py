@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from kd.models import Preprocess
-from kd.ship.export.gate import Limits, failure, size_mb
+from kd.ship.export.gate import ExportLimits, failure, size_mb
 from kd.ship.export.manifest import Manifest
 from kd.ship.export.prepared import Prepared
 from kd.ship.export.triton import config
@@ -27,7 +27,7 @@ def test_the_graph_scales_and_normalises_as_training_does(layout: str) -> None:
 
 
 def test_what_an_export_may_lose() -> None:
-    limits = Limits(agreement=0.99, drop=0.01)
+    limits = ExportLimits(agreement=0.99, drop=0.01)
     found = {"agreement": 0.98, "pictures": 100, "metric": "acc1", "student": 0.80, "export": 0.795}
     assert failure(found, int8=False, limits=limits).startswith("it agrees with the student on 98.000% of 100 pictures")
     assert failure(found, int8=True, limits=limits) == ""

@@ -18,7 +18,7 @@ for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client",
 
 from kd.ship.export.manifest import Manifest  # noqa: E402
 from kd.ship.serving.bodies import Refused  # noqa: E402
-from kd.ship.serving.open_inference import Inference, metadata, read, respond  # noqa: E402
+from kd.ship.serving.open_inference import InferenceRequest, metadata, read, respond  # noqa: E402
 from tests._serving import ABOUT, mean_colour, serving  # noqa: E402
 
 
@@ -192,10 +192,11 @@ def test_every_task_has_its_tensors(task: str, numbers: np.ndarray, name: str, k
     manifest = Manifest(task, "x", classes, (8, 8), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx")
     assert name in {o["name"] for o in metadata("student", manifest)["outputs"]}
     numbers = numbers.astype(np.float32)
-    found = json.loads(respond(Inference(None, [], {name: False}), "student", numbers, manifest).body)["outputs"][0]
+    answer = respond(InferenceRequest(None, [], {name: False}), "student", numbers, manifest)
+    found = json.loads(answer.body)["outputs"][0]
     assert (found["name"], found["datatype"], found["data"]) == (name, kind, data)
     with pytest.raises(Refused, match="NaN"):
-        respond(Inference(None, [], {name: True}), "student", numbers * np.nan, manifest)
+        respond(InferenceRequest(None, [], {name: True}), "student", numbers * np.nan, manifest)
 
 
 def test_unknown_paths_are_refused_in_json(port: int) -> None:
