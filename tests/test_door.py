@@ -266,6 +266,41 @@ def test_a_checkpoint_of_lightning_is_loaded_predicts_and_is_tested(tmp_path: Pa
     assert set(tested) == {"test/acc1", "test/acc5", "test/agreement"}
 
 
+class Planted:
+    """Marks that a name from a file was called."""
+
+    calls = 0
+
+    @classmethod
+    def build(cls, *_: object, **__: object) -> None:
+        cls.calls += 1
+
+
+@pytest.mark.parametrize("key", ["hyper_parameters", "datamodule_hyper_parameters"])
+def test_a_checkpoint_gives_weights_and_no_arguments(key: str, tmp_path: Path) -> None:
+    """Lightning would take arguments, and functions by their names, from the file."""
+    made = {"student": Plain(), "losses": KD, "teacher": Plain()}
+    module = kd.DistillationModule(**made)
+    planted = {"task_loss_weight": 0.0, "img_size": 8, "_instantiator": f"{__name__}.Planted.build",
+               "_class_path": f"{__name__}.Planted", "class_path": f"{__name__}.Planted"}  # fmt: skip
+    content = {"state_dict": module.state_dict(), "pytorch-lightning_version": "2.6.0", key: planted,
+               "DistillationDataModule": {"epoch": 3, "samples": 8}}  # fmt: skip
+    torch.save(content, tmp_path / "a.ckpt")
+    loaded = kd.DistillationModule.load_from_checkpoint(tmp_path / "a.ckpt", **made)
+    assert loaded.student_of_one.objective.task_loss_weight == 1.0
+    data = kd.DistillationDataModule.load_from_checkpoint(tmp_path / "a.ckpt", img_size=32)
+    assert (data.size, data.position.at) == ((32, 32), (3, 8))
+    assert Planted.calls == 0
+    for wrong in ({"epoch": "x", "samples": 0}, {"epoch": 0, "samples": -1}, {"epoch": 1}):
+        torch.save({**content, "DistillationDataModule": wrong}, tmp_path / "a.ckpt")
+        with pytest.raises(UserError, match="place in the samples"):
+            kd.DistillationDataModule.load_from_checkpoint(tmp_path / "a.ckpt")
+    for kind in (kd.DistillationModule, kd.DistillationDataModule):
+        (tmp_path / "a.ckpt").write_bytes(b"no checkpoint")
+        with pytest.raises(UserError, match=r"checkpoint_path: .*a.ckpt can't be loaded"):
+            kind.load_from_checkpoint(tmp_path / "a.ckpt", **(made if kind is kd.DistillationModule else {}))
+
+
 def test_lightnings_own_average_of_weights(tmp_path: Path) -> None:
     module = kd.DistillationModule(Plain(), Plain(), losses=KD, optim=lambda p: torch.optim.SGD(p, lr=0.5))
     before = module.student.fc.bias.detach().clone()

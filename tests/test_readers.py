@@ -8,11 +8,16 @@ until a line here says why it need not.
 import ast
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from lightning_fabric.plugins import CheckpointIO
+from pytorch_lightning import LightningDataModule, LightningModule
 
+from kd.errors import UserError
 from scripts.house import tree_of
 from tests._helpers import ROOT
 
@@ -35,6 +40,8 @@ READERS = {
     "huggingface_hub": {"*"}, "h5py": {"*"}, "pyarrow": {"*"}, "lmdb": {"*"}, "cloudpickle": {"*"}, "dill": {"*"},
 }  # fmt: skip
 METHODS = {"from_pretrained", "read_model", "cat_file", "get_file", "InferenceSession", "load_from_checkpoint",
+           "load_checkpoint",
+           "resume_start", "pl_load", "_load_state", "load_hparams_from_yaml", "load_hparams_from_tags_csv",
            "get_image_processor_dict", "download_file", "load_state_dict_from_url", "extractall", "urlopen",
            "unsafe_load"}  # fmt: skip
 BUILTIN = {"eval", "exec", "__import__", "compile"}
@@ -53,9 +60,9 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.callbacks.loggers": {"importlib.import_module": NAMES},
     "kd.run.parser": {"yaml.load": OURS},
     "kd.optim": {"importlib.util.module_from_spec": "timm's own module"},
-    "kd.callbacks.preflight": {"torch.load": WEIGHTS},
     "kd.monitor.watch": {"urllib.request.urlopen": "it posts to the user's address; the answer is not read"},
-    "kd.storage.checkpoints": {"torch.load": WEIGHTS,
+    "kd.storage.tensors": {"torch.load": WEIGHTS, "zipfile.ZipFile": "the names and methods of records"},
+    "kd.storage.checkpoints": {"torch.load": "weights_only, without the tensors' data",
                                "zipfile.ZipFile": "checksums of a checkpoint; nothing is unpacked"},
     "kd.cli": {"importlib.import_module": NAMES},
     "kd.commands.launch": {"importlib.import_module": NAMES},
@@ -77,21 +84,21 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.ship.export.openvino": {"openvino.Core": OURS},
     "kd.ship.export.sagemaker": {"tarfile.open": WRITES},
     "kd.ship.export.student": {"safetensors.safe_open": WEIGHTS, "safetensors.torch.load_file": WEIGHTS,
-                          "timm.create_model": BUILT, "torch.load": WEIGHTS},
+                          "timm.create_model": BUILT},
     "kd.ship.export.torch_export": {"torch.export.load": "exported on this machine, or by --trust: kd-latency looks"},
-    "kd.module.inference": {"super().load_from_checkpoint": WEIGHTS},
     "kd.fleet.jobs.sagemaker": {"importlib.import_module": NAMES, "aws_session().client('s3').download_file": OURS},
-    "kd.models.build": {"timm.create_model": BUILT},
+    "kd.models.build": {"timm.create_model": BUILT, "kd.models.loading.load_checkpoint": "kd.models.weights"},
     "kd.models.hugging_face": {
         "transformers.AutoConfig.from_pretrained": "trust_remote_code=False",
         "kind.from_pretrained": "trust_remote_code=False",
         "transformers.image_processing_base.ImageProcessingMixin.get_image_processor_dict": "JSON",
     },
-    "kd.models.weights": {"torch.load": WEIGHTS, "safetensors.safe_open": WEIGHTS,
+    "kd.models.weights": {"safetensors.safe_open": WEIGHTS,
                           "safetensors.torch.load_file": WEIGHTS},
     "kd.storage.objects": {"files.cat_file": BYTES, "files.get_file": BYTES, 
                            "fsspec.core": "one URL, of no list of URLs",
                         "fsspec.core.url_to_fs": "one URL, of no list of URLs"},
+    "kd.strategies.fsdp": {"self.checkpoint_io.load_checkpoint": "kd.strategies.checkpoint_files"},
     "kd.report.records": {"csv.DictReader": ROWS},
     "kd.storage.run_urls": {"files.get_file": BYTES},
     "kd.strategies.ddp": {"importlib.import_module": NAMES},
@@ -182,6 +189,29 @@ def libraries() -> set[str]:
 def test_a_new_library_is_looked_at() -> None:
     """It may read files in ways that no list above knows: add it here once its readers are in :data:`READERS`."""
     assert libraries() <= LIBRARIES
+
+
+def test_no_reader_of_a_base_class_is_called() -> None:
+    """What Lightning's methods of these names read from a file is not listed anywhere."""
+    assert not {(name, reader) for name, readers in found().items() for reader in readers if "super()" in reader}
+
+
+def test_no_class_inherits_a_reader_of_lightning() -> None:
+    """``load_from_checkpoint`` reads arguments, and names of classes, from the file: each class of kd has its own."""
+    kinds = {LightningModule, LightningDataModule, CheckpointIO}
+    for file in FILES:
+        if "pytorch_lightning" in file.read_text() or "kd.module" in file.read_text():
+            with suppress(ImportError, UserError):  # an extra that is not installed
+                import_module(name_of(file))
+    waiting, inherited = list(kinds), set[str]()
+    while waiting:
+        for made in waiting.pop().__subclasses__():
+            waiting.append(made)
+            for method in ("load_from_checkpoint", "load_checkpoint"):
+                reader = getattr(made, method, None)
+                if made.__module__.startswith("kd.") and reader and not reader.__module__.startswith("kd."):
+                    inherited.add(f"{made.__module__}.{made.__qualname__}.{method}")
+    assert inherited == {"kd.run.fill.Fill.load_from_checkpoint"}  # the loop of kd-cache, which has no checkpoints
 
 
 READS = [

@@ -23,7 +23,7 @@ from kd.data.sources import fingerprint
 from kd.errors import UserError
 from kd.module.evaluation import look
 from kd.progress import bar
-from kd.storage.elsewhere import regular
+from kd.storage.tensors import read_tensors
 from kd.storage.writing import write_text, write_whole
 from kd.tasks import Task
 from kd.tasks.base import TargetCounts
@@ -81,7 +81,7 @@ class SharedPreflight:
             return None
         found = None
         with suppress(OSError, RuntimeError, ValueError, TypeError, EOFError):  # not there, or damaged: it is made anew
-            found = Found(**torch.load(regular(self.file), weights_only=True))
+            found = Found(**read_tensors(self.file))  # type: ignore[arg-type]
         return found if self.run.trainer.strategy.reduce_boolean_decision(found is not None) else None
 
     def write(self, found: Found, kept: KeptLogits) -> None:

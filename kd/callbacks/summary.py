@@ -26,6 +26,7 @@ from kd.distill.student import Student
 from kd.fit_to_machine.memory import size_of
 from kd.models import count_parameters
 from kd.models.sharding import own
+from kd.module.resumed_state import check_form, check_numbers
 from kd.optim import each_of
 from kd.report.html import write_report
 from kd.report.records import read_run
@@ -97,7 +98,10 @@ class Summary(Callback):
         return {"best": self.best.best, "top": self.best.top, "final": self.best.newest, "wall_s": self._wall_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores best and newest metrics and the time spent, from a checkpoint."""
+        """Takes the metrics and the time so far of a checkpoint; a UserError where they are something else."""
+        for name in ("best", "final", "top"):
+            check_numbers(state_dict.get(name, {}), f"resume: the checkpoint's {name} metrics")
+        check_form(state_dict["wall_s"], 0.0, "resume: the checkpoint's wall_s")
         self.best.best, self.best.newest = state_dict["best"], state_dict["final"]
         self.best.top = state_dict.get("top", {})
         self._started = time.monotonic() - state_dict["wall_s"]

@@ -25,10 +25,11 @@ from kd.data.sources import FoodTagMini, Source, Split, identity
 from kd.data.splits import Splits, info_of
 from kd.data.targets import Targets
 from kd.data.transforms import EvalView, MixPairs, train_transform
-from kd.errors import UserError
+from kd.errors import UserError, plain
 from kd.lightning_internals import make_loader_again
 from kd.machine import cores
 from kd.run.settings import Augment, Check, DataSettings, Probe, TierSpec, height_width
+from kd.storage.tensors import TorchFile, read_checkpoint
 
 if TYPE_CHECKING:
     from kd.data.tier.loader import Tier
@@ -62,8 +63,15 @@ class Position:
         return {"epoch": epoch, "samples": self._batches.samples_after(epoch, done)}
 
     def load(self, state: Mapping[str, Any], trainer: Trainer | None) -> None:
-        """Restores the position of :meth:`state`; a loader that was already made is made again, at that position."""
+        """Restores the position of :meth:`state`; a loader that was already made is made again, at that position.
+
+        Raises:
+            UserError: ``epoch`` and ``samples`` are not two whole numbers.
+        """
         if state:
+            place = state.get("epoch"), state.get("samples")
+            if not all(type(number) is int and 0 <= number < 2**53 for number in place):
+                raise UserError(f"resume: the checkpoint's place in the samples must be two numbers, got {place!r:.80}")
             self.at = (state["epoch"], state["samples"])
         if state and trainer and self._batches is not None:
             make_loader_again(trainer)  # a sharded strategy reads the checkpoint after the loader was made
@@ -279,6 +287,22 @@ class DistillationDataModule(LightningDataModule):
         order = map(int, TrainBatches(len(targets), 1, self.seed).order(0))
         wanted = (i for i in order if not labelled or (isinstance(of := targets[i], int | np.integer) and of >= 0))
         return ((pictures[i, 0][0], targets[i]) for i in islice(wanted, count))
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: TorchFile, **arguments: Any
+    ) -> "DistillationDataModule":
+        """Makes the data module from the caller's arguments, at the place in the samples that a checkpoint names.
+
+        Nothing else is read from the file, and it runs no code. Raises UserError where it can't be read.
+        """
+        data = cls(**arguments)
+        try:
+            place = read_checkpoint(checkpoint_path).get(cls.__qualname__, {})
+        except Exception as error:  # whatever a damaged or foreign file makes the readers raise
+            raise UserError(f"checkpoint_path: {checkpoint_path} can't be loaded: {plain(error)}") from error
+        data.load_state_dict(place)
+        return data
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run is in its epoch, counted in samples of all processes."""

@@ -24,6 +24,7 @@ from kd.run.settings import height_width
 from kd.storage.checkpoints import models_in, run_folder
 from kd.storage.elsewhere import RefusedFile, json_of, regular, text_of
 from kd.storage.objects import fetched
+from kd.storage.tensors import read_tensors
 
 STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")  # where trainers keep the weights
 NAMES = ("class_names", "classes", "label_names", "labels", "categories", "id2label", "idx_to_class", "class_to_idx")
@@ -168,8 +169,7 @@ def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def _load_pickle(file: Path) -> object:
     _warn_of_old_torch()
     with torch.serialization.safe_globals([argparse.Namespace]):  # the settings in timm's training checkpoints
-        regular(file)
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        return read_tensors(file, mmap=zipfile.is_zipfile(file))
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning.core.optimizer import LightningOptimizer
+from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -197,7 +198,7 @@ class DistillationModule(Inference):
 
     def on_fit_start(self) -> None:
         """Notes its optimizers before a checkpoint is loaded over them; the students follow the precision."""
-        self.resume.note(self.trainer.optimizers)
+        self.resume.note(self.trainer, self)
         for student in self.students.named().values():
             student.follow_precision()
 
@@ -279,5 +280,7 @@ class DistillationModule(Inference):
         if trainer_of(self) is None:
             return
         self.resume.check(checkpoint, self.data)
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            self.resume.check_states(checkpoint, self.trainer, self)
         if self.data is not None:
             self.answer_by(restore_auto(self, self.answering_teacher, self.data, checkpoint.get("kd_cached", False)))

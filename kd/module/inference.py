@@ -1,16 +1,19 @@
 """What the LightningModule does without gradients: forward, prediction, validation, test."""
 
-from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
+import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
 from kd.data.batch import as_batch
 from kd.distill.sharding import Sharding
 from kd.distill.students import Students
+from kd.errors import UserError, plain
 from kd.lightning_internals import trainer_of
 from kd.module.evaluation import Validation, ValidationLogits
+from kd.storage.checkpoints import todays_names
+from kd.storage.tensors import TorchFile, read_checkpoint
 
 
 class Inference(LightningModule):
@@ -23,13 +26,34 @@ class Inference(LightningModule):
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: str | Path | IO[bytes], *, weights_only: bool = True, **kwargs: object
+        cls,
+        checkpoint_path: TorchFile,
+        map_location: torch.device | str | None = None,
+        *,
+        strict: bool = True,
+        **arguments: object,
     ) -> Self:
-        """As Lightning's, but the file runs no code unless ``weights_only=False`` allows it.
+        """Makes the module from the caller's arguments and loads a training checkpoint's weights into it.
 
-        ``kwargs``: Lightning's (``map_location``, ``strict``) and the class's, as no model or loss is in the file.
+        Nothing else is read from the file: Lightning's own method would take arguments, and classes to import, from
+        its ``hyper_parameters``. The file runs no code.
+
+        Args:
+            checkpoint_path: the checkpoint, or an open file.
+            map_location: the device to put the module on; default: where the arguments have it.
+            strict: whether the names of the weights must be exactly those of the module.
+            **arguments: of the class, as no model or loss is in the file.
+
+        Raises:
+            UserError: the file can't be read, or its weights don't fit the module.
         """
-        return super().load_from_checkpoint(checkpoint_path, weights_only=weights_only, **kwargs)  # type: ignore[arg-type]
+        module = cls(**arguments)
+        try:
+            state = todays_names(read_checkpoint(checkpoint_path)["state_dict"])
+            module.load_state_dict(state, strict=strict)
+        except Exception as error:  # whatever a damaged or foreign file makes the readers raise
+            raise UserError(f"checkpoint_path: {checkpoint_path} can't be loaded: {plain(error)}") from error
+        return module if map_location is None else module.to(map_location)
 
     def validation_step(self, batch: object, batch_idx: int) -> ValidationLogits:
         """Adds one batch to each student's metrics; padding (index -1) is left out."""

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
-from torch.optim import Optimizer
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from kd.data.datamodule import DistillationDataModule, check_same_samples
 from kd.distill.students import Students
 from kd.errors import UserError
+from kd.module.resumed_state import check_form, check_optimizers, check_weights
 from kd.optim import settings_of, settle_resumed, steps_done
 
 
@@ -27,6 +28,8 @@ class Resume:
         self._classes = list(students.data_info.classes)
         self.optim_before: dict[str, Any] | None = None  # the settings of the run that is resumed, by student
         self._made_with: list[list[dict[str, Any]]] = []
+        self._schedules: object = []
+        self._optimizer_states: tuple[object, Mapping[str, Any]] | None = None  # of a checkpoint, and its weights
 
     def content(self, data: DistillationDataModule | None, cached: bool) -> dict[str, Any]:
         """What is stored: who the teacher was (its weights stay out), the classes, the settings that count."""
@@ -61,11 +64,40 @@ class Resume:
                 what = key.removeprefix("kd_")
                 raise UserError(f"resume: the checkpoint was made with another {what} ({then}, now {now})")
         if data is not None and "batch_size" in data.auto:
-            data.batch_size = checkpoint.get("kd_batch_size", data.batch_size)
+            size = checkpoint.get("kd_batch_size", data.batch_size)
+            if type(size) is not int or size < 1:
+                raise UserError(f"resume: the checkpoint's data.batch_size must be >= 1, got {size!r:.60}")
+            data.batch_size = size
 
-    def note(self, optimizers: list[Optimizer]) -> None:
-        """Keeps what this run made its optimizers with: a checkpoint is loaded over it."""
-        self._made_with = [settings_of(optimizer) for optimizer in optimizers]
+    def check_states(self, checkpoint: Mapping[str, Any], trainer: Trainer, module: nn.Module) -> None:
+        """Compares what Lightning loads from a checkpoint with this run's own; the optimizers are made later.
+
+        Raises:
+            UserError: the first part that does not fit.
+        """
+        place = f"resume: {trainer.ckpt_path}"
+        check_weights(checkpoint.get("state_dict", {}), module, place)
+        loops = checkpoint.get("loops") or {}
+        check_form(loops, {**loops, "fit_loop": trainer.fit_loop.state_dict()}, f"{place}: loops")
+        plugin = type(trainer.precision_plugin).__qualname__
+        if plugin in checkpoint:
+            check_form(checkpoint[plugin], trainer.precision_plugin.state_dict(), f"{place}: {plugin}")
+        for key in ("global_step", "epoch"):
+            check_form(checkpoint.get(key, 0), 0, f"{place}: {key}")
+        self._optimizer_states = checkpoint.get("optimizer_states"), checkpoint.get("state_dict", {})
+        self._schedules = checkpoint.get("lr_schedulers", [])
+
+    def note(self, trainer: Trainer, module: nn.Module) -> None:
+        """Keeps what this run made its optimizers with, before a checkpoint that fits them is loaded over it."""
+        self._made_with = [settings_of(optimizer) for optimizer in trainer.optimizers]
+        if self._optimizer_states is None:
+            return
+        states, weights = self._optimizer_states
+        self._optimizer_states = None  # it is as large as the model
+        place = f"resume: {trainer.ckpt_path}"
+        check_optimizers(trainer.optimizers, states, weights, module, place)
+        schedules = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+        check_form(self._schedules, schedules, f"{place}: lr_schedulers")
 
     def settle(self, trainer: Trainer, data: DistillationDataModule | None) -> None:
         """Applies this run's own rates and decays to the restored optimizer, at the position that the samples seen

@@ -18,6 +18,7 @@ from kd.callbacks.context import RunContext
 from kd.callbacks.hooks import Closing
 from kd.callbacks.preemption import Preemption
 from kd.errors import first_line
+from kd.module.resumed_state import check_form
 from kd.report.records import Writer
 from kd.run.settings import Action, MonitorSettings
 from kd.storage.elsewhere import json_of
@@ -102,7 +103,8 @@ class Watch(Closing):
         return {"spent_s": self._spent_s()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues to count from the seconds in a checkpoint."""
+        """Takes the seconds spent before a resume; a UserError where they are no number."""
+        check_form(state_dict["spent_s"], 0.0, "resume: the checkpoint's spent_s")
         self._earlier_s = state_dict["spent_s"]
 
     def close(self, trainer: Trainer) -> None:

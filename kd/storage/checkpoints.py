@@ -85,10 +85,14 @@ def damage(path: Path) -> str:
     """What is wrong with a checkpoint's file, in a few words; empty for a whole one. Reads it all."""
     import torch  # resuming needs it anyway; the command line's other answers should not wait for it
 
+    from kd.storage.tensors import packed_record
+
     try:
         with zipfile.ZipFile(regular(path, LARGEST_WEIGHTS)) as archive:
             if not any(name.endswith("/data.pkl") for name in archive.namelist()):
                 return "no checkpoint of torch"
+            if packed := packed_record(path):
+                return packed
             record = archive.testzip()
         if record:
             return f"wrong checksum of {record}"

@@ -9,7 +9,7 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from kd.errors import RunError, causes
 from kd.storage.checkpoints import LAST, PREVIOUS, todays_names
-from kd.storage.elsewhere import regular
+from kd.storage.tensors import read_checkpoint
 from kd.storage.writing import write_whole
 
 
@@ -47,5 +47,5 @@ class CheckpointFiles(TorchCheckpointIO):
     ) -> dict[str, Any]:
         """Reads one file. Never runs code from it: what is no tensor or plain value is refused."""
         self._last_is_damaged = Path(path).name == PREVIOUS  # then it must not push out the good one
-        checkpoint = super().load_checkpoint(regular(Path(path)), map_location, weights_only=True)
-        return {**checkpoint, "state_dict": todays_names(checkpoint.get("state_dict", {}))}
+        checkpoint = read_checkpoint(path, map_location)
+        return {**checkpoint, "state_dict": todays_names(checkpoint["state_dict"])}

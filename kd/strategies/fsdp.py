@@ -11,6 +11,7 @@ from kd.distill.students import Students
 from kd.errors import UserError
 from kd.lightning_internals import ShardedDataParallel
 from kd.models.sharding import shard
+from kd.module.resumed_state import check_optimizers, check_weights
 
 
 class FSDP(ShardedDataParallel):
@@ -58,10 +59,13 @@ class FSDP(ShardedDataParallel):
         """Loads weights and optimizer state of any strategy's checkpoint into the shards."""
         assert self.model is not None
         checkpoint = self.checkpoint_io.load_checkpoint(checkpoint_path)
-        options = state_dict.StateDictOptions(full_state_dict=True)
+        options, states = state_dict.StateDictOptions(full_state_dict=True), checkpoint["optimizer_states"]
+        place = f"resume: {checkpoint_path}"
+        check_weights(checkpoint["state_dict"], self.model, place)
+        check_optimizers(self.optimizers, states, checkpoint["state_dict"], self.model, place)
         state_dict.set_model_state_dict(self.model, checkpoint["state_dict"], options=options)
         by_parameter = {parameter: name for name, parameter in self.model.named_parameters()}
-        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+        for optimizer, state in zip(self.optimizers, states, strict=True):
             order = [by_parameter[p] for group in optimizer.param_groups for p in group["params"]]
             named = _renamed(state, dict(zip(_names(state), order, strict=True)))
             state_dict.set_optimizer_state_dict(self.model, optimizer, named, options=options)

@@ -22,6 +22,7 @@ from kd.models.segmenter import DenseModel
 from kd.module.distillation import DistillationModule
 from kd.storage.checkpoints import models_in
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, regular
+from kd.storage.tensors import read_checkpoint
 from kd.storage.writing import second_name, write_json, write_whole
 
 
@@ -63,7 +64,7 @@ def save_student(module: DistillationModule | Student, path: str | Path, checkpo
     student = module.student_of_one if isinstance(module, DistillationModule) else module
     state = unit_output(student.final.state_dict())
     if checkpoint is not None:
-        saved = torch.load(regular(checkpoint), map_location="cpu", weights_only=True)["state_dict"]
+        saved = read_checkpoint(checkpoint)["state_dict"]
         state = unit_output(next(iter(models_in(saved).values())))
     whole = in_order(save({k: v.detach().cpu().contiguous() for k, v in state.items()}, student_metadata(student)))
     write_whole(path, lambda file: file.write(whole))  # save_file would make a file that only its owner can read

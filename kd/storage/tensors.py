@@ -1,0 +1,94 @@
+"""Tensors of torch's files, whose sizes are what the file holds and not what it claims.
+
+A tensor in such a file is a storage (bytes), a shape and strides. Strides of 0, sparse layouts and packed records let a
+file of some kilobytes describe a tensor of terabytes, which the first copy would allocate.
+"""
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from kd.storage.elsewhere import regular
+
+TorchFile: TypeAlias = str | Path | IO[bytes]
+MOST_TIED = 16  # how often all storages of a file may be claimed: tied weights are listed once for each of their names
+
+
+def read_tensors(file: TorchFile, map_location: object = "cpu", mmap: bool = False) -> object:
+    """Reads tensors and plain values from a file that ``torch.save`` has written; runs no code from it.
+
+    Args:
+        file: its path, or the open file.
+        map_location: as of ``torch.load``.
+        mmap: leave the tensors on the disk until they are used; for zip archives alone, torch's format since 1.6.
+
+    Raises:
+        ValueError: packed records, or a tensor that is larger than its storage.
+        Exception: whatever torch raises for a damaged file, or for one that pickles more than weights.
+    """
+    if isinstance(file, str | Path):
+        regular(Path(file))
+    if problem := packed_record(file):
+        raise ValueError(problem)
+    if not isinstance(file, str | Path):
+        file.seek(0)
+    content = torch.load(file, map_location, weights_only=True, mmap=mmap)  # type: ignore[arg-type]
+    check_sizes(content)
+    return content
+
+
+def read_checkpoint(file: TorchFile, map_location: object = "cpu") -> dict[str, Any]:
+    """The mapping in a training checkpoint, with its weights below ``state_dict``; as :func:`read_tensors`."""
+    content = read_tensors(file, map_location)
+    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), Mapping):
+        raise ValueError("it has no state_dict")
+    return content
+
+
+def packed_record(file: TorchFile) -> str:
+    """What is wrong where a record of a zip archive is packed: torch writes none, and unpacks any size."""
+    if not zipfile.is_zipfile(file):
+        return ""
+    with zipfile.ZipFile(file) as archive:
+        packed = [record.filename for record in archive.infolist() if record.compress_type != zipfile.ZIP_STORED]
+    return f"its record {packed[0][:80]} is compressed" if packed else ""
+
+
+def check_sizes(content: object) -> None:
+    """Raises a ValueError for a tensor that needs more memory than its storage in the file has."""
+    claimed, storages = 0, dict[int, int]()
+    for tensor in tensors_below(content):
+        shape = tuple(tensor.shape)
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise ValueError(f"a tensor of shape {shape} is {tensor.layout}, quantized or without data, not plain")
+        storage = tensor.untyped_storage()
+        size = tensor.numel() * tensor.element_size()
+        if size > storage.nbytes():
+            raise ValueError(f"a tensor of shape {shape} claims {size:,} bytes and holds {storage.nbytes():,}")
+        claimed += size
+        storages[storage.data_ptr()] = storage.nbytes()
+    if claimed > MOST_TIED * sum(storages.values()):
+        raise ValueError(f"its tensors claim {claimed:,} bytes and hold {sum(storages.values()):,}")
+
+
+def tensors_below(content: object) -> Iterator[Tensor]:
+    """All tensors in nested mappings, lists and objects of plain values, each container once."""
+    waiting, seen = [content], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if type(value) in (Tensor, nn.Parameter, nn.Buffer):
+            yield value  # type: ignore[misc]
+        elif isinstance(value, Tensor):
+            raise ValueError(f"it holds a {type(value).__name__}, not a plain tensor")
+        elif id(value) not in seen and not isinstance(value, str | bytes | int | float):
+            seen.add(id(value))
+            if isinstance(value, Mapping):
+                waiting.extend(value.keys())
+                waiting.extend(value.values())
+            elif isinstance(value, list | tuple | set | frozenset):
+                waiting.extend(value)
+            waiting.extend(getattr(value, "__dict__", {}).values())

@@ -1,0 +1,172 @@
+"""States of a stranger's checkpoint are compared with what they are for: torch's fused steps write past them."""
+
+import copy
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from timm.optim import get_optimizer_class, list_optimizers
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kd.errors import UserError
+from kd.module.resumed_state import check_form, check_optimizers
+from kd.optim import OptimSpec, Together, build_optimizer
+from tests._forks import start, status_of
+from tests._runs import run
+
+NEED_A_GPU = ("bnb", "fused")  # bitsandbytes and apex
+NAMES = [name for name in list_optimizers() if not name.startswith(NEED_A_GPU) and name != "adahessian"]
+ONE_OF_A_CLASS = list({get_optimizer_class(name, bind_defaults=False): name for name in reversed(NAMES)}.values())
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 6), nn.LayerNorm(6))
+
+
+def trained(name: str, model: nn.Module, steps: int = 3, **settings: Any) -> Optimizer:
+    optimizer = build_optimizer([model], OptimSpec(name=name, lr=1e-3, **settings))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(2, 3, 4, 4)).square().mean().backward()
+        optimizer.step()
+    return optimizer
+
+
+def wrong_tensors(value: Tensor) -> Iterator[object]:
+    """What must not be in the place of a state's tensor."""
+    yield value.to(torch.int64) if value.is_floating_point() else value.float()
+    yield value.to(torch.complex64)
+    yield value.to(torch.bool)
+    yield value.new_zeros(0)
+    yield value.new_zeros(*value.shape, 2)
+    yield value.new_zeros(*(size + 1 for size in value.shape)) if value.dim() else value.new_zeros(1)
+    yield value.new_zeros(1, 1, 1, 1, 1)
+    yield torch.full_like(value, float("nan")) if value.is_floating_point() else None
+    yield torch.full_like(value, float("inf")) if value.is_floating_point() else None
+    yield from ("text", None, 0.5, [], {})
+
+
+def wrong_states(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The same state with one wrong part."""
+
+    def with_change(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        changed = copy.deepcopy(state)
+        change(changed)
+        return changed
+
+    for number, content in list(state["state"].items())[:3]:
+        for key, value in content.items():
+            if isinstance(value, Tensor):
+                for wrong in wrong_tensors(value):
+                    yield with_change(lambda s, n=number, k=key, w=wrong: s["state"][n].update({k: w}))
+            elif isinstance(value, int | float):
+                for wrong in (float("nan"), -1, "text", torch.zeros(3), [], 2**60):
+                    yield with_change(lambda s, n=number, k=key, w=wrong: s["state"][n].update({k: w}))
+            if len(content) > 1:  # an empty state is that of a parameter without a gradient so far
+                yield with_change(lambda s, n=number, k=key: s["state"][n].pop(k))
+        yield with_change(lambda s, n=number: s["state"][n].update(surplus=torch.zeros(1)))
+        yield with_change(lambda s, n=number: s["state"].update({n: [1]}))
+    yield with_change(lambda s: s["state"].update({99: {}}))
+    yield with_change(lambda s: s["state"].update(words={}))
+    yield with_change(lambda s: s["param_groups"].pop())
+    yield with_change(lambda s: s["param_groups"][0]["params"].append(0))
+    yield with_change(lambda s: s["param_groups"][0].update(params=[-1] * len(s["param_groups"][0]["params"])))
+    yield with_change(lambda s: s["param_groups"][0].update(surplus=1))
+    yield with_change(lambda s: s["param_groups"][0].update(lr=torch.zeros(5)))
+    yield with_change(lambda s: s["param_groups"][0].update(lr=float("nan")))
+    yield with_change(lambda s: s["param_groups"][0].update(weight_decay="much"))
+    yield with_change(lambda s: s.update(state=[]))
+    yield with_change(lambda s: s.update(param_groups={}))
+
+
+def check(optimizer: Optimizer, state: object, model: nn.Module) -> None:
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    check_optimizers([optimizer], [state], weights, model, "resume: last.ckpt")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("kron")) for n in NAMES])
+def test_each_optimizer_takes_its_own_state(name: str) -> None:
+    model = network()
+    state = copy.deepcopy(trained(name, model, steps=2).state_dict())
+    empty = trained(name, model, steps=0)
+    check(empty, empty.state_dict(), model)  # of a checkpoint before the first step
+    check(empty, state, model)
+    empty.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", [n for n in ONE_OF_A_CLASS if not n.startswith("kron")])
+def test_each_class_of_optimizers_takes_no_wrong_state(name: str) -> None:
+    model = network()
+    state = copy.deepcopy(trained(name, model).state_dict())
+    empty = trained(name, model, steps=0)
+    for wrong in wrong_states(state):
+        with pytest.raises(UserError, match=r"^resume: "):
+            check(empty, wrong, model)
+
+
+def test_other_settings_and_the_optimizers_of_several_students() -> None:
+    model = network()
+    state = trained("momentum", model, kwargs={"momentum": 0.0}).state_dict()
+    check(trained("momentum", model, steps=0), state, model)  # a resumed run may change its settings
+    check(trained("adamw", model, steps=0, kwargs={"betas": (0.8, 0.9)}), trained("adamw", model).state_dict(), model)
+    pair = Together([trained("adamw", model), trained("adamw", network())])
+    check(pair, pair.state_dict(), model)
+    wrong = copy.deepcopy(pair.state_dict())
+    wrong["optimizers"][1]["state"][0]["exp_avg"] = torch.zeros(1)
+    for state in (wrong, {"optimizers": []}, {"optimizers": 3}, wrong["optimizers"][0]):
+        with pytest.raises(UserError):
+            check(pair, state, model)
+
+
+def test_the_form_of_other_states() -> None:
+    own = {"ready": 3, "deep": {"lr": [0.1, 0.2], "on": True}, "none": None}
+    check_form({"ready": 9, "deep": {"lr": [5, 0.5]}, "none": 4.0}, own, "loops")
+    for wrong in ({"ready": 1.5}, {"ready": -1}, {"ready": "3"}, {"other": 1}, {"deep": {"lr": [1.0]}}, {"deep": []},
+                  {"deep": {"lr": [float("nan"), 0.1]}}, {"none": "x"}, {"none": torch.zeros(1)}, {"ready": 2**60},
+                  {"deep": {"on": 1}}, []):  # fmt: skip
+        with pytest.raises(UserError, match=r"^loops"):
+            check_form(wrong, own, "loops")
+
+
+def written(folder: Path) -> dict[Path, int]:
+    """When each file of a run was written, without its lock and the samples of the machine."""
+    files = (path for path in folder.rglob("*") if path.name != ".lock" and "records" not in path.parts)
+    return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
+
+
+def test_a_resumed_run_refuses_them_in_one_line(recipe: Path, tmp_path: Path) -> None:
+    """Fused AdamW wrote past a moment of one number: status 139, or a damaged heap later."""
+    folder = run(recipe, "trainer.max_epochs=1")
+    file = folder / "checkpoints" / "last.ckpt"
+    content = torch.load(file, weights_only=True)
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "checkpoints").mkdir()
+    wide = max(content["optimizer_states"][0]["state"].values(), key=lambda s: s["exp_avg"].numel())
+    assert wide["exp_avg"].numel() > 100
+    whole = wide["exp_avg"]
+    changes: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
+        ("exp_avg: must be float32", lambda c: wide.update(exp_avg=torch.zeros(1))),
+        ("exp_avg: must be float32", lambda c: wide.update(exp_avg=torch.zeros(0))),
+        ("exp_avg: must be float32", lambda c: wide.update(exp_avg=whole.to(torch.int64))),
+        ("fit_loop.epoch_progress", lambda c: c["loops"]["fit_loop"].update({"epoch_progress": "x"})),
+        ("lr_schedulers", lambda c: c["lr_schedulers"][0].update(step=1)),
+    ]
+    for number, (message, change) in enumerate(changes):
+        changed = copy.copy(content)
+        wide["exp_avg"] = whole
+        changed["loops"], changed["lr_schedulers"] = copy.deepcopy((content["loops"], content["lr_schedulers"]))
+        change(changed)
+        torch.save(changed, file)
+        before = written(folder)
+        log = tmp_path / f"log{number}"
+        assert status_of(start([f"resume={folder}", "trainer.max_epochs=2"], log)) == 2
+        printed = log.read_text()
+        assert f"resume: {file.resolve()}: " in printed
+        assert message in printed
+        assert "Traceback" not in printed
+        assert before == written(folder)
