@@ -22,7 +22,7 @@ kd-tune: searches for a better run: learning rate, losses, temperature, views, w
   hours=H            at most; trial_hours=H: a trial that takes longer has failed
   objective=NAME     val/acc1, latency_ms, params, ...: less of a cost or loss is better, more of any other number;
                      - before it: less is better, +: more is; several with commas
-  sampler=NAME       tpe (default), random, grid, cmaes
+  sampler=NAME       tpe (default), random, grid
   pruner=NAME        asha (default for one objective), hyperband, median, none: stops poor trials after an epoch
   revive=best|N      trains a trial that was stopped early to its end, instead of searching
   confirm=N          the winner and the recipe as it was, each again on N fresh seeds

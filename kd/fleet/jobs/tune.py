@@ -43,8 +43,6 @@ def planned(request: Request) -> tuple[SearchPlan, int]:
         raise UserError("objective: SageMaker reads one of the lines that a run prints: val/acc1, val/miou, ...")
     if key := next((space.key for space in found.space if space.above), None):
         raise UserError(f"search.{key}: SageMaker varies every key in every trial; some choices don't have this one")
-    if found.sampler not in STRATEGIES:
-        raise UserError(f"sampler: SageMaker has {', '.join(STRATEGIES)}, got '{found.sampler}'")
     return found, jobs
 
 

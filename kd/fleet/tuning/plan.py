@@ -25,7 +25,7 @@ from kd.storage.run_urls import folder_of_runs
 # what a run's summary.json says beside its validation metrics
 OF_THE_SUMMARY = ("params", "images_per_s", "step_ms_median", "peak_memory_mb", "wall_s")
 LATENCY = "latency_ms"  # of one picture on one thread, measured by kd-latency after the run
-SAMPLERS = ("tpe", "random", "grid", "cmaes")
+SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("none", "asha", "hyperband", "median")
 KEYS = ("trials", "jobs", "hours", "trial_hours", "objective", "sampler", "pruner", "name", "confirm", "revive", "tune",
         "cores", "gpus")  # fmt: skip

@@ -142,11 +142,11 @@ class _WholeLines(JournalFileSymlinkLock):
         return held
 
 
-SAMPLERS: dict[str, Callable[[int], Any]] = {  # of a seed
+# of a seed; none unpickles what a journal holds, as Optuna's CmaEsSampler does: a journal may be a stranger's
+SAMPLERS: dict[str, Callable[[int], Any]] = {
     "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True),
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
     "grid": lambda seed: optuna.samplers.BruteForceSampler(seed=seed),
-    "cmaes": lambda seed: optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
 }
 PRUNERS: dict[str, Callable[[int], Any]] = {  # of the epochs of a whole trial
     "none": lambda epochs: optuna.pruners.NopPruner(),

@@ -156,8 +156,6 @@ def test_a_search(portable: Path, cloud: Any, capsys: pytest.CaptureFixture[str]
     assert sent["HyperParameterTuningJobName"] == "search-1"
     capsys.readouterr()
     asked = [*asked[:5], "search.data.batch_size=[8]", "job=search-2"]
-    assert main("launch", ["sagemaker", *PLACE, *asked, "sampler=cmaes"]) == 2
-    assert "sampler: SageMaker has tpe, random, grid, got 'cmaes'" in capsys.readouterr().err
     assert main("launch", ["sagemaker", *PLACE, *asked, "pruner=median"]) == 2
     assert "pruner: not supported by SageMaker's tuning" in capsys.readouterr().err
 
