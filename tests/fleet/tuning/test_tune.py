@@ -280,15 +280,13 @@ class Planted:
 def test_no_sampler_unpickles_what_a_journal_holds(sampler: str, tmp_path: Path) -> None:
     """Optuna's CmaEsSampler restores itself from an attribute of the last trial: a journal may be a stranger's."""
     space = [parse("optim.lr", "[0.1, 0.2, 0.3]"), parse("data.batch_size", "1..9")]
-    study = Study(tmp_path, ["maximize"], sampler, "none", 1, 0)
-    for _ in range(3):
-        study.tell(study.ask(space)[0], "complete", [0.5], {})
-    mark = tmp_path / "mark"
+    study, mark = Study(tmp_path, ["maximize"], sampler, "none", 1, 0), tmp_path / "mark"
     planted = pickle.dumps(Planted(mark)).hex()
-    for trial in study.trials():
+    for _ in range(3):
+        trial = study.ask(space)[0]
         for prefix in ("cma:", "sepcma:", "cmawm:"):
-            store, name = study.study._storage, f"{prefix}optimizer:0"
-            store.set_trial_system_attr(trial._trial_id, name, planted)
+            study.study._storage.set_trial_system_attr(trial._trial_id, f"{prefix}optimizer:0", planted)
+        study.tell(trial, "complete", [0.5], {})
     assert planted in (tmp_path / "journal.log").read_text()
     again = Study(tmp_path, ["maximize"], sampler, "median", 1, 0)
     for _ in range(3):
