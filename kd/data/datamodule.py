@@ -290,13 +290,13 @@ class DistillationDataModule(LightningDataModule):
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: TorchFile, **arguments: Any
+        cls, checkpoint_path: TorchFile, **arguments: object
     ) -> "DistillationDataModule":
         """Makes the data module from the caller's arguments, at the place in the samples that a checkpoint names.
 
         Nothing else is read from the file, and it runs no code. Raises UserError where it can't be read.
         """
-        data = cls(**arguments)
+        data = cls(**arguments)  # type: ignore[arg-type]
         try:
             place = read_checkpoint(checkpoint_path).get(cls.__qualname__, {})
         except Exception as error:  # whatever a damaged or foreign file makes the readers raise
