@@ -16,6 +16,7 @@ from kd.launch.cluster import is_rank_zero
 from kd.launch.sagemaker import tell_failure
 from kd.run.request import translate
 from kd.run.streams import quiet_libraries, unbroken_output
+from kd.storage.shown import on_terminal
 
 
 def __getattr__(name: str) -> Callable[..., int]:
@@ -78,7 +79,9 @@ def _status(command: str, argv: Sequence[str]) -> int:
         return status
     except UserError as error:
         if is_rank_zero() or isinstance(error, UserErrorOfAll):
-            print(f"kd-{command}: {error}", file=sys.stderr)
+            # a message may quote a name from a file
+            shown = "\n".join(map(on_terminal, str(error).split("\n")))
+            print(f"kd-{command}: {shown}", file=sys.stderr)
         tell_failure(str(error))
         return 2
     except Stopped as stop:

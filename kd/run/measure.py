@@ -1,6 +1,5 @@
 """What ``kd-eval`` measures: the student of a run, or the model in a weights file, on one split of pictures."""
 
-import csv
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from kd.ship.export.student import read_metadata
 from kd.ship.finished import FinishedRun, check_classes, teacher_of
 from kd.storage.objects import is_url
 from kd.storage.run_urls import run_at
+from kd.storage.shown import Table
 from kd.storage.writing import write_text
 from kd.tasks import Task
 from kd.tasks.features import rank_of_gram
@@ -285,11 +285,11 @@ def _write_answers(file: Path, measured: Sequence[Subject], kept: Sequence[Answe
             columns[key if alone else f"{subject.name} {key}"] = answers, key
     labels = [key for key in next(iter(kept[0].rows.values()), {"label": ""}) if key.startswith("label")]
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["picture", *labels, *columns])
+    table = Table(text, "\n")
+    table.add(["picture", *labels, *columns])
     for i in sorted(kept[0].rows):
         row = [answers.rows[i][key] for answers, key in columns.values()]
-        table.writerow([printable(split.name(i)), *(kept[0].rows[i][key] for key in labels), *row])
+        table.add([printable(split.name(i)), *(kept[0].rows[i][key] for key in labels), *row])
     write_text(file, text.getvalue())
 
 

@@ -1,6 +1,5 @@
 """A student on pictures: answers in order, and the files that they are written to."""
 
-import csv
 import glob
 import io
 import json
@@ -30,6 +29,7 @@ from kd.ship.export.manifest import as_lines
 from kd.ship.finished import FinishedRun
 from kd.ship.serving.answers import answer, mask_type
 from kd.storage.elsewhere import open_regular
+from kd.storage.shown import Table, on_terminal
 from kd.storage.writing import write_text, write_whole
 from kd.tasks.segmentation import colours
 
@@ -195,11 +195,11 @@ def _write_rows(opened: IO[bytes], suffix: str, rows: Rows) -> None:
 
 def _write_lines(file: TextIO, suffix: str, rows: Rows) -> None:
     if suffix == ".csv":
-        table = csv.writer(file)
+        table = Table(file)
         for number, columns in enumerate(map(_columns, rows)):
             if number == 0:
-                table.writerow(columns)
-            table.writerow(columns.values())
+                table.add(columns)
+            table.add(columns.values())
         return
     begin, between, end = ("[\n", ",\n", "\n]\n") if suffix == ".json" else ("", "\n", "\n")
     file.write(begin)
@@ -215,7 +215,7 @@ def _print_rows(rows: Rows) -> None:
         facts = row.get("facts", {})
         parts += [f"{name} {x['of_label']:.6g}" for name, x in facts.items() if x["of_label"] is not None]
         parts += [f"{name} expected {x['expected']:.6g}" for name, x in facts.items() if x["expected"] is not None]
-        tqdm.write(f"{row['file']}: " + ", ".join(parts), file=sys.stdout)
+        tqdm.write(on_terminal(f"{row['file']}: " + ", ".join(parts)), file=sys.stdout)
 
 
 def _write_masks(answers: Iterator[Predicted], root: Path, opened: FinishedRun, folder: Path) -> None:
