@@ -42,5 +42,10 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_PUBLIC[name]), name)
 
 
+def public(name: str) -> str:
+    """The module from which ``kd.NAME`` comes; empty for a name that kd does not offer."""
+    return _PUBLIC.get(name, "")
+
+
 def __dir__() -> list[str]:
     return [*__all__, *_PACKAGES, "__version__"]

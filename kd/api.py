@@ -43,7 +43,8 @@ class RunResult:
         file = (self.folder / "students" / name if name else self.folder) / "student.safetensors"
         if not file.is_file():
             raise UserError(f"name: there is no {file}")
-        return student_in(file, Request(), Run.settings(file.with_name("config.yaml"), Request()))[0]
+        _, trusted = Run.settings(file.with_name("config.yaml"), Request())
+        return student_in(file, trusted)[0]
 
 
 @as_function("train")

@@ -113,10 +113,10 @@ def test_headspace_of_a_short_epoch_leaves_no_folder(recipe: Path, capsys: pytes
         ("recipe: ../../elsewhere\n", "recipe: names the run's folder"),
         ("optim: {kwargs: {class_path: os.system, init_args: {command: id}}}\n", "a class path is not allowed here"),
         ("model: {student: {kwargs: {norm: {class_path: torch.hub.load}}}}\n", "a class path is not allowed here"),
-        ("trainer: {logger: {class_path: antigravity.Logger}}\n", "code outside kd, torch"),
+        ("trainer: {logger: {class_path: antigravity.Logger}}\n", "not among the classes"),
         ("trainer: {callbacks: [tests._kills.KillAtStep]}\n", "trust=tests._kills, or --trust"),
-        ("data: {source: this.Source}\n", "code outside kd, torch"),
-        ("trainer: {logger: {class_path: torch.hub.load}}\n", "which is no class"),
+        ("data: {source: this.Source}\n", "not among the classes"),
+        ("trainer: {logger: {class_path: torch.hub.load}}\n", "names torch.hub.load, which is not among the classes"),
         ("seed: ${oc.env:HOME}\n", "looks up '${oc.env:HOME}'"),
         ('runs_dir: "a\\nb"\n', "overlay.yaml: runs_dir: must hold no control characters"),
         ("seed: ${nothing}\n", "seed: Interpolation key 'nothing' not found"),
@@ -145,7 +145,7 @@ def test_own_classes_in_own_files_and_trusted_ones_elsewhere(
     monkeypatch.syspath_prepend(tmp_path)
     recipe = write_recipe(tmp_path / "r.yaml", pictures, teacher, trainer__callbacks=["own_classes.Mine"])
     line = [f"recipe={recipe}", "config=debug"]
-    assert "r.yaml: trainer.callbacks names own_classes.Mine, code outside" in told(line, capsys)
+    assert "r.yaml: trainer.callbacks names own_classes.Mine, which is not among" in told(line, capsys)
     for trust in ("--trust", "trust=own_classes"):
         assert main("train", [*line, trust, "--print_config"]) == 0
     monkeypatch.chdir(tmp_path)  # a recipe of one's own checkout
@@ -156,7 +156,7 @@ def test_own_classes_in_own_files_and_trusted_ones_elsewhere(
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump({**config, "seed": 1}))  # no longer what was started here
     capsys.readouterr()
-    assert "config.yaml: trainer.callbacks.class_path names own_classes.Mine" in told([str(run)], capsys, "eval")
+    assert "config.yaml: trainer.callbacks names own_classes.Mine" in told([str(run)], capsys, "eval")
 
 
 def test_kd_pack_and_kd_report(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

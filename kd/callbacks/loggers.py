@@ -59,10 +59,21 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
         if key in defaults and given.get(key, defaults[key]) == defaults[key]:
             place = Path(str(defaults[key])).name if key == "save_dir" else ""
             given[key] = value if place in ("", "None", "_empty'>") else f"{value}/{place}"
-    for key, value in given.items():
-        if isinstance(value, str) and (value == RUN or value.startswith(f"{RUN}/")):
-            given[key] = f"{run}{value[len(RUN) :]}"
-    return {"class_path": spec["class_path"], "init_args": given}
+    return {"class_path": spec["class_path"], "init_args": in_folder(given, run)}
+
+
+def in_folder(tree: Any, run: Path) -> Any:
+    """Nested settings with ``RUN`` and ``RUN/NAME`` replaced by places in a run's folder.
+
+    >>> in_folder({"dirpath": "RUN/best", "filename": "RUNS"}, Path("/runs/food/000"))
+    {'dirpath': '/runs/food/000/best', 'filename': 'RUNS'}
+    """
+    if isinstance(tree, dict):
+        return {key: in_folder(value, run) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [in_folder(value, run) for value in tree]
+    is_place = isinstance(tree, str) and (tree == RUN or tree.startswith(f"{RUN}/"))
+    return f"{run}{tree[len(RUN) :]}" if is_place else tree
 
 
 def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) -> dict[str, Any]:

@@ -142,6 +142,7 @@ class RunFolder(Callback):
             raise UserError(problem)
         self.path = run.module.folder = guard(self.resume or self.parent / name)
         self.begun = not self.resume
+        _move_paths(trainer, unclaimed(self.parent), self.path)
         default = str(Path(trainer.default_root_dir, "checkpoints"))  # set by the callbacks' own ``setup``
         for checkpoint in trainer.checkpoint_callbacks:
             if isinstance(checkpoint, (LastCheckpoint, ModelCheckpoint)) and checkpoint.dirpath in (None, default):
@@ -217,6 +218,20 @@ class RunFolder(Callback):
             write_text(fresh, self.path.name + "\n")
         with suppress(OSError):
             fresh.replace(latest)
+
+
+def unclaimed(parent: Path) -> Path:
+    """What stands for a run's folder in the objects of its trainer until the folder is claimed."""
+    return Path(os.path.realpath(parent), ".RUN")
+
+
+def _move_paths(trainer: Trainer, before: Path, run: Path) -> None:
+    """Replaces ``before`` by the run's folder in the paths of the trainer, its callbacks, profiler and strategy."""
+    for owner in (trainer, trainer.profiler, trainer.strategy, *trainer.callbacks):  # type: ignore[attr-defined]
+        for name, value in list(vars(owner).items()):
+            if isinstance(value, str | Path) and Path(value).is_relative_to(before):
+                place = Path(os.path.realpath(run), Path(value).relative_to(before))
+                setattr(owner, name, type(value)(place))
 
 
 def _here(state: Mapping[str, Any], folder: Path) -> dict[str, Any]:

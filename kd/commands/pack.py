@@ -31,12 +31,12 @@ def run(request: Request) -> int | None:
     side = own.get("short_side")
     if side is not None and not (re.fullmatch("[0-9]{1,6}", side) and int(side) > 0):
         raise UserError(f"short_side: must be a number of pixels, got '{side}'")
-    config = Run.of(request).config
+    run = Run.of(request)
     from kd.data.pack import pack
     from kd.data.sources import labelled
     from kd.run.build import data_of
 
-    source = data_of(config).source
+    source = data_of(run.config, run.cli.trusted).source
     for name in ("train", "val"):
         if name == "val" and not source.has(name):
             continue  # held out of train where the pack is trained on

@@ -24,7 +24,8 @@ kd-train: trains a small, fast student from a big vision model.
   recipe=NAME       a recipe (below), or a YAML file; a run folder's config.yaml repeats that run
   config=OVERLAY    where and how it runs (kd-train --list); may be given several times
   key=value         any setting; --key=value and --key value mean the same
-  --list            all recipes and overlays; --list losses, sources, tasks or models what they are made of
+  --list            all recipes and overlays; --list losses, sources, tasks or models what they are made of;
+                    --list classes: all classes that a file from elsewhere may name
   --keys [PART]     every setting, or those with PART in their names; with recipe= those of its losses too
   --help GROUP      the settings of a group: --help data.augment
   --print_config    the resolved settings; saved to a file they can be run again

@@ -23,6 +23,49 @@ if TYPE_CHECKING:
 
 HALF = (0.5, 0.5, 0.5)
 PIXELS = "preprocessor_config.json"
+FAMILIES = [
+    "beit",
+    "bit",
+    "clip",
+    "clip_vision_model",
+    "convnext",
+    "convnextv2",
+    "cvt",
+    "data2vec-vision",
+    "deit",
+    "dinov2",
+    "dinov2_with_registers",
+    "dinov3_convnext",
+    "dinov3_vit",
+    "efficientnet",
+    "focalnet",
+    "hiera",
+    "ijepa",
+    "levit",
+    "metaclip_2",
+    "mobilenet_v1",
+    "mobilenet_v2",
+    "mobilevit",
+    "mobilevitv2",
+    "poolformer",
+    "pvt",
+    "pvt_v2",
+    "regnet",
+    "resnet",
+    "segformer",
+    "siglip",
+    "siglip2",
+    "siglip2_vision_model",
+    "siglip_vision_model",
+    "swiftformer",
+    "swin",
+    "swinv2",
+    "van",
+    "vit",
+    "vit_mae",
+    "vit_msn",
+]
+"""Vision models of transformers that are made of their configuration alone: none asks timm or the hub for a part."""
 
 
 @dataclass
@@ -90,7 +133,9 @@ class HuggingFace:
                 found = transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=False)
                 if "/" in str(found._attn_implementation):
                     raise ValueError(f"attn_implementation is code of the hub ({found._attn_implementation})")
+                _check_family(found.model_type)
                 return found
+            _check_family(self.config.get("model_type", ""))
             named = ("model_type", "architectures", "dtype")
             given = {k: v for k, v in architecture_alone(self.config).items() if k not in named}
             if img_size is not None and "image_size" in given:
@@ -100,7 +145,7 @@ class HuggingFace:
             raise UserError(f"builder.path: {error}") from error
         except (OSError, ValueError, TypeError) as error:
             what = f"path: {self.path}" if self.path else "config: it"
-            reason = " ".join(str(error).split())[:160]
+            reason = " ".join(str(error).split())[:600]
             raise UserError(f"builder.{what} is no model of transformers: {reason}") from error
 
     def _load(
@@ -196,6 +241,11 @@ def _transformers() -> ModuleType:
     except ImportError as error:
         raise UserError(f"HuggingFace {needs_extra('hf')}") from error
     return transformers
+
+
+def _check_family(name: object) -> None:
+    if name not in FAMILIES:
+        raise ValueError(f"model_type must be one of {', '.join(FAMILIES)}, got '{str(name)[:40]}'")
 
 
 def _without_unused(model: nn.Module) -> None:

@@ -1,9 +1,11 @@
-"""Objects from resolved settings. What a run folder's ``config.yaml`` says is enough: no command line's parser."""
+"""Objects from resolved settings. What a run folder's ``config.yaml`` says is enough: no command line's parser.
+
+Classes are those that :func:`kd.run.trust.class_named` gives for a place: the list's, and those that the user trusts.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from types import UnionType
@@ -14,41 +16,47 @@ from torch import nn
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError, causes
 from kd.models import Preprocess, TeacherSpec
-from kd.run.request import Request
-from kd.run.trust import ALL, trusted_class
-from kd.run.typed import no_class
-from kd.ship.export.student import builder_in, load_student
+from kd.run.listed import BASES
+from kd.run.trust import arguments_allowed, class_named, trusted_class
+from kd.ship.export.student import builder_in, load_student, read_metadata
+from kd.storage.elsewhere import json_of
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
 
 
-def data_of(config: Mapping[str, Any]) -> DistillationDataModule:
-    """The data module of a resolved configuration; the engine ``ray`` is replaced by loading in this process."""
+def data_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> DistillationDataModule:
+    """The data of resolved settings; the engine ``ray`` is replaced by loading in this process.
+
+    ``trusted``: what the user trusts beside the list of classes.
+    """
     data = {**config["data"], "seed": config.get("seed", 0)}
     if data.get("engine") == "ray":
         data |= {"engine": "torch", "tier": None, "num_workers": "auto"}
-    return cast(DistillationDataModule, made(DistillationDataModule, data, "data"))
+    return cast(DistillationDataModule, made(DistillationDataModule, data, "data", trusted))
 
 
-def task_of(config: Mapping[str, Any]) -> Task:
-    """The task of a resolved configuration; classification where none is named."""
-    return cast(Task | None, made(Task | None, config["model"].get("task"), "model.task")) or Classification()
+def task_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> Task:
+    """The task of resolved settings, classification where none is named; ``trusted`` as in :func:`data_of`."""
+    return cast(Task | None, made(Task | None, config["model"].get("task"), "model.task", trusted)) or Classification()
 
 
-def metrics_of(config: dict[str, Any]) -> list[str]:
+def metrics_of(config: dict[str, Any], trusted: Sequence[str] = ()) -> list[str]:
     """Validation metrics of a run with these settings, the primary one first."""
     model = config["model"]
     if not model["student"].get("head", True):
         return label_free_metrics(model["distill_losses"] or {}, bool((config["data"].get("probe") or {}).get("root")))
-    task = task_of(config)
+    task = task_of(config, trusted)
     names = task.metric_names(bool(model["teacher"] or model.get("teachers")))
     return [task.primary, *(name for name in names if name != task.primary)]
 
 
-def teacher_specs(config: Mapping[str, Any]) -> dict[str, TeacherSpec]:
+def teacher_specs(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> dict[str, TeacherSpec]:
     """The settings of a run's teachers by name; a single teacher's name is empty."""
-    found = {key: cast(TeacherSpec, made(TeacherSpec, spec, key)) for key, spec in teachers_in(config["model"]).items()}
-    return {key.removeprefix("model.teachers.").removeprefix("model.teacher"): spec for key, spec in found.items()}
+    specs: dict[str, TeacherSpec] = {}
+    for key, settings in teachers_in(config["model"]).items():
+        name = key.removeprefix("model.teachers.").removeprefix("model.teacher")
+        specs[name] = cast(TeacherSpec, made(TeacherSpec, settings, key, trusted))
+    return specs
 
 
 def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -57,26 +65,33 @@ def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {"model.teacher": one} if one else {f"model.teachers.{name}": spec for name, spec in several.items()}
 
 
-def student_in(file: Path, request: Request, config: Mapping[str, Any]) -> tuple[nn.Module, Preprocess, list[str]]:
-    """The student in a weights file, its preprocessing and its class names.
+def student_in(file: Path, trusted: Sequence[str]) -> tuple[nn.Module, Preprocess, list[str]]:
+    """The model in ``student.safetensors``, its input and its classes.
 
     Args:
-        file: ``student.safetensors``.
-        request: what the user trusts.
-        config: of the run; the builder that it names is trusted.
-
-    Raises:
-        UserError: the file's builder is not trusted, or the file is not a student.
+        file: says itself what its model is.
+        trusted: what the user trusts beside :mod:`kd.models`: modules and classes of builders.
     """
-    named = (config["model"].get("student") or {}).get("builder") or {}
-    trusted = [*request.trust, *([ALL] if "trust" in request.flags else []), *named.get("class_path", "").split()]
     return load_student(file, trusted_class(builder_in(file), trusted))
 
 
-def made(kind: object, value: object, key: str) -> object:
+def task_in(file: Path, trusted: Sequence[str]) -> Task:
+    """The task of the model in ``student.safetensors``, as the file says; without a word of it, classification."""
+    content = json_of(read_metadata(file).get("task", "null"))
+    return cast(Task | None, made(Task | None, content, f"{file}: task", trusted)) or Classification()
+
+
+def made(kind: object, value: object, key: str, trusted: Sequence[str] = ()) -> object:
     """A value as an annotation (``kind``) wants it: a dataclass or a class from its arguments, else a plain value.
 
-    Raises a UserError that names ``key``, also where a class refuses its arguments.
+    Args:
+        kind: the annotation; a class is built where it names a base in :data:`kd.run.listed.BASES` alone.
+        value: plain, or ``class_path`` and ``init_args``.
+        key: the setting, for messages.
+        trusted: what the user trusts beside the list of classes.
+
+    Raises:
+        UserError: names ``key``, also where a class refuses its arguments.
     """
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     plain = [one for one in kinds if isinstance(one, type) and get_origin(one) is None and one is not Any]
@@ -86,13 +101,15 @@ def made(kind: object, value: object, key: str) -> object:
         value = {"class_path": value}
     if isinstance(value, dict):
         if "class_path" in value:
-            return _named(value, key)
+            takes = next((BASES[one.__name__] for one in plain if one.__name__ in BASES), "")
+            return _named(value, takes, key, trusted)
         group = next((one for one in plain if is_dataclass(one) or one is DistillationDataModule), None)
+        if group is not None:
+            return _object(group, value, key, trusted)
         inner = _inner(kinds, dict)
-        entries = {name: made(inner, entry, f"{key}.{name}") for name, entry in value.items()}
-        return entries if group is None else _object(group, value, key)
+        return {name: made(inner, entry, f"{key}.{name}", trusted) for name, entry in value.items()}
     if isinstance(value, list):
-        items = [made(_inner(kinds, list), item, key) for item in value]
+        items = [made(_inner(kinds, list), item, key, trusted) for item in value]
         return tuple(items) if any(get_origin(one) is tuple for one in kinds) else items
     if str in plain and not isinstance(value, str):
         return value if type(value) in plain else str(value)
@@ -105,13 +122,15 @@ def _inner(kinds: Sequence[Any], of: type) -> Any:
     return next((get_args(one)[-1] for one in kinds if get_origin(one) is of), Any)
 
 
-def arguments_of(kind: Callable[..., object], given: Mapping[str, Any], key: str) -> dict[str, Any]:
+def arguments_of(
+    kind: Callable[..., object], given: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
+) -> dict[str, Any]:
     """Arguments of a function or class from settings."""
     hints: dict[str, Any] = {}
     for of in (kind, kind.__init__):
         with suppress(NameError, TypeError):  # of a user's class: plain values are what it gets
             hints |= get_type_hints(of)
-    return {name: made(hints.get(name, Any), value, f"{key}.{name}") for name, value in given.items()}
+    return {name: made(hints.get(name, Any), value, f"{key}.{name}", trusted) for name, value in given.items()}
 
 
 def _number(value: int | str, key: str) -> float:
@@ -121,14 +140,19 @@ def _number(value: int | str, key: str) -> float:
         raise UserError(f"{key}: must be a number, got '{value}'") from None
 
 
-def _named(value: Mapping[str, Any], key: str) -> object:
-    """An object of ``class_path`` and ``init_args``; a class of ours ignores the arguments of the class it replaced."""
-    kind, given = named_class(value["class_path"], key), value.get("init_args") or {}
+def _named(value: Mapping[str, Any], takes: str, key: str, trusted: Sequence[str]) -> object:
+    """An object of ``class_path`` and ``init_args``; a class of ours ignores the arguments of the class it replaced.
+
+    ``takes``: the kind of class that the place takes.
+    """
+    name = value["class_path"]
+    kind = class_named(name, takes, key, trusted)
+    given = value.get("init_args") or {}
     if kind.__module__.startswith("kd."):
         given = {name: own for name, own in given.items() if name in signature(kind).parameters}
-    given = {**given, **(value.get("dict_kwargs") or {})}
+    given = arguments_allowed(name, takes, {**given, **(value.get("dict_kwargs") or {})}, key, trusted)
     try:
-        return _object(kind, given, key)
+        return _object(kind, given, key, trusted)
     except Exception as error:
         mistake = next((cause for cause in causes(error) if isinstance(cause, UserError)), None)
         raise mistake or UserError(_refusal(kind, given, key, error)) from error
@@ -142,8 +166,8 @@ def _refusal(kind: type, given: Mapping[str, Any], key: str, error: Exception) -
     return f"{key}: {kind.__name__} can't be built: {reason[:200]}"
 
 
-def _object(kind: type, given: Mapping[str, Any], key: str) -> object:
-    arguments = arguments_of(kind, given, key)
+def _object(kind: type, given: Mapping[str, Any], key: str, trusted: Sequence[str]) -> object:
+    arguments = arguments_of(kind, given, key, trusted)
     try:
         return kind(**arguments)
     except ValueError as error:
@@ -151,19 +175,3 @@ def _object(kind: type, given: Mapping[str, Any], key: str) -> object:
         if isinstance(error, UserError) or first not in given:
             raise
         raise UserError(f"{key}.{first}: {rest}") from error
-
-
-def named_class(name: str, key: str) -> type:
-    """Imports the class of a class path; a name without a module is one of ``kd.data.sources``.
-
-    Raises:
-        UserError: no such class; ``key`` is named.
-    """
-    module, _, last = name.rpartition(".")
-    try:
-        found = getattr(import_module(module or "kd.data.sources"), last, None)
-    except ImportError:
-        found = None
-    if not isinstance(found, type):
-        raise UserError(f"{key}: {no_class(key, name)}")
-    return found

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import torch
 from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.profilers import PassThroughProfiler
 from torch.utils.data import DataLoader
 
 from kd.data.batch import Batch
@@ -110,6 +111,7 @@ def fill(model: DistillationModule, data: DistillationDataModule, trainer: Train
     module = Fill(teacher, data, wanted)
     trainer.limit_val_batches = 1.0  # an overlay for short runs must not leave holes
     trainer.callbacks = []  # type: ignore[attr-defined]  # the recipe's are for training
+    trainer.profiler = PassThroughProfiler()  # type: ignore[attr-defined]  # likewise
     meet_on_loopback(trainer)
     start = time.monotonic()
     trainer.validate(module, verbose=False)  # opens the caches

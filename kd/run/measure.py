@@ -20,7 +20,7 @@ from kd.models.weights import about, weights_file
 from kd.module import evaluation
 from kd.module.evaluation import Answers, look_at
 from kd.progress import bar
-from kd.run.build import data_of, student_in, task_of, teacher_specs
+from kd.run.build import data_of, student_in, task_in, task_of, teacher_specs
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.ship.export.student import read_metadata
@@ -142,7 +142,7 @@ def subjects(request: Request, options: Options) -> list[Subject]:
 
 def _of_run(word: str, request: Request, options: Options) -> Subject:
     run = Run.open(word, request)
-    data = _data(run.config, options, run.classes)
+    data = _data(run.load_data(), options, run.classes)
     run.task.build(len(run.classes), data.source.ignore_index)
     return Subject(str(run.folder), run.folder, run.model, run.preprocess, run.classes, data, run.task, run.teacher())
 
@@ -153,42 +153,42 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
     if not (run or request.recipe or options.folder or "data.source" in given):
         raise UserError(f"{word}: needs pictures: folder=DIR (DIR/<class>/*.jpg), recipe=NAME, or "
                         "data.source=ImageFolder data.source.root=DIR")  # fmt: skip
-    config = Run.settings(run_at(run) / "config.yaml" if run else None, request)
+    config, trusted = Run.settings(run_at(run) / "config.yaml" if run else None, request)
     said = read_metadata(file) if file.suffix == ".safetensors" else {}
     if not {"arch", "kwargs"} <= said.keys():
-        model, prepare, classes, data = _foreign(word, config, options)
+        task = task_in(run_at(run) / "student.safetensors", trusted) if run else task_of(config, trusted)
+        model, prepare, classes, data = _foreign(word, data_of(config, trusted), options, task)
     elif said.get("classifies") == "false":
         raise UserError(f"{file}: nothing has trained the student's classifier (kd-predict writes its features)")
     else:
-        model, prepare, classes = student_in(file, request, config)
-        data = _data(config, options, classes)
+        model, prepare, classes = student_in(file, trusted)
+        task = task_in(file, trusted)
+        data = _data(data_of(config, trusted), options, classes)
     if not (run or request.recipe) and "data.img_size" not in given:
         data.size = prepare.size  # views as large as the model's input
-    task = task_of(config)
     task.build(len(classes), data.source.ignore_index)
-    teacher = teacher_of(teacher_specs(config), classes, task) if run else None
+    teacher = teacher_of(teacher_specs(config, trusted), classes, task) if run else None
     return Subject(word, None, model, prepare, classes, data, task, teacher)
 
 
-def _foreign(word: str, config: dict[str, Any], options: Options) -> Found:
+def _foreign(word: str, all_data: DistillationDataModule, options: Options, task: Task) -> Found:
     said = about(word)
     if not (said.arch or options.arch):
         raise UserError(f"arch: {word} does not say which model it is; give the name of one of timm's: arch=NAME")
     folder = options.folder
     own = said.classes or (classes_below(folder, "folder") if folder else [])
-    data = _data(config, options, own if options.folder else None)
+    data = _data(all_data, options, own if options.folder else None)
     classes = list(data.source.classes)
     spec = TeacherSpec(checkpoint=word, arch=options.arch, img_size=options.img_size)
     try:
-        built = build_teacher(spec, len(classes), classes, "weights", task_of(config).dense)
+        built = build_teacher(spec, len(classes), classes, "weights", task.dense)
     except UserError as error:
         raise UserError(str(error).removeprefix("weights.")) from error
     assert isinstance(built, FrozenTeacher)
     return built.in_the_datas_classes(), built.prepare, classes, data
 
 
-def _data(config: dict[str, Any], options: Options, classes: list[str] | None) -> DistillationDataModule:
-    data = data_of(config)
+def _data(data: DistillationDataModule, options: Options, classes: list[str] | None) -> DistillationDataModule:
     if options.folder:
         data.splits.use_folder(options.folder, classes or [])
     data.split(options.place)

@@ -28,7 +28,7 @@ from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.learning_rate import LastStep, LearningRate
-from kd.callbacks.loggers import RUN, Loggers, check_packages
+from kd.callbacks.loggers import RUN, Loggers, check_packages, in_folder
 from kd.callbacks.nodes import Nodes
 from kd.callbacks.phases import Phases
 from kd.callbacks.predictions import Predictions
@@ -36,7 +36,7 @@ from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.probe import FeatureProbe
 from kd.callbacks.progress import Progress
-from kd.callbacks.run_folder import RunFolder
+from kd.callbacks.run_folder import RunFolder, unclaimed
 from kd.callbacks.summary import Summary
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
@@ -100,7 +100,7 @@ class KDCLI:
         self.cluster: Cluster | None = None
         self._marker: Path | None = None
         own = list(takewhile(lambda item: item.startswith(TRUSTED), args))
-        self._trusted = [item.removeprefix(TRUSTED) for item in own]
+        self.trusted = [item.removeprefix(TRUSTED) for item in own]
         self.student_configs: dict[str, str] = {}
         self.recipe_lr: float | None = None  # the learning rate of the recipe's file
         self._yaml, self._plain = "", dict[str, Any]()  # made after a change alone
@@ -108,7 +108,7 @@ class KDCLI:
             self.parser = _whole_parser()
             self.config = self._parse(args[len(own) :])
             found = self.as_dict()
-            check_resolved(found, self._trusted)
+            check_resolved(found, self.trusted)
             check_values({**found, "name": self.config.name})
 
     def change(self, settings: Mapping[str, Any]) -> None:
@@ -131,8 +131,8 @@ class KDCLI:
 
     def _parse(self, items: list[str]) -> Namespace:
         set_parsing_settings(
-            import_path_denylist=[] if ALL in self._trusted else ["*"],
-            import_path_allowlist=importable(self._trusted),
+            import_path_denylist=[] if ALL in self.trusted else ["*"],
+            import_path_allowlist=importable(self.trusted),
             instantiate_subclass_spec_in_any=False,
         )
         try:
@@ -152,10 +152,13 @@ class KDCLI:
                 raise UserError(f"trainer.strategy: no class '{strategy}'")
         return config
 
+    def _build_loggers(self, specs: list[dict[str, Any]]) -> list[Logger]:
+        return [cast(Logger, made(Logger, spec, "trainer.logger", self.trusted)) for spec in specs]
+
     def check_groups(self) -> None:
         """Reports mistakes in the groups that are built in a run alone: before machines cost money."""
         for key, spec in (("monitor", MonitorSpec), ("optim", OptimSpec)):
-            made(spec, self.as_dict()[key], key)
+            made(spec, self.as_dict()[key], key, self.trusted)
 
     def _seed(self) -> None:
         logging.getLogger("lightning_fabric.utilities.seed").setLevel(logging.WARNING)
@@ -170,9 +173,11 @@ class KDCLI:
         try:
             with shared_teachers() if self.config.students else nullcontext():
                 given = self.config.as_dict()
-                trainer = {**given["trainer"], "logger": self._plain_loggers(given["trainer"]["logger"])}
-                self._given = arguments_of(Trainer, trainer, "trainer")
-                self.datamodule = cast(DistillationDataModule, made(DistillationDataModule, given["data"], "data"))
+                trainer = self._in_run_folder(given["trainer"])
+                trainer["logger"] = self._plain_loggers(given["trainer"]["logger"])
+                self._given = arguments_of(Trainer, trainer, "trainer", self.trusted)
+                data = made(DistillationDataModule, given["data"], "data", self.trusted)
+                self.datamodule = cast(DistillationDataModule, data)
                 self.model = self._together() if self.config.students else self._module(self.config)
                 self.trainer = self.instantiate_trainer()
         except Exception as error:
@@ -186,6 +191,13 @@ class KDCLI:
             check_precision(self.model.teacher, self.datamodule, self.model.students.wanted)
         if runs_in_child_processes(self.trainer):  # the run would be in a child process, and lost with it
             raise UserError(f"trainer.strategy: '{self.config.trainer.strategy}' is not supported; take ddp")
+
+    def _in_run_folder(self, trainer: dict[str, Any]) -> dict[str, Any]:
+        """The trainer's settings with ``RUN`` replaced; a profiler that names no folder gets the run's."""
+        profiler = trainer["profiler"]
+        if isinstance(profiler, dict) and (profiler.get("init_args") or {}).get("dirpath", ...) is None:
+            trainer = {**trainer, "profiler": {**profiler, "init_args": {**profiler["init_args"], "dirpath": RUN}}}
+        return in_folder(trainer, unclaimed(on_disk(self.config.runs_dir) / self.config.recipe))
 
     def _plain_loggers(self, given: object) -> object:
         """Lightning's own value of ``trainer.logger``; loggers with arguments are built once the run has a folder."""
@@ -226,7 +238,7 @@ class KDCLI:
         watching = monitors(MonitorSpec(**config.monitor), preemption)
         best = Best(monitor, mode, self.student_configs, save_student)
         self.summary = Summary(self.folder, preflight, preemption, config.recipe, config.seed, best)
-        loggers = Loggers(self.loggers, build_loggers, flatten(self.as_dict()))
+        loggers = Loggers(self.loggers, self._build_loggers, flatten(self.as_dict()))
         nodes = Nodes(self.cluster.launcher if self.cluster else None)
         ours: list[Callback] = [
             nodes, preflight, FeatureProbe(preflight), self.folder, loggers, LearningRate(), LastStep(),
@@ -276,8 +288,9 @@ class KDCLI:
 
     def _module(self, config: Namespace) -> DistillationModule:
         given = config.as_dict()
-        optim = cast(OptimSpec, made(OptimSpec, given["optim"], "optim"))
-        return assemble(self.datamodule.info, optim=optim, **arguments_of(assemble, given["model"], "model"))
+        optim = cast(OptimSpec, made(OptimSpec, given["optim"], "optim", self.trusted))
+        arguments = arguments_of(assemble, given["model"], "model", self.trusted)
+        return assemble(self.datamodule.info, optim=optim, **arguments)
 
     def _together(self) -> DistillationModule:
         found: dict[str, DistillationModule] = {}
@@ -305,12 +318,3 @@ class KDCLI:
     def _dump(self, config: Namespace) -> str:
         config.resume = config.name = None
         return BEGIN + self.parser.dump(config, skip_none=False, skip_validation=True) + END
-
-
-def build_loggers(specs: list[dict[str, Any]]) -> list[Logger]:
-    """Loggers from their class paths and arguments.
-
-    Raises:
-        UserError: one that can't be built; its key is named.
-    """
-    return [cast(Logger, made(Logger, spec, "trainer.logger")) for spec in specs]

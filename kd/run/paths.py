@@ -63,7 +63,7 @@ def implied(overrides: Sequence[str], contents: Iterable[dict[Any, Any]]) -> lis
 def check_no_files(items: Iterable[tuple[str, Any]]) -> None:
     """Refuses a file where settings or a class are wanted: its content would end up in a message."""
     for key, value in items:
-        if isinstance(value, str) and _is_file(value) and not value.endswith(SETTINGS) and _takes_no_text(key):
+        if isinstance(value, str) and is_file(value) and not value.endswith(SETTINGS) and _takes_no_text(key):
             model = key in ("model.teacher", "model.student")
             raise UserError(f"{key}: takes no file, got {value}{f' ({key}.checkpoint=FILE does)' if model else ''}")
 
@@ -79,10 +79,17 @@ def pairs(contents: Iterable[dict[Any, Any]], overrides: Iterable[str]) -> Itera
         yield key.rstrip("+"), value
 
 
-def _is_file(value: str) -> bool:
+def is_file(value: str) -> bool:
     with suppress(OSError, ValueError):  # too long for a name, or a null byte
         return "\n" not in value and Path(value).is_file()
     return False
+
+
+def holds_settings(key: str) -> bool:
+    """Whether a key takes a group of settings, a class, a dict or a list, and no text of its own."""
+    key = re.sub(r"^students\.[^.]+(\.|$)", "", key)
+    key = re.sub(r"^model\.teachers\.[^.]+", "model.teacher", key)
+    return not key or _takes_no_text(key)
 
 
 def _takes_no_text(key: str) -> bool:
@@ -163,7 +170,11 @@ def listed(kind: str) -> str:
         import timm
 
         return "".join(f"{name}\n" for name in timm.list_models())
+    if kind == "classes":
+        from kd.run.listed import described
+
+        return described()
     if kind not in keys.CLASSES:
-        raise UserError(f"--list: lists {', '.join([*keys.CLASSES, 'models'])}, not '{kind}'")
+        raise UserError(f"--list: lists {', '.join([*keys.CLASSES, 'models', 'classes'])}, not '{kind}'")
     found = keys.subclasses(*keys.CLASSES[kind])
     return "".join(f"  {name:<20} {text}\n" for name, text in sorted(found.items()) if name not in PARTS)

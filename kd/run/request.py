@@ -12,9 +12,10 @@ from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
 from kd.run.files import flatten
+from kd.run.listed import kind_at
 from kd.run.moved import current
-from kd.run.paths import check_no_files, find, implied, pairs, part_of, source_items
-from kd.run.trust import check_file, vouched
+from kd.run.paths import SETTINGS, check_no_files, find, holds_settings, implied, is_file, pairs, part_of, source_items
+from kd.run.trust import check_file, check_names, vouched
 from kd.run.typed import check_values
 from kd.run.unread import check_read
 from kd.storage.elsewhere import text_of, yaml_of
@@ -55,6 +56,8 @@ class Request:
     """All other words."""
     here: bool = True
     """Whether it runs on this machine, where ``channel:NAME`` has a folder."""
+    vouched: list[str] = field(default_factory=list)
+    """What the user trusts beside the list of classes, known once the files are read."""
 
     def parser_args(self) -> list[str]:
         """Arguments for the parser: trusted class paths, then recipe, overlays, overrides in rising priority.
@@ -63,7 +66,7 @@ class Request:
             UserError: a file that is missing, is not YAML, or names code that the user does not trust.
         """
         contents, trees = self._checked()
-        args = [TRUSTED + name for name in vouched(contents, trees, self.trust, "trust" in self.flags)]
+        args = [TRUSTED + name for name in self.vouched]
         args += [f"--config={migrate_class_paths(f, content if self.here else {})}" for f, content in contents.items()]
         if self.recipe and next(iter(contents.values())).get("recipe") is None:
             args.append(f"--recipe={next(iter(contents)).stem}")
@@ -95,10 +98,13 @@ class Request:
         return whole
 
     def _of_file(self, key: str, value: object) -> object:
+        """What a setting is given: the content of a YAML file where it names one, else the value itself."""
         file = Path(str(value))
-        if file.suffix not in (".yaml", ".yml") or not file.is_file():
+        takes_file = holds_settings(keys.plain(key)) or kind_at(key) or key.partition(".")[0] == "students"
+        if not (takes_file and file.suffix in SETTINGS and is_file(str(value))):
             return value
         content = files.read(file)
+        check_names(content, f"{file}: ")
         if "trust" not in self.flags:
             check_file(file, {key: content}, self.trust)
         return content
@@ -107,6 +113,7 @@ class Request:
         contents = {file: files.read(file) for file in self._files()}
         for file, content in contents.items():
             files.check_text(content, f"{file}: ")
+            check_names(content, f"{file}: ")
             group = next((key for key in GROUPS if not isinstance(content.get(key) or {}, dict)), None)
             if group:
                 raise UserError(f"{file}: {group}: must be a group of settings, got '{content[group]}'")
@@ -116,11 +123,15 @@ class Request:
         trees = self._trees(contents.values())
         for tree in trees:
             files.check_text(tree)
+            check_names(tree)
             _check_says_something(*next(iter(tree.items())))
         self._check_keys(list(contents.values()), {key: value for tree in trees for key, value in tree.items()})
-        for file, content in contents.items():  # last: it imports classes, which takes seconds
-            if "trust" not in self.flags:
+        if "trust" not in self.flags:
+            for file, content in contents.items():
                 check_file(file, content, self.trust)
+            for key, value in (leaf for tree in trees for leaf in files.leaves(tree)):
+                self._of_file(key, value)
+        self.vouched = vouched(contents, trees, self.trust, "trust" in self.flags)
         return contents, trees
 
     def _trees(self, contents: Iterable[dict[Any, Any]]) -> list[dict[str, Any]]:

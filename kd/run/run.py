@@ -59,7 +59,7 @@ class Run:
         from kd.run.train_first import teacher_settings, what_files_say
 
         self.cli.change(what_files_say(self.config, self._overrides))
-        trained = teacher_settings(self.cli.as_dict(), self._overrides, settings_of)
+        trained = teacher_settings(self.cli.as_dict(), self._overrides, settings_of, self.cli.trusted)
         self.cli.change(trained)
         self.config = self.cli.as_dict()
         return [f"{key}={value or 'null'}" for key, value in trained.items()]
@@ -90,15 +90,23 @@ class Run:
         return run
 
     @staticmethod
-    def settings(file: Path | None, request: Request) -> dict[str, Any]:
-        """A run folder's settings with a command line's put in, as plain values; without a file, of its recipe."""
+    def settings(file: Path | None, request: Request) -> tuple[dict[str, Any], list[str]]:
+        """A run folder's settings with a command line's put in, as plain values; without a file, of its recipe.
+
+        Returns:
+            The settings, and the names that the user trusts in them beside the list of classes.
+        """
         own = replace(request, overrides=[*request.overrides], cluster=[], here=True)
-        return Run.of(own).config if file is None and request.recipe is not None else own.over(file)
+        config = Run.of(own).config if file is None and request.recipe is not None else own.over(file)
+        return config, own.vouched
 
     @staticmethod
     def open(place: str, request: Request | None = None) -> "FinishedRun":
-        """A finished run: its ``config.yaml``, as data, and its student's file are read; nothing else is built."""
-        from kd.run.build import data_of, student_in, task_of, teacher_specs
+        """A finished run. Its student's file says what the student and its task are.
+
+        Of ``config.yaml`` nothing is built but the data's source, and the settings of teachers where one is measured.
+        """
+        from kd.run.build import data_of, student_in, task_in, teacher_specs
         from kd.run.streams import quiet_libraries
         from kd.ship.export.student import read_metadata
         from kd.ship.finished import FinishedRun
@@ -107,13 +115,17 @@ class Run:
         given = request or Request()
         folder = finished_at(place, "config.yaml")
         file = folder / "student.safetensors"
-        config = Run.settings(folder / "config.yaml", given)
-        model, preprocess, classes = student_in(file, given, config)
+        config, trusted = Run.settings(folder / "config.yaml", given)
+        model, preprocess, classes = student_in(file, trusted)
         if classes and read_metadata(file).get("classifies") == "false":
             model.reset_classifier(0)  # type: ignore[operator]
             classes = []
-        task, teachers = task_of(config), teacher_specs(config)
-        return FinishedRun(folder, config, model, preprocess, classes, task, teachers, lambda: data_of(config))
+        return FinishedRun(
+            folder, config, model, preprocess, classes,
+            task=task_in(file, trusted),
+            load_teachers=lambda: teacher_specs(config, trusted),
+            load_data=lambda: data_of(config, trusted),
+        )  # fmt: skip
 
 
 def settings_of(items: list[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,7 +34,10 @@ LEAST_STEPS = 8  # of an epoch, where a teacher is trained first: fewer and long
 
 
 def teacher_settings(
-    config: dict[str, Any], typed: Iterable[str], resolved: Callable[[list[str]], dict[str, Any]]
+    config: dict[str, Any],
+    typed: Iterable[str],
+    resolved: Callable[[list[str]], dict[str, Any]],
+    trusted: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The settings that give the run its recipe's teacher, which is trained now if need be; empty where it has one."""
     refuse_random_weights(config)
@@ -49,7 +52,7 @@ def teacher_settings(
         raise UserError("model.teacher.checkpoint: train needs the recipe to train, model.teacher.recipe=NAME")
     if not teacher.get("recipe") or (teacher["pretrained"] and not train):
         return {}
-    source = data_of(config).source
+    source = data_of(config, trusted).source
     shipped = None if train else shipped_teacher(teacher, source)
     if shipped is not None:
         if is_rank_zero():

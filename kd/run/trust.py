@@ -1,7 +1,8 @@
-"""What a YAML file may run. Class paths are code: a file from elsewhere may name classes of known packages alone.
+"""What a YAML file may name. Class paths are code: a file from elsewhere names classes of a short list alone.
 
-One's own are recipes and overlays found by name, YAML files below the present folder, and the ``config.yaml`` of runs
-started here (the cache folder keeps a digest of it). SECURITY.md, beside this file, says what is promised.
+The list is :mod:`kd.run.listed`. One's own files are recipes and overlays found by name, YAML files below the present
+folder, and the ``config.yaml`` of runs started here (the cache folder keeps a digest of it). SECURITY.md, beside this
+file, says what is promised.
 """
 
 import hashlib
@@ -9,22 +10,28 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
 from kd.machine import cache_dir
-from kd.run import files
-from kd.run.paths import folder
+from kd.run import files, listed, typed
+from kd.run.listed import Listed
+from kd.run.paths import SETTINGS, folder, holds_settings
 from kd.storage.elsewhere import LARGEST_STUDENT, open_regular
 from kd.storage.writing import write_bytes
 
-PACKAGES = ("kd", "torch", "torchvision", "torchmetrics", "timm", "pytorch_lightning", "lightning_fabric")
 ALL = "*"  # in place of names: every file is one's own, or --trust was given
+PACKAGES = ("kd", "torch", "torchvision", "torchmetrics", "timm", "pytorch_lightning", "lightning_fabric")
+LIGHTNINGS = {  # where Lightning's classes are that a command line may name without their module
+    kind: f"pytorch_lightning.{kind.replace('strategy', 'strategie')}s"
+    for kind in ("callback", "logger", "profiler", "strategy")
+}
+NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 NAMED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-BUILT = re.compile(r"^(data\.source|model\.(task|distill_losses)|students|trainer)\b|\bclass_path$")
+OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
+WORDS = ("strategy", "profiler", "plugin")  # kinds whose settings also take Lightning's words: ddp, simple, gpu
 PLAIN = re.compile(r"(^|\.)(kwargs|builder(\.init_args)?\.config)\+?\.(.*\.)?(class_path|init_args)(\.|$)")
 LOOKS_UP = re.compile(r"\$\{(?!\s*[\w.-]+\s*\})")  # more than another key's value: the environment, a nested one
 PLACE = re.compile(r"(?<!class_)(dir|path|folder|file|root|ur[il])$")
@@ -40,52 +47,97 @@ def check_plain(tree: object) -> None:
             raise UserError(f"{key}: a class path is not allowed here, only plain values and lists")
 
 
+def check_names(tree: object, where: str = "") -> None:
+    """Rejects a ``class_path`` that is no text, in anybody's settings: the parser would fail without naming the key."""
+    for key, value in _mappings(tree):
+        name = value.get("class_path", "")
+        if not isinstance(name, str):
+            raise UserError(f"{where}{key}.class_path: must be the name of a class, got {str(name)[:80]}")
+
+
 def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -> None:
-    """Rejects what a file from elsewhere must not name, beside :data:`PACKAGES` and ``trusted`` modules.
+    """Rejects what a file from elsewhere must not say.
 
     Args:
-        file: a YAML file.
-        content: what it holds.
-        trusted: modules that the user trusts beyond :data:`PACKAGES`.
+        file: where ``content`` is from.
+        content: settings by key, nested, dotted or both; lists and mappings may be written as text.
+        trusted: modules and classes that the user trusts beside the list.
 
     Raises:
-        UserError: a class of another package, something that is no class, or an interpolation that looks outside.
+        UserError: names the file, the key and what it holds.
     """
-    reason = None if is_own(file) else _refusal(content, list(trusted))
-    if reason:
-        raise UserError(f"{file}: {reason}")
+    problem = None if is_own(file) else _refusal(content, list(trusted))
+    if problem:
+        raise UserError(f"{file}: {problem}")
 
 
 def vouched(contents: Mapping[Path, Any], overrides: Iterable[object], trusted: Iterable[str], all_: bool) -> list[str]:
     """What the user stands for: ``trust=``, and the names and paths in files of one's own and on the command line."""
-    own = {file: content for file, content in contents.items() if all_ or is_own(file)}
-    said = [value for part in (*own.values(), *overrides) for _, value in files.leaves(part) if isinstance(value, str)]
-    said = [value for value in said if NAMED.fullmatch(value) or PATH.search(value)]
-    return list(dict.fromkeys([*([ALL] if len(own) == len(contents) else []), *trusted, *said]))
+    own_files = {file: content for file, content in contents.items() if all_ or is_own(file)}
+    names: list[str] = [ALL] if len(own_files) == len(contents) else []
+    names += trusted
+    for part in (*own_files.values(), *overrides):
+        for key, value in _leaves(part):
+            if not isinstance(value, str):
+                continue
+            kind = listed.kind_at(key.removesuffix(".class_path"))
+            if NAMED.fullmatch(value) or PATH.search(value):
+                names.append(value)
+            elif kind in LIGHTNINGS and NAME.fullmatch(value):
+                names.append(f"{LIGHTNINGS[kind]}.{value}")
+    return list(dict.fromkeys(names))
 
 
 def check_resolved(config: Mapping[Any, Any], trusted: list[str]) -> None:
     """Refuses in settings as they will be built, whatever they were written as, what :func:`check_file` refuses."""
-    reason = None if ALL in trusted else _refusal({**config, "trainer": _chosen(config["trainer"])}, trusted)
-    if reason:
-        raise UserError(reason)
+    problem = None if ALL in trusted else _refusal(config, trusted, resolved=True)
+    if problem:
+        raise UserError(problem)
 
 
-def _chosen(tree: object) -> object:
-    if isinstance(tree, list):
-        return [_chosen(value) for value in tree]
-    if not isinstance(tree, dict):
-        return tree
-    kind = _loaded(str(tree.get("class_path", "")))
-    usual = signature(kind).parameters if kind else {}
-    own = {k: v for k, v in (tree.get("init_args") or {}).items() if k not in usual or v != usual[k].default}
-    return {key: _chosen(own if key == "init_args" else value) for key, value in tree.items()}
+def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
+    """The class that settings name: the one way from a name to a class.
+
+    Args:
+        name: its short name or class path.
+        kind: what the place takes, a key of :data:`kd.run.listed.CLASSES`; empty: no listed class.
+        key: the setting, for messages.
+        trusted: what the user trusts beside the list (:data:`ALL`: everything).
+
+    Raises:
+        UserError: neither listed for this place nor trusted, or not a class.
+    """
+    trusted = list(trusted)
+    one = listed.listed(name, kind)
+    if one is None and not _trusted(name, trusted):
+        raise UserError(f"{key} {_refused_at(name, kind)}")
+    module, _, last = (one.name if one else name).rpartition(".")
+    try:
+        found = getattr(import_module(module or "kd.data.sources"), last, None)
+    except ImportError:
+        found = None
+    if not isinstance(found, type):
+        raise UserError(f"{key}: {typed.no_class(key, name)}")
+    return found
 
 
-def trusted_class(name: str, trusted: list[str]) -> type | None:
+def arguments_allowed(
+    name: str, kind: str, given: Mapping[str, Any], key: str, trusted: Iterable[str]
+) -> dict[str, Any]:  # fmt: skip
+    """The arguments of a class with those left out that are null and not listed; refuses others that are not listed."""
+    one = listed.listed(name, kind)
+    if one is None or _trusted(name, list(trusted)):
+        return dict(given)
+    for field, value in given.items():
+        if field not in one.fields and value is not None:
+            raise UserError(_unlisted(one, field, key))
+    return {field: value for field, value in given.items() if field in one.fields}
+
+
+def trusted_class(name: str, trusted: Iterable[str]) -> type | None:
     """The class that a file names, where the user stands for it: ``trust=``, or the settings, which were checked."""
     module, _, last = name.rpartition(".")
-    if not name or name.startswith("kd.") or not (ALL in trusted or any(_below(name, other) for other in trusted)):
+    if not name or name.startswith("kd.") or not any(other == ALL or _below(name, other) for other in trusted):
         return None
     try:
         found = getattr(import_module(module), last, None)
@@ -97,34 +149,143 @@ def trusted_class(name: str, trusted: list[str]) -> type | None:
 
 
 def importable(trusted: Iterable[str]) -> list[str]:
-    """The packages that class paths may name: kd's own list and those of the trusted modules."""
-    return [*PACKAGES, *{name.split(".")[0] for name in trusted if NAMED.fullmatch(f"{name}.x")}]
+    """What the parser may import: the listed classes and what the user trusts, of one's own packages all of it."""
+    paths = listed.parsed()
+    for name in trusted:
+        package = name.split(".")[0]
+        if NAME.fullmatch(name):
+            paths |= listed.paths_of(name) if package in PACKAGES else {package}
+    return sorted(paths)
 
 
 def refused(name: str) -> str:
-    """Why a class path is refused, with what the user may do."""
-    return f"names {name}, code outside {', '.join(PACKAGES[:-1])}{_remedy(name)}"
+    """What is said of a class that is not listed: its name, the list, and how to trust it."""
+    module = name.rpartition(".")[0] or name
+    return (f"names {name}, which is not among the classes that a file from elsewhere may name "
+            f"(kd-train --list classes); if you trust it: trust={module}, or --trust")  # fmt: skip
 
 
-def _remedy(name: str) -> str:
-    return f"; if you trust it: trust={name.rpartition('.')[0]}, or --trust"
+def _refused_at(name: str, kind: str) -> str:
+    if not kind:
+        return f"takes no class, got {name}; if you trust this file: --trust"
+    other = next((one for one in listed.classes() if name in one.names), None)
+    return f"takes a {kind}, got the {other.kind} {name} (kd-train --list classes)" if other else refused(name)
 
 
-def _refusal(content: Mapping[Any, Any], trusted: list[str]) -> str | None:
+def _unlisted(one: Listed, field: str, key: str) -> str:
+    takes = ", ".join(one.fields) or "no arguments"
+    return f"{key}.{field}: {one.short} of a file from elsewhere takes {takes}; if you trust this file: --trust"
+
+
+def _refusal(content: Mapping[Any, Any], trusted: list[str], resolved: bool = False) -> str | None:
     check_plain(content)
-    for key, value in _leaves(content):
-        if not isinstance(value, str) or value in trusted:
+    return next(_problems(content, "", "", trusted, resolved), None)
+
+
+def _problems(value: object, key: str, kind: str, trusted: list[str], resolved: bool) -> Iterator[str]:
+    """What is wrong with a value.
+
+    Args:
+        value: of ``key``, as it is or as YAML in text.
+        key: whole, dotted, without ``init_args``.
+        kind: the kind of class that is taken there, or an empty text.
+        trusted: names that the user trusts.
+        resolved: the parser's own result, which may hold ``dict_kwargs``.
+    """
+    if isinstance(value, str):
+        inner = files.structure(value)
+        value = value if inner is None else inner
+    if isinstance(value, list):
+        for item in value:
+            yield from _problems(item, key, kind, trusted, resolved)
+    elif isinstance(value, dict) and (kind or not value.keys().isdisjoint(OF_A_CLASS)):
+        yield from _problems_of_class(value, key, kind, trusted, resolved)
+    elif isinstance(value, dict):
+        for name, inner in _nested(value, key):
+            yield from _problems(inner, name, listed.kind_at(name), trusted, resolved)
+    elif isinstance(value, str):
+        problem = _problem_of_text(value, key, kind, trusted)
+        if problem:
+            yield problem
+
+
+def _problems_of_class(
+    value: dict[Any, Any], key: str, kind: str, trusted: list[str], resolved: bool
+) -> Iterator[str]:  # fmt: skip
+    name = value.get("class_path")
+    if name is not None and (not isinstance(name, str) or not NAME.fullmatch(name)):
+        yield f"{key}.class_path must be the name of a class, got '{str(name)[:80]}'"
+        return
+    one = listed.listed(name, kind) if name else None
+    own = name is not None and _trusted(name, trusted)
+    if name and one is None and not own:
+        yield f"{key} {_refused_at(name, kind)}"
+        return
+    if value.get("dict_kwargs") and not own and not resolved:
+        yield f"{key}.dict_kwargs: is not allowed in a file from elsewhere, only init_args; if you trust it: --trust"
+        return
+    if not name and not kind:
+        yield f"{key} takes no class, got {', '.join(map(str, value))}; if you trust this file: --trust"
+        return
+    usual = _defaults(name, one) if name else {}
+    for field, inner in _arguments(value, key):
+        short = field.rpartition(".")[2]
+        if short in usual and inner == usual[short]:
             continue
-        if LOOKS_UP.search(value):
-            return f"{key} looks up '{value}'; if you trust this file: --trust"
-        if key.startswith("trainer.") and not NO_PATH.fullmatch(value) and (PLACE.search(key) or PATH.search(value)):
-            return (f"{key} must lie in the run's folder (RUN, RUN/NAME), got '{value}'; if you trust this file: "
-                    "--trust")  # fmt: skip
-        if NAMED.fullmatch(value) and BUILT.search(key) and not _trusted(value, trusted):
-            reason = _refused_class(value, key.endswith("class_path"))
-            if reason:
-                return f"{key} {reason}"
-    return None
+        if one is None or own:  # a class of the user's, or arguments of the class that another file names
+            kinds = {"" if own else listed.kind_of(other.fields[short]) for other in listed.classes()
+                     if other.kind == kind and short in other.fields}  # fmt: skip
+            yield from _problems(inner, field, max(kinds, default=""), trusted, resolved)
+        elif short in one.fields:
+            if problem := typed.wrong(one.fields[short], inner):
+                yield f"{field}: {problem}"
+            yield from _problems(inner, field, listed.kind_of(one.fields[short]), trusted, resolved)
+        elif inner is not None:
+            yield _unlisted(one, short, key)
+
+
+def _defaults(name: str, one: Listed | None) -> dict[str, object]:
+    """Values of arguments that say nothing: the class's own defaults, as far as they are known without an import."""
+    kind = _loaded(name)
+    own = {p.name: p.default for p in signature(kind).parameters.values()} if kind else {}
+    return {**own, **(one.defaults if one else {})}
+
+
+def _problem_of_text(value: str, key: str, kind: str, trusted: list[str]) -> str:
+    if value in trusted:
+        return ""
+    if LOOKS_UP.search(value):
+        return f"{key} looks up '{value}'; if you trust this file: --trust"
+    whole = kind or holds_settings(key)
+    if whole and "${" in value:
+        return f"{key} must be written out in a file from elsewhere, got '{value}'"
+    if whole and value.endswith(SETTINGS):
+        return f"{key}: settings from elsewhere must be in one file, got {value}; if you trust them: --trust"
+    if key.startswith("trainer.") and not NO_PATH.fullmatch(value) and (PLACE.search(key) or PATH.search(value)):
+        return f"{key} must lie in the run's folder (RUN, RUN/NAME), got '{value}'; if you trust this file: --trust"
+    is_word = "." not in value and kind in WORDS
+    if not kind or is_word or not NAME.fullmatch(value) or listed.listed(value, kind) or _trusted(value, trusted):
+        return ""
+    return f"{key} {_refused_at(value, kind)}"
+
+
+def _nested(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
+    """The entries of a mapping with their whole keys; of a dotted key the part before its first dot."""
+    for name, inner in value.items():
+        first, _, rest = str(name).partition(".")
+        first = first.removesuffix("+")
+        yield f"{key}.{first}" if key else first, {rest: inner} if rest else inner
+
+
+def _arguments(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
+    """The arguments of a class, beside its ``class_path`` or in ``init_args``, with their whole keys."""
+    for name, inner in _nested(value, ""):
+        inside = files.structure(inner) if isinstance(inner, str) else inner
+        if name in ("init_args", "dict_kwargs") and isinstance(inside, dict):
+            for argument, given in _nested(inside, ""):
+                yield f"{key}.{argument}", given
+        elif name != "class_path":
+            yield f"{key}.{name}", inner
 
 
 def _leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -134,19 +295,22 @@ def _leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from [(key, value)] if inner is None else _leaves(inner, key)
 
 
-def _refused_class(value: str, certain: bool) -> str | None:
-    package, (module, _, name) = value.split(".")[0], value.rpartition(".")
-    if package not in PACKAGES:
-        return refused(value) if certain or find_spec(package) is not None else None
-    try:
-        found = getattr(import_module(module), name, None)
-    except ImportError:
-        return None  # the parser says it better
-    known = isinstance(found, type) and found.__module__.split(".")[0] in PACKAGES
-    return None if found is None or known else f"names {value}, which is no class{_remedy(value)}"
+def _mappings(tree: object, path: str = "") -> Iterator[tuple[str, dict[Any, Any]]]:
+    """All mappings in nested values, also those written as text, with their dotted keys."""
+    tree = (files.structure(tree) or tree) if isinstance(tree, str) else tree
+    if isinstance(tree, dict):
+        yield path, tree
+        for key, value in tree.items():
+            yield from _mappings(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _mappings(value, path)
 
 
 def _trusted(value: str, trusted: Iterable[str]) -> bool:
+    trusted = list(trusted)
+    if ALL in trusted:
+        return True
     kind = _loaded(value)
     names = [value, *([f"{kind.__module__}.{kind.__qualname__}"] if kind else [])]
     same = kind is not None and kind in map(_loaded, trusted)

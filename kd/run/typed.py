@@ -92,6 +92,13 @@ def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], los
                 raise UserError(f"{name}: {problem}, got {_shown(value)}{near(value, _allowed(kind))}")
 
 
+def wrong(kind: ast.expr, value: object) -> str:
+    """What is wrong with a value of an annotation; empty where it fits, or where only the parser can tell."""
+    if "${" in str(value) or _takes(kind, value) is not False:
+        return ""
+    return f"must be {' or '.join(dict.fromkeys(_words(kind)))}, got '{str(value)[:80]}'"
+
+
 def _misplaced(name: str, value: object, known: Mapping[str, Key]) -> str:
     """What is wrong with a plain value for a group of settings, or with a key below a plain setting."""
     above, _, _ = name.rpartition(".")

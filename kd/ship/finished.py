@@ -42,10 +42,15 @@ class FinishedRun:
     """Names by class id; empty for a student without a classifier."""
     task: Task
     """What its answers mean, built for the classes."""
-    teachers: Specs
-    """Settings of the teachers."""
+    load_teachers: Callable[[], Specs]
+    """Gives the settings of the teachers."""
     load_data: Callable[[], DistillationDataModule]
     """Gives the run's data, unchecked."""
+
+    @cached_property
+    def teachers(self) -> Specs:
+        """The settings of its teachers; only a command that measures them builds these."""
+        return self.load_teachers()
 
     @property
     def kind(self) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import wraps
 from pathlib import Path
 
 import jsonargparse
@@ -11,6 +12,7 @@ import pytorch_lightning
 import yaml
 
 from kd.cli import main
+from kd.data.datamodule import DistillationDataModule as DataModule
 from kd.data.sources import ImageFolder, SegmentationFolder
 from kd.errors import UserError
 from kd.models import TeacherSpec
@@ -57,7 +59,7 @@ def test_what_uses_a_student_builds_no_training(finished: Path, tmp_path: Path) 
 
 
 def test_opening_builds_no_data_module(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kd.data.datamodule.DistillationDataModule.__init__", lambda self, **_: 1 / 0)
+    monkeypatch.setattr(DataModule, "__init__", wraps(DataModule.__init__)(lambda self, **_: 1 / 0))
     assert Run.open(str(finished)).size == (40, 40)
     with pytest.raises(Exception, match="division"):
         _ = Run.open(str(finished)).data

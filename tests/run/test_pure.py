@@ -77,7 +77,9 @@ def test_hint() -> None:
 
 
 def test_importable() -> None:
-    assert importable(["mine.nets.Tiny", "/data/food"])[-1] == "mine"
+    paths = importable(["mine.nets.Tiny", "/data/food", "torch.nn.Identity"])
+    assert {"mine", "kd.losses.KDLoss", "kd.losses.logits.KDLoss", "torch.nn.Identity"} < set(paths)
+    assert not {"torch", "kd", "pytorch_lightning", "torch.nn"} & set(paths)  # no package as a whole
 
 
 def test_refused() -> None:

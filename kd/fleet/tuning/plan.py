@@ -119,11 +119,12 @@ def plan(request: Request) -> SearchPlan:
     if not spaces:
         raise UserError("nothing to search: give search.KEY=SPACE, or tune=FILE (kd-tune --help)")
     args = request.parser_args()
-    config = Run(args).config
+    run = Run(args)
+    config = run.config
     if config["students"]:
         raise UserError("students: a search trains one student a trial; set students=null")
     items = [f"recipe={request.recipe}", *(f"config={o}" for o in request.overlays), *request.trusted]
-    objectives = _objectives(given.get("objective"), config)
+    objectives = _objectives(given.get("objective"), config, run.cli.trusted)
     several = len(objectives) > 1
     pruner = str(given.get("pruner") or ("none" if several or not objectives[0].name.startswith("val/") else "asha"))
     _check_pruner(pruner, objectives)
@@ -164,8 +165,8 @@ def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) 
     return {**content, "search": {**spaces, **searched}}
 
 
-def _objectives(text: str | None, config: dict[str, Any]) -> tuple[SearchObjective, ...]:
-    known = [f"val/{name}" for name in metrics_of(config)]
+def _objectives(text: str | None, config: dict[str, Any], trusted: Sequence[str]) -> tuple[SearchObjective, ...]:
+    known = [f"val/{name}" for name in metrics_of(config, trusted)]
     if text is None:
         sign = {"min": "-", "max": "+", None: ""}[config["checkpoint"]["mode"]]
         text = f"{sign}{config['checkpoint']['monitor'] or known[0]}"

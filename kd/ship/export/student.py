@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from kd.storage.checkpoints import models_in
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, regular
 from kd.storage.tensors import read_checkpoint
 from kd.storage.writing import second_name, write_json, write_whole
+from kd.tasks import Task
 
 
 def student_metadata(student: Student) -> dict[str, str]:
@@ -37,7 +39,7 @@ def student_metadata(student: Student) -> dict[str, str]:
     made: Any = student.model.backbone if dense else student.model
     classes = student.classes
     kwargs = {**getattr(made, "made_with", {}), "num_classes": len(classes)}
-    content: dict[str, Any] = {"kwargs": kwargs, "classes": classes}
+    content: dict[str, Any] = {"kwargs": kwargs, "classes": classes, "task": remade_task(student.objective.task)}
     if isinstance(want, Preprocess):
         size = want.size[0] if want.size[0] == want.size[1] else want.size
         content |= {"img_size": size, "mean": want.mean, "std": want.std}
@@ -50,6 +52,22 @@ def student_metadata(student: Student) -> dict[str, str]:
     if not student.classifies:
         content["classifies"] = False  # nothing has trained the classifier: what counts are the features below it
     return {"arch": student.arch, **{key: json.dumps(value) for key, value in content.items()}}
+
+
+def remade_task(task: Task) -> dict[str, Any]:
+    """Class path and arguments by which a task is made again, where its attributes are its arguments.
+
+    >>> from kd.tasks import Classification
+    >>> remade_task(Classification(label_smoothing=0.1))["init_args"]["label_smoothing"]
+    0.1
+    """
+    kind = type(task)
+    of_data = ("num_classes", "ignore_index")
+    names = [name for name in signature(kind).parameters if name not in of_data]
+    arguments = {name: getattr(task, name) for name in names if hasattr(task, name)}
+    plain = {name: value for name, value in arguments.items() if isinstance(value, str | int | float | dict | list)}
+    ours = kind.__module__.startswith("kd.tasks.")
+    return {"class_path": f"{'kd.tasks' if ours else kind.__module__}.{kind.__qualname__}", "init_args": plain}
 
 
 def save_student(module: DistillationModule | Student, path: str | Path, checkpoint: Path | None = None) -> None:

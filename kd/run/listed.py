@@ -1,0 +1,254 @@
+"""The classes that a file from elsewhere may name, each with its typed fields. Neither torch nor Lightning is imported.
+
+This list is what builds: :mod:`kd.run.trust` checks files by it, the parser imports by it, and :mod:`kd.run.build`
+builds by it. A class outside it needs the user's ``trust=``. ``kd-train --list classes`` prints it.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from kd.run import keys
+
+CLASSES: dict[str, dict[str, str]] = {
+    "source": {
+        "kd.data.sources": "Food101 FoodTagCalories FoodTagMini HuggingFace ImageFolder Manifest Pictures "
+        "SegmentationFolder Shards WebDataset"
+    },
+    "task": {"kd.tasks": "Classification Features MultiLabel Regression Segmentation"},
+    "loss": {
+        "kd.losses": "ATLoss BinaryKDLoss CKALoss CRDLoss CWDFeatureLoss CWDLoss CosineLoss DISTLoss DKDLoss EachLayer "
+        "FeatureRegression GramKLLoss HardKDLoss HintLoss KDLoss MGDLoss MLKDLoss MSELoss NKDLoss PKDLoss PairwiseLoss "
+        "PixelKDLoss PseudoClassLoss RADIOLoss RKDLoss RegressionKDLoss ReviewKDLoss SPLoss SimKDLoss SmoothL1Loss "
+        "StandardizedLoss ViTKDLoss WSLDLoss"
+    },
+    "projection": {"kd.losses": "ConvProjection MLPProjection OrthogonalProjection Projection"},
+    "builder": {"kd.models.hugging_face": "HuggingFace"},
+    "strategy": {
+        "kd.strategies.ddp": "DDP SMDDPStrategy",
+        "kd.strategies.fsdp": "FSDP",
+        "kd.strategies.deepspeed": "DeepSpeed",
+        "pytorch_lightning.strategies": "DDPStrategy",
+    },
+    "callback": {
+        "kd.monitor.audit": "Audit",
+        "kd.monitor.headspace": "Headspace",
+        "pytorch_lightning.callbacks": "DeviceStatsMonitor EarlyStopping LearningRateMonitor ModelCheckpoint Timer",
+    },
+    "logger": {"pytorch_lightning.loggers": "CSVLogger CometLogger MLFlowLogger TensorBoardLogger WandbLogger"},
+    "profiler": {"pytorch_lightning.profilers": "AdvancedProfiler PyTorchProfiler SimpleProfiler"},
+    "plugin": {},
+}
+"""By what they are: module -> names of its classes."""
+
+PLACES = {
+    r"data\.source": "source",
+    r"model\.task": "task",
+    r"model\.distill_losses\.[^.]+": "loss",
+    r"model\.(student|teacher|teachers\.[^.]+)\.builder": "builder",
+    r"trainer\.strategy": "strategy",
+    r"trainer\.callbacks": "callback",
+    r"trainer\.logger": "logger",
+    r"trainer\.profiler": "profiler",
+    r"trainer\.(plugins|accelerator)": "plugin",
+}
+"""Settings that take a class, and which kind of class. No other setting takes one."""
+
+BASES = {
+    "Source": "source", "Task": "task", "DistillLoss": "loss", "LogitLoss": "loss", "FeatureLoss": "loss",
+    "LayersLoss": "loss", "FeatureRegression": "loss", "Projection": "projection", "Builder": "builder",
+    "Strategy": "strategy", "Callback": "callback", "Logger": "logger", "Profiler": "profiler",
+    "ClusterEnvironment": "plugin", "Accelerator": "plugin",
+}  # fmt: skip
+"""What a base class in an annotation takes."""
+
+_GROUP = "process_group_backend: str | None, timeout: str | int | None"
+_TORCH_DDP = (
+    "model_averaging_period: int | None, timeout: str | int | None, "
+    "start_method: Literal['popen', 'spawn', 'fork', 'forkserver'], dim: int, broadcast_buffers: bool | None, "
+    "init_sync: bool, bucket_cap_mb: float | None, find_unused_parameters: bool, check_reduction: bool, "
+    "gradient_as_bucket_view: bool, static_graph: bool, skip_all_reduce_unused_params: bool, batched_grad_copy: bool"
+)
+_IN_FILES = "dirpath: str | None, filename: str | None"
+
+FIELDS = {
+    "kd.models.hugging_face.HuggingFace": "path: str | None, config: dict",
+    "kd.strategies.ddp.DDP": "backend: str | None, "
+    "module: Literal['smdistributed.dataparallel.torch.torch_smddp'] | None, "
+    f"compression: Literal['bf16', 'powersgd'] | None, powersgd_rank: int, powersgd_start_step: int, {_TORCH_DDP}",
+    "kd.strategies.ddp.SMDDPStrategy": _TORCH_DDP,
+    "kd.strategies.fsdp.FSDP": _GROUP,
+    "kd.strategies.deepspeed.DeepSpeed": f"stage: Literal[1, 2, 3], zero: dict | None, {_GROUP}",
+    "pytorch_lightning.strategies.DDPStrategy": f"process_group_backend: str | None, {_TORCH_DDP}",
+    "pytorch_lightning.callbacks.DeviceStatsMonitor": "cpu_stats: bool | None",
+    "pytorch_lightning.callbacks.EarlyStopping": "monitor: str, min_delta: float, patience: int, verbose: bool, "
+    "mode: Literal['min', 'max'], strict: bool, check_finite: bool, stopping_threshold: float | None, "
+    "divergence_threshold: float | None, check_on_train_epoch_end: bool | None, log_rank_zero_only: bool",
+    "pytorch_lightning.callbacks.LearningRateMonitor": "logging_interval: Literal['step', 'epoch'] | None, "
+    "log_momentum: bool, log_weight_decay: bool",
+    "pytorch_lightning.callbacks.ModelCheckpoint": f"{_IN_FILES}, monitor: str | None, verbose: bool, "
+    "save_last: bool | Literal['link'] | None, save_top_k: int, save_on_exception: bool, save_weights_only: bool, "
+    "mode: Literal['min', 'max'], auto_insert_metric_name: bool, every_n_train_steps: int | None, "
+    "train_time_interval: str | int | None, every_n_epochs: int | None, save_on_train_epoch_end: bool | None, "
+    "enable_version_counter: bool",
+    "pytorch_lightning.callbacks.Timer": "duration: str | dict | None, interval: Literal['step', 'epoch'], "
+    "verbose: bool",
+    "pytorch_lightning.loggers.CSVLogger": "save_dir: str, name: str | None, version: int | str | None, prefix: str, "
+    "flush_logs_every_n_steps: int",
+    "pytorch_lightning.loggers.CometLogger": "project: str | None, mode: str | None, online: bool | None, "
+    "prefix: str | None",
+    "pytorch_lightning.loggers.MLFlowLogger": "experiment_name: str, run_name: str | None, tracking_uri: str | None, "
+    "tags: dict | None, save_dir: str | None, log_model: bool | Literal['all'], prefix: str, "
+    "artifact_location: str | None, run_id: str | None, synchronous: bool | None",
+    "pytorch_lightning.loggers.TensorBoardLogger": "save_dir: str, name: str | None, version: int | str | None, "
+    "log_graph: bool, default_hp_metric: bool, prefix: str, sub_dir: str | None",
+    "pytorch_lightning.loggers.WandbLogger": "name: str | None, save_dir: str, version: str | None, offline: bool, "
+    "dir: str | None, id: str | None, anonymous: bool | None, project: str | None, "
+    "log_model: bool | Literal['all'], prefix: str, checkpoint_name: str | None, "
+    "add_file_policy: Literal['mutable', 'immutable']",
+    "pytorch_lightning.profilers.AdvancedProfiler": f"{_IN_FILES}, line_count_restriction: float, dump_stats: bool",
+    "pytorch_lightning.profilers.PyTorchProfiler": f"{_IN_FILES}, group_by_input_shapes: bool, emit_nvtx: bool, "
+    "export_to_chrome: bool, row_limit: int, sort_by_key: str | None, record_module_names: bool, "
+    "table_kwargs: dict | None, record_shapes: bool, profile_memory: bool, with_stack: bool, with_flops: bool",
+    "pytorch_lightning.profilers.SimpleProfiler": f"{_IN_FILES}, extended: bool",
+}
+"""Fields of classes of other packages, and of ours that take ``**kwargs``; those of all others are in their source."""
+
+SETTINGS = {
+    "kd.run.settings": "Augment Probe TapSpec TierSpec",
+    "kd.models.spec": "StudentSpec TeacherSpec",
+    "kd.models": "StudentSpec TeacherSpec",
+    "kd": "TapSpec",
+}
+"""Groups of settings that the parser takes for classes: plain data, which no file names."""
+
+DEFAULTS = {
+    "pytorch_lightning.loggers.WandbLogger": {"save_dir": "."},
+    "pytorch_lightning.loggers.MLFlowLogger": {"save_dir": "./mlruns"},
+}
+"""Defaults that a run replaces by its own folder (:func:`kd.callbacks.loggers.placed`)."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A class that files from elsewhere may name.
+
+    Attributes:
+        name: its public class path.
+        kind: what it is, a key of :data:`CLASSES`.
+    """
+
+    name: str
+    kind: str
+
+    @property
+    def short(self) -> str:
+        """The class's name without its module."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def names(self) -> set[str]:
+        """All names by which it can be given: short, public, and by the module that defines it."""
+        return {self.short, *self.paths}
+
+    @property
+    def paths(self) -> set[str]:
+        """The names of :attr:`names` that are class paths."""
+        return paths_of(self.name)
+
+    @property
+    def defaults(self) -> Mapping[str, object]:
+        """Values of :data:`FIELDS` that are as good as none, though they look like paths."""
+        return DEFAULTS.get(self.name, {})
+
+    @property
+    def fields(self) -> Mapping[str, ast.expr]:
+        """The type of each argument that it may be given."""
+        return _fields(self.name)
+
+
+@cache
+def classes() -> tuple[Listed, ...]:
+    """The whole list."""
+    return tuple(
+        Listed(f"{module}.{name}", kind)
+        for kind, modules in CLASSES.items()
+        for module, names in modules.items()
+        for name in names.split()
+    )
+
+
+@cache
+def listed(name: str, kind: str) -> Listed | None:
+    """The class of a kind that a name means; None where the list has none."""
+    return next((one for one in classes() if one.kind == kind and name in one.names), None)
+
+
+def kind_at(key: str) -> str:
+    """The kind of class that a setting takes; empty where it takes none.
+
+    >>> kind_at("students.small.model.distill_losses.kd"), kind_at("trainer.callbacks+"), kind_at("optim.kwargs")
+    ('loss', 'callback', '')
+    """
+    name = re.sub(r"^students\.[^.]+\.", "", keys.plain(key))
+    return next((kind for place, kind in PLACES.items() if re.fullmatch(place, name)), "")
+
+
+def kind_of(annotation: ast.expr) -> str:
+    """The kind of class that an annotation takes, by the base classes in it; empty where it takes none."""
+    names = [node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)]
+    return next((BASES[name] for name in names if name in BASES), "")
+
+
+def parsed() -> set[str]:
+    """All class paths that the parser may import for a file from elsewhere."""
+    groups = {f"{module}.{name}" for module, names in SETTINGS.items() for name in names.split()}
+    return groups | {path for one in classes() for path in one.paths}
+
+
+def described() -> str:
+    """The list as ``kd-train --list classes`` prints it."""
+    lines: list[str] = []
+    for kind in CLASSES:
+        lines += [f"{kind}\n"]
+        lines += [f"  {one.name}({_shown(one.fields)})\n" for one in classes() if one.kind == kind]
+    return "".join(lines)
+
+
+def _shown(fields: Mapping[str, ast.expr]) -> str:
+    return ", ".join(f"{name}: {ast.unparse(kind)}" for name, kind in fields.items())
+
+
+@cache
+def _fields(path: str) -> Mapping[str, ast.expr]:
+    if path not in FIELDS:
+        return {name: key.kind for name, key in keys.arguments(path.rpartition(".")[2]).items()}
+    function = ast.parse(f"def arguments({FIELDS[path]}): ...").body[0]
+    assert isinstance(function, ast.FunctionDef)
+    return {own.arg: own.annotation for own in function.args.args if own.annotation is not None}
+
+
+@cache
+def paths_of(path: str) -> set[str]:
+    """The class paths that mean the same class as a public one: by its package, and by the module that defines it."""
+    module, _, name = path.rpartition(".")
+    paths = {path, *(f"{home}.{name}" for home in _homes(module, name))}
+    import kd
+
+    return paths | ({f"kd.{name}"} if kd.public(name) == module else set())
+
+
+def _homes(module: str, name: str) -> Iterator[str]:
+    """The modules through which a package imports a name, as their source says."""
+    top, *rest = module.split(".")
+    found = find_spec(top)
+    root = Path(next(iter(found.submodule_search_locations or ()))) if found else Path(top)
+    file = root.joinpath(*rest, "__init__.py")
+    for node in ast.parse(file.read_text("utf-8")).body if file.is_file() else ():
+        if isinstance(node, ast.ImportFrom) and node.module and name in {alias.name for alias in node.names}:
+            yield node.module
+            yield from _homes(node.module, name)
