@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import Logger
@@ -16,6 +16,7 @@ from kd.errors import UserError
 
 RUN = "RUN"  # in a logger's arguments: the run's folder
 LIGHTNINGS = "lightning_logs"  # the name that Lightning's loggers give where none is given
+Tree = TypeVar("Tree")  # nested dicts and lists of plain values
 NEED_A_FOLDER = ("CSVLogger", "TensorBoardLogger")
 PACKAGES = {
     "TensorBoardLogger": ("tensorboard", "tensorboardX"),
@@ -62,18 +63,20 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
     return {"class_path": spec["class_path"], "init_args": in_folder(given, run)}
 
 
-def in_folder(tree: Any, run: Path) -> Any:
+def in_folder(tree: Tree, run: Path) -> Tree:
     """Nested settings with ``RUN`` and ``RUN/NAME`` replaced by places in a run's folder.
 
     >>> in_folder({"dirpath": "RUN/best", "filename": "RUNS"}, Path("/runs/food/000"))
     {'dirpath': '/runs/food/000/best', 'filename': 'RUNS'}
     """
+    replaced: object = tree
     if isinstance(tree, dict):
-        return {key: in_folder(value, run) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [in_folder(value, run) for value in tree]
-    is_place = isinstance(tree, str) and (tree == RUN or tree.startswith(f"{RUN}/"))
-    return f"{run}{tree[len(RUN) :]}" if is_place else tree
+        replaced = {key: in_folder(value, run) for key, value in tree.items()}
+    elif isinstance(tree, list):
+        replaced = [in_folder(value, run) for value in tree]
+    elif isinstance(tree, str) and (tree == RUN or tree.startswith(f"{RUN}/")):
+        replaced = f"{run}{tree[len(RUN) :]}"
+    return cast(Tree, replaced)
 
 
 def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) -> dict[str, Any]:
