@@ -3,7 +3,7 @@
 Classes are those that :func:`kd.run.trust.class_named` gives for a place: the list's, and those that the user trusts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from inspect import signature
@@ -22,6 +22,9 @@ from kd.ship.export.student import builder_in, load_student, read_metadata
 from kd.storage.elsewhere import json_of
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
+
+CONTAINERS = {dict: (Mapping,), list: (tuple, Iterable, Sequence)}
+"""Other types whose values YAML writes as a mapping or a list."""
 
 
 def data_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> DistillationDataModule:
@@ -106,9 +109,13 @@ def made(kind: object, value: object, key: str, trusted: Sequence[str] = ()) -> 
         group = next((one for one in plain if is_dataclass(one) or one is DistillationDataModule), None)
         if group is not None:
             return _object(group, value, key, trusted)
+        if not _takes(kinds, dict):
+            raise UserError(f"{key}: takes no settings without a class_path, got {', '.join(map(str, value))[:80]}")
         inner = _inner(kinds, dict)
         return {name: made(inner, entry, f"{key}.{name}", trusted) for name, entry in value.items()}
     if isinstance(value, list):
+        if not _takes(kinds, list):
+            raise UserError(f"{key}: takes no list, got {str(value)[:80]}")
         items = [made(_inner(kinds, list), item, key, trusted) for item in value]
         return tuple(items) if any(get_origin(one) is tuple for one in kinds) else items
     if str in plain and not isinstance(value, str):
@@ -116,6 +123,12 @@ def made(kind: object, value: object, key: str, trusted: Sequence[str] = ()) -> 
     if float in plain and isinstance(value, int | str) and type(value) not in (bool, *plain):
         return _number(value, key)
     return value
+
+
+def _takes(kinds: Sequence[object], container: type) -> bool:
+    """Whether one of several types takes plain values in a ``dict`` or ``list``."""
+    origins = [get_origin(kind) or kind for kind in kinds]
+    return not {Any, object, container, *CONTAINERS[container]}.isdisjoint(origins)
 
 
 def _inner(kinds: Sequence[Any], of: type) -> Any:
