@@ -19,6 +19,17 @@ from typing import IO
 from kd.storage.elsewhere import LARGEST_LOG, LARGEST_WEIGHTS, RefusedFile, kind_of, open_regular, refused_file
 
 STUDENTS = "students"  # in a run's folder: the folders of several students
+FILES = (
+    ".ckpt",
+    ".csv",
+    ".html",
+    ".json",
+    ".jsonl",
+    ".md",
+    ".safetensors",
+    ".txt",
+    ".yaml",
+)  # endings of a run's files
 GUARDED: set[Path] = set()  # folders of runs, absolute
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -37,11 +48,14 @@ def guard(folder: Path) -> Path:
 
 
 def check_folders(folder: Path) -> None:
-    """Raises a RefusedFile for a run's folder that has links in place of folders."""
-    inside = [*folder.iterdir(), *folder.glob(f"{STUDENTS}/*"), *folder.glob(f"{STUDENTS}/*/*")]
-    for path in inside:
+    """Raises a RefusedFile for a run's folder that has links in place of folders, or folders in place of files."""
+    for path in [*folder.iterdir(), *folder.glob(f"{STUDENTS}/*"), *folder.glob(f"{STUDENTS}/*/*")]:
         if path.is_symlink() and path.is_dir():
             raise _link_on_the_way(path)
+    for place, folders, _ in os.walk(folder):
+        for name in folders:
+            if name.endswith(FILES):
+                raise refused_file(Path(place, name), "is a folder; a file is written there")
 
 
 def _link_on_the_way(path: Path) -> RefusedFile:

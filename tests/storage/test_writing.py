@@ -1,0 +1,260 @@
+"""What is written below a run's folder stays there; what is read is a regular file of a bounded size."""
+
+import os
+import pickle
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kd.cli import main
+from kd.errors import UserError
+from kd.storage import writing
+from kd.storage.checkpoints import holder_of, lock_run
+from kd.storage.elsewhere import LARGEST, bytes_of, lines_of, open_regular, regular, regular_files, text_of
+from kd.storage.run_urls import finished_at
+from kd.storage.writing import (
+    appended,
+    check_folders,
+    existing,
+    file_for,
+    folder_for,
+    guard,
+    make_folder,
+    move,
+    remove,
+    second_name,
+    write_json,
+    write_text,
+    write_whole,
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(writing, "GUARDED", set())
+    folder = tmp_path / "runs" / "tiny" / "000"
+    folder.mkdir(parents=True)
+    return guard(folder)
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a file, of which nothing may change."""
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "x").write_text("kept")
+    yield folder
+    assert [path.name for path in folder.iterdir()] == ["x"]
+    assert (folder / "x").read_text() == "kept"
+
+
+def write_line(path: Path) -> None:
+    with appended(path) as file:
+        file.write("line\n")
+
+
+def give_second_name(path: Path) -> None:
+    weights = Path(os.environ["KD_CACHE"], "weights")
+    weights.unlink(missing_ok=True)
+    weights.write_text("new")
+    second_name(weights, path)
+
+
+WAYS: dict[str, Callable[[Path], object]] = {
+    "write_text": lambda path: write_text(path, "new"),
+    "write_json": lambda path: write_json(path, {}),
+    "write_whole": lambda path: write_whole(path, lambda file: file.write(b"new"), keep=path.with_name("before")),
+    "appended": write_line,
+    "file_for": lambda path: file_for(path).write_text("new"),
+    "second_name": give_second_name,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["link", "dangling", "hard", "pipe", "device", "part"])
+def test_what_is_in_a_files_place_is_replaced(way: str, kind: str, run: Path, outside: Path) -> None:
+    place = run / "records" / "x"
+    place.parent.mkdir()
+    if kind == "hard":
+        place.hardlink_to(outside / "x")
+    elif kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "part":
+        place.with_name("x.part").symlink_to(outside / "x")
+    else:
+        place.symlink_to({"link": outside / "x", "dangling": outside / "none", "device": Path("/dev/zero")}[kind])
+    WAYS[way](place)
+    assert place.is_file() and not place.is_symlink()
+    assert place.stat().st_nlink == 1 + (way == "second_name")
+    if way == "appended":
+        assert place.read_text() == ("kept" if kind == "hard" else "") + "line\n"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["student/x", "students/a/student/x", "records/../../../../outside/x"])
+def test_no_link_and_no_step_up_leads_out(way: str, name: str, run: Path, outside: Path) -> None:
+    place = run / name
+    if ".." not in name:
+        place.parent.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.symlink_to(outside)
+    with pytest.raises(UserError, match="is a link; kd writes through no link|leads out of"):
+        WAYS[way](place)
+
+
+def test_folders_too(run: Path, outside: Path) -> None:
+    (run / "student").symlink_to(outside)
+    for call in (make_folder, folder_for):
+        with pytest.raises(UserError, match="student: is a link"):
+            call(run / "student" / "inner")
+    with pytest.raises(UserError, match="student: is a link"):
+        check_folders(run)
+    (run / "export").write_text("a file")
+    with pytest.raises(UserError, match="export: is a file; a folder must be there"):
+        write_text(run / "export" / "x", "")
+    (run / "summary.json").mkdir()
+    with pytest.raises(UserError, match="summary.json: is a folder; a file is written there"):
+        write_text(run / "summary.json", "")
+    assert not list(run.glob("*.part"))
+    (run / "student").unlink()
+    with pytest.raises(UserError, match="summary.json: is a folder; a file is written there"):
+        check_folders(run)
+
+
+def test_a_students_folder_is_a_part_of_its_run(run: Path, outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "GUARDED", set())
+    (run / "config.yaml").touch()
+    (run / "students").mkdir()
+    (run / "students" / "a").symlink_to(outside)
+    guard(run / "students" / "a")
+    with pytest.raises(UserError, match="students/a: is a link"):
+        write_text(run / "students" / "a" / "report.html", "")
+
+
+def test_a_library_finds_no_way_out_of_a_folder(run: Path, outside: Path) -> None:
+    place = run / "csv"
+    (place / "inner").mkdir(parents=True)
+    (place / "hparams.yaml").symlink_to(outside / "x")
+    (place / "inner" / "x").hardlink_to(outside / "x")
+    (place / "inner" / "out").symlink_to(outside)
+    os.mkfifo(place / "pipe")
+    (place / "own.csv").write_text("own")
+    folder_for(place)
+    assert sorted(p.name for p in place.rglob("*")) == ["inner", "own.csv", "x"]
+    (place / "inner" / "x").write_text("new")
+
+
+def test_links_above_a_run_are_the_users(run: Path, outside: Path, tmp_path: Path) -> None:
+    other = tmp_path / "by-link"
+    other.symlink_to(run.parent)
+    write_text(other / run.name / "records" / "x", "new")
+    assert (run / "records" / "x").read_text() == "new"
+    (run / "student").symlink_to(outside)  # the run is guarded by each of its paths
+    with pytest.raises(UserError, match="is a link"):
+        write_text(guard(other / run.name) / "student" / "x", "new")
+
+
+def test_names_are_changed_and_removed_in_their_folder(run: Path, outside: Path) -> None:
+    write_text(run / "a" / "x", "1")
+    move(run / "a" / "x", run / "a" / "y")
+    assert (run / "a" / "y").read_text() == "1"
+    (run / "out").symlink_to(outside)
+    remove(run / "out")
+    remove(run / "a")
+    remove(run / "none")
+    assert list(run.iterdir()) == []
+
+
+def test_the_lock_of_a_run_is_its_own_file(run: Path, outside: Path) -> None:
+    (run / ".lock").hardlink_to(outside / "x")
+    lock_run(run).close()
+    assert (run / ".lock").read_text().startswith("process ")
+    (run / ".lock").unlink()
+    os.mkfifo(run / ".lock")
+    assert holder_of(run) == ""
+    with pytest.raises(OSError):
+        existing(run / ".lock")
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+READERS = [open_regular, regular, bytes_of, text_of, lines_of]
+
+
+@pytest.fixture(params=["pipe", "device", "socket", "folder", "sparse"])
+def no_text(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that no command may read as text."""
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    place = tmp_path / "x"
+    if request.param == "pipe":
+        os.mkfifo(place)
+    elif request.param == "device":
+        place.symlink_to("/dev/zero")
+    elif request.param == "socket":
+        with socket.socket(socket.AF_UNIX) as opened:
+            opened.bind("x")
+    elif request.param == "folder":
+        place.mkdir()
+    else:
+        with place.open("wb") as file:
+            file.truncate(200 * 2**30)
+    return place
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("read", READERS)
+def test_only_a_regular_file_of_a_bounded_size_is_read(read: Callable[[Path], object], no_text: Path) -> None:
+    with pytest.raises(UserError, match=r"x: (is a .*only a regular file is read|has [\d,]+ bytes, at most)") as found:
+        read(no_text)
+    assert str(pickle.loads(pickle.dumps(found.value))) == str(found.value)  # from a loader's process
+    assert isinstance(found.value, OSError)
+
+
+def test_a_folder_that_a_library_reads(tmp_path: Path) -> None:
+    regular_files(tmp_path)
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(UserError, match="config.json: is a named pipe"):
+        regular_files(tmp_path)
+
+
+def test_a_missing_file_stays_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        text_of(tmp_path / "none")
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfa\r\n")
+    assert text_of(tmp_path / "marked") == "a\r\n"
+    (tmp_path / "large").write_bytes(bytes(LARGEST + 1))
+    with pytest.raises(UserError, match="large: has 67,108,865 bytes, at most 64 MB are read"):
+        text_of(tmp_path / "large")
+
+
+NAMED = {
+    "model.teacher.classes": "{x}",
+    "model.teacher.checkpoint": "{x}",
+    "model.student.checkpoint": "{x}",
+    "data.class_facts": "{x}",
+    "recipe": "{x}.yaml",
+    "config": "{x}.yaml",
+    "resume": "{x}",
+    "data.source": "{{class_path: kd.data.sources.Manifest, init_args: {{train: {x}.csv, val: {x}.csv}}}}",
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("key", NAMED)
+def test_what_a_command_line_names_is_a_regular_file(
+    key: str, no_text: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for ending in (".yaml", ".csv"):
+        no_text.with_name(f"x{ending}").symlink_to(no_text)
+    items = [f"{key}={NAMED[key].format(x=no_text)}", *([] if key == "recipe" else [f"recipe={recipe}"])]
+    assert main("train", items) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kd-")]
+    assert len(lines) == 1 and "KD_TRACEBACK" not in lines[0], lines
+    assert any(str(place) in lines[0] for place in (no_text, no_text.resolve())), lines
+
+
+def test_a_student_in_place_of_which_a_pipe_lies_is_missing(run: Path) -> None:
+    os.mkfifo(run / "student.safetensors")
+    with pytest.raises(UserError, match="it has no student.safetensors"):
+        finished_at(str(run))
