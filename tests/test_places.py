@@ -206,7 +206,7 @@ def cases(
             yield command, places
             continue
         for number, name in enumerate(places):
-            its_turn = every or command not in SLOW or number % len(kinds) == kinds.index(intrude)
+            its_turn = every or command not in SLOW or intrude is link or number % len(kinds) == kinds.index(intrude)
             if Path(name).name in reached[command] and its_turn:
                 yield command, [name]
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from kd.cli import main
 from kd.errors import UserError
-from kd.storage import writing
+from kd.storage import run_urls, writing
 from kd.storage.checkpoints import holder_of, lock_run
 from kd.storage.elsewhere import LARGEST, bytes_of, lines_of, open_regular, regular, regular_files, text_of
 from kd.storage.run_urls import finished_at
@@ -258,3 +259,27 @@ def test_a_student_in_place_of_which_a_pipe_lies_is_missing(run: Path) -> None:
     os.mkfifo(run / "student.safetensors")
     with pytest.raises(UserError, match="it has no student.safetensors"):
         finished_at(str(run))
+
+
+def test_a_run_in_a_bucket_is_fetched_only_if_it_is_like_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    monkeypatch.setenv("KD_CACHE", str(tmp_path))
+    url = "memory://food/tiny/000"
+    store.pipe({"/food/tiny/000/config.yaml": b"recipe: tiny\n", "/food/tiny/000/records/x.jsonl": bytes(2000)})
+    try:
+        monkeypatch.setattr(run_urls, "LARGEST_LOG", 1000)
+        with pytest.raises(UserError, match=r"run: .*records/x.jsonl: has 2,000 bytes, at most 1000 bytes are read"):
+            run_urls.run_at(url)
+        monkeypatch.setattr(run_urls, "LARGEST_LOG", 2000)
+        monkeypatch.setattr(run_urls, "MOST_FILES", 1)
+        with pytest.raises(UserError, match=r"run: .* has 2 files, at most 1 are fetched"):
+            run_urls.run_at(url)
+        monkeypatch.setattr(run_urls, "MOST_FILES", 2)
+        usage = shutil.disk_usage(tmp_path)._replace(free=100)
+        with monkeypatch.context() as full:
+            full.setattr(shutil, "disk_usage", lambda path: usage)
+            with pytest.raises(UserError, match=r"run: .* has 0 MB to fetch, .* has room for 0 MB"):
+                run_urls.run_at(url)
+        assert (run_urls.run_at(url) / "records" / "x.jsonl").stat().st_size == 2000
+    finally:
+        store.rm("/food", recursive=True)
