@@ -80,6 +80,7 @@ def pairs(contents: Iterable[dict[Any, Any]], overrides: Iterable[str]) -> Itera
 
 
 def is_file(value: str) -> bool:
+    """Whether a file is there; a name that no file can have is not one."""
     with suppress(OSError, ValueError):  # too long for a name, or a null byte
         return "\n" not in value and Path(value).is_file()
     return False

@@ -158,6 +158,9 @@ class Store:
         return [rest for rest in (url[len(folder) + 1 :] for url in self._in(folder)) if "/" not in rest]
 
     def below(self, folder: str) -> Iterator[str]:
+        """URLs of all files below a folder, from the listing; hidden ones, and those in hidden folders, are left
+        out.
+        """
         return (url for url in self._in(folder) if not any(map(is_hidden, url[len(folder) + 1 :].split("/"))))
 
     def open(self, file: str) -> IO[bytes]:
