@@ -67,7 +67,6 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.cli": {"importlib.import_module": NAMES},
     "kd.commands.launch": {"importlib.import_module": NAMES},
     "kd.commands.train": {"importlib.import_module": NAMES},
-    "kd.run.build": {"importlib.import_module": NAMES},
     "kd.run.train_first": {"safetensors.safe_open": "a file that ships with its recipe"},
     "kd.run.trust": {"importlib.import_module": "the gate"},
     "kd.data.pack": {"tarfile.open": WRITES},

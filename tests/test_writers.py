@@ -132,6 +132,7 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.report.card": {"TEMPLATE.read_text": OURS},
     "kd.report.html": {"PAGE.read_text": OURS},
     "kd.run.keys": {"SETTINGS.read_text": OURS, "file.read_text": OURS},
+    "kd.run.listed": {"file.read_text": OURS},
     "kd.run.measure": {"Run.open": NO_FILE, "options.out.write_text": USERS},
     "kd.run.paths": {"p.read_text": OURS},
     "kd.run.streams": {"os.open": SYSTEM},
