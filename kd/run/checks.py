@@ -87,7 +87,8 @@ def loggers_with_folders(items: Sequence[str]) -> str:
         if key == "--trainer.logger":
             loggers = yaml_of(value)
         elif key == "--config":
-            loggers = (read(Path(value)).get("trainer") or {}).get("logger", loggers)
+            content = yaml_of(value) if "\n" in value else read(Path(value))  # class paths that have moved: as text
+            loggers = (content.get("trainer") or {}).get("logger", loggers)
     if not isinstance(loggers, list):
         return ""
     specs: list[dict[str, Any]] = [{"class_path": logger} if isinstance(logger, str) else logger for logger in loggers]
