@@ -53,7 +53,7 @@ def build_model(
     if dense:
         model = DenseModel(model, num_classes)
     if spec.checkpoint:
-        load_checkpoint(model, Path(spec.checkpoint), f"{key}.checkpoint", classes, head)
+        load_checkpoint(model, Path(spec.checkpoint), f"{key}.checkpoint", classes, head, spec.checkpoint_key)
     tried = f"{spec} {num_classes} {dense}"
     if spec.builder is not None or tried not in _checked:
         _check_forward(model, spec, key)
@@ -175,7 +175,7 @@ def completed(spec: Spec, key: str) -> Spec:
         if spec.arch not in ("", name):
             say(f"{key}: built by {name}, not timm's {spec.arch}")
         return replace(spec, arch=name, **moments)
-    if said.builder == TRANSFORMERS:
+    if said.builder == TRANSFORMERS or (said.two_token_head and isinstance(spec, TeacherSpec) and spec.head):
         raise UserError(f"{key}.checkpoint: {spec.checkpoint} is a model of transformers, not timm's; in its place: "
                         f"{key}.builder={HUGGING_FACE} {key}.builder.path={spec.checkpoint}")  # fmt: skip
     if said.builder:

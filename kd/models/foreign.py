@@ -1,7 +1,7 @@
 """Weights of other libraries: transformers' and torchvision's ViTs and torchvision's MobileNets under timm's names."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ ANCHORS = {"embeddings.patch_embeddings.projection.weight": "transformers", "con
 NAMES = {  # the first that matches
     "transformers": (
         (r"embeddings\.cls_token", "cls_token"), (r"embeddings\.position_embeddings", "pos_embed"),
+        # the names of DINOv2's authors, by which timm's own filter recognises its layout
+        (r"embeddings\.mask_token", "mask_token"), (r"embeddings\.register_tokens", "register_tokens"),
         (r"embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
         (r"(?:encoder\.layer|layers)\.(\d+)\.(?:layernorm_before|norm1)\.", r"blocks.\1.norm1."),
         (r"(?:encoder\.layer|layers)\.(\d+)\.(?:layernorm_after|norm2)\.", r"blocks.\1.norm2."),
@@ -37,49 +39,69 @@ NAMES = {  # the first that matches
         (r"encoder\.ln\.", "norm."), (r"heads\.head\.", "head."),
     ),
 }  # fmt: skip
-UNUSED = re.compile(r"pooler\.|embeddings\.mask_token$")
+UNUSED = re.compile(r"pooler\.")
 MOBILENETS = {"features.1.conv.0.0.weight": 1e-5, "features.1.block.0.0.weight": 1e-3}  # V2's, V3's epsilon of norms
 SIZES = {(192, 12, 3): "tiny", (384, 12, 6): "small", (768, 12, 12): "base", (1024, 24, 16): "large"}
 
 
-def renamed(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """A ViT's state under timm's names, without the prefix of its own, and the library that it is from."""
-    found = [(key, end) for key in state for end in ANCHORS if key == end or key.endswith(f".{end}")]
-    if not found:
-        return dict(state), ""
-    key, end = found[0]
-    library, inner = ANCHORS[end], key.removesuffix(end)
+def foreign_models(tensors: Mapping[str, Tensor], model: nn.Module) -> Iterator[tuple[str, dict[str, Tensor], str]]:
+    """Every model of another library in a file's tensors, under timm's names.
+
+    Args:
+        tensors: all of the file's, by dotted name.
+        model: the wanted one, for what differs between the libraries (the epsilon of MobileNets' norms).
+
+    Yields:
+        What is before the model's own names in the file, its tensors, and the library.
+    """
+    for key in tensors:
+        anchor = next((end for end in ANCHORS if key == end or key.endswith(f".{end}")), None)
+        if anchor is not None:
+            inner = key.removesuffix(anchor)
+            yield inner, _vit_renamed(tensors, inner, ANCHORS[anchor]), ANCHORS[anchor]
+        norm = next((end for end in MOBILENETS if key == end or key.endswith(f".{end}")), None)
+        if norm is not None and next(iter(model.state_dict())).startswith("conv_stem."):
+            before = key.removesuffix(norm)
+            yield before, _mobilenet_renamed(tensors, before, norm, model), "torchvision"
+
+
+def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dict[str, Tensor]:
+    """The tensors of the ViT below the prefix ``inner`` under timm's names, queries, keys and values in one layer."""
     outer = inner[: inner.rstrip(".").rfind(".") + 1]  # transformers' classifier is beside the model
     named: dict[str, Tensor] = {}
-    for key, value in state.items():
-        name = key.removeprefix(inner if key.startswith(inner) else outer)
+    for key, value in tensors.items():
+        if key.startswith(inner):
+            name = key.removeprefix(inner)
+        elif key.startswith(f"{outer}classifier."):
+            name = key.removeprefix(outer)
+        else:
+            continue
         if not UNUSED.match(name):
             rules = ((re.subn(rf"^{old}", new, name)) for old, new in NAMES[library])
             named[next((now for now, count in rules if count), name)] = value
     for first in [name for name in named if ".attn.q." in name]:
-        parts = [named.pop(first.replace(".attn.q.", f".attn.{kind}.")) for kind in "qkv"]
-        named[first.replace(".attn.q.", ".attn.qkv.")] = torch.cat(parts)
-    return named, library
+        names = [first.replace(".attn.q.", f".attn.{kind}.") for kind in "qkv"]
+        if all(name in named for name in names):
+            named[first.replace(".attn.q.", ".attn.qkv.")] = torch.cat([named.pop(name) for name in names])
+    return named
 
 
-def of_mobilenet(state: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], str]:
-    """:func:`renamed` for torchvision's MobileNets; the variances of V3's norms make up for another epsilon."""
-    end = next((key for key in state for end in MOBILENETS if key == end or key.endswith(f".{end}")), "")
-    ours = list(dict.fromkeys(key.rpartition(".")[0] for key in model.state_dict()))
-    if not end or ours[0] != "conv_stem":
-        return dict(state), ""
-    before, _, name = end.rpartition("features.1.")
+def _mobilenet_renamed(
+    tensors: Mapping[str, Tensor], before: str, norm: str, model: nn.Module
+) -> dict[str, Tensor]:  # fmt: skip
+    """The MobileNet below the prefix ``before``; the variances of V3's norms make up for another epsilon."""
     parts = tuple(f"{before}{part}." for part in ("features", "classifier"))
-    inner = {key.removeprefix(before): value for key, value in state.items() if key.startswith(parts)}
+    inner = {key.removeprefix(before): value for key, value in tensors.items() if key.startswith(parts)}
+    ours = list(dict.fromkeys(key.rpartition(".")[0] for key in model.state_dict()))
     names = dict(zip(sorted({key.rpartition(".")[0] for key in inner}, key=_in_order), ours, strict=False))
-    eps = MOBILENETS[f"features.1.{name}"] - next(m.eps for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    eps = MOBILENETS[norm] - next(m.eps for m in model.modules() if isinstance(m, nn.BatchNorm2d))
     named: dict[str, Tensor] = {}
     for key, value in inner.items():
         module, _, last = key.rpartition(".")
         if module in names:
             value = value[..., None, None] if names[module] == "conv_head" and value.ndim == 2 else value
             named[f"{names[module]}.{last}"] = value + eps if last == "running_var" else value
-    return named, "torchvision"
+    return named
 
 
 def _in_order(module: str) -> tuple[bool, list[tuple[int, str]]]:
@@ -90,17 +112,17 @@ def _in_order(module: str) -> tuple[bool, list[tuple[int, str]]]:
 
 def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What the ``config.json`` of ``save_pretrained`` says: fields of :class:`kd.models.weights.About`."""
-    if config["model_type"] not in ("vit", "dinov2") or config.get("use_swiglu_ffn"):
+    if config["model_type"] not in ("vit", "dinov2", "dinov2_with_registers") or config.get("use_swiglu_ffn"):
         return {"builder": TRANSFORMERS}
     width, depth, heads = (config[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     ratio = config.get("mlp_ratio") or config["intermediate_size"] / width
     patch = config["patch_size"]
-    dino = config["model_type"] == "dinov2"
+    dino, registers = config["model_type"].startswith("dinov2"), config.get("num_register_tokens", 0)
     size = SIZES.get((width, depth, heads), "")
-    kind = "14_dinov2" if dino else f"{patch}_224"
-    fits = size and ratio == 4 and config.get("qkv_bias", True) and (patch == 14 or not dino)
+    kind = f"14{'_reg4' * bool(registers)}_dinov2" if dino else f"{patch}_224"
+    fits = size and ratio == 4 and config.get("qkv_bias", True) and (patch == 14 or not dino) and registers in (0, 4)
     kwargs = {"patch_size": patch, "embed_dim": width, "depth": depth, "num_heads": heads, "mlp_ratio": ratio,
-              "qkv_bias": config.get("qkv_bias", True)}  # fmt: skip
+              "qkv_bias": config.get("qkv_bias", True), **({"reg_tokens": registers} if registers else {})}  # fmt: skip
     file = folder / "preprocessor_config.json"
     pixels = json_of(text_of(file)) if file.is_file() else {}
     return {
@@ -109,4 +131,6 @@ def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "img_size": height_width(config["image_size"]),
         "mean": pixels.get("image_mean") or [0.5] * 3, "std": pixels.get("image_std") or [0.5] * 3,
         "foreign": True,
+        "two_token_head": any(name.endswith("ForImageClassification") for name in config.get("architectures") or [])
+        and dino,
     }  # fmt: skip

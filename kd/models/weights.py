@@ -13,7 +13,6 @@ import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from safetensors import safe_open
 from safetensors.torch import load_file
-from timm.models import clean_state_dict
 from torch import Tensor
 
 from kd.errors import UserError
@@ -26,7 +25,10 @@ from kd.storage.elsewhere import RefusedFile, json_of, regular, text_of
 from kd.storage.objects import fetched
 from kd.storage.tensors import read_tensors
 
-STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict")  # where trainers keep the weights
+WRAPPERS = re.compile(
+    r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)  # torch puts them into names
+OUR_STUDENTS = re.compile(r"students\.[^.]+\.(?:model|average)\.")
 NAMES = ("class_names", "classes", "label_names", "labels", "categories", "id2label", "idx_to_class", "class_to_idx")
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".pkl")
 TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -53,6 +55,8 @@ class About:
     """Class path of the builder that made it, where it was not timm."""
     foreign: bool = False
     """Whether it is another library's model, of which this is timm's nearest."""
+    two_token_head: bool = False
+    """Whether its classifier reads the class token and the mean of the patches, as none of timm's does."""
 
 
 @rank_zero_only
@@ -62,7 +66,9 @@ def say(line: str) -> None:
 
 
 def read_weights(path: Path, key: str) -> tuple[Path, dict[str, Tensor], About]:
-    """The file, state dict and description of a weights file or folder; never executes code from the file.
+    """The file, all of its tensors and the description of a weights file or folder; never executes code from the file.
+
+    The tensors of nested mappings are under dotted names, see :func:`tensors_in`.
 
     Args:
         path: the file or folder.
@@ -79,10 +85,49 @@ def read_weights(path: Path, key: str) -> tuple[Path, dict[str, Tensor], About]:
         raise UserError(f"{key}: {error}") from error
     except Exception as error:  # whatever a damaged or foreign file makes the readers raise
         raise UserError(f"{key}: {file} is not a readable checkpoint{_why(error)}") from error
-    state = _state_in(content)
-    if not state:
+    tensors = _of_our_students(content) or tensors_in(content)
+    if not tensors:
         raise UserError(f"{key}: {file} holds no state dict of tensors")
-    return file, state, about
+    return file, tensors, about
+
+
+def tensors_in(content: object) -> dict[str, Tensor]:
+    """All tensors in nested mappings and lists by their dotted path, in the file's order.
+
+    A mapping that is reached a second time is left out, so that a file which contains itself ends. What torch's
+    wrappers put into names (``_orig_mod.`` of a compiled model) is removed.
+
+    >>> list(tensors_in({"epoch": 3, "teacher": {"_orig_mod.head.bias": torch.zeros(1)}}))
+    ['teacher.head.bias']
+    """
+    tensors: dict[str, Tensor] = {}
+    entered: set[int] = set()
+    waiting: list[tuple[str, object]] = [("", content)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, Tensor):
+            tensors[WRAPPERS.sub("", path)] = value
+        if not isinstance(value, (Mapping, list, tuple)) or id(value) in entered:
+            continue
+        entered.add(id(value))
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        below = [(f"{path}.{name}" if path else str(name), inner) for name, inner in items]
+        waiting.extend(reversed(below))  # the last is taken first
+    return tensors
+
+
+def _of_our_students(content: object) -> dict[str, Tensor]:
+    """The students' weights in a checkpoint of a run of ours, ``NAME.`` before each of several; else nothing."""
+    state = content.get("state_dict") if isinstance(content, Mapping) else None
+    if not isinstance(state, Mapping):
+        return {}
+    ours = {name: tensor for name, tensor in state.items() if OUR_STUDENTS.match(str(name))}
+    students = models_in(ours)
+    return {
+        f"{student}.{name}" if len(students) > 1 else name: tensor
+        for student, model in students.items()
+        for name, tensor in unit_output(model).items()
+    }
 
 
 def weights_file(path: Path, key: str) -> Path:
@@ -188,18 +233,6 @@ def _why(error: Exception) -> str:
         what = found[1] if found else "a TorchScript program"
         return f": it pickles {what}, not weights alone; save them with torch.save(model.state_dict(), FILE)"
     return f" ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]})"
-
-
-def _state_in(content: object) -> dict[str, Tensor]:
-    """The state dict, where a training checkpoint keeps it; a checkpoint of ours holds more than the student."""
-    if not isinstance(content, Mapping):
-        return {}
-    name = next((n for n in STATES if isinstance(content.get(n), Mapping)), None)
-    state = content[name] if name else content
-    state = clean_state_dict({k: v for k, v in state.items() if isinstance(v, Tensor)})
-    if not any(k.startswith(("student.", "students.")) for k in state):
-        return state
-    return unit_output(next(iter(models_in(state).values())))
 
 
 def _names_in(content: object) -> list[str]:

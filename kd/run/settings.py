@@ -128,6 +128,9 @@ class ModelSettings(Checked):
         pretrained: load timm's pre-trained weights (downloads them).
         checkpoint: a safetensors, ``.pth`` or ``.ckpt`` file, a run folder of ours, or a folder of timm's
             (``config.json`` and weights).
+        checkpoint_key: which of several models in the checkpoint: a name before the names of its weights
+            (``teacher``, ``encoder_q``, ``net.encoder``; ``.``: the one whose names begin first). Default: the one that
+            fits; of two that fit equally well none is taken.
         kwargs: further arguments of ``timm.create_model`` (``patch_size``, ``depth``, ``drop_path_rate``, ...); with
             ``patch_size: auto`` a student that starts from its teacher's layers has as many patches as its teacher.
         compile: a mode of ``torch.compile`` (true: ``default``; ``reduce-overhead`` uses CUDA graphs).
@@ -144,6 +147,7 @@ class ModelSettings(Checked):
     mean: list[float] | None = None
     std: list[float] | None = None
     builder: Class | None = None
+    checkpoint_key: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
