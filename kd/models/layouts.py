@@ -32,7 +32,7 @@ Size = Sequence[int]
 
 
 @dataclass
-class Layout:
+class FileModel:
     """One model of a file, under the names of the wanted one."""
 
     prefix: str  # what is before its names in the file, with the last dot; "" where they begin at the top
@@ -51,7 +51,7 @@ class Layout:
 
 def choose(
     tensors: Mapping[str, Tensor], model: nn.Module, img_size: Size | None, part: str | None, name: str, key: str
-) -> Layout:  # fmt: skip
+) -> FileModel:  # fmt: skip
     """The place in a file whose tensors fit the model best.
 
     Args:
@@ -71,7 +71,7 @@ def choose(
     fitting = [layout for layout in layouts if layout.same_shape >= half] or layouts
     if part is not None:
         fitting = _below_part(fitting, part, f"{name} ({key}_key)")
-    best = max(fitting, key=lambda layout: layout.rank, default=Layout("", dict(tensors)))
+    best = max(fitting, key=lambda layout: layout.rank, default=FileModel("", dict(tensors)))
     others = [layout for layout in fitting if layout.same_shape >= half and not _same_weights(layout, best)]
     replaced = [layout for layout in others if _is_plain_of(layout.prefix, best.prefix)]
     equal = [layout for layout in others if layout.same_shape == best.same_shape and layout not in replaced]
@@ -92,7 +92,7 @@ def _expected_count(model: nn.Module) -> int:
     return sum(not name.endswith(COUNTER) for name in model.state_dict())
 
 
-def _below_part(layouts: list[Layout], part: str, name: str) -> list[Layout]:
+def _below_part(layouts: list[FileModel], part: str, name: str) -> list[FileModel]:
     """Those whose prefix has the given names in it."""
     if part == ".":
         shortest = min((len(layout.prefix) for layout in layouts), default=0)
@@ -104,7 +104,7 @@ def _below_part(layouts: list[Layout], part: str, name: str) -> list[Layout]:
     return chosen
 
 
-def _same_weights(one: Layout, other: Layout) -> bool:
+def _same_weights(one: FileModel, other: FileModel) -> bool:
     """Whether all tensors that both have are equal: then they are one model, found at two places or in two ways."""
     shared = one.state.keys() & other.state.keys()
     return all(
@@ -120,7 +120,7 @@ def _is_plain_of(plain: str, average: str) -> bool:
     return first in AVERAGES and plain.split(".")[0] == AVERAGES[first]
 
 
-def _distinct_prefixes(layouts: Sequence[Layout]) -> list[str]:
+def _distinct_prefixes(layouts: Sequence[FileModel]) -> list[str]:
     """The prefixes without what all begin with, in quotes; ``.`` for one that is before the others' names."""
     parts = [layout.prefix.split(".")[:-1] for layout in layouts]
     while all(parts) and len({one[0] for one in parts}) == 1:
@@ -131,7 +131,7 @@ def _distinct_prefixes(layouts: Sequence[Layout]) -> list[str]:
 # -- every place and every way --------
 
 
-def _layouts(tensors: Mapping[str, Tensor], model: nn.Module, img_size: Size | None) -> Iterator[Layout]:
+def _layouts(tensors: Mapping[str, Tensor], model: nn.Module, img_size: Size | None) -> Iterator[FileModel]:
     """Every way to read the file as the model. Where a place has its names and shapes, no other way is tried there."""
     expected = {name: value for name, value in model.state_dict().items() if not name.endswith(COUNTER)}
     below, shaped = Counter[str](), Counter[str]()
@@ -174,12 +174,12 @@ def _variants(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> Itera
 def _fitted(
     prefix: str, state: dict[str, Tensor], library: str, model: nn.Module, expected: Mapping[str, Tensor],
     img_size: Size | None,
-) -> Layout:  # fmt: skip
+) -> FileModel:  # fmt: skip
     """The state through the architecture's filter, and how well it fits."""
     state, positions = _in_the_models_layout(state, model, img_size)
     same_name = [name for name in expected if name in state]
     same_shape = sum(state[name].shape == expected[name].shape for name in same_name)
-    return Layout(prefix, state, library, positions, same_shape, len(same_name))
+    return FileModel(prefix, state, library, positions, same_shape, len(same_name))
 
 
 def _in_the_models_layout(

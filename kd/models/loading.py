@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kd.errors import UserError
 from kd.models.foreign import HUGGING_FACE
-from kd.models.layouts import COUNTER, Layout, choose
+from kd.models.layouts import COUNTER, FileModel, choose
 from kd.models.weights import read_weights, say
 
 WRAPPINGS = ("state_dict", "state_dict_ema", "model_ema", "model_state_dict", "model", "module")  # of trainers
@@ -130,7 +130,7 @@ def _below(keys: Iterable[str], modules: Iterable[str]) -> list[str]:
     return [key for key in keys if key.startswith(prefixes)]
 
 
-def _say_prefix(layout: Layout, left_out: int, name: str) -> None:
+def _say_prefix(layout: FileModel, left_out: int, name: str) -> None:
     """Reports below which name a model's weights were found, where a trainer's usual wrapping does not explain it."""
     parts = layout.prefix.split(".")[:-1]
     parts = parts[1:] if parts[:1] and parts[0] in WRAPPINGS else parts
@@ -143,7 +143,7 @@ def _say_prefix(layout: Layout, left_out: int, name: str) -> None:
 
 
 def _head_beside(
-    tensors: Mapping[str, Tensor], layout: Layout, missing: set[str], model: nn.Module
+    tensors: Mapping[str, Tensor], layout: FileModel, missing: set[str], model: nn.Module
 ) -> dict[str, Tensor]:  # fmt: skip
     """The one linear layer beside a wrapped backbone that is of the classifier's width, where the backbone has none."""
     names = [name for name in classifier_names(model) if f"{name}.weight" in missing]
