@@ -2,13 +2,14 @@
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+
+from kd.tasks.base import ExactMetric
 
 SIGMAS = 3.5  # above what guessing the largest class reaches: one wrong alarm in some thousand weak teachers
 MOST_CLASSES = 2000  # two tables of classes x classes are kept
 
 
-class Confusions(Metric):
+class Confusions(ExactMetric):
     """How often the teacher's column ``j`` answered a picture of class ``i``, in two halves of the pictures.
 
     Args:

@@ -29,7 +29,7 @@ from kd.losses.base import equal_on_all_ranks
 from kd.models import TapSpec
 from kd.module.evaluation import Validation
 from kd.module.inference import Inference
-from kd.module.pace import clip, log_terms, pace_of, scale_for_short_accumulation, seed_step
+from kd.module.pace import clip, keep_targets_exact, log_terms, pace_of, scale_for_short_accumulation, seed_step
 from kd.module.resume import Resume
 from kd.optim import OptimSpec, as_optim
 from kd.tasks import Task
@@ -150,6 +150,7 @@ class DistillationModule(Inference):
 
     def setup(self, stage: str) -> None:
         """Starts students from the teacher's layers; places the teacher; settles what is left to measure."""
+        keep_targets_exact(self.trainer)
         sample = cache(self.data.sample_pictures) if self.data is not None else None
         if stage == "fit" and not self.resumed and not self.begun:
             lines = self.begin(sample, self.data)

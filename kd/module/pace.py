@@ -1,13 +1,15 @@
 """What a Trainer's step needs beside its losses: pace, random numbers, share of an accumulation, log."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.plugins.precision import DeepSpeedPrecision, FSDPPrecision, HalfPrecision
 from torch import Tensor
 from torch.optim import Optimizer
 
+from kd.data.batch import as_batch
 from kd.distill.objective import Terms
 from kd.distill.sharding import Sharding
 from kd.lightning_internals import loggers_take_this_step, trainer_of
@@ -25,6 +27,24 @@ def pace_of(trainer: Trainer, batch_size: int | None) -> Pace:
 def scales_gradients(trainer: Trainer) -> bool:
     """Whether gradients are scaled against underflow (``precision=16-mixed``)."""
     return getattr(trainer.precision_plugin, "scaler", None) is not None
+
+
+def keep_targets_exact(trainer: Trainer) -> None:
+    """Makes ``precision=bf16-true`` leave a batch's targets as they are: Lightning would round them to eight bits."""
+    plugin: Any = trainer.precision_plugin
+    if isinstance(plugin, (HalfPrecision, FSDPPrecision, DeepSpeedPrecision)):
+        plugin.convert_input = _without_targets(type(plugin).convert_input.__get__(plugin))
+
+
+def _without_targets(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def convert_input(given: Any) -> Any:
+        if isinstance(given, dict) and "ahead" in given:  # converted already
+            return given
+        batch = dict(as_batch(given))
+        target = batch.pop("target", None)
+        return {**convert(batch), "target": target}
+
+    return convert_input
 
 
 def seed_step(seed: int, device: torch.device) -> None:

@@ -2,8 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,7 +16,30 @@ from kd.tasks.fidelity import KINDS, Fidelity
 from kd.tasks.fidelity_numbers import NumbersFidelity
 
 
-class Task(nn.Module):
+class KeepsDtype(nn.Module):
+    """A module whose tensors move between devices and never change their type.
+
+    A run in half precision throughout (``trainer.precision=bf16-true``) casts all that it trains: sums over a
+    validation set, class weights and the scales of targets would be rounded to eight bits.
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Applies ``fn`` (of ``.to``, ``.half``, ``.cuda`` and the like) to the tensors here and in all children."""
+
+        return super()._apply(_of_the_same_type(fn), recurse)
+
+
+def _of_the_same_type(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """``fn``, which moves or casts a tensor, without the cast."""
+
+    def move(tensor: Tensor) -> Tensor:
+        result = fn(tensor)
+        return result if result.dtype == tensor.dtype else tensor.to(result.device)
+
+    return move
+
+
+class Task(KeepsDtype):
     """Base of all tasks. A task owns its kind of target: whatever else depends on the kind is a method here.
 
     Args:
@@ -198,7 +221,20 @@ def counted(ids: Tensor, known: Tensor, count: int) -> Tensor:
     return numbers.scatter_add_(0, torch.where(known, ids, 0), known.long())
 
 
-class TargetCounts(Metric):
+class ExactMetric(Metric):
+    """Base of kd's metrics: their sums move between devices and never change their type, see :class:`KeepsDtype`."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Self:  # type: ignore[override]
+        """Applies ``fn`` (of ``.to``, ``.half``, ``.cuda`` and the like) to the sums."""
+
+        return super()._apply(_of_the_same_type(fn), exclude_state)  # type: ignore[return-value]
+
+    def set_dtype(self, dst_type: str | torch.dtype) -> Self:
+        """Leaves the type as it is."""
+        return self
+
+
+class TargetCounts(ExactMetric):
     """How often each class is the target, over all batches and processes."""
 
     counts: Tensor

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from kd.losses import LogitLoss
 from kd.report.metric import PROBE
-from kd.tasks.base import Task
+from kd.tasks.base import ExactMetric, Task
 from kd.tasks.features import rank_of_gram
 
 
@@ -21,7 +20,7 @@ def label_free_metrics(losses: Iterable[str], probed: bool) -> list[str]:
     return ["feature_loss", *(f"{name}_loss" for name in losses), "rankme", *(PROBE if probed else ())]
 
 
-class HeldOut(Metric):
+class HeldOut(ExactMetric):
     """The losses of held-out pictures, and the rank of their features, over all batches and processes.
 
     Args:
@@ -42,8 +41,6 @@ class HeldOut(Metric):
 
     def update(self, features: Tensor, losses: Mapping[str, Tensor]) -> None:
         """The student's features ``(N, D)``, and the mean losses of these N pictures by name; N may be 0."""
-        for name in ("sums", "gram", "pictures"):  # a run in half precision throughout has made them so
-            setattr(self, name, getattr(self, name).double())
         if not len(features):
             return
         x = features.double()

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from kd.losses import LogitLoss
 from kd.losses.numbers import FORMS
-from kd.tasks.base import Task
+from kd.tasks.base import ExactMetric, Task
 from kd.tasks.fidelity_numbers import NumbersFidelity
 
 
@@ -42,8 +41,8 @@ class Regression(Task):
         """Makes the errors' metric for ``num_classes`` numbers a picture, and the buffers that standardise targets."""
         self.errors = NumberErrors(num_classes)
         self.names = [""] if num_classes == 1 else [str(i) for i in range(num_classes)]
-        self.register_buffer("means", torch.zeros(num_classes), persistent=False)
-        self.register_buffer("deviations", torch.ones(num_classes), persistent=False)
+        self.register_buffer("means", torch.zeros(num_classes, dtype=torch.float32), persistent=False)
+        self.register_buffer("deviations", torch.ones(num_classes, dtype=torch.float32), persistent=False)
 
     def name_metrics(self, classes: Sequence[str]) -> None:
         """Takes the numbers' names; a single number's metrics have no name in theirs."""
@@ -125,7 +124,7 @@ def _metric(kind: str, name: str) -> str:
     return f"{kind}_{'_'.join(name.split())}".replace("/", "_") if name else kind
 
 
-class NumberErrors(Metric):
+class NumberErrors(ExactMetric):
     """R2, mean absolute error and root mean squared error of each of C numbers; missing targets take no part.
 
     The sums are in float64.

@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw
 from torch import Tensor
-from torchmetrics import Metric
 
 from kd.losses import LogitLoss
-from kd.tasks.base import Task, counted, relative_entropy
+from kd.tasks.base import ExactMetric, Task, counted, relative_entropy
 from kd.tasks.weights import ClassWeights, check, weights_of
 
 GAP = 4
@@ -123,7 +122,7 @@ class Segmentation(Task):
         return min(counts.max().item() / total / max(1, int((counts > 0).sum())), 1 - 1 / total)
 
 
-class PixelCounts(Metric):
+class PixelCounts(ExactMetric):
     """Pixels by target and prediction ``(C, C)``, and how many are as the teacher has decided, of how many."""
 
     confusion: Tensor
