@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kd.losses.base import FeatureLoss, KnownOnHost, Shape, check_range
+from kd.losses.base import FeatureLoss, Float32, KnownOnHost, Shape, check_range
 from kd.losses.functional import cka_loss, crd_loss, gram_kl_loss, pseudo_class_loss, rkd_loss, sp_loss
 from kd.losses.functional._checks import matmul, wide
 from kd.losses.projections import Projection, _Projected, on_one_grid
@@ -78,7 +78,7 @@ class CKALoss(_OfTheBatch):
         return cka_loss(*self.together(student_features, teacher_features))
 
 
-class CRDLoss(KnownOnHost, FeatureLoss):
+class CRDLoss(KnownOnHost, Float32, FeatureLoss):
     """Contrastive representation distillation with a memory of the whole training set, arXiv 1910.10699.
 
     Both models' embeddings, projected and normalised, are distinguished from ``negatives`` random samples of the other
@@ -138,8 +138,8 @@ class CRDLoss(KnownOnHost, FeatureLoss):
         if index is None:
             raise ValueError("index must hold the samples' numbers (N,) for CRDLoss, got none")
         self._share()
-        student = F.normalize(self.project_student(student_features.flatten(1)).float(), dim=1)
-        teacher = F.normalize(self.project_teacher(teacher_features.detach().flatten(1)).float(), dim=1)
+        student = F.normalize(self.project_student(wide(student_features).flatten(1)).float(), dim=1)
+        teacher = F.normalize(self.project_teacher(wide(teacher_features.detach()).flatten(1)).float(), dim=1)
         if not self.known:
             self.known = int(not self.scale.isnan().any())
         others = torch.randint(self.num_samples, (self.negatives,), device=index.device)

@@ -68,9 +68,12 @@ class Frame(NamedTuple):
 def frame(
     picture: tuple[int, int], size: Sequence[int], crop_ratio: float | None, max_pixels: int = MAX_PIXELS
 ) -> Frame:
-    """The view of validation, prediction and server; of one scaled to 8 times its crop the middle alone counts."""
+    """The view of validation, prediction and server; of one scaled to 8 times its crop the middle alone counts.
+
+    The shorter side is scaled to ``floor(size / crop_ratio)`` pixels, as by timm's transform for validation.
+    """
     crop = (size[1], size[0])
-    wide, tall = (round(side / (crop_ratio or 1)) for side in crop)
+    wide, tall = (math.floor(side / (crop_ratio or 1)) for side in crop)
     if wide == tall and crop_ratio:
         wide, tall = (tall if side == min(picture) else int(tall * side / min(picture)) for side in picture)
     kept = [_middle(*sides) for sides in zip(picture, (wide, tall), crop, strict=True)]

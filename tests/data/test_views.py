@@ -1,6 +1,7 @@
 """Validation's view of a picture, which kd-predict and the server share: the same pixels, in bounded memory."""
 
 import io
+import math
 import random
 import resource
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data import create_transform
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
@@ -54,14 +56,14 @@ def manifest(size: tuple[int, int], crop_ratio: float, task: str = "classificati
 
 def scaled_whole(picture: torch.Tensor, size: tuple[int, int], crop_ratio: float) -> torch.Tensor:
     """torchvision's own: all of the picture is scaled, then its centre cut out."""
-    tall, wide = (round(side / crop_ratio) for side in size)
+    tall, wide = (math.floor(side / crop_ratio) for side in size)
     shape = [tall] if tall == wide else [tall, wide]
     return v2.Compose([v2.Resize(shape, antialias=True), v2.CenterCrop(size)])(picture)
 
 
 def by_pillow(picture: Image.Image, size: tuple[int, int], crop_ratio: float) -> np.ndarray:
     """The same in Pillow's own words."""
-    tall, wide = (round(side / crop_ratio) for side in size)
+    tall, wide = (math.floor(side / crop_ratio) for side in size)
     if tall == wide:
         short = min(picture.size)
         wide, tall = (tall if side == short else int(tall * side / short) for side in picture.size)
@@ -93,6 +95,14 @@ def test_ordinary_pictures_are_scaled_whole_bit_by_bit(size: tuple[int, int], cr
         assert torch.equal(mine, scaled_whole(tensor, size, crop_ratio)), (width, height)
         assert np.array_equal(served.transpose(1, 2, 0), by_pillow(picture, size, crop_ratio)), (width, height)
         assert np.abs(mine.numpy().astype(int) - served).max() <= 1
+
+
+@pytest.mark.parametrize("crop_ratio", [0.85, 0.875, 0.9, 0.95, 1.0])
+def test_a_picture_is_scaled_as_timm_scales_it(crop_ratio: float) -> None:
+    """timm takes whole pixels: 249.8 are 249, and a centre crop a pixel off changes answers."""
+    for side in (*range(8, 100), 224, 240, 256, 288, 336, 384, 448, 518):
+        timms = create_transform(side, crop_pct=crop_ratio, is_training=False).transforms[0].size
+        assert min(frame((3000, 2000), (side, side), crop_ratio).scaled) == timms
 
 
 def test_masks_and_whole_pictures_are_as_torchvisions() -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import Metric, R2Score
 
 import kd
-import kd.callbacks.class_order  # noqa: F401  (its metric is among the subclasses below)
+import kd.callbacks.class_order  # its metric is among the subclasses below
 from kd.tasks import Classification, Features, MultiLabel, Regression, Segmentation, Task
 from kd.tasks import __all__ as names
 from kd.tasks.base import ExactMetric, KeepsDtype

@@ -15,6 +15,27 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
 
 
+def directions(x: Tensor, dim: int, eps: float = 1e-12, noise: Tensor | float = 0.0) -> Tensor:
+    """Vectors over ``dim`` divided by their length; one of length 0 stays 0 and has no gradient.
+
+    :func:`torch.nn.functional.normalize`, which has a gradient of ``1 / eps`` there: two equal pictures in a batch, or
+    a position where a ReLU lets nothing through, would outweigh all others.
+
+    Args:
+        x: ``(..., D, ...)``.
+        dim: the axis of ``D``.
+        eps: the least length to divide by.
+        noise: lengths up to this count as 0 too; one number, or of the shape of the lengths with ``dim`` kept.
+    """
+    length = x.norm(2, dim, keepdim=True)
+    return x / torch.where(length > noise, length.clamp_min(eps), torch.inf)
+
+
+def rounding(x: Tensor, dim: int) -> Tensor:
+    """What rounding may leave of equal numbers over ``dim`` once their mean is subtracted: a length, ``dim`` kept."""
+    return 10 * torch.finfo(x.dtype).eps * x.detach().norm(2, dim, keepdim=True)
+
+
 def same_shape(student: Tensor, teacher: Tensor, kind: str) -> None:
     """Raises a ValueError unless both have one shape; ``kind`` is ``logits`` or ``features``."""
     if student.shape != teacher.shape:

@@ -4,10 +4,11 @@ All cast to float32 (float64 stays), detach the teacher's side and give a scalar
 that do not fit raise a ValueError.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses.functional._checks import matmul, positive, same_grid, same_shape, wide
+from kd.losses.functional._checks import directions, matmul, positive, rounding, same_grid, same_shape, wide
 
 
 def hint_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ def at_loss(student_features: Tensor, teacher_features: Tensor, p: float = 2.0) 
 
     Source: Zagoruyko and Komodakis, Paying More Attention to Attention, arXiv 1612.03928. This is the form of the
     authors' code (squared difference, mean); the paper's equation 2 has the norm of the difference. Shapes: ``(N, C, H,
-    W)``, ``(N, any C, H, W)``.
+    W)``, ``(N, any C, H, W)``. With ``p < 1`` the slope at 0 is infinite; what is 0, as after a ReLU, has no gradient.
 
     Args:
         student_features: ``(N, C, H, W)``.
@@ -58,10 +59,17 @@ def at_loss(student_features: Tensor, teacher_features: Tensor, p: float = 2.0) 
     """
     same_grid(student_features, teacher_features)
     student, teacher = (
-        F.normalize(wide(x).abs().pow(p).mean(dim=1).flatten(1), dim=1)
+        directions(_powers(wide(x), p).mean(dim=1).flatten(1), dim=1)
         for x in (student_features, teacher_features.detach())
     )
     return (student - teacher).square().mean()
+
+
+def _powers(x: Tensor, p: float) -> Tensor:
+    """``|x|^p``, without a gradient where x is 0 and ``p < 1``."""
+    if p >= 1:
+        return x.abs().pow(p)
+    return torch.where(x == 0, 1.0, x).abs().pow(p) * (x != 0)
 
 
 def hcl_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
@@ -118,9 +126,12 @@ def pkd_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
 
 
 def _per_channel(x: Tensor) -> Tensor:
+    """Mean 0 and variance 1 in each channel, ``(C, N H W)``; a constant channel is 0 and has no gradient."""
     flat = x.transpose(0, 1).flatten(1)
     centred = flat - flat.mean(dim=1, keepdim=True)
-    return centred / (centred.square().mean(dim=1, keepdim=True) + 1e-12).sqrt()
+    varies = centred.detach().norm(2, 1, keepdim=True) > rounding(flat, 1)
+    deviation = (centred.square().mean(dim=1, keepdim=True) + 1e-12).sqrt()
+    return centred / torch.where(varies, deviation, torch.inf)
 
 
 def masked_hint_loss(student_features: Tensor, teacher_features: Tensor, masked: Tensor) -> Tensor:
@@ -148,7 +159,8 @@ def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """One minus the cosine of the two feature vectors at each position: their size does not count.
 
     Source: the summary term of AM-RADIO, Ranzinger et al., arXiv 2312.06709. Maps, tokens or vectors, already projected
-    to the teacher's width -> ``(N,)``: of each picture the mean, in [0, 2].
+    to the teacher's width -> ``(N,)``: of each picture the mean, in [0, 2]. A vector of zeros has the cosine 0 with any
+    other, without a gradient.
 
     Args:
         student_features: maps, tokens or vectors, already projected to the teacher's width.
@@ -163,7 +175,8 @@ def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """
     same_shape(student_features, teacher_features, "features")
     channels = 1 if student_features.ndim == 4 else -1
-    similarity = F.cosine_similarity(wide(student_features), wide(teacher_features.detach()), dim=channels)
+    student, teacher = wide(student_features), wide(teacher_features.detach())
+    similarity = F.cosine_similarity(student, teacher, dim=channels) * (student != 0).any(dim=channels)
     return 1 - similarity.flatten(1).mean(dim=1) if similarity.ndim > 1 else 1 - similarity
 
 
@@ -223,8 +236,8 @@ def gram_kl_loss(student_features: Tensor, teacher_features: Tensor, temperature
 
 def cosines(x: Tensor) -> Tensor:
     """Between all positions of each map, ``(N, L, L)``."""
-    directions = F.normalize(x.flatten(2), dim=1)
-    return matmul(directions.transpose(1, 2), directions)
+    units = directions(x.flatten(2), dim=1)
+    return matmul(units.transpose(1, 2), units)
 
 
 def pseudo_class_loss(
@@ -255,7 +268,7 @@ def pseudo_class_loss(
     positive("temperature", temperature)
     keys = F.normalize(wide(classes.detach()), dim=1)
     log_p, log_q = (
-        (matmul(F.normalize(wide(x), dim=1), keys.T) / temperature).log_softmax(dim=1)
+        (matmul(directions(wide(x), dim=1), keys.T) / temperature).log_softmax(dim=1)
         for x in (student_features, teacher_features.detach())
     )
     return F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(dim=1)

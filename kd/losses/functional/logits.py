@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses.functional._checks import matmul, positive, same_shape, wide
+from kd.losses.functional._checks import directions, matmul, positive, rounding, same_shape, wide
 
 
 def kd_loss(
@@ -205,7 +205,8 @@ def dist_loss(
 
 
 def _correlation(a: Tensor, b: Tensor, dim: int) -> Tensor:
-    a, b = (F.normalize(x - x.mean(dim=dim, keepdim=True), dim=dim, eps=1e-8) for x in (a, b))
+    """Pearson's over ``dim``; 0, without a gradient, where either is constant."""
+    a, b = (directions(x - x.mean(dim=dim, keepdim=True), dim, eps=1e-8, noise=rounding(x, dim)) for x in (a, b))
     return (a * b).sum(dim=dim)
 
 
@@ -213,7 +214,8 @@ def standardize_logits(logits: Tensor) -> Tensor:
     """Logit standardisation: ``(x - mean) / (std + 1e-7)`` over the classes, with the unbiased deviation.
 
     Source: Sun et al., Logit Standardization in Knowledge Distillation, arXiv 2403.01427. Applied to both models'
-    logits ahead of any logit loss; cross-entropy keeps the raw ones. Shapes: ``(N, C)`` or ``(N, C, ...)``, C >= 2.
+    logits before any logit loss; cross-entropy keeps the raw ones. Equal logits become 0, without a gradient. Shapes:
+    ``(N, C)`` or ``(N, C, ...)``, C >= 2.
 
     Args:
         logits: ``(N, C)`` or ``(N, C, ...)``, C >= 2.
@@ -229,9 +231,10 @@ def standardize_logits(logits: Tensor) -> Tensor:
     x = wide(logits)
     centred = x - x.mean(dim=1, keepdim=True)
     variance = centred.square().sum(dim=1, keepdim=True) / (logits.shape[1] - 1)
+    varies = centred.detach().norm(2, 1, keepdim=True) > rounding(x, 1)
     # the root's slope at 0 is infinite: equal logits would have a gradient of NaN
-    deviation = torch.where(variance > 0, variance, torch.ones_like(variance)).sqrt() * (variance > 0)
-    return centred / (deviation + 1e-7)
+    deviation = torch.where(varies, variance, 1.0).sqrt()
+    return centred / torch.where(varies, deviation + 1e-7, torch.inf)
 
 
 def nkd_loss(

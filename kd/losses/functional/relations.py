@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses.functional._checks import matmul, positive, wide
+from kd.losses.functional._checks import directions, matmul, positive, wide
 
 
 def _embeddings(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,8 +72,8 @@ def rkd_angle_loss(
 
 def _angles(x: Tensor, vertices: slice | None) -> Tensor:
     at = x if vertices is None else x[vertices]
-    directions = F.normalize(x[None] - at[:, None], dim=2)
-    return matmul(directions, directions.transpose(1, 2))
+    units = directions(x[None] - at[:, None], dim=2)
+    return matmul(units, units.transpose(1, 2))
 
 
 def rkd_loss(
@@ -120,7 +120,7 @@ def sp_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     >>> sp_loss(torch.eye(2), 3 * torch.eye(2))
     tensor(0.)
     """
-    student, teacher = (F.normalize(matmul(x, x.T), dim=1) for x in _embeddings(student_features, teacher_features))
+    student, teacher = (directions(matmul(x, x.T), dim=1) for x in _embeddings(student_features, teacher_features))
     return (student - teacher).square().mean()
 
 
@@ -145,7 +145,7 @@ def cka_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     grams = []
     for x in _embeddings(student_features, teacher_features):
         centred = x - x.mean(dim=0)
-        grams.append(F.normalize(matmul(centred, centred.T).flatten(), dim=0))
+        grams.append(directions(matmul(centred, centred.T).flatten(), dim=0))
     return 1 - (grams[0] * grams[1]).sum()
 
 
