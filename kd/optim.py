@@ -117,10 +117,11 @@ class Pace:
     """Whether torch's fused steps may be used."""
 
     def epochs(self, max_epochs: int | None) -> int:
-        """The epochs that the run will have, as far as its settings tell."""
-        if max_epochs is not None and max_epochs > 0:
-            return max_epochs
-        return 1 if math.isinf(self.total_steps) else math.ceil(self.total_steps / self.steps_per_epoch)
+        """The epochs that the run will have, as far as its settings tell: whichever bound comes first."""
+        bounds = [max_epochs] if max_epochs is not None and max_epochs > 0 else []
+        if not math.isinf(self.total_steps):
+            bounds.append(max(1, math.ceil(self.total_steps / self.steps_per_epoch)))
+        return min(bounds, default=1)
 
 
 def _try_kwargs(spec: OptimSpec) -> None:
@@ -339,6 +340,12 @@ def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float])
 
 def build_schedule(optimizer: Optimizer, spec: OptimSpec, total_steps: float, steps_per_epoch: float) -> LambdaLR:
     """Warm-up, then a cosine to the end of the run (none: at its peak) or steps, by optimizer steps."""
+    if math.isinf(steps_per_epoch):  # a loader without a length
+        in_epochs = "optim.milestones" if spec.milestones else "optim.warmup_epochs" if spec.warmup_epochs else ""
+        if in_epochs:
+            raise UserError(f"{in_epochs}: counts epochs, whose length the training loader does not give; give it a "
+                            f"length, or {in_epochs}={'[]' if spec.milestones else 0}")  # fmt: skip
+        return LambdaLR(optimizer, lambda step: warmup_cosine(step, 0, total_steps, spec.min_lr_ratio))
     warmup = int(min(round(spec.warmup_epochs * steps_per_epoch), max(0, total_steps - 1)))
     if spec.milestones:
         at = [round(epoch * steps_per_epoch, 6) for epoch in spec.milestones]

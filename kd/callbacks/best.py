@@ -43,7 +43,8 @@ class Best(Callback):
         for name, student in run.students.named().items():
             place = f"{name}/val/" if name else "val/"
             now = self.newest[name] = {k.removeprefix(place): float(v) for k, v in found if k.startswith(place)}
-            if self.metric in now and trainer.strategy.reduce_boolean_decision(self._is_better(name, student.data.val)):
+            seen = _pictures(run, student.data.val)
+            if self.metric in now and trainer.strategy.reduce_boolean_decision(self._is_better(name, seen)):
                 self.best[name] = {**now, "epoch": trainer.current_epoch + 1, "step": trainer.global_step}
                 self.improved.add(name)
                 if name and trainer.is_global_zero:
@@ -61,3 +62,9 @@ class Best(Callback):
         error = math.sqrt(top * (1 - top) / pictures) if self.metric == "acc1" and pictures else 0.0
         close = min(new[0], old[0]) >= top - error
         return name not in self.best or (new[::-1] > old[::-1] if close else new > old)
+
+
+def _pictures(run: RunContext, listed: int) -> int:
+    """How many pictures a validation has seen: ``trainer.limit_val_batches`` may leave out most of those listed."""
+    batches = run.data.eval_batches("val")
+    return min(listed, batches.used * batches.batch_size * batches.world_size)

@@ -1,6 +1,6 @@
 """What a student learns: the task's loss on the labels and named distillation losses, each with a weight."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from kd.data.batch import Batch, DataInfo
+from kd.data.targets import Targets
 from kd.distill.feature_taps import FeatureTaps, Read
 from kd.distill.fitting import among, check_dropping, check_listeners, check_loss, check_task
 from kd.errors import UserError
 from kd.losses import DistillLoss, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
 from kd.losses.base import TopKLogits
 from kd.losses.functional import teacher_shares
-from kd.losses.ranks import without_gather
+from kd.losses.ranks import in_parallel, share_of_all_ranks, without_gather
 from kd.models import TapSpec
 from kd.models.taps import Taps
 from kd.tasks import Task
@@ -77,6 +78,7 @@ class Objective(nn.Module):
         self.task_loss_weight = task_loss_weight
         self.teacher_drop = teacher_drop  # the chance in [0, 1] of teacher_shares()
         self.feature_taps, self._teacher_of = FeatureTaps(taps or {}, teacher_of or {}), dict(teacher_of or {})
+        self.lacks_labels = True  # or may: then processes have unequal numbers of them in a batch
         self._factors: dict[str, float] = {}  # of losses over features, see RunTeacher.feature_weight
 
     # -- building ----------------------------------------------------------------------------------------------------
@@ -96,6 +98,7 @@ class Objective(nn.Module):
             UserError: losses, models and data that do not fit each other.
         """
         check_task(self.task, data)
+        self.lacks_labels = not (data.kind == Targets.name and data.counts and sum(data.counts) == data.train)
         check_listeners(self._teacher_of, self.losses, teacher)
         if self.teacher_drop:
             check_dropping(self.active, self._teacher_of, self.task_loss_weight)
@@ -196,10 +199,19 @@ class Objective(nn.Module):
         if self.task_loss_weight:
             terms["task"] = (self.task_loss_weight, self.task.loss(logits, target))
         total = logits.new_zeros((), dtype=torch.float32)
-        for weight, value in terms.values():
-            total = total + weight * value
+        shares = self._shares(target, list(terms))
+        for (weight, value), share in zip(terms.values(), shares, strict=True):
+            total = total + weight * (value if share is None else value * share)
         named = {f"{name}_loss": value.detach() for name, (_, value) in terms.items()} | {"loss": total.detach()}
         return Terms(total, named)
+
+    def _shares(self, target: Tensor, terms: list[str]) -> Sequence[Tensor | None]:
+        """What each term's mean over this process's targets counts among those of all; None: as it is."""
+        if not (self.lacks_labels and self.training and in_parallel()):
+            return [None] * len(terms)
+        sources: list[Any] = [self.task if name == "task" else self.losses[name] for name in terms]
+        counts = torch.stack([source.counted(target) for source in sources])
+        return list(share_of_all_ranks(counts))
 
     def weight_of(self, name: str) -> float:
         """The factor of a distillation loss in the total: its own weight times that of its teacher."""

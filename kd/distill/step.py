@@ -1,5 +1,6 @@
 """A student and a teacher as one step, for any training loop."""
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from kd.distill.headless import student_of
 from kd.distill.objective import Objective, Terms
 from kd.distill.student import Student
 from kd.losses import DistillLoss
-from kd.models import TapSpec, input_of
+from kd.models import Prepare, Preprocess, TapSpec, input_of
 from kd.optim import OptimSpec
 from kd.tasks import Classification, Task
 from kd.teachers import Ensemble, FrozenTeacher, OwnTeacher, RunTeacher, Teacher
@@ -138,7 +139,20 @@ def make_student(
     data = data or kind.info_of(objective.task, model)
     objective.task.settle(len(data.classes), data.ignore_index)
     average = moving_average(model, ema_decay)
-    return kind(model, input_of(model, "the student", prepare), objective, data, teacher, average, optim)
+    own_prepare = input_of(model, "the student", prepare)
+    take_students_floats(teacher, own_prepare)
+    return kind(model, own_prepare, objective, data, teacher, average, optim)
+
+
+def take_students_floats(teacher: RunTeacher | None, prepare: Prepare) -> None:
+    """Float pictures are normalised for the student: teachers whose mean and std are known renormalise them."""
+    if teacher is None or not isinstance(prepare, Preprocess):
+        return
+    for member in teacher.members.values():
+        if isinstance(member, FrozenTeacher) and isinstance(member.prepare, Preprocess):
+            own = copy.copy(member.prepare)  # which may be the student's too, or the user's
+            own.floats = (prepare.mean, prepare.std)
+            member.prepare = own
 
 
 def as_teacher(

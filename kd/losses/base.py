@@ -102,6 +102,10 @@ class DistillLoss(nn.Module):
             ValueError: data that the loss is not defined for.
         """
 
+    def counted(self, target: Tensor) -> Tensor:
+        """How many pictures, or pixels, of a batch's targets the loss is a mean over: int64, a scalar."""
+        return torch.full((), len(target), dtype=torch.int64, device=target.device)
+
     def warmed_up(self, epochs: int) -> float:
         """Factor that grows linearly to 1 over the first ``epochs``; 0 for none."""
         return min((int(self.epoch) + 1) / epochs, 1.0) if epochs else 1.0

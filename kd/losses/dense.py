@@ -1,5 +1,6 @@
 """Losses for dense prediction."""
 
+import torch
 from torch import Tensor
 
 from kd.losses.base import FeatureLoss, LogitLoss, check_range
@@ -16,6 +17,10 @@ class _MapLoss(LogitLoss):
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
         self.ignore_index = ignore_index
 
+    def valid(self, target: Tensor) -> Tensor:
+        """Where a pixel takes part, bool ``(N, H, W)``."""
+        return torch.ones_like(target, dtype=torch.bool) if self.ignore_index is None else target != self.ignore_index
+
 
 class PixelKDLoss(_MapLoss):
     """Per-pixel KD, see :func:`kd.losses.functional.pixel_kd_loss`.
@@ -30,6 +35,10 @@ class PixelKDLoss(_MapLoss):
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C, H, W)``, ``(N, C, H, W)``, class ids ``(N, H, W)`` -> scalar."""
         return pixel_kd_loss(student_logits, teacher_logits, target, self.temperature, self.ignore_index)
+
+    def counted(self, target: Tensor) -> Tensor:
+        """The pixels that take part."""
+        return self.valid(target).sum()
 
 
 class CWDLoss(_MapLoss):
@@ -50,6 +59,10 @@ class CWDLoss(_MapLoss):
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C, H, W)``, ``(N, C, H, W)``, class ids ``(N, H, W)`` -> scalar."""
         return cwd_loss(student_logits, teacher_logits, target, self.temperature, self.ignore_index)
+
+    def counted(self, target: Tensor) -> Tensor:
+        """The pictures with a pixel that takes part."""
+        return self.valid(target).flatten(1).any(dim=1).sum()
 
 
 class CWDFeatureLoss(_Projected):

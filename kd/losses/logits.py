@@ -248,6 +248,9 @@ class StandardizedLoss(LogitLoss):
         super().bind(num_classes, num_samples, ignore_index)
         self.loss.bind(num_classes, num_samples, ignore_index)
 
+    def counted(self, target: Tensor) -> Tensor:
+        return self.loss.counted(target)
+
     def softened(self, teacher_logits: Tensor) -> Tensor:
         """The standardised teacher's logits, softened by the loss inside."""
         return self.loss.softened(pure.standardize_logits(teacher_logits))

@@ -55,6 +55,23 @@ def of_all_ranks(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors if not in_parallel() else tuple(_AllGather.apply(x.contiguous()) for x in tensors)
 
 
+def share_of_all_ranks(counts: Tensor) -> Tensor:
+    """How much each mean of this process's batch counts, so that all together are means over all processes' batches.
+
+    A mean over ``n`` labelled pictures, where P processes have ``N`` together, counts ``n * P / N``: DDP averages the
+    gradients of the processes. Exactly 1 where all have as many. All processes must call it.
+
+    Args:
+        counts: ``(T,)`` int64, of each of T means how many it is over.
+
+    Returns:
+        ``(T,)`` float32.
+    """
+    together = counts.clone()
+    dist.all_reduce(together)
+    return (counts * dist.get_world_size()).float() / together.clamp_min(1).float()
+
+
 def own_rows(count: int) -> slice:
     """Where this process's ``count`` rows are in what :func:`of_all_ranks` gives."""
     first = count * dist.get_rank() if in_parallel() else 0

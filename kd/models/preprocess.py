@@ -38,18 +38,32 @@ class Preprocess:
         self.mean, self.std = tuple(mean), tuple(std)
         if not all(self.std):
             raise ValueError(f"std must not be 0, got {std}")
+        self.floats: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and std of float pictures
         self.dtype = torch.float32  # of the output; that of the weights where a run trains in half precision throughout
         self._moments: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, images: Images) -> Tensor:
-        """uint8 ``(N, 3, H, W)`` -> floats ``(N, 3, *size)``; floats pass as they are: they are prepared already."""
+        """uint8 ``(N, 3, H, W)`` -> floats ``(N, 3, *size)``; floats are prepared already, for this model or another's.
+
+        Floats pass as they are, but where :attr:`floats` says that they are normalised with another mean and standard
+        deviation, they are brought to this model's, as timm does for its teachers.
+        """
         if images.is_floating_point():
-            return images.to(self.dtype)
+            return self._renormalised(images).to(self.dtype)
         if images.shape[-2:] != self.size:
             images = tvf.resize(images, list(self.size), antialias=True)
         mean, std = self._moments_on(images.device)
         order = torch.channels_last if self.channels_last else torch.preserve_format
         return images.to(torch.float32, memory_format=order).mul_(1 / 255).sub_(mean).div_(std).to(self.dtype)
+
+    def _renormalised(self, images: Tensor) -> Tensor:
+        if self.floats is None or self.floats == (self.mean, self.std):
+            return images
+        (mean, std), (given_mean, given_std) = (
+            torch.tensor(pair, dtype=images.dtype, device=images.device)[..., None, None]
+            for pair in ((self.mean, self.std), self.floats)
+        )
+        return (images * given_std + given_mean - mean) / std
 
     def _moments_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation ``(3, 1, 1)``, copied to each device once: a copy waits for all that runs."""

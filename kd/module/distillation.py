@@ -31,7 +31,7 @@ from kd.module.evaluation import Validation
 from kd.module.inference import Inference
 from kd.module.pace import clip, keep_targets_exact, log_terms, pace_of, scale_for_short_accumulation, seed_step
 from kd.module.resume import Resume
-from kd.optim import OptimSpec, as_optim
+from kd.optim import OptimSpec, Pace, as_optim
 from kd.tasks import Task
 from kd.teachers import CachedTeacher, RunTeacher, caches_of, dtype_for
 from kd.teachers.ahead import run_ahead, taken
@@ -193,9 +193,34 @@ class DistillationModule(Inference):
         pace = pace_of(self.trainer, self.data.batch_size if self.data is not None else None)
         optimizer, schedule = self.students.build_optimizers(pace)
         self.planned_epochs = pace.epochs(self.trainer.max_epochs)
-        if math.isinf(pace.total_steps) and self.trainer.is_global_zero:
-            print("optim: without trainer.max_epochs or max_steps the learning rate stays at its peak", flush=True)
+        if self.trainer.is_global_zero:
+            for line in self._notes_on_the_pace(pace):
+                print(line, flush=True)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _notes_on_the_pace(self, pace: Pace) -> list[str]:
+        """What the user may not expect of how the run goes through its batches."""
+        notes = []
+        if math.isinf(pace.total_steps):
+            notes.append(
+                "optim: the run's end is not known in steps (trainer.max_steps), so the learning rate stays at its peak"
+            )
+        students = self.students.named().values()
+        if self.trainer.accumulate_grad_batches > 1 and any(student.objective.lacks_labels for student in students):
+            notes.append(
+                "trainer.accumulate_grad_batches: where labels are missing, losses over labels or pixels are means "
+                "over those of one batch, so that each counts more in a batch with few"
+            )
+        moving = [
+            name
+            for student in students
+            for name, loss in student.objective.active.items()
+            if getattr(loss, "final_temperature", None) is not None
+        ]
+        if moving and self.planned_epochs < 2:
+            names = ", ".join(sorted(set(moving)))
+            notes.append(f"final_temperature of {names}: moves over the epochs, and the run has one: it is not reached")
+        return notes
 
     def on_fit_start(self) -> None:
         """Notes its optimizers before a checkpoint is loaded over them; the students follow the precision."""

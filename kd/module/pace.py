@@ -1,6 +1,8 @@
 """What a Trainer's step needs beside its losses: pace, random numbers, share of an accumulation, log."""
 
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +23,12 @@ def pace_of(trainer: Trainer, batch_size: int | None) -> Pace:
     accumulate = trainer.accumulate_grad_batches
     together = None if batch_size is None else batch_size * trainer.world_size * accumulate
     total = trainer.estimated_stepping_batches
-    return Pace(total, trainer.num_training_batches / accumulate, together, fused=not scales_gradients(trainer))
+    if total < 0:  # Lightning's word for a loader without a length and no max_steps
+        total = math.inf
+    batches = trainer.num_training_batches
+    # an epoch's last step takes the batches that are left, however few
+    per_epoch = batches if math.isinf(batches) else math.ceil(batches / accumulate)
+    return Pace(total, per_epoch, together, fused=not scales_gradients(trainer))
 
 
 def scales_gradients(trainer: Trainer) -> bool:
@@ -32,8 +39,9 @@ def scales_gradients(trainer: Trainer) -> bool:
 def keep_targets_exact(trainer: Trainer) -> None:
     """Makes ``precision=bf16-true`` leave a batch's targets as they are: Lightning would round them to eight bits."""
     plugin: Any = trainer.precision_plugin
-    if isinstance(plugin, (HalfPrecision, FSDPPrecision, DeepSpeedPrecision)):
-        plugin.convert_input = _without_targets(type(plugin).convert_input.__get__(plugin))
+    convert = partial(type(plugin).convert_input, plugin)
+    if isinstance(trainer.precision_plugin, (HalfPrecision, FSDPPrecision, DeepSpeedPrecision)):
+        plugin.convert_input = _without_targets(convert)
 
 
 def _without_targets(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:

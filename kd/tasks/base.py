@@ -111,6 +111,10 @@ class Task(KeepsDtype):
         """The loss on the labels, a scalar."""
         raise NotImplementedError
 
+    def counted(self, target: Tensor) -> Tensor:
+        """How many pictures, pixels or numbers of the targets :meth:`loss` is the mean over: int64, a scalar."""
+        return torch.full((), len(target), dtype=torch.int64, device=target.device)
+
     def decide(self, logits: Tensor) -> Tensor:
         """The model's answer, as :meth:`update` takes a teacher's."""
         return logits.argmax(1)
@@ -224,7 +228,7 @@ def counted(ids: Tensor, known: Tensor, count: int) -> Tensor:
 class ExactMetric(Metric):
     """Base of kd's metrics: their sums move between devices and never change their type, see :class:`KeepsDtype`."""
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Self:  # type: ignore[override]
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Self:
         """Applies ``fn`` (of ``.to``, ``.half``, ``.cuda`` and the like) to the sums."""
 
         return super()._apply(_of_the_same_type(fn), exclude_state)  # type: ignore[return-value]

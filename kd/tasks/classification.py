@@ -74,7 +74,7 @@ class Classification(Task):
             that two processes with half the batch average to one with the whole); 0, with a gradient of 0, where there
             are none.
         """
-        known = target.sum(1) > 0 if target.is_floating_point() else target >= 0
+        known = self._known(target)
         safe = target if target.is_floating_point() else target.clamp_min(0)
         logits, weights = logits.float(), self.weights
         smoothing = self.label_smoothing if weights is None else 0.0
@@ -84,6 +84,15 @@ class Classification(Task):
             uniform = -share * logits.log_softmax(1).mean(1)
             losses = (1 - self.label_smoothing) * losses + self.label_smoothing * uniform
         return (losses * known).sum() / known.sum().clamp_min(1)
+
+    @staticmethod
+    def _known(target: Tensor) -> Tensor:
+        """Which pictures have a label, bool ``(N,)``."""
+        return target.sum(1) > 0 if target.is_floating_point() else target >= 0
+
+    def counted(self, target: Tensor) -> Tensor:
+        """The pictures with a label."""
+        return self._known(target).sum()
 
     def trial(self, classes: int) -> tuple[tuple[int, ...], Tensor]:
         """Four pictures of a class each, to try losses on: logits ``(4, C)`` and class ids ``(4,)``."""

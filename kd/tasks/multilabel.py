@@ -51,6 +51,10 @@ class MultiLabel(Task):
         losses = F.binary_cross_entropy_with_logits(logits.float(), target.nan_to_num(), reduction="none").sum(dim=1)
         return (losses * known).sum() / known.sum().clamp_min(1)
 
+    def counted(self, target: Tensor) -> Tensor:
+        """The pictures with labels."""
+        return (~target.isnan().any(dim=1)).sum()
+
     def decide(self, logits: Tensor) -> Tensor:
         """Each label's yes (1) or no (0), ``(N, C)``: logit > 0."""
         return (logits > 0).long()

@@ -70,6 +70,10 @@ class Regression(Task):
         losses = FORMS[self.form](self.compared(logits.float()), self.compared(target).nan_to_num(), reduction="none")
         return (losses * known).sum() / known.sum().clamp_min(1)
 
+    def counted(self, target: Tensor) -> Tensor:
+        """The known numbers."""
+        return (~target.isnan()).sum()
+
     def decide(self, logits: Tensor) -> Tensor:
         """The numbers themselves."""
         return logits

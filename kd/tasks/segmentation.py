@@ -71,9 +71,17 @@ class Segmentation(Task):
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy: ``(N, C, H, W)``, ids ``(N, H, W)`` -> the mean over valid pixels; 0 where all are ignored."""
         target = target.long()
-        valid = (target >= 0) & (target < self.num_classes) & (target != self.ignore_index)
+        valid = self._valid(target)
         losses = F.cross_entropy(logits.float(), torch.where(valid, target, 0), self.weights, reduction="none")
         return (losses * valid).sum() / valid.sum().clamp_min(1)
+
+    def _valid(self, target: Tensor) -> Tensor:
+        """Where a pixel's class is known, bool ``(N, H, W)``."""
+        return (target >= 0) & (target < self.num_classes) & (target != self.ignore_index)
+
+    def counted(self, target: Tensor) -> Tensor:
+        """The pixels whose class is known."""
+        return self._valid(target.long()).sum()
 
     def decide(self, logits: Tensor) -> Tensor:
         """The class of each pixel, uint8 ``(N, H, W)`` (int16 beyond 255 classes)."""

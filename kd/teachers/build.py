@@ -26,6 +26,10 @@ def build_teacher(
     Leaves torch's random numbers as they were: losses' parameters don't depend on whether students share a teacher.
     """
     if isinstance(spec.builder, Teacher):
+        if spec.class_map:
+            raise UserError(
+                f"{key}.class_map: a teacher of your own gives logits in the data's classes; map them there"
+            )
         size: Any = spec.img_size
         made: Any = spec.builder.build(num_classes, size)
         return OwnTeacher(made, replace(spec, arch=type(made).__name__), key)
@@ -81,6 +85,11 @@ def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[s
     if unknown:
         raise UserError(f"{key}.class_map: '{unknown[0]}' is no class of the data")
     names = _names(spec, classes, key)
+    if spec.class_map and not spec.head:
+        raise UserError(f"{key}.class_map: the teacher has no classes ({key}.head=false), so nothing can be mapped")
+    if spec.class_map and classes and not names:
+        raise UserError(f"{key}.class_map: the names of the teacher's classes are unknown, so nothing can be mapped; "
+                        f"{key}.classes=FILE or a list names them in the teacher's order")  # fmt: skip
     if not names or not classes or not spec.head:
         return names, None
     wanted = [spec.class_map.get(name, name) for name in classes]
