@@ -126,7 +126,7 @@ def test_names_from_a_file_and_a_map(tmp_path: Path) -> None:
         (["a", "b", "c", "d"], {"apple": "x"}, r"no class 'x' \(for apple\) among its 4, 4 of"),
         (["apple", "bread", "cake", "dates", "e"], {"appel": "e"}, "class_map: 'appel' is no class of the data"),
         (None, {"appel": "e"}, "class_map: 'appel' is no class of the data"),
-        (None, {"apple": "bread"}, r"class_map: the names of the teacher's classes are unknown.* classes=FILE"),
+        (None, {"apple": "bread"}, r"class_map: the names of the teacher's classes are unknown.*classes=FILE"),
         ("nowhere.txt", {}, "model.teacher.classes: nowhere.txt can't be read as a list of names"),
     ],
 )
