@@ -59,6 +59,16 @@ def test_the_preflight_can_be_left_out(item: str, recipe: Path, capsys: pytest.C
     assert "agreement" in summary["student"]["val"]
 
 
+def test_without_a_preflight_the_same_epoch_is_exported(recipe: Path) -> None:
+    """Of epochs within one standard error the one nearest to the teacher: its answers are kept either way."""
+    items = [f"recipe={recipe}", "trainer.precision=32-true", "trainer.max_epochs=4", "optim.lr=0.01"]
+    for value in ("warn", "off"):
+        assert train_main([*items, f"preflight={value}"]) == 0
+    best = [json.loads((run / "summary.json").read_text())["student"]["best_val"] for run in run_folders(recipe)]
+    assert "kl" in best[0]
+    assert best[0] == best[1]
+
+
 def test_overfitting_repeats_the_same_pictures(pictures: Path) -> None:
     data = DistillationDataModule(ImageFolder(str(pictures)), img_size=32, batch_size=8, num_workers=0)
     batches = data.train_dataloader().batch_sampler

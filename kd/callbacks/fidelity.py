@@ -47,6 +47,7 @@ class FidelityRecord(Callback):
     ) -> None:
         """Takes in the students' logits that the validation step returns, by name; maps are too large to copy."""
         run = RunContext.of(trainer)
+        self.preflight.keep_as_it_comes(run)
         self._add(wait=False)
         for name, (logits, target, index) in validation_logits(outputs).items():
             assert index is not None, "our loaders give every picture its number"
@@ -69,6 +70,8 @@ class FidelityRecord(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Merges the ranks' counts, and logs ``val/kl`` where a teacher was compared."""
         self._add(wait=True)
+        if not trainer.sanity_checking:
+            self.preflight.all_came()
         for name in RunContext.of(trainer).students.named():
             found = self._found[name] = _merged(of_all_processes(self._found.get(name)))
             if isinstance(found, Fidelity) and found.compared:  # NaN too: Lightning keeps the last value logged

@@ -105,6 +105,7 @@ class Preflight(Callback):
         self.mode, self.lists = mode, lists
         self.teacher_val: dict[str, float] = {}
         self.members: dict[str, dict[str, float]] = {}
+        self._keep_as_it_comes = False  # with ``off``: from the validations, which run the teacher
         self.kept: KeptLogits | None = None  # of all teachers together, for who compares the students with them
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -115,7 +116,11 @@ class Preflight(Callback):
         """
         run = RunContext.of(trainer)
         teacher = run.module.teacher
-        if teacher is None or self.mode in ("off", False) or trainer.limit_val_batches == 0 or stage != "fit":
+        if teacher is None or trainer.limit_val_batches == 0 or stage != "fit":
+            return
+        if self.mode in ("off", False):
+            self._keep_as_it_comes = teacher.has_head and run.module.data is not None
+            self.kept = self._nothing_kept_yet(run) if self._keep_as_it_comes else None
             return
         if not teacher.has_head:
             measured = run.module.data is not None and run.data.probe is not None
@@ -127,8 +132,7 @@ class Preflight(Callback):
         teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
         shared = SharedPreflight(run)
         before = shared.read()
-        exact = run.module.task.answers == "numbers"  # which may exceed what float16 holds
-        self.kept = KeptLogits(dtype=torch.float32 if exact else torch.float16)
+        self.kept = self._nothing_kept_yet(run)
         found = before or self._find(trainer, run, self.kept)
         if before is None:
             shared.write(found, self.kept)
@@ -138,6 +142,27 @@ class Preflight(Callback):
         self.teacher_val, self.members = found.val[""], {name: val for name, val in found.val.items() if name}
         for name in found.val:
             self._judge(trainer, run, found, name, ", as measured before" if before else "")
+
+    @staticmethod
+    def _nothing_kept_yet(run: RunContext) -> KeptLogits:
+        exact = run.module.task.answers == "numbers"  # which may exceed what float16 holds
+        batches = run.data.eval_batches("val")
+        share = -(-batches.length // batches.world_size)
+        pictures = min(share, batches.used * batches.batch_size)
+        return KeptLogits(dtype=torch.float32 if exact else torch.float16, pictures=pictures)
+
+    def keep_as_it_comes(self, run: RunContext) -> None:
+        """Without a preflight: keeps what the teacher has answered to the validation batch that was just measured.
+
+        Students are then compared with it as after a preflight, and the same epoch is the best one.
+        """
+        taught = run.module.validation.taught
+        if self._keep_as_it_comes and self.kept is not None and taught is not None:
+            self.kept.add(*taught)
+
+    def all_came(self) -> None:
+        """After a whole validation: all of the teacher's answers are kept."""
+        self._keep_as_it_comes = False
 
     @part_of_the_start("preflight: teacher on val")
     def _find(self, trainer: Trainer, run: RunContext, kept: KeptLogits) -> Found:

@@ -85,6 +85,7 @@ class Validation:
     def __init__(self, students: Students, teacher: RunTeacher | None) -> None:
         self.students, self.teacher = students, teacher
         self.known: Tensor | None = None
+        self.taught: tuple[Tensor, Tensor] | None = None  # numbers (N,) and the teacher's logits of the last batch
 
     def with_known(self, batch: Batch) -> Batch:
         """Adds what the teacher decided before: on the host, while the batch is there."""
@@ -115,8 +116,11 @@ class Validation:
         models = {name: student.logits for name, student in measured.items()}
         task = self.students.only_or_first.task
         seen = look(self.with_known(batch), task, self.teacher, models, in_step=in_step)
+        self.taught = None
         if seen is None:
             return {}
+        if seen.index is not None and ALL in seen.taught:
+            self.taught = seen.index, seen.taught[ALL]
         for name, student in measured.items():
             student.task.update(seen.logits[name], seen.target, seen.decided)
         return {name: (logits, seen.target, seen.index) for name, logits in seen.logits.items()}

@@ -138,7 +138,14 @@ class Task(KeepsDtype):
     def note_on_labels(self, there: bool) -> str:
         """What to report of training labels that are ``there`` or not; "" where nothing is unusual."""
         beside = "beside labelled ones: data.unlabeled_ratio"
-        return "" if there else f"training on the unlabelled pictures alone: no task loss ({beside})"
+        unused = ", ".join(["model.task_loss_weight", *(f"model.task.{name}" for name in self.settings_of_the_loss)])
+        note = f"training on the unlabelled pictures alone: no task loss ({beside}); {unused}: without effect"
+        return "" if there else note
+
+    @property
+    def settings_of_the_loss(self) -> list[str]:
+        """The arguments that were given and that :meth:`loss` alone reads."""
+        return []
 
     def refuses(self, loss: LogitLoss) -> str:
         """Why a loss over logits is not defined for this task; empty where it is."""

@@ -85,6 +85,12 @@ class Classification(Task):
             losses = (1 - self.label_smoothing) * losses + self.label_smoothing * uniform
         return (losses * known).sum() / known.sum().clamp_min(1)
 
+    @property
+    def settings_of_the_loss(self) -> list[str]:
+        """See :meth:`Task.settings_of_the_loss`."""
+        given = {"label_smoothing": self.label_smoothing > 0, "class_weights": self.class_weights is not None}
+        return [name for name, is_given in given.items() if is_given]
+
     @staticmethod
     def _known(target: Tensor) -> Tensor:
         """Which pictures have a label, bool ``(N,)``."""

@@ -224,13 +224,15 @@ class KeptLogits:
 
     Args:
         limit: bytes.
+        dtype: of the kept logits.
+        pictures: how many will come, where that is known: if they do not all fit, none is kept from the start.
 
     Attributes:
         rows: by the picture's number.
     """
 
-    def __init__(self, limit: int = 2**29, dtype: torch.dtype = torch.float16) -> None:
-        self.limit, self.dtype = limit, dtype
+    def __init__(self, limit: int = 2**29, dtype: torch.dtype = torch.float16, pictures: int = 0) -> None:
+        self.limit, self.dtype, self.pictures = limit, dtype, pictures
         self.rows: dict[int, Tensor] = {}
         self._full = False
 
@@ -238,7 +240,7 @@ class KeptLogits:
         """Keeps a batch: ``(N,)``, ``(N, C, ...)``."""
         rows = logits.to(self.dtype).cpu()
         size = rows[0].nbytes if len(rows) else 0
-        if self._full or (len(self.rows) + len(rows)) * size > self.limit:
+        if self._full or max(self.pictures, len(self.rows) + len(rows)) * size > self.limit:
             self._full = True
             self.rows.clear()
             return

@@ -107,3 +107,11 @@ def test_a_drawn_answer_is_black_where_the_truth_does_not_count() -> None:
 def test_a_judgement_in_words() -> None:
     assert Classification(3).judged(0.5, 16) == "is right on 8 of 16 validation pictures"
     assert MultiLabel(3).judged(0.5, 16) == "reaches map 50.0% on the validation set"
+
+
+def test_settings_without_effect_are_named_where_no_picture_has_a_label() -> None:
+    task = Classification(3, label_smoothing=0.1, class_weights=[1.0, 2.0, 3.0])
+    assert task.note_on_labels(True) == ""
+    note = task.note_on_labels(False)
+    assert note.endswith("model.task_loss_weight, model.task.label_smoothing, model.task.class_weights: without effect")
+    assert "class_weights" not in Classification(3).note_on_labels(False)
