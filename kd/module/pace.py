@@ -44,11 +44,11 @@ def keep_targets_exact(trainer: Trainer) -> None:
         plugin.convert_input = _without_targets(convert)
 
 
-def _without_targets(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def convert_input(given: Any) -> Any:
+def _without_targets(convert: Callable[[object], Mapping[str, object]]) -> Callable[[object], Mapping[str, object]]:
+    def convert_input(given: object) -> Mapping[str, object]:
         if isinstance(given, dict) and "ahead" in given:  # converted already
             return given
-        batch = dict(as_batch(given))
+        batch: dict[str, object] = dict(as_batch(given))
         target = batch.pop("target", None)
         return {**convert(batch), "target": target}
 
