@@ -6,7 +6,9 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_IMPORTED = time.time()  # the process itself may be older: a shell, or an installation, that became this program
+_IMPORTED = (
+    time.time()
+)  # the process itself may be older: a shell, or an installation, that became this program
 
 # Public name -> the module that defines it. Imported on first use, so that `import kd` costs nothing.
 _PUBLIC = {

@@ -73,7 +73,9 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
     Traceback (most recent call last):
     kd.errors.UserError: no key 'lr'; did you mean 'optim.lr'?
     """
-    request = translate([*([f"recipe={recipe}"] if recipe is not None else []), *_items(settings or {})])
+    request = translate(
+        [*([f"recipe={recipe}"] if recipe is not None else []), *_items(settings or {})]
+    )
     if request.recipe is None and request.resume is None:
         raise UserError("recipe: must be given, or resume=RUN_FOLDER in settings")
     run = Run.to_train(request)
@@ -84,7 +86,9 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
 
 
 @as_function("eval")
-def evaluate(run: str | Path | RunResult, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def evaluate(
+    run: str | Path | RunResult, settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Measures a run's student, and its teacher, as ``kd-eval`` does; see :func:`train` for an example.
 
     Args:
@@ -128,7 +132,10 @@ def _items(settings: Mapping[str, Any]) -> list[str]:
     items = []
     for key, value in settings.items():
         several = value if key == "config" and isinstance(value, (list, tuple)) else [value]
-        items += [f"{key}={v if isinstance(v, (str, Path)) else json.dumps(v, default=_plain)}" for v in several]
+        items += [
+            f"{key}={v if isinstance(v, (str, Path)) else json.dumps(v, default=_plain)}"
+            for v in several
+        ]
     return items
 
 

@@ -53,15 +53,22 @@ def kd_main(argv: Sequence[str] | None = None) -> int:
         print(f"  kd {command:<9}{line}")
     if name in ("", "-h", "--help"):
         return 0
-    print(f"kd: no command '{name}'" + did_you_mean(name, commands()).replace("'", "'kd ", 1), file=sys.stderr)
+    print(
+        f"kd: no command '{name}'" + did_you_mean(name, commands()).replace("'", "'kd ", 1),
+        file=sys.stderr,
+    )
     return 2
 
 
 def commands() -> dict[str, str]:
     """Each command's name with the first line of its help, the trainer first."""
     found = {}
-    for file in sorted(Path(__file__).with_name("commands").glob("[a-z]*.py"), key=lambda f: (f.stem != "train", f)):
-        (line,) = re.findall(rf'^HELP = """\\\nkd-{file.stem}: (.*)', file.read_text(encoding="utf-8"), re.MULTILINE)
+    for file in sorted(
+        Path(__file__).with_name("commands").glob("[a-z]*.py"), key=lambda f: (f.stem != "train", f)
+    ):
+        (line,) = re.findall(
+            rf'^HELP = """\\\nkd-{file.stem}: (.*)', file.read_text(encoding="utf-8"), re.MULTILINE
+        )
         found[file.stem] = line
     return found
 
@@ -90,9 +97,19 @@ def _status(command: str, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"kd-{command}: interrupted", file=sys.stderr)
         return 130
-    except Exception as error:  # before a run had its folder, where a run's own failures are reported
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
-            print(f"kd-{command}: {error.filename or 'a file'} can't be written: {error.strerror}", file=sys.stderr)
+    except (
+        Exception
+    ) as error:  # before a run had its folder, where a run's own failures are reported
+        if isinstance(error, OSError) and error.errno in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EROFS,
+            errno.EFBIG,
+        ):
+            print(
+                f"kd-{command}: {error.filename or 'a file'} can't be written: {error.strerror}",
+                file=sys.stderr,
+            )
             tell_failure(plain(error))
             return 1
         if os.environ.get("KD_TRACEBACK"):

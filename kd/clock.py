@@ -49,14 +49,20 @@ class Clock:
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
         self._make_event = event
-        self.ranges: Any = None  # such as ``torch.cuda.nvtx``: every phase and named part is pushed and popped
+        self.ranges: Any = (
+            None  # such as ``torch.cuda.nvtx``: every phase and named part is pushed and popped
+        )
         self._spare: list[Any] = []
         self._open = [REST]
         self.scope: str | None = None
         self._thread = threading.get_ident()
         self._schedstat: int | None = None
-        with suppress(OSError):  # the kernel's account of this thread (Documentation/scheduler), in ns
-            self._schedstat = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        with suppress(
+            OSError
+        ):  # the kernel's account of this thread (Documentation/scheduler), in ns
+            self._schedstat = os.open(
+                f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY
+            )
         self._pending: deque[tuple[StepTimes, Any, list[tuple[str, Any]]]] = deque()
         self._finished: list[StepTimes] = []
         self._begin()
@@ -70,7 +76,11 @@ class Clock:
         self._first_event = self._event()
 
     def _ready_ms(self) -> float:
-        return int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e6 if self._schedstat is not None else 0.0
+        return (
+            int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e6
+            if self._schedstat is not None
+            else 0.0
+        )
 
     def close(self) -> None:
         """Closes the kernel's file that the clock reads; it stays usable without that number."""
@@ -133,7 +143,9 @@ class Clock:
         self._mark()
         ready = self._ready_ms()
         if scope is None and self.scope is not None:
-            self._ready += ready - self._ready_aside  # waits for a core inside the scope are no part of the step
+            self._ready += (
+                ready - self._ready_aside
+            )  # waits for a core inside the scope are no part of the step
         self._ready_aside = ready
         self.scope = scope
 
@@ -144,7 +156,9 @@ class Clock:
         step.t, step.tag = time.time(), tag
         step.host_ms = 1000 * (self._last - self._start)
         step.ready_ms = self._ready_ms() - self._ready
-        step.launch_ms = sum(ms for phase, ms in host.items() if phase in PHASES and phase != "data")
+        step.launch_ms = sum(
+            ms for phase, ms in host.items() if phase in PHASES and phase != "data"
+        )
         if self._make_event is None:
             step.phases = host
             self._finished.append(step)
@@ -198,11 +212,15 @@ def process_start() -> float:
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return max(kd._IMPORTED, psutil.Process().create_time())
     # by the process's age: the kernel's start time is off where the clock was set since
-    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf(
+        "SC_CLK_TCK"
+    )
     return max(kd._IMPORTED, time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started))
 
 
-_parts_of_the_start: list[tuple[str, float, float]] = []  # name, Unix time of the beginning, seconds
+_parts_of_the_start: list[
+    tuple[str, float, float]
+] = []  # name, Unix time of the beginning, seconds
 
 
 class part_of_the_start(ContextDecorator):

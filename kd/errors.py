@@ -37,7 +37,9 @@ LOST = re.compile(  # what gloo, nccl and the rendezvous store say when the othe
     r"Connection (reset|closed|refused)|peer closed|Broken pipe|[Tt]imed out|remote process|DistNetworkError|"
     r"DistBackendError|NCCL|[Ww]ait timeout|No route to host|Socket Timeout"
 )
-KILLED_WORKER = re.compile(r"DataLoader worker \(pid.*? [\d, ]+\) (is killed by signal: [\w ]+|exited unexpectedly)")
+KILLED_WORKER = re.compile(
+    r"DataLoader worker \(pid.*? [\d, ]+\) (is killed by signal: [\w ]+|exited unexpectedly)"
+)
 ONE_PICTURE = (
     "data.batch_size: must be >= 2 in each process for a student with BatchNorm, which has no variance of a single "
     "picture whose map is one pixel"
@@ -82,13 +84,20 @@ def reason(error: BaseException) -> str:
     """Why a run failed, in one line; what libraries say in a paragraph is put into plain words."""
     lines = str(error).splitlines() or [""]
     first = lines[0]
-    if "in DataLoader worker process" in first:  # its own traceback follows, and the message at the end
+    if (
+        "in DataLoader worker process" in first
+    ):  # its own traceback follows, and the message at the end
         first = lines[-1].removeprefix("kd.errors.RunError: ")
     if isinstance(error, RunError):
         return first
-    if any("Expected more than 1 value per channel when training" in str(cause) for cause in causes(error)):
+    if any(
+        "Expected more than 1 value per channel when training" in str(cause)
+        for cause in causes(error)
+    ):
         return ONE_PICTURE
-    worker = next((found for cause in causes(error) if (found := KILLED_WORKER.search(str(cause)))), None)
+    worker = next(
+        (found for cause in causes(error) if (found := KILLED_WORKER.search(str(cause)))), None
+    )
     if worker and "Bus error" in worker[1]:
         return NO_SHARED_MEMORY
     if worker:

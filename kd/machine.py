@@ -20,13 +20,18 @@ def core_ids() -> list[int] | None:
 def processor() -> str:
     """The CPU's name."""
     with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
-        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+        return next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+            "CPU",
+        )
     return platform.processor() or "CPU"
 
 
 def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """CPU cores that this process was given: by affinity, or by its container's ``quota`` (cgroup v2)."""
-    given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    given = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if quota.is_file() and not quota.read_text().startswith("max"):
         allowed, period = quota.read_text().split()
         given = min(given, max(1, int(allowed) // int(period)))
@@ -46,7 +51,9 @@ LONGEST_FOLDER = 40  # characters: the system allows a socket's path 107, and Ra
 def own_folder() -> Path:
     """A new folder for the files of a Ray that is started here, with a path that is short enough for its sockets."""
     base = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="kd-ray-", dir=base if len(base) <= LONGEST_FOLDER else "/tmp"))
+    return Path(
+        tempfile.mkdtemp(prefix="kd-ray-", dir=base if len(base) <= LONGEST_FOLDER else "/tmp")
+    )
 
 
 JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")  # each scheduler's name of a job
@@ -60,8 +67,12 @@ def in_job() -> bool:
 @contextmanager
 def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None) -> Iterator[None]:
     """Inside, ``handler`` (or, as it is joined, Ray) handles SIGTERM and SIGINT: the handlers before come back."""
-    main = threading.current_thread() is threading.main_thread()  # Python handles signals in it alone
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if main}
+    main = (
+        threading.current_thread() is threading.main_thread()
+    )  # Python handles signals in it alone
+    handlers = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if main
+    }
     try:
         for number in handlers if handler else ():
             signal.signal(number, handler)

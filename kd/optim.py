@@ -9,7 +9,13 @@ from importlib.util import module_from_spec
 from typing import Any
 
 import torch
-from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers, muon, param_groups_weight_decay
+from timm.optim import (
+    get_optimizer_class,
+    get_optimizer_info,
+    list_optimizers,
+    muon,
+    param_groups_weight_decay,
+)
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import Optimizer
@@ -28,7 +34,9 @@ class OptimSpec(OptimSettings):
         if self.name not in list_optimizers():
             raise ValueError(f"name must be one of timm's optimizers, got '{self.name}'")
         if self.name == "adahessian":
-            raise ValueError("name must not be that of an optimizer that needs second derivatives, got 'adahessian'")
+            raise ValueError(
+                "name must not be that of an optimizer that needs second derivatives, got 'adahessian'"
+            )
         _try_kwargs(self)
 
     def check_resumed(self, before: dict[str, Any]) -> None:
@@ -42,7 +50,9 @@ class OptimSpec(OptimSettings):
         """
         name = before.get("name", self.name)
         if name != self.name:
-            raise UserError(f"optim.name: a resumed run keeps its optimizer ({name}, given {self.name})")
+            raise UserError(
+                f"optim.name: a resumed run keeps its optimizer ({name}, given {self.name})"
+            )
         decay = before.get("weight_decay", self.weight_decay)
         if (decay == 0) != (self.weight_decay == 0):
             on_off = f"can't be turned on or off in a resumed run ({decay:g} before), got {self.weight_decay:g}"
@@ -82,9 +92,13 @@ class GivenOptim(OptimSpec):
             TypeError: it gives something else than an optimizer.
         """
         assert self.make is not None
-        optimizer = self.make([p for module in modules for p in module.parameters() if p.requires_grad])
+        optimizer = self.make(
+            [p for module in modules for p in module.parameters() if p.requires_grad]
+        )
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optim: the function must give a torch.optim.Optimizer, got {type(optimizer).__name__}")
+            raise TypeError(
+                f"optim: the function must give a torch.optim.Optimizer, got {type(optimizer).__name__}"
+            )
         return optimizer, LambdaLR(optimizer, lambda step: 1.0)
 
 
@@ -99,8 +113,10 @@ def as_optim(given: "OptimSpec | Mapping[str, Any] | Parameters | None") -> Opti
         return OptimSpec(**given)
     if callable(given):
         return GivenOptim(make=given)
-    raise TypeError(f"optim: must be a kd.OptimSpec, a dict of its fields or a function that makes an optimizer of the "
-                    f"trainable parameters, got {type(given).__name__}")  # fmt: skip
+    raise TypeError(
+        f"optim: must be a kd.OptimSpec, a dict of its fields or a function that makes an optimizer of the "
+        f"trainable parameters, got {type(given).__name__}"
+    )
 
 
 @dataclass(frozen=True)
@@ -139,7 +155,9 @@ def _try_kwargs(spec: OptimSpec) -> None:
         model(torch.ones(1, 8)).sum().backward()
         optimizer.step()
     except Exception as error:
-        raise UserError(f"optim.kwargs: {spec.name} can't work with {spec.kwargs}: {plain(error)}") from error
+        raise UserError(
+            f"optim.kwargs: {spec.name} can't work with {spec.kwargs}: {plain(error)}"
+        ) from error
 
 
 def for_start(spec: OptimSpec, scratch: bool) -> OptimSpec:
@@ -157,7 +175,9 @@ def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
         return spec
     factor = global_batch / spec.lr_batch
     kind, _ = _kind_and_kwargs(spec)
-    return replace(spec, lr=spec.lr * (factor if kind.__name__.startswith("SGD") else math.sqrt(factor)))
+    return replace(
+        spec, lr=spec.lr * (factor if kind.__name__.startswith("SGD") else math.sqrt(factor))
+    )
 
 
 def parameter_groups(
@@ -179,7 +199,9 @@ def parameter_groups(
         without: set[str] = getattr(module, "no_weight_decay", set)()
         for group in param_groups_weight_decay(module, weight_decay, no_weight_decay_list=without):
             merged.setdefault(group["weight_decay"], []).extend(group["params"])
-    return [{"params": found, "weight_decay": decay} for decay, found in sorted(merged.items()) if found]
+    return [
+        {"params": found, "weight_decay": decay} for decay, found in sorted(merged.items()) if found
+    ]
 
 
 @cache
@@ -192,7 +214,9 @@ def _own_muon() -> type[Optimizer]:
     original = copied.zeropower_via_newtonschulz
 
     def iterate(gradient: Tensor, *args: object, **kwargs: object) -> Tensor:
-        return original(gradient, *args, dtype=torch.float32 if gradient.is_cpu else torch.bfloat16, **kwargs)
+        return original(
+            gradient, *args, dtype=torch.float32 if gradient.is_cpu else torch.bfloat16, **kwargs
+        )
 
     copied.zeropower_via_newtonschulz = iterate  # type: ignore[attr-defined]
     return copied.Muon
@@ -200,7 +224,9 @@ def _own_muon() -> type[Optimizer]:
 
 def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
     kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
-    info = get_optimizer_info(spec.name)  # timm's own factory gives one class several names, each with its arguments
+    info = get_optimizer_info(
+        spec.name
+    )  # timm's own factory gives one class several names, each with its arguments
     own = {"lr": spec.lr, **(info.defaults or {})}
     if kind is muon.Muon:
         kind = _own_muon()  # keeps its author's momentum of 0.95
@@ -230,7 +256,9 @@ def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool =
         raise UserError("optim.zero: needs several processes, for example config=ddp_2cpu")
     # in its buckets weights lose their memory order, and DDP would then read their gradients in the wrong one
     views = all(p.is_contiguous() for group in groups for p in group["params"])
-    return ZeroRedundancyOptimizer(groups, optimizer_class=kind, parameters_as_bucket_view=views, **kwargs)
+    return ZeroRedundancyOptimizer(
+        groups, optimizer_class=kind, parameters_as_bucket_view=views, **kwargs
+    )
 
 
 class Together(Optimizer):
@@ -242,7 +270,9 @@ class Together(Optimizer):
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self.optimizers = list(optimizers)
-        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
+        super().__init__(
+            [group for optimizer in optimizers for group in optimizer.param_groups], {}
+        )
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Evaluates the closure once, then steps each optimizer."""
@@ -262,7 +292,9 @@ class Together(Optimizer):
         """Restores the states of all, from :meth:`state_dict`."""
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-        self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        self.param_groups = [
+            group for optimizer in self.optimizers for group in optimizer.param_groups
+        ]
 
 
 def each_of(optimizer: Optimizer) -> list[Optimizer]:
@@ -272,11 +304,18 @@ def each_of(optimizer: Optimizer) -> list[Optimizer]:
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The settings of each parameter group (rate, weight decay, betas, ...), without the parameters."""
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
 
 
 def settle_resumed(
-    optimizer: Optimizer, schedule: LambdaLR, settings: list[dict[str, Any]], keys: Iterable[str], position: int
+    optimizer: Optimizer,
+    schedule: LambdaLR,
+    settings: list[dict[str, Any]],
+    keys: Iterable[str],
+    position: int,
 ) -> None:
     """Puts this run's settings in place of those that came with a checkpoint, and the schedule in its place.
 
@@ -292,7 +331,11 @@ def settle_resumed(
     factors = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
     schedule._last_lr = [base * factor(position) for base, factor in factors]
     for group, own, lr in zip(optimizer.param_groups, settings, schedule._last_lr, strict=True):
-        of_lr = ("initial_lr", "max_lr_snapshot", "fallback_lr_scale")  # what timm keeps of it beside ``lr``
+        of_lr = (
+            "initial_lr",
+            "max_lr_snapshot",
+            "fallback_lr_scale",
+        )  # what timm keeps of it beside ``lr``
         group.update({key: own[key] for key in (*keys, *of_lr) if key in own} | {"lr": lr})
     for one in each_of(optimizer):
         _order_state_as_weights(getattr(one, "optim", one))
@@ -302,7 +345,11 @@ def _order_state_as_weights(optimizer: Optimizer) -> None:
     # fused steps read weights and state in one memory order, and a checkpoint of another strategy has its own
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+            if (
+                isinstance(value, Tensor)
+                and value.shape == parameter.shape
+                and value.stride() != parameter.stride()
+            ):
                 state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
@@ -317,7 +364,13 @@ def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_ste
     """
     if max_steps < 0:
         return by_epochs
-    return max(0, int(min(total_by_epochs, max_steps) - min(total_by_epochs - by_epochs, max_steps - global_step)))
+    return max(
+        0,
+        int(
+            min(total_by_epochs, max_steps)
+            - min(total_by_epochs - by_epochs, max_steps - global_step)
+        ),
+    )
 
 
 def short_window(batches: float, accumulate: int, batch_idx: int) -> float:
@@ -335,19 +388,35 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: f
 
 def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float]) -> float:
     """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a tenth at each milestone (a step)."""
-    return (step + 1) / warmup_steps if step < warmup_steps else 0.1 ** bisect_right(milestones, step)
+    return (
+        (step + 1) / warmup_steps if step < warmup_steps else 0.1 ** bisect_right(milestones, step)
+    )
 
 
-def build_schedule(optimizer: Optimizer, spec: OptimSpec, total_steps: float, steps_per_epoch: float) -> LambdaLR:
+def build_schedule(
+    optimizer: Optimizer, spec: OptimSpec, total_steps: float, steps_per_epoch: float
+) -> LambdaLR:
     """Warm-up, then a cosine to the end of the run (none: at its peak) or steps, by optimizer steps."""
     if math.isinf(steps_per_epoch):  # a loader without a length
-        in_epochs = "optim.milestones" if spec.milestones else "optim.warmup_epochs" if spec.warmup_epochs else ""
+        in_epochs = (
+            "optim.milestones"
+            if spec.milestones
+            else "optim.warmup_epochs"
+            if spec.warmup_epochs
+            else ""
+        )
         if in_epochs:
-            raise UserError(f"{in_epochs}: counts epochs, whose length the training loader does not give; give it a "
-                            f"length, or {in_epochs}={'[]' if spec.milestones else 0}")  # fmt: skip
-        return LambdaLR(optimizer, lambda step: warmup_cosine(step, 0, total_steps, spec.min_lr_ratio))
+            raise UserError(
+                f"{in_epochs}: counts epochs, whose length the training loader does not give; give it a "
+                f"length, or {in_epochs}={'[]' if spec.milestones else 0}"
+            )
+        return LambdaLR(
+            optimizer, lambda step: warmup_cosine(step, 0, total_steps, spec.min_lr_ratio)
+        )
     warmup = int(min(round(spec.warmup_epochs * steps_per_epoch), max(0, total_steps - 1)))
     if spec.milestones:
         at = [round(epoch * steps_per_epoch, 6) for epoch in spec.milestones]
         return LambdaLR(optimizer, lambda step: warmup_then_steps(step, warmup, at))
-    return LambdaLR(optimizer, lambda step: warmup_cosine(step, warmup, total_steps, spec.min_lr_ratio))
+    return LambdaLR(
+        optimizer, lambda step: warmup_cosine(step, warmup, total_steps, spec.min_lr_ratio)
+    )

@@ -34,10 +34,18 @@ def drawn() -> dict[str, Any]:
     """Where a bar is drawn, and how often: on a terminal, or as a line every ten seconds."""
     if sys.stderr.isatty():
         return {"file": sys.stderr, "mininterval": 0.5}
-    return {"file": Lines(sys.stderr), "mininterval": CALM, "miniters": 1, "ncols": 80, "ascii": True}
+    return {
+        "file": Lines(sys.stderr),
+        "mininterval": CALM,
+        "miniters": 1,
+        "ncols": 80,
+        "ascii": True,
+    }
 
 
-def bar(iterable: Iterable[Any] | None = None, *, label: str, unit: str = " images", **kwargs: Any) -> tqdm:
+def bar(
+    iterable: Iterable[Any] | None = None, *, label: str, unit: str = " images", **kwargs: Any
+) -> tqdm:
     """A bar on stderr that is erased at its end; without a terminal a line every ten seconds."""
     delay = 0.0 if sys.stderr.isatty() else CALM
     return tqdm(iterable, desc=label, unit=unit, leave=False, delay=delay, **drawn(), **kwargs)

@@ -32,11 +32,23 @@ sys.path.insert(0, str(ROOT))
 from tests._helpers import ARCH, TINY, draw_folder, save_teacher, write_recipe  # noqa: E402
 from tests._scenes import draw as draw_masks  # noqa: E402
 
-TAPS = {"hint": ("blocks.0", "blocks.1"), "at": ("blocks.0", "blocks.0"), "rkd": ("prelogits", "prelogits")}
+TAPS = {
+    "hint": ("blocks.0", "blocks.1"),
+    "at": ("blocks.0", "blocks.0"),
+    "rkd": ("prelogits", "prelogits"),
+}
 STUDENTS: dict[str, dict[str, Any]] = {
     "base": {},
-    "labels": {"model.distill_losses.kd.weight": 0, "model.task_loss_weight": 1.0, "optim.lr": 0.003},
-    "dropped": {"model.student.kwargs.proj_drop_rate": 0.5, "model.ema_decay": 0.9, "optim.name": "sgd"},
+    "labels": {
+        "model.distill_losses.kd.weight": 0,
+        "model.task_loss_weight": 1.0,
+        "optim.lr": 0.003,
+    },
+    "dropped": {
+        "model.student.kwargs.proj_drop_rate": 0.5,
+        "model.ema_decay": 0.9,
+        "optim.name": "sgd",
+    },
 }
 
 
@@ -44,7 +56,11 @@ def features(*names: str) -> list[str]:
     """Feature losses beside KD, by the class names below."""
     classes = {"hint": "HintLoss", "at": "ATLoss", "rkd": "RKDLoss", "crd": "CRDLoss"}
     items = [f"model.distill_losses.{name}={classes[name]}" for name in names]
-    taps = {name: dict(zip(("student", "teacher"), TAPS[name], strict=True)) for name in names if name in TAPS}
+    taps = {
+        name: dict(zip(("student", "teacher"), TAPS[name], strict=True))
+        for name in names
+        if name in TAPS
+    }
     return [*items, f"model.taps={json.dumps(taps)}"]
 
 
@@ -81,11 +97,17 @@ class Runs:
 
     def of(self, name: str) -> list[list[str]]:
         """The command lines of a scenario; the last run's results count, and those of all before."""
-        tiny, cache = f"recipe={self.recipe}", f"model.teacher.cache_dir={self.folder / 'answers' / name}"
+        tiny, cache = (
+            f"recipe={self.recipe}",
+            f"model.teacher.cache_dir={self.folder / 'answers' / name}",
+        )
         views = ["model.teacher.cache_views=2", cache]
         fill, only = [*views, "model.teacher.cache=on"], [*views, "model.teacher.cache=only"]
         pair = zip("ab", self.teachers, strict=True)
-        teachers = {n: {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(file)} for n, file in pair}
+        teachers = {
+            n: {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(file)}
+            for n, file in pair
+        }
         two = ["model.teacher=null", f"model.teachers={json.dumps(teachers)}"]
         dense = f"recipe={self.scenes}"
         runs = f"model.teacher.checkpoint={self.folder / 'runs' / 'dense' / '000'}"
@@ -116,7 +138,9 @@ NAMES = ["kd_mixup_ema", "features_crd", "simkd", "deit", "two_teachers", "cache
 def train(repo: Path, cache: Path, items: list[str]) -> None:
     """``kd-train`` of a checkout, in a process of its own."""
     env = {**os.environ, "PYTHONPATH": str(repo), "OMP_NUM_THREADS": "1", "KD_CACHE": str(cache)}
-    done = subprocess.run([sys.executable, "-m", "kd.cli", *items], cwd=repo, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "kd.cli", *items], cwd=repo, env=env, capture_output=True, text=True
+    )
     if done.returncode:
         sys.exit(f"failed ({done.returncode}): kd-train {' '.join(items)}\n{done.stderr[-2000:]}")
 
@@ -132,13 +156,17 @@ def tensors(tree: Any) -> Iterator[torch.Tensor]:
     """All tensors of a nested structure."""
     if isinstance(tree, torch.Tensor):
         yield tree
-    for value in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ():
+    for value in (
+        tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
+    ):
         yield from tensors(value)
 
 
 def digest(tensor: torch.Tensor) -> str:
     """Of shape and bits."""
-    return hashlib.sha256(f"{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes()).hexdigest()[:12]
+    return hashlib.sha256(
+        f"{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes()
+    ).hexdigest()[:12]
 
 
 def result_of(run: Path) -> dict[str, Any]:
@@ -149,7 +177,9 @@ def result_of(run: Path) -> dict[str, Any]:
     for file in sorted(run.rglob("student.safetensors")):
         with safe_open(file, "pt") as opened:
             names = sorted(opened.keys())
-            found["students"][str(file.parent.relative_to(run))] = {n: digest(opened.get_tensor(n)) for n in names}
+            found["students"][str(file.parent.relative_to(run))] = {
+                n: digest(opened.get_tensor(n)) for n in names
+            }
     state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     # by content, not by name: a refactoring may rename what holds a tensor, and old names are tested elsewhere
     found["weights"] = sorted(digest(t) for t in tensors(state["state_dict"]))
@@ -165,7 +195,9 @@ def run(repo: Path, only: list[str], more: list[str]) -> dict[str, Any]:
             runs = Runs(Path(folder))
             for items in runs.of(name):
                 train(repo, runs.folder / "cache", [*items, "trainer.log_every_n_steps=1", *more])
-            made = sorted(p for p in (Path(folder) / "runs").glob("*/*") if p.is_dir() and not p.is_symlink())
+            made = sorted(
+                p for p in (Path(folder) / "runs").glob("*/*") if p.is_dir() and not p.is_symlink()
+            )
             results[name] = [result_of(path) for path in made]
         steps = sum(len(rows) for r in results[name] for rows in r["logged"].values())
         print(f"{name}: {len(results[name])} run(s), {steps} rows", flush=True)
@@ -178,7 +210,10 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> bool:
     equal = set(before) == set(after)
     for name in [n for n in before if n in after]:
         pairs = list(zip(before[name], after[name], strict=True))
-        same = [all(a[part] == b[part] for a, b in pairs) for part in ("logged", "students", "weights", "optimizer")]
+        same = [
+            all(a[part] == b[part] for a, b in pairs)
+            for part in ("logged", "students", "weights", "optimizer")
+        ]
         rows = sum(len(rows) for a, _ in pairs for rows in a["logged"].values())
         marks = "  ".join(f"{'equal' if s else 'DIFFER':>7}" for s in same)
         print(f"{name:<20} {len(pairs):>4} {rows:>5}  {marks}")
@@ -197,13 +232,20 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> bool:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("run")
     one.add_argument("out", type=Path)
     one.add_argument("--repo", type=Path, default=ROOT)
     one.add_argument("--only", nargs="*", default=[], choices=NAMES)
-    one.add_argument("--set", nargs="*", default=[], help="settings of every run, such as trainer.precision=32-true")
+    one.add_argument(
+        "--set",
+        nargs="*",
+        default=[],
+        help="settings of every run, such as trainer.precision=32-true",
+    )
     two = commands.add_parser("compare")
     two.add_argument("before", type=Path)
     two.add_argument("after", type=Path)
@@ -211,7 +253,9 @@ def main() -> int:
     if args.command == "run":
         args.out.write_text(json.dumps(run(args.repo.resolve(), args.only, args.set)) + "\n")
         return 0
-    return 0 if compare(json.loads(args.before.read_text()), json.loads(args.after.read_text())) else 1
+    return (
+        0 if compare(json.loads(args.before.read_text()), json.loads(args.after.read_text())) else 1
+    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,10 @@ DENSE = 16
 """AST nodes a line at which a function counts as dense."""
 KINDS = {"dense", "masks", "multi_label"}
 HEADS = {"has_head", "labels", "classifies"}
-AMBIGUOUS = {"masks", "labels"}  # other things have such too: these names count where one of OWNERS is asked
+AMBIGUOUS = {
+    "masks",
+    "labels",
+}  # other things have such too: these names count where one of OWNERS is asked
 OWNERS = re.compile(r"(task|info|data|source|student|batch)\w*")
 TOLERANCES = {
     "AST nodes a line": 0.1,
@@ -33,7 +36,14 @@ TOLERANCES = {
 }
 """How far a number may lie above its limit: some ten functions or names, so that no single line decides."""
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 def name_of(file: Path) -> str:
@@ -59,13 +69,17 @@ def imports_of(file: Path, known: dict[str, Path]) -> set[str]:
         if isinstance(node, ast.Import):
             modules |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            modules |= {m if (m := f"{node.module}.{a.name}") in known else node.module for a in node.names}
+            modules |= {
+                m if (m := f"{node.module}.{a.name}") in known else node.module for a in node.names
+            }
     return {name for name in modules if name in known} - {name_of(file)}
 
 
 def room_of(name: str) -> str:
     """The room of a module: its folder below ``kd/``, or the module itself. Two that lie below all are their own."""
-    lowest = next((room for room in ("kd.losses.functional", "kd.run.settings") if name.startswith(room)), "")
+    lowest = next(
+        (room for room in ("kd.losses.functional", "kd.run.settings") if name.startswith(room)), ""
+    )
     return lowest or ".".join(name.split(".")[:2])
 
 
@@ -85,14 +99,19 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
                 seen.add(name)
                 ahead += arrows.get(name, ())
         reach[start] = seen
-    groups = {frozenset({name} | {other for other in reach[name] if name in reach.get(other, ())}) for name in arrows}
+    groups = {
+        frozenset({name} | {other for other in reach[name] if name in reach.get(other, ())})
+        for name in arrows
+    }
     return sorted(sorted(group) for group in groups if len(group) > 1)
 
 
 class Density(NamedTuple):
     """How dense and how well described a file is."""
 
-    functions: dict[str, float]  # AST nodes a line of each function of at least four lines, by "line name"
+    functions: dict[
+        str, float
+    ]  # AST nodes a line of each function of at least four lines, by "line name"
     public: int  # public functions, methods and classes
     undocumented: list[str]  # those without a docstring, by "line name"
 
@@ -125,7 +144,9 @@ def density_of(file: Path) -> Density:
                 visit(node, private)
                 continue
             body = node.body[1:] if documented else node.body
-            lines = code & {n for part in body for n in range(part.lineno, (part.end_lineno or part.lineno) + 1)}
+            lines = code & {
+                n for part in body for n in range(part.lineno, (part.end_lineno or part.lineno) + 1)
+            }
             if len(lines) >= 4:
                 functions[place] = sum(1 for part in body for _ in ast.walk(part)) / len(lines)
             visit(node, True)
@@ -148,7 +169,8 @@ def files_that_read(files: dict[str, Path], names: set[str]) -> set[str]:
     return {
         name
         for name, file in files.items()
-        if not name.startswith("kd.tasks") and any(_reads(node, names) for node in ast.walk(tree_of(file)))
+        if not name.startswith("kd.tasks")
+        and any(_reads(node, names) for node in ast.walk(tree_of(file)))
     }
 
 
@@ -214,7 +236,10 @@ def private_names_of_lightning(file: Path) -> set[str]:
     lightning = lightning_private_names()
     tree = tree_of(file)
     defined_here = {
-        name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for name in _private_definitions(node)
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for name in _private_definitions(node)
     }
     elsewhere = lightning.all() - defined_here
     uses: set[str] = set()
@@ -224,7 +249,12 @@ def private_names_of_lightning(file: Path) -> set[str]:
             uses |= {f"{node.lineno} {part}" for part in path if _is_private(part)}
         elif isinstance(node, ast.Attribute) and node.attr in elsewhere and not _is_own(node.value):
             uses.add(f"{node.lineno} {node.attr}")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr", "delattr"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "getattr",
+            "setattr",
+            "hasattr",
+            "delattr",
+        ):
             texts = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
             uses |= {f"{node.lineno} {text}" for text in texts if text in elsewhere}
         elif isinstance(node, ast.ClassDef):
@@ -232,7 +262,11 @@ def private_names_of_lightning(file: Path) -> set[str]:
             for part in ast.walk(node):
                 if isinstance(part, ast.FunctionDef) and part.name in inherited:
                     uses.add(f"{part.lineno} {part.name}")
-                elif isinstance(part, ast.Attribute) and part.attr in inherited and _is_own(part.value):
+                elif (
+                    isinstance(part, ast.Attribute)
+                    and part.attr in inherited
+                    and _is_own(part.value)
+                ):
                     uses.add(f"{part.lineno} {part.attr}")
     return uses
 
@@ -271,11 +305,19 @@ def _private_definitions(node: ast.ClassDef) -> set[str]:
     for part in ast.walk(node):
         if isinstance(part, ast.FunctionDef):
             names.add(part.name)
-        elif isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store) and _is_own(part.value):
+        elif (
+            isinstance(part, ast.Attribute)
+            and isinstance(part.ctx, ast.Store)
+            and _is_own(part.value)
+        ):
             names.add(part.attr)
     for part in node.body:
         targets = (
-            part.targets if isinstance(part, ast.Assign) else [part.target] if isinstance(part, ast.AnnAssign) else []
+            part.targets
+            if isinstance(part, ast.Assign)
+            else [part.target]
+            if isinstance(part, ast.AnnAssign)
+            else []
         )
         names |= {target.id for target in targets if isinstance(target, ast.Name)}
     return {name for name in names if _is_private(name)}
@@ -306,13 +348,22 @@ def measure() -> dict[str, float]:
     """Each number by name; smaller is better. Those that ``tests/house.json`` names may only fall."""
     files = sources()
     arrows = {name: imports_of(file, files) for name, file in files.items()}
-    between = {(room_of(a), room_of(b)) for a, targets in arrows.items() for b in targets if room_of(a) != room_of(b)}
+    between = {
+        (room_of(a), room_of(b))
+        for a, targets in arrows.items()
+        for b in targets
+        if room_of(a) != room_of(b)
+    }
     densities = [density_of(file) for file in files.values()]
     nodes_a_line = [density for file in densities for density in file.functions.values()]
     public = sum(file.public for file in densities)
     undocumented = sum(len(file.undocumented) for file in densities)
     dense = sum(density >= DENSE for density in nodes_a_line)
-    private = [name for name, file in files.items() if name != INTERNALS and private_names_of_lightning(file)]
+    private = [
+        name
+        for name, file in files.items()
+        if name != INTERNALS and private_names_of_lightning(file)
+    ]
     return {
         "AST nodes a line": round(sum(nodes_a_line) / len(nodes_a_line), 2),
         "% of functions at 16 nodes a line and more": round(100 * dense / len(nodes_a_line), 1),
@@ -332,12 +383,18 @@ if __name__ == "__main__":
     numbers = measure()
     limits = json.loads(LIMITS.read_text())
     for name, number in numbers.items():
-        print(f"{name:48} {number:9,} {'at most ' + format(limits[name], ',') if name in limits else ''}")
+        print(
+            f"{name:48} {number:9,} {'at most ' + format(limits[name], ',') if name in limits else ''}"
+        )
     if "--write" in sys.argv:
-        LIMITS.write_text(json.dumps({name: min(numbers[name], limits[name]) for name in limits}, indent=1) + "\n")
+        LIMITS.write_text(
+            json.dumps({name: min(numbers[name], limits[name]) for name in limits}, indent=1) + "\n"
+        )
     if "--list" in sys.argv:
         for name, file in sources().items():
-            for density, place in sorted(((d, p) for p, d in density_of(file).functions.items()), reverse=True):
+            for density, place in sorted(
+                ((d, p) for p, d in density_of(file).functions.items()), reverse=True
+            ):
                 if density >= DENSE:
                     print(f"{density:6.1f} {name}:{place}")
             for place in density_of(file).undocumented:

@@ -19,7 +19,11 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 
 def main(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
-    student, best, name = run / "student.safetensors", summary["student"]["best_val"], summary["recipe"]
+    student, best, name = (
+        run / "student.safetensors",
+        summary["student"]["best_val"],
+        summary["recipe"],
+    )
     with safe_open(student, "pt") as opened:
         metadata = opened.metadata()
     file = RECIPES / f"{name}.safetensors"

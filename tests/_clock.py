@@ -17,7 +17,9 @@ class HandClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passed_s, self._looks, self._sleep = 0.0, itertools.count(), time.sleep
-        monkeypatch.setattr(time, "perf_counter", lambda: 1000 + self.passed_s + 1e-6 * next(self._looks))
+        monkeypatch.setattr(
+            time, "perf_counter", lambda: 1000 + self.passed_s + 1e-6 * next(self._looks)
+        )
         monkeypatch.setattr(time, "sleep", self._wait)
 
     def _wait(self, seconds: float) -> None:

@@ -23,10 +23,17 @@ CUDA = torch.device("cuda", 0)
 KD = f"{Path(__file__).parent.parent / 'kd'}/"
 aten = torch.ops.aten
 READS = {aten._local_scalar_dense.default, aten.equal.default}  # .item(), bool(), float(), an if
-CHECKS = {aten._linalg_check_errors.default}  # torch.linalg.solve, inv, cholesky, eigh: did it work?
+CHECKS = {
+    aten._linalg_check_errors.default
+}  # torch.linalg.solve, inv, cholesky, eigh: did it work?
 SIZES = {aten.nonzero.default, aten.masked_select.default, aten._unique2.default, aten.unique_dim.default,
          aten.unique_consecutive.default, aten.bincount.default}  # fmt: skip
-INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
+INDEXING = {
+    aten.index.Tensor,
+    aten.index_put_.default,
+    aten.index_put.default,
+    aten._index_put_impl_.default,
+}
 
 
 class Waits(TorchDispatchMode):
@@ -45,7 +52,11 @@ class Waits(TorchDispatchMode):
     def note(self, kind: str) -> None:
         """Counts one wait at the line that runs now."""
         ours = [frame for frame in traceback.extract_stack() if frame.filename.startswith(KD)]
-        place = f"{Path(ours[-1].filename).name}: {ours[-1].line}" if ours else f"outside kd {self.node}"
+        place = (
+            f"{Path(ours[-1].filename).name}: {ours[-1].line}"
+            if ours
+            else f"outside kd {self.node}"
+        )
         self.found[place, kind] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,7 +64,9 @@ class Waits(TorchDispatchMode):
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         on_gpu = any(x.device.type == "cuda" for x in tensors)
         made_there = torch.device(kwargs.get("device") or "cpu").type == "cuda"
-        if not made_there and not any(isinstance(x, FakeTensor) for x in tensors):  # what is drawn on the host is real
+        if not made_there and not any(
+            isinstance(x, FakeTensor) for x in tensors
+        ):  # what is drawn on the host is real
             with _disable_current_modes():
                 return func(*args, **kwargs)
         if func in READS and isinstance(tensors[0], FakeTensor):
@@ -74,9 +87,17 @@ class Waits(TorchDispatchMode):
 
     def _copy(self, func: Any, args: Any, kwargs: Any) -> None:
         if func is aten._to_copy.default:
-            source, target, free = args[0], kwargs.get("device") or args[0].device, kwargs.get("non_blocking", False)
+            source, target, free = (
+                args[0],
+                kwargs.get("device") or args[0].device,
+                kwargs.get("non_blocking", False),
+            )
         else:
-            target, source, free = args[0].device, args[1], args[2] if len(args) > 2 else kwargs.get("non_blocking")
+            target, source, free = (
+                args[0].device,
+                args[1],
+                args[2] if len(args) > 2 else kwargs.get("non_blocking"),
+            )
         ends = (source.device.type, torch.device(target).type)
         if "cuda" in ends and ends[0] != ends[1] and not free:
             self.note(f"copies from {ends[0]} to {ends[1]} and waits")
@@ -87,7 +108,10 @@ class Waits(TorchDispatchMode):
         chosen: list[Tensor | None] = []
         for i in args[1]:
             several = range(i.ndim) if _is_mask(i) else ()
-            chosen += [torch.zeros(max(1, i.numel() // 2), dtype=torch.long, device=i.device) for _ in several] or [i]
+            chosen += [
+                torch.zeros(max(1, i.numel() // 2), dtype=torch.long, device=i.device)
+                for _ in several
+            ] or [i]
         rest = list(args[2:])
         if func is not aten.index.Tensor and rest[0].ndim and rest[0].numel() > 1:
             count = next(len(i) for i in chosen if i is not None)
@@ -102,7 +126,9 @@ class Waits(TorchDispatchMode):
         if func is aten.masked_select.default:
             return x.new_zeros(count)
         if func is aten.bincount.default:
-            return torch.zeros(max(2, args[2] if len(args) > 2 else 2), dtype=torch.long, device=x.device)
+            return torch.zeros(
+                max(2, args[2] if len(args) > 2 else 2), dtype=torch.long, device=x.device
+            )
         if func is aten.unique_dim.default:
             return x.new_zeros(max(1, x.shape[0] // 2), *x.shape[1:]), nothing, nothing
         return x.new_zeros(2), nothing, nothing
@@ -158,7 +184,9 @@ def gpu() -> Iterator[Waits]:
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
         with (
-            mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),  # else autocast is off
+            mock.patch(
+                "torch.cuda.amp.common.amp_definitely_not_available", lambda: False
+            ),  # else autocast is off
             mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True),
             mock.patch("torch.cuda.manual_seed", lambda seed: None),
             mock.patch("torch.cuda.current_stream", _Stream),
@@ -187,16 +215,25 @@ def backward(loss: Tensor, waits: Waits) -> None:
             if hasattr(node, "variable"):
                 leaf = node.variable
                 assert given[0] is not None
-                assert given[0].device == leaf.device, f"a gradient on {given[0].device} of a leaf on {leaf.device}"
+                assert given[0].device == leaf.device, (
+                    f"a gradient on {given[0].device} of a leaf on {leaf.device}"
+                )
                 own = _as(given[0], leaf)
                 leaf.grad = own if leaf.grad is None else leaf.grad + own
                 continue
-            given = [g if g is None else _as(g, m) for g, m in zip(given, node._input_metadata, strict=True)]
-            outputs = (node if callable(node) else node.apply)(*given)  # the latter: an autograd.Function in Python
+            given = [
+                g if g is None else _as(g, m)
+                for g, m in zip(given, node._input_metadata, strict=True)
+            ]
+            outputs = (node if callable(node) else node.apply)(
+                *given
+            )  # the latter: an autograd.Function in Python
             outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
             for (following, place), value in zip(node.next_functions, outputs, strict=False):
                 if following is not None and value is not None:
-                    slots = grads.setdefault(following, [None] * len(getattr(following, "_input_metadata", [0])))
+                    slots = grads.setdefault(
+                        following, [None] * len(getattr(following, "_input_metadata", [0]))
+                    )
                     slots[place] = value if slots[place] is None else slots[place] + value
     waits.node = ""
 
@@ -212,7 +249,11 @@ def _last_first(root: Any) -> list[Any]:
             seen.add(node)
             stack += [
                 (node, True),
-                *((following, False) for following, _ in node.next_functions if following is not None),
+                *(
+                    (following, False)
+                    for following, _ in node.next_functions
+                    if following is not None
+                ),
             ]
     return order[::-1]
 

@@ -56,15 +56,25 @@ def before(port: int, faults: Faults) -> Iterator[int]:
             if fault == "slow":
                 threading.Event().wait(0.2)
             behind = HTTPConnection("127.0.0.1", port, timeout=60)
-            headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+            headers = {
+                name: value for name, value in self.headers.items() if name.lower() != "expect"
+            }
             behind.request(self.command, self.path, body, headers)
             answer = behind.getresponse()
             content = answer.read()
             self.send_response(answer.status)
             for name, value in answer.getheaders():
-                if name.lower() not in ("transfer-encoding", "connection", "content-length", "server", "date"):
+                if name.lower() not in (
+                    "transfer-encoding",
+                    "connection",
+                    "content-length",
+                    "server",
+                    "date",
+                ):
                     self.send_header(name, value)
-            length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
+            length = (
+                answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
+            )
             self.send_header("Content-Length", length or "0")
             self.end_headers()
             if fault == "cut":

@@ -20,7 +20,11 @@ from tests._helpers import ROOT
 
 
 def start(
-    items: list[str], log: Path, *first: Any, program: str | Callable[[list[str]], int] = "train", **env: str
+    items: list[str],
+    log: Path,
+    *first: Any,
+    program: str | Callable[[list[str]], int] = "train",
+    **env: str,
 ) -> int:
     """A forked run in a session of its own, its output in ``log``; the process id. ``first``: a call made before."""
     pid = os.fork()
@@ -84,9 +88,16 @@ def free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def start_ranks(items: list[str], log: Path, world_size: int = 2, program: str = "train") -> list[int]:
+def start_ranks(
+    items: list[str], log: Path, world_size: int = 2, program: str = "train"
+) -> list[int]:
     """One run of several processes on this machine, as a launcher would start them; rank ``r`` logs to ``log.r``."""
-    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world_size), "NODE_RANK": "0"}
+    job = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+        "WORLD_SIZE": str(world_size),
+        "NODE_RANK": "0",
+    }
     return [
         start(items, log.with_suffix(f".{rank}"), program=program, LOCAL_RANK=str(rank), **job)
         for rank in range(world_size)
@@ -97,7 +108,9 @@ def run_ranks(items: list[str], log: Path, world_size: int = 2, program: str = "
     """One run of several processes to its end; fails where one fails, with what it said."""
     pids = start_ranks(items, log, world_size, program)
     statuses = [status_of(pid) for pid in pids]
-    assert not any(statuses), "".join(log.with_suffix(f".{rank}").read_text() for rank in range(world_size))
+    assert not any(statuses), "".join(
+        log.with_suffix(f".{rank}").read_text() for rank in range(world_size)
+    )
 
 
 def status_of(pid: int, timeout_s: float = 240) -> int:
@@ -117,7 +130,11 @@ def survivors(session: int, timeout_s: float = 15) -> list[int]:
     """Processes of a session that still live after a while; loader workers look for their parent now and then."""
     deadline = time.monotonic() + timeout_s
     while True:
-        alive = [pid for pid, its_session, state in processes() if its_session == session and state != "Z"]
+        alive = [
+            pid
+            for pid, its_session, state in processes()
+            if its_session == session and state != "Z"
+        ]
         if not alive or time.monotonic() > deadline:
             return alive
         time.sleep(0.1)
@@ -164,7 +181,10 @@ class ForkedRun:
 
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+                signal.signal(
+                    number,
+                    signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler,
+                )
             if first:
                 first()
             status = main(items[0], items[1:]) if items[0].isalpha() else train_main(items)

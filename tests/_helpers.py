@@ -24,7 +24,9 @@ ACCELERATOR = os.environ.get("KD_TEST_ACCELERATOR", "cpu")
 """Where runs of the tests train: ``KD_TEST_ACCELERATOR=cuda pytest`` has them on a GPU."""
 
 
-def draw_folder(root: Path, train: int = 12, val: int = 4, classes: tuple[str, ...] = CLASSES, size: int = 40) -> Path:
+def draw_folder(
+    root: Path, train: int = 12, val: int = 4, classes: tuple[str, ...] = CLASSES, size: int = 40
+) -> Path:
     """An ImageFolder whose classes differ in colour; noise makes each picture its own."""
     rng = np.random.RandomState(0)
     for split, count in (("train", train), ("val", val)):
@@ -33,7 +35,9 @@ def draw_folder(root: Path, train: int = 12, val: int = 4, classes: tuple[str, .
             folder.mkdir(parents=True)
             for i in range(count):
                 colour = np.array([60 * c, 255 - 60 * c, 128])
-                pixels = np.clip(colour + rng.normal(0, 40, (size, size + 4, 3)), 0, 255).astype(np.uint8)
+                pixels = np.clip(colour + rng.normal(0, 40, (size, size + 4, 3)), 0, 255).astype(
+                    np.uint8
+                )
                 Image.fromarray(pixels).save(folder / f"{i:02d}.jpg", quality=90)
     return root
 
@@ -134,9 +138,15 @@ class LossTester:
         differentiated=True,
     ) -> None:
         self.function, self.reference, self.make = function, reference, make
-        self.zero_at_teacher, self.per_sample, self.differentiated = zero_at_teacher, per_sample, differentiated
+        self.zero_at_teacher, self.per_sample, self.differentiated = (
+            zero_at_teacher,
+            per_sample,
+            differentiated,
+        )
 
-    def inputs(self, n: int = 6, scale: float = 2.0, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def inputs(
+        self, n: int = 6, scale: float = 2.0, seed: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Float64 inputs of a batch of ``n``."""
         return self.make(np.random.RandomState(seed), n, scale)
 
@@ -153,7 +163,9 @@ class LossTester:
         student, teacher, target = self.inputs(n=4, scale=1.0)
         student.requires_grad_()
         if self.differentiated:
-            assert torch.autograd.gradcheck(lambda s: self.function(s, teacher, target), (student,), atol=1e-4)
+            assert torch.autograd.gradcheck(
+                lambda s: self.function(s, teacher, target), (student,), atol=1e-4
+            )
         theirs = teacher.clone().requires_grad_()
         self.function(student, theirs, target).backward()
         assert theirs.grad is None
@@ -168,7 +180,9 @@ class LossTester:
 
     def check_low_precision(self) -> None:
         """In bf16 autocast on bf16 inputs: float32 out, near the float64 value."""
-        student, teacher, target = (x.bfloat16() if x.is_floating_point() and x.ndim else x for x in self.inputs())
+        student, teacher, target = (
+            x.bfloat16() if x.is_floating_point() and x.ndim else x for x in self.inputs()
+        )
         with torch.autocast("cpu", torch.bfloat16):
             value = self.function(student, teacher, target)
         assert value.dtype == torch.float32
@@ -197,7 +211,10 @@ class LossTester:
         """Two processes with half the batch each average to one with the whole (or the loss relates samples)."""
         student, teacher, target = self.inputs(n=8)
         whole = self.function(student, teacher, target).item()
-        halves = [self.function(student[i : i + 4], teacher[i : i + 4], target[i : i + 4]).item() for i in (0, 4)]
+        halves = [
+            self.function(student[i : i + 4], teacher[i : i + 4], target[i : i + 4]).item()
+            for i in (0, 4)
+        ]
         assert (abs(whole - sum(halves) / 2) < 1e-9 * abs(whole)) == self.per_sample
 
     def check_traced(self) -> None:

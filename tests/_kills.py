@@ -62,9 +62,14 @@ def main(recipe: Path, kills: int, seed: int, items: list[str]) -> int:
         print(log.read_text()[-2000:])
         return 1
     left = [alive for session in sessions for alive in survivors(session)]
-    same = {name: (whole / name).read_bytes() == (broken / name).read_bytes() for name in (RECORD, STUDENT)}
+    same = {
+        name: (whole / name).read_bytes() == (broken / name).read_bytes()
+        for name in (RECORD, STUDENT)
+    }
     same["metrics.csv"] = rows_of(broken, whole, resumed)
-    print(f"{kills} kills, the same to the last bit: {json.dumps(same)}; processes left over: {len(left)}")
+    print(
+        f"{kills} kills, the same to the last bit: {json.dumps(same)}; processes left over: {len(left)}"
+    )
     return 0 if all(same.values()) and not left else 1
 
 
@@ -75,7 +80,9 @@ def rows_of(broken: Path, whole: Path, resumed: list[int]) -> bool:
     column = full[0].split(",").index("step")
     remaining = iter(full)
     missing = [row for row in full if row not in part]
-    return all(row in remaining for row in part) and all(int(m.split(",")[column]) + 1 in resumed for m in missing)
+    return all(row in remaining for row in part) and all(
+        int(m.split(",")[column]) + 1 in resumed for m in missing
+    )
 
 
 def known(folder: Path) -> int:

@@ -25,7 +25,9 @@ class Numbers(Targets):
     least_classes = 1
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
-        return torch.tensor([target if isinstance(target, list) else [math.nan] * classes for target in targets])
+        return torch.tensor(
+            [target if isinstance(target, list) else [math.nan] * classes for target in targets]
+        )
 
     def counts(self, targets: Sequence[Any], classes: int) -> None:
         return None
@@ -60,7 +62,9 @@ class Regression(Task):
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         known = ~target.isnan()
-        return (F.smooth_l1_loss(logits.float(), target.nan_to_num(), reduction="none") * known).sum() / known.sum()
+        return (
+            F.smooth_l1_loss(logits.float(), target.nan_to_num(), reduction="none") * known
+        ).sum() / known.sum()
 
     def decide(self, logits: Tensor) -> Tensor:
         return logits

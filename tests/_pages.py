@@ -11,7 +11,9 @@ from typing import Any
 
 from kd.report.records import PHASES, SCHEMA, Run
 
-BROWSER = next((b for b in ("chromium", "chromium-browser", "google-chrome") if shutil.which(b)), None)
+BROWSER = next(
+    (b for b in ("chromium", "chromium-browser", "google-chrome") if shutil.which(b)), None
+)
 
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -21,12 +23,25 @@ FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
 def dom(page: Path) -> str:
     """A page as a browser has built it."""
     with tempfile.TemporaryDirectory() as profile:
-        command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=5000", "--dump-dom"]
-        return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=240).stdout
+        command = [
+            str(BROWSER),
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+        ]
+        return subprocess.run(
+            [*command, page.as_uri()], capture_output=True, text=True, timeout=240
+        ).stdout
 
 
 def write_run(
-    folder: Path, steps: int = 400, samples: int = 300, cores: int = 4, gpus: int = 2, slow: float = 1
+    folder: Path,
+    steps: int = 400,
+    samples: int = 300,
+    cores: int = 4,
+    gpus: int = 2,
+    slow: float = 1,
 ) -> Path:
     """A run's folder with all kinds of records, as long as asked for."""
     rng, records = random.Random(0), folder / "records"
@@ -74,10 +89,14 @@ def write_run(
             for i in range(8)]},
     ])  # fmt: skip
     metrics = ["epoch,step,train/loss,train/kd_loss,val/acc1,val/agreement"]
-    metrics += [f"{n // 100},{n},{2 - n / steps},{1 - n / steps / 2},," for n in range(0, steps, 10)]
+    metrics += [
+        f"{n // 100},{n},{2 - n / steps},{1 - n / steps / 2},," for n in range(0, steps, 10)
+    ]
     metrics += [f"{e},{e * 100 + 99},,,{0.5 + e / steps},0.8" for e in range(steps // 100)]
     (folder / "metrics.csv").write_text("\n".join(metrics) + "\n")
-    (folder / "config.yaml").write_text("recipe: demo\nmonitor: {price_per_hour: 4.0}\ntrainer: {max_epochs: 5}\n")
+    (folder / "config.yaml").write_text(
+        "recipe: demo\nmonitor: {price_per_hour: 4.0}\ntrainer: {max_epochs: 5}\n"
+    )
     (folder / "export").mkdir()
     (folder / "export" / "latency.json").write_text(json.dumps({"rows": [
         {"model": model, "runtime": "torch", "threads": 1, "batch": 1, "median_ms": ms}
@@ -106,7 +125,9 @@ def made(folder: Path, devices: int, hours: float, epochs: int, name: str, **mon
     lines[0]["batches_per_epoch"] = (lines[-2]["step"] + 1) / epochs
     steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps(summary | {"wall_s": 3600 * hours, "world_size": devices}))
+    (folder / "summary.json").write_text(
+        json.dumps(summary | {"wall_s": 3600 * hours, "world_size": devices})
+    )
     (folder / "config.yaml").write_text(
         json.dumps({"recipe": "demo", "monitor": monitor, "trainer": {"devices": devices}})
     )
@@ -127,7 +148,14 @@ HEALTHY = {
 def run_of(phases: dict[str, float], device: str = "cpu", **header: Any) -> Run:
     step = sum(phases.values())
     run = Run(Path("x"))
-    run.headers[0] = {"device": device, "cores": 8, "threads": 2, "num_workers": 2, "batch_size": 64, **header}
+    run.headers[0] = {
+        "device": device,
+        "cores": 8,
+        "threads": 2,
+        "num_workers": 2,
+        "batch_size": 64,
+        **header,
+    }
     run.totals[0] = {
         "steps": 100, "ms": 100 * step, "max_ms": step, "p": {k: 100 * ms for k, ms in phases.items()},
         "ready_ms": 0.0, "data_cpu_ms": 100 * phases["data"],
@@ -136,20 +164,37 @@ def run_of(phases: dict[str, float], device: str = "cpu", **header: Any) -> Run:
     return run
 
 
-def tier_run(busy_s: float, batches: int = 200, may_ask: int = 18, step_ms: float = 500, wait_ms: float = 300) -> Run:
+def tier_run(
+    busy_s: float, batches: int = 200, may_ask: int = 18, step_ms: float = 500, wait_ms: float = 300
+) -> Run:
     """100 s of two ranks with 4 makers each on two machines of 4 cores; a third machine has gone."""
 
     def machine(node: str, makers: int, done: float, gone: bool = False) -> dict[str, Any]:
-        share = {"batches": round(batches * done), "busy_s": busy_s * done, "mb": 10.0 * batches * done}
+        share = {
+            "batches": round(batches * done),
+            "busy_s": busy_s * done,
+            "mb": 10.0 * batches * done,
+        }
         return {"node": node, "name": node, "cores": 4, "makers": makers, "gone": gone, **share}
 
     def reading(t: float, done: float) -> dict[str, Any]:
-        machines = [machine("a", 2, done / 2), machine("b", 2, done / 2), machine("c", 0, 0, gone=True)]
+        machines = [
+            machine("a", 2, done / 2),
+            machine("b", 2, done / 2),
+            machine("c", 0, 0, gone=True),
+        ]
         return {"kind": "tier", "t": t, "ready": 0, "may_ask": may_ask, "made_again": 1, "made_twice": 0,
                 "machines": machines}  # fmt: skip
 
     steps = {"kind": "total", "steps": 200, "ms": 200 * step_ms, "p": {"data": 200.0 * wait_ms}}
     steps["p"]["student"] = 200.0 * (step_ms - wait_ms)
-    header = {"of": "steps", "rank": 0, "num_workers": 0, "cores": 8, "threads": 1, "device": "cuda"}
+    header = {
+        "of": "steps",
+        "rank": 0,
+        "num_workers": 0,
+        "cores": 8,
+        "threads": 1,
+        "device": "cuda",
+    }
     readings = [reading(0, 0), reading(100, 1)]
     return Run(Path("x"), headers={0: header}, totals={0: steps}, tier={0: readings, 1: readings})

@@ -20,7 +20,10 @@ def train(recipe: Path, *items: str, expect: int = 0, resume: Path | None = None
 
 
 def losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "records" / "samples.rank0.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["loss"]
+        for line in (folder / "records" / "samples.rank0.jsonl").read_text().splitlines()
+    ]
 
 
 HINT = [

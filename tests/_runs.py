@@ -28,7 +28,11 @@ def run_folders(recipe: Path) -> list[Path]:
 def losses(folder: Path) -> dict[int, float]:
     """train/loss by step, as stored."""
     with (folder / "metrics.csv").open() as file:
-        return {int(row["step"]): float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]}
+        return {
+            int(row["step"]): float(row["train/loss"])
+            for row in csv.DictReader(file)
+            if row["train/loss"]
+        }
 
 
 def student_of(folder: Path) -> dict[str, torch.Tensor]:

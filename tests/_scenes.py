@@ -25,7 +25,9 @@ def draw(root: Path, train: int = 8, val: int = 4, height: int = 30, width: int 
             pixels = np.where((mask == 0)[..., None], [200, 60, 40], [30, 80, 190]) + rng.normal(
                 0, 10, (height, width, 3)
             )
-            Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(root / f"images/{split}/{i}.jpg", quality=95)
+            Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(
+                root / f"images/{split}/{i}.jpg", quality=95
+            )
             Image.fromarray(mask).save(root / f"masks/{split}/{i}.png")
     return root
 

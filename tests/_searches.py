@@ -18,7 +18,11 @@ def of(recipe: Path, name: str = "search") -> Path:
 
 def trial_processes(folder: Path) -> set[int]:
     """Processes that hold a trial's lock: the search and its runs."""
-    owners = {str(file.resolve()) for name in ("owner", "runner") for file in folder.glob(f"trials/*/{name}")}
+    owners = {
+        str(file.resolve())
+        for name in ("owner", "runner")
+        for file in folder.glob(f"trials/*/{name}")
+    }
     found = set()
     for pid, _, state in processes():
         for handle in Path(f"/proc/{pid}/fd").glob("*") if state != "Z" else ():

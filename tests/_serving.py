@@ -9,7 +9,9 @@ from pathlib import Path
 from kd.ship.export.manifest import Manifest
 from tests._forks import ForkedRun
 
-ABOUT = Manifest("classification", "mean", ["r", "g", "b"], (8, 8), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx")
+ABOUT = Manifest(
+    "classification", "mean", ["r", "g", "b"], (8, 8), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
+)
 
 
 def mean_colour(file: Path, taken: str = "UINT8", **metadata: str) -> Path:
@@ -28,7 +30,9 @@ def mean_colour(file: Path, taken: str = "UINT8", **metadata: str) -> Path:
         [helper.make_tensor("axes", TensorProto.INT64, [2], [1, 2])],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    for key, value in (ABOUT.as_metadata() | {f"kd.{key}": value for key, value in metadata.items()}).items():
+    for key, value in (
+        ABOUT.as_metadata() | {f"kd.{key}": value for key, value in metadata.items()}
+    ).items():
         model.metadata_props.add(key=key, value=value)
     onnx.save(model, file)
     return file

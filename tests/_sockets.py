@@ -8,7 +8,12 @@ class Listening(Callback):
     """Looks once, at the first step."""
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
     ) -> None:
         """One line an address."""
         if trainer.global_step == 1:

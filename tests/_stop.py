@@ -18,7 +18,9 @@ class StopAfterEpoch(Callback):
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.current_epoch == self.epoch and batch_idx == trainer.num_training_batches - 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -26,8 +28,13 @@ class StopAfterEpoch(Callback):
 class StopAfterEachEpoch(Callback):
     """Sends SIGTERM to its own process in the last step of each epoch but the last one."""
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.current_epoch < trainer.max_epochs - 1 and batch_idx == trainer.num_training_batches - 1:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if (
+            trainer.current_epoch < trainer.max_epochs - 1
+            and batch_idx == trainer.num_training_batches - 1
+        ):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -37,7 +44,9 @@ class FailAtStep(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step == self.step:
             raise RuntimeError("planted")
 
@@ -50,7 +59,11 @@ class RecordOptimizer(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
         groups = optimizer.param_groups
-        line = {"step": trainer.global_step, "lr": groups[0]["lr"], "decay": [g["weight_decay"] for g in groups]}
+        line = {
+            "step": trainer.global_step,
+            "lr": groups[0]["lr"],
+            "decay": [g["weight_decay"] for g in groups],
+        }
         with Path(self.file).open("a") as file:
             file.write(json.dumps(line | {"betas": groups[0].get("betas")}) + "\n")
 
@@ -61,14 +74,18 @@ class Slow(Callback):
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         time.sleep(self.seconds)
 
 
 class Deaf(Callback):
     """Hangs in the first step, and takes no signal but SIGKILL."""
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         Path(trainer.loggers[0].log_dir, "deaf").touch()
@@ -81,7 +98,9 @@ class KillAtStep(Callback):
     def __init__(self, step: int, rank: int | None = None) -> None:
         self.step, self.rank = step, rank
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step == self.step and self.rank in (None, trainer.global_rank):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -92,8 +111,14 @@ class BreakWeights(Callback):
     def __init__(self, step: int, rank: int = 0, gradient: bool = False) -> None:
         self.step, self.rank, self.gradient = step, rank, gradient
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step == self.step and trainer.global_rank == self.rank and not self.gradient:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if (
+            trainer.global_step == self.step
+            and trainer.global_rank == self.rank
+            and not self.gradient
+        ):
             next(pl_module.student.parameters()).data.fill_(float("nan"))
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
@@ -107,9 +132,13 @@ class BreakGradient(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step == self.step:
-            next(pl_module.student.parameters()).register_hook(lambda gradient: gradient * float("nan"))
+            next(pl_module.student.parameters()).register_hook(
+                lambda gradient: gradient * float("nan")
+            )
 
 
 class KillWorker(Callback):
@@ -123,7 +152,9 @@ class KillWorker(Callback):
 class Interrupt(Callback):
     """SIGINT twice within one step."""
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step == 2:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
@@ -132,7 +163,9 @@ class Interrupt(Callback):
 class TerminateAndInterrupt(Callback):
     """SIGTERM and SIGINT within one step, as some launchers send them."""
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGINT)
@@ -141,7 +174,9 @@ class TerminateAndInterrupt(Callback):
 class KillOnce(KillAtStep):
     """As KillAtStep, in the job's first life alone."""
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
 
@@ -152,7 +187,9 @@ class Terminate(Callback):
     def __init__(self, step: int, rank: int | None = None) -> None:
         self.step, self.rank = step, rank
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step == self.step and self.rank in (None, trainer.global_rank):
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -163,9 +200,13 @@ class SignalGroup(Callback):
     def __init__(self, step: int, number: int = 15) -> None:
         self.step, self.number = step, number
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step == self.step and os.getpgid(0) == os.getpid():
-            subprocess.run(["kill", f"-{self.number}", "--", f"-{os.getpgid(0)}"])  # from outside, for all who get it
+            subprocess.run(
+                ["kill", f"-{self.number}", "--", f"-{os.getpgid(0)}"]
+            )  # from outside, for all who get it
             time.sleep(0.3)
 
 
@@ -175,7 +216,9 @@ class SignalLauncher(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step == self.step and trainer.global_rank == 0:
             os.kill(os.getppid(), signal.SIGTERM)
             time.sleep(0.3)
@@ -184,7 +227,9 @@ class SignalLauncher(Callback):
 class TerminateAndKillWorker(Callback):
     """SIGTERM to its own process and SIGKILL to one of its loader workers, within an optimizer step."""
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == 2 * trainer.accumulate_grad_batches + 1:
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)

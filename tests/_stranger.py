@@ -33,7 +33,12 @@ NAMED = [
     "pytorch_lightning.Trainer", "timm.create_model", "torch.utils.tensorboard.SummaryWriter",
 ]  # fmt: skip
 """Programs, importers, readers and writers, by their paths."""
-ARGUMENTS = {"command": "touch HACKED", "args": ["touch", "HACKED"], "path": "HACKED", "log_dir": "HACKED"}
+ARGUMENTS = {
+    "command": "touch HACKED",
+    "args": ["touch", "HACKED"],
+    "path": "HACKED",
+    "log_dir": "HACKED",
+}
 HARMFUL = {
     "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.startfile", "os.remove",
     "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "subprocess.Popen",
@@ -77,7 +82,9 @@ class Watch:
         code = arguments[0] if event == "exec" else None
         file = str(code.co_filename if code is not None else arguments[1])
         caller = sys._getframe(2).f_code.co_filename
-        is_library = caller.startswith((*LIBRARIES, "<frozen importlib")) and not caller.endswith("runpy.py")
+        is_library = caller.startswith((*LIBRARIES, "<frozen importlib")) and not caller.endswith(
+            "runpy.py"
+        )
         return not (is_library and file.startswith((*LIBRARIES, "<")))
 
 
@@ -94,9 +101,15 @@ def dangerous() -> list[str]:
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in ("torch", "pytorch_lightning", "lightning_fabric", "timm"):
             for kind in list(vars(module).values()):
-                if isinstance(kind, type) and kind.__module__ == name and not kind.__name__.startswith("_"):
+                if (
+                    isinstance(kind, type)
+                    and kind.__module__ == name
+                    and not kind.__name__.startswith("_")
+                ):
                     found.add(f"{name}.{kind.__qualname__}")
-    return sorted(path for path in found - known if all(part.isidentifier() for part in path.split(".")))
+    return sorted(
+        path for path in found - known if all(part.isidentifier() for part in path.split("."))
+    )
 
 
 def forms(name: str) -> list[object]:
@@ -112,7 +125,12 @@ def forms(name: str) -> list[object]:
 def places() -> list[str]:
     """Each setting that there is, those of named entries and of several students too, and one below each class."""
     own = [*keys.schema()]
-    own += ["model.distill_losses.kd", "model.teachers.a.builder", "model.taps.kd", "trainer.callbacks+"]
+    own += [
+        "model.distill_losses.kd",
+        "model.teachers.a.builder",
+        "model.taps.kd",
+        "trainer.callbacks+",
+    ]
     own += [f"students.a.{key}" for key in own if key.startswith(("model.", "optim."))]
     return own
 
@@ -172,7 +190,10 @@ class Trial:
 
     def gate(self, key: str, value: object) -> bool:
         """The check of a file alone; what passes is kept for :meth:`parsed`."""
-        passes = self.does(f"gate {key}={value}", lambda: check_file(self.folder / "x.yaml", nested(key, value), []))
+        passes = self.does(
+            f"gate {key}={value}",
+            lambda: check_file(self.folder / "x.yaml", nested(key, value), []),
+        )
         if passes:
             self.passed.append((key, value))
         return passes
@@ -238,17 +259,28 @@ def try_files(trial: Trial, classes: list[str]) -> None:
 
 def try_parser(trial: Trial) -> None:
     """What the parser, and what builds, do where the check of files lets something through."""
-    of_classes = [key for key in places() if listed.kind_at(key) and not key.startswith("students.")]
+    of_classes = [
+        key for key in places() if listed.kind_at(key) and not key.startswith("students.")
+    ]
     for number, key in enumerate(of_classes):
         for value in forms(NAMED[number % len(NAMED)])[:3]:
             trial.parsed(key, value)
-    for key, value in trial.passed[:: len(trial.passed) // 40 + 1]:  # plain texts at settings of text
+    for key, value in trial.passed[
+        :: len(trial.passed) // 40 + 1
+    ]:  # plain texts at settings of text
         trial.parsed(key, value)
 
 
 def try_run(trial: Trial, settings: dict[str, Any]) -> None:
     """What the commands that follow a training build of a run's settings."""
-    for key in ("data.source", "data.augment", "data.probe", "model.task", "model.teacher", "model.teacher.builder"):
+    for key in (
+        "data.source",
+        "data.augment",
+        "data.probe",
+        "model.task",
+        "model.teacher",
+        "model.teacher.builder",
+    ):
         for name in NAMED:
             for value in forms(name):
                 trial.opened(settings, key, value)
@@ -263,7 +295,16 @@ def main() -> None:
     try_files(trial, classes)
     try_parser(trial)
     try_run(trial, yaml.safe_load((run / "config.yaml").read_text()))
-    print(json.dumps({"count": trial.count, "passed": len(trial.passed), "classes": len(classes), "harm": trial.harm}))
+    print(
+        json.dumps(
+            {
+                "count": trial.count,
+                "passed": len(trial.passed),
+                "classes": len(classes),
+                "harm": trial.harm,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

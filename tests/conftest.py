@@ -68,7 +68,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     registry.entry_points = functools.cache(registry.entry_points)
     # A loader's worker looks every 5 s whether its parent is gone or has no work left: many tests would wait for it.
     torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2
-    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 1.0  # how long the loader waits for it at the end
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = (
+        1.0  # how long the loader waits for it at the end
+    )
 
 
 @pytest.fixture
@@ -144,7 +146,11 @@ def _s3_server() -> Iterator[str]:
     server.wait()
 
 
-S3_KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+S3_KEYS = {
+    "AWS_ACCESS_KEY_ID": "a",
+    "AWS_SECRET_ACCESS_KEY": "b",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 
 
 @pytest.fixture()
@@ -157,4 +163,6 @@ def s3(_s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     s3fs.S3FileSystem.clear_instance_cache()  # of the server of another test
     s3fs.S3FileSystem().mkdir("food")
     yield "s3://food"
-    urllib.request.urlopen(urllib.request.Request(f"{_s3_server}/moto-api/reset", method="POST"), timeout=60).close()
+    urllib.request.urlopen(
+        urllib.request.Request(f"{_s3_server}/moto-api/reset", method="POST"), timeout=60
+    ).close()

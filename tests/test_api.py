@@ -65,14 +65,30 @@ OLD = [
 def test_a_run_from_python_is_that_of_the_command_line(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = kd.train(recipe, {"config": ["debug"], "trainer.max_epochs": 2, "seed": 3, "runs_dir": tmp_path / "a"})
-    items = [f"recipe={recipe}", "config=debug", "trainer.max_epochs=2", "seed=3", f"runs_dir={tmp_path / 'b'}"]
+    result = kd.train(
+        recipe,
+        {"config": ["debug"], "trainer.max_epochs": 2, "seed": 3, "runs_dir": tmp_path / "a"},
+    )
+    items = [
+        f"recipe={recipe}",
+        "config=debug",
+        "trainer.max_epochs=2",
+        "seed=3",
+        f"runs_dir={tmp_path / 'b'}",
+    ]
     assert main("train", items) == 0
     other = tmp_path / "b" / "tiny" / "000"
     assert result.folder == tmp_path / "a" / "tiny" / "000"
-    assert result.summary["student"]["val"] == json.loads((other / "summary.json").read_text())["student"]["val"]
-    own, theirs = (kd.load_student(folder / "student.safetensors")[0] for folder in (result.folder, other))
-    for mine, a, b in zip(result.student().parameters(), own.parameters(), theirs.parameters(), strict=True):
+    assert (
+        result.summary["student"]["val"]
+        == json.loads((other / "summary.json").read_text())["student"]["val"]
+    )
+    own, theirs = (
+        kd.load_student(folder / "student.safetensors")[0] for folder in (result.folder, other)
+    )
+    for mine, a, b in zip(
+        result.student().parameters(), own.parameters(), theirs.parameters(), strict=True
+    ):
         assert torch.equal(mine, a)
         assert torch.equal(a, b)
 
@@ -103,7 +119,10 @@ def test_a_mistake_has_the_command_lines_words(recipe: Path, settings: dict, mes
 
 def test_a_run_that_fails_raises(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RunError, match="the run ended with status 1, see .*000"):
-        kd.train(recipe, {"optim.lr": 1e30, "trainer.gradient_clip_val": 0, "trainer.precision": "32-true"})
+        kd.train(
+            recipe,
+            {"optim.lr": 1e30, "trainer.gradient_clip_val": 0, "trainer.precision": "32-true"},
+        )
     with pytest.raises(UserError, match="is no finished run"):
         kd.evaluate(recipe.parent / "runs" / "tiny" / "000")
 

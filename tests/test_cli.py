@@ -24,20 +24,33 @@ def resolved(recipe: Path | str, *items: str) -> dict:
 
 
 def test_three_spellings_mean_the_same() -> None:
-    for line in (["seed=3", "optim.lr=1"], ["--seed=3", "--optim.lr=1"], ["--seed", "3", "--optim.lr", "1"]):
+    for line in (
+        ["seed=3", "optim.lr=1"],
+        ["--seed=3", "--optim.lr=1"],
+        ["--seed", "3", "--optim.lr", "1"],
+    ):
         assert translate(line) == Request(overrides=["seed=3", "optim.lr=1"])
 
 
 def test_order_between_kinds_does_not_matter(recipe: Path) -> None:
-    line = [f"recipe={recipe}", "config=no_teacher", "model.task_loss_weight=0.25", "trainer.max_epochs=7"]
-    forward, backward = (flatten(KDCLI(translate(x).parser_args()).as_dict()) for x in (line, line[::-1]))
+    line = [
+        f"recipe={recipe}",
+        "config=no_teacher",
+        "model.task_loss_weight=0.25",
+        "trainer.max_epochs=7",
+    ]
+    forward, backward = (
+        flatten(KDCLI(translate(x).parser_args()).as_dict()) for x in (line, line[::-1])
+    )
     assert forward == backward
     assert forward["model.task_loss_weight"] == 0.25  # an override beats an overlay
     assert forward["model.teacher"] is None  # an overlay beats the recipe
 
 
 @pytest.mark.parametrize("item", ["what", "--seed"])
-def test_an_item_that_is_no_setting_is_refused(item: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_item_that_is_no_setting_is_refused(
+    item: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_main([item]) == 2
     assert item in one_line_of(capsys)
 
@@ -69,7 +82,9 @@ def test_a_later_overlay_does_not_overwrite_an_override(recipe: Path) -> None:
 def test_callbacks_are_appended(recipe: Path) -> None:
     items = ["trainer.callbacks+=LearningRateMonitor", "trainer.callbacks+=Timer"]
     config = KDCLI(translate([f"recipe={recipe}", *items[:1]]).parser_args()).as_dict()
-    assert [c["class_path"].split(".")[-1] for c in config["trainer"]["callbacks"]] == ["LearningRateMonitor"]
+    assert [c["class_path"].split(".")[-1] for c in config["trainer"]["callbacks"]] == [
+        "LearningRateMonitor"
+    ]
 
 
 def test_short_and_long_keys(recipe: Path, tmp_path: Path) -> None:
@@ -112,7 +127,9 @@ KEYS_OF_THE_README = [
 
 def test_every_short_key_is_taken(recipe: Path) -> None:
     before, after = resolved(recipe), resolved(recipe, *KEYS_OF_THE_README)
-    changed = {key.replace(".init_args", "") for key, value in after.items() if value != before.get(key)}
+    changed = {
+        key.replace(".init_args", "") for key, value in after.items() if value != before.get(key)
+    }
     same = {"data.source", "data.num_workers"}  # the recipe says the same of them
     assert {item.split("=")[0] for item in KEYS_OF_THE_README} - changed == same
 
@@ -122,7 +139,9 @@ def test_a_strategy_by_class_path_alone(recipe: Path) -> None:
     assert found["trainer.strategy.class_path"] == "kd.strategies.ddp.DDP"
 
 
-def test_print_config_is_runnable(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config_is_runnable(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_main([f"recipe={recipe}", "seed=5", "--print_config"]) == 0
     again = tmp_path / "again.yaml"
     again.write_text(capsys.readouterr().out)
@@ -151,7 +170,9 @@ def test_every_recipe_with_every_overlay(recipe_name: str, overlay: str | None) 
 @pytest.mark.parametrize("name", ["foodtag_vit", "food101_vitl_vits"])
 def test_the_case_studys_setting(name: str) -> None:
     config = resolved(name, "config=nodes_4x8")
-    assert config["data.batch_size"] * config["trainer.num_nodes"] * config["trainer.devices"] == 1152
+    assert (
+        config["data.batch_size"] * config["trainer.num_nodes"] * config["trainer.devices"] == 1152
+    )
     assert config["optim.zero"] is True
     assert config["trainer.precision"] == "bf16-mixed"
     assert config["trainer.max_epochs"] == 210
@@ -166,7 +187,9 @@ def test_every_file_says_what_it_is(kind: str) -> None:
 
 
 def one_line_of(capsys: pytest.CaptureFixture[str]) -> str:
-    lines = [x for x in capsys.readouterr().err.replace("\r", "\n").splitlines() if x.startswith("kd-")]
+    lines = [
+        x for x in capsys.readouterr().err.replace("\r", "\n").splitlines() if x.startswith("kd-")
+    ]
     assert len(lines) == 1
     return lines[0]
 
@@ -177,7 +200,10 @@ WRONG = [
     ("optim.lr=abc", "optim.lr"),
     ("optim.lr=-1", "optim.lr: must be >= 0, got -1"),
     ("optim.name=adamww", "optim.name"),
-    ("model.distill_losses.kd.temperature=0", "model.distill_losses.kd.temperature: must be > 0, got 0.0"),
+    (
+        "model.distill_losses.kd.temperature=0",
+        "model.distill_losses.kd.temperature: must be > 0, got 0.0",
+    ),
     ("model.distill_losses.kd.weight=-1", "model.distill_losses.kd.weight: must be >= 0, got -1.0"),
     ("model.distill_losses.kd.temprature=1", "did you mean 'model.distill_losses.kd.temperature'?"),
     ("model.task_loss_weight=-0.1", "model.task_loss_weight: must be >= 0, got -0.1"),
@@ -188,7 +214,10 @@ WRONG = [
     ("model.teacher.chekpoint=x", "did you mean 'model.teacher.checkpoint'?"),
     ("data.source.root=/nowhere", "data.source.root: there is no folder /nowhere/train"),
     ("data.source=ImageFoldr", "did you mean 'ImageFolder'?"),
-    ("data.batch_size=500", "data.batch_size: 500 x 1 process(es) is more than the 48 training pictures"),
+    (
+        "data.batch_size=500",
+        "data.batch_size: 500 x 1 process(es) is more than the 48 training pictures",
+    ),
     ("data.batch_size=0", "data.batch_size: must be >= 1, got 0"),
     ("data.augment.scale=3", "data.augment.scale: must be > 0 and <= 1, got 3"),
     ("config=smddp_4x8", "smdistributed.dataparallel.torch.torch_smddp"),
@@ -197,24 +226,37 @@ WRONG = [
     ("config=zero", "optim.zero: needs several processes"),
     ("checkpoint.monitor=val/acc", "checkpoint.monitor"),
     ("preflight=stop", "model.teacher: vit_tiny_patch16_224 is right on"),
-    ("model.taps={a: {student: norm, teacher: norm}}", "model.taps.a: there is no feature loss 'a'"),
+    (
+        "model.taps={a: {student: norm, teacher: norm}}",
+        "model.taps.a: there is no feature loss 'a'",
+    ),
     ("model.teacher=null", "model.teacher: the distillation losses kd need one"),
     ("recipe=foodtag_vit", "recipe is given twice"),
     ("data.augment=3", "data.augment: has settings of its own"),
     ("trainer.strategy=foo", "trainer.strategy: must be auto, ddp or a class path"),
-    ("trainer.strategy=kd.strategies.ddp.DPP", "trainer.strategy: no class 'kd.strategies.ddp.DPP'"),
+    (
+        "trainer.strategy=kd.strategies.ddp.DPP",
+        "trainer.strategy: no class 'kd.strategies.ddp.DPP'",
+    ),
     ("trainer.devices=none", "trainer.devices: must be auto, -1 (all), a number >= 1"),
     ("data.source=Manifest", "data.source: needs train"),
     ("model.ema_decay=2", "model.ema_decay: must be > 0 and < 1, got 2"),
 ]
 
 
-def test_a_missing_extra_is_installed_for_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_installed_for_this_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``pip`` alone may belong to another Python: the README's environment need not be active."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python3"))
-    assert needs_extra("tune").endswith(f": {tmp_path}/.venv/bin/python3 -m pip install 'kd-train[tune]'")
+    assert needs_extra("tune").endswith(
+        f": {tmp_path}/.venv/bin/python3 -m pip install 'kd-train[tune]'"
+    )
     monkeypatch.chdir(tmp_path)
-    assert needs_extra("tune") == "needs the extra tune: .venv/bin/python3 -m pip install 'kd-train[tune]'"
+    assert (
+        needs_extra("tune")
+        == "needs the extra tune: .venv/bin/python3 -m pip install 'kd-train[tune]'"
+    )
 
 
 @pytest.mark.parametrize(("item", "message"), WRONG, ids=[item for item, _ in WRONG])
@@ -232,11 +274,16 @@ def test_wrong_use_is_told_in_one_line(
         ("a: [1,\n", "overlay.yaml is no YAML"),
         ("just words", "overlay.yaml must hold settings"),
         ("modle: {x: 1}\n", "no key 'modle.x'"),
-        ("model: {student: {archh: x}}\n", "no key 'model.student.archh'; did you mean 'model.student.arch'?"),
+        (
+            "model: {student: {archh: x}}\n",
+            "no key 'model.student.archh'; did you mean 'model.student.arch'?",
+        ),
         ("optim: {lrr: 1}\n", "no key 'optim.lrr'; did you mean 'optim.lr'?"),
     ],
 )
-def test_a_wrong_overlay(text: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_overlay(
+    text: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     overlay = recipe.parent / "overlay.yaml"
     overlay.write_text(text)
     assert train_main([f"recipe={recipe}", f"config={overlay}"]) == 2
@@ -247,7 +294,10 @@ def test_a_manifest_with_a_missing_file_names_it(
     recipe: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = recipe.parent / "m.csv"
-    there = [f"{picture},{label}\n" for picture, label in zip(sorted(pictures.rglob("*.jpg")), "bcd", strict=False)]
+    there = [
+        f"{picture},{label}\n"
+        for picture, label in zip(sorted(pictures.rglob("*.jpg")), "bcd", strict=False)
+    ]
     file.write_text("".join(["path,label\nnothing.jpg,a\n", *there]))
     items = ["data.source=Manifest", f"data.source.train={file}", f"data.source.val={file}"]
     assert train_main([f"recipe={recipe}", *items]) == 2
@@ -255,11 +305,18 @@ def test_a_manifest_with_a_missing_file_names_it(
 
 
 def test_all_weights_zero(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_main([f"recipe={recipe}", "model.task_loss_weight=0", "model.distill_losses.kd.weight=0"]) == 2
+    assert (
+        train_main(
+            [f"recipe={recipe}", "model.task_loss_weight=0", "model.distill_losses.kd.weight=0"]
+        )
+        == 2
+    )
     assert "all loss weights are 0" in one_line_of(capsys)
 
 
-def test_class_counts_that_differ(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_class_counts_that_differ(
+    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tests._helpers import save_teacher
 
     other = save_teacher(tmp_path / "five.safetensors", num_classes=5)
@@ -270,10 +327,15 @@ def test_class_counts_that_differ(tmp_path: Path, pictures: Path, capsys: pytest
 
 def test_a_wrong_recipe_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert train_main(["recipe=foodtag_vot"]) == 2
-    assert one_line_of(capsys) == "kd-train: no recipe 'foodtag_vot'; did you mean 'foodtag_vit'? (kd-train --list)"
+    assert (
+        one_line_of(capsys)
+        == "kd-train: no recipe 'foodtag_vot'; did you mean 'foodtag_vit'? (kd-train --list)"
+    )
 
 
-def test_runs_dir_that_can_not_be_written(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_dir_that_can_not_be_written(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     assert train_main([f"recipe={recipe}", f"runs_dir={tmp_path / 'file'}"]) == 2
     assert "runs_dir" in one_line_of(capsys)
@@ -298,7 +360,9 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys; from kd.cli import train_main; train_main(['--help']); "
         "print([m for m in ('torch', 'timm') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 

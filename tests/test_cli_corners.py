@@ -16,7 +16,10 @@ WRONG = [
     ("optim.kwargs={betas: [0.9]}", "optim.kwargs: adamw can't work with"),
     ("optim.kwargs.eps=abc", "optim.kwargs: adamw can't work with"),
     ("optim.kwargs.lr=3", "optim.kwargs.lr: is optim.lr"),
-    ("optim.kwargs.x.class_path=os.system", "optim.kwargs.x.class_path: a class path is not allowed here"),
+    (
+        "optim.kwargs.x.class_path=os.system",
+        "optim.kwargs.x.class_path: a class path is not allowed here",
+    ),
     ("students={a: {optim.kwargs: {class_path: os.system}}}", "a class path is not allowed here"),
     ("students={1: {optim.lr: 0.1}}", "students: a name is text, got 1"),
     ("seed=-1", "seed: must be >= 0"),
@@ -26,18 +29,30 @@ WRONG = [
     ("seed=${", "seed: "),
     ("trainer.accumulate_grad_batches=0", "trainer.accumulate_grad_batches: must be >= 1, got 0"),
     ("trainer.limit_train_batches=0", "trainer.limit_train_batches: must be > 0"),
-    ("trainer.enable_checkpointing=false", "trainer.enable_checkpointing: must be true: a run is resumed from its"),
+    (
+        "trainer.enable_checkpointing=false",
+        "trainer.enable_checkpointing: must be true: a run is resumed from its",
+    ),
     ("trainer.barebones=true", "trainer.barebones: must be false: "),
-    ("trainer.callbacks+=RichProgressBar", "trainer.callbacks: RichProgressBar can't be added to the run's own"),
+    (
+        "trainer.callbacks+=RichProgressBar",
+        "trainer.callbacks: RichProgressBar can't be added to the run's own",
+    ),
     ("trainer.val_check_interval=0", "trainer.val_check_interval: must be > 0"),
     ("trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch: must be >= 1, got 0"),
     ("trainer.precision=16-true", "trainer.precision: 16-true has no room for gradients"),
     ("data.augment.rand_augment=31", "data.augment.rand_augment: must be >= 0 and <= 30, got 31"),
-    ("optim.name=adahessian", "optim.name: must not be that of an optimizer that needs second derivatives"),
+    (
+        "optim.name=adahessian",
+        "optim.name: must not be that of an optimizer that needs second derivatives",
+    ),
     ("checkpoint.monitor=", "checkpoint.monitor: must not be empty"),
     ("data.unlabeled=", "data.unlabeled: must not be empty"),
     ("model.teacher.checkpoint=", "model.teacher.checkpoint: must not be empty"),
-    ("model.teacher.class_map={pear: apple}", "model.teacher.class_map: 'pear' is no class of the data"),
+    (
+        "model.teacher.class_map={pear: apple}",
+        "model.teacher.class_map: 'pear' is no class of the data",
+    ),
     ("trainer.val_check_interval=1000", "trainer.val_check_interval: "),
     ("trainer.accelerator=tpu", "trainer: "),
     ("trainer.precision=transformer-engine", "trainer: "),
@@ -48,19 +63,49 @@ WRONG = [
     ("trainer.logger=WandbLogger", "trainer.logger: WandbLogger needs the package wandb"),
     ("trainer.logger=TensorBoardLogger", "trainer.logger: "),
     ("model.student.kwargs.num_heads=0", "model.student: vit_tiny_patch16_224 can't be built with"),
-    ("model.student.kwargs.patch_size=0", "model.student: vit_tiny_patch16_224 can't be built with"),
-    ("model.student.kwargs.patch_size=64", "model.student: vit_tiny_patch16_224 can't take pictures of 32x32"),
-    ("model.student.kwargs.in_chans=1", "model.student.kwargs.in_chans: must be 3, as pictures are read in RGB, got 1"),
-    ("model.student.kwargs.act_layer=nonsense", "model.student: vit_tiny_patch16_224 can't be built with"),
-    ("model.student.kwargs.checkpoint_path=x", "model.student.kwargs.checkpoint_path: can't be an argument of the"),
+    (
+        "model.student.kwargs.patch_size=0",
+        "model.student: vit_tiny_patch16_224 can't be built with",
+    ),
+    (
+        "model.student.kwargs.patch_size=64",
+        "model.student: vit_tiny_patch16_224 can't take pictures of 32x32",
+    ),
+    (
+        "model.student.kwargs.in_chans=1",
+        "model.student.kwargs.in_chans: must be 3, as pictures are read in RGB, got 1",
+    ),
+    (
+        "model.student.kwargs.act_layer=nonsense",
+        "model.student: vit_tiny_patch16_224 can't be built with",
+    ),
+    (
+        "model.student.kwargs.checkpoint_path=x",
+        "model.student.kwargs.checkpoint_path: can't be an argument of the",
+    ),
     ("model.student={}", "model.student: {} sets nothing"),
     ("model.teacher=tests/old_run/teacher.safetensors", "model.teacher.checkpoint=FILE"),
-    ("model.teacher.cache=only", "model.teacher.cache: only, but 48 of an epoch's answers are missing"),
-    ("model.teacher={cache: 'on', cache_views: 1000000000}", "model.teacher.cache_views: must be >= 1 and <= 10000"),
-    ("model.distill_losses.kd.temperature=1e400", "model.distill_losses.kd.temperature: must be a finite number"),
-    ("model.distill_losses.kd.temperature=1e300", "model.distill_losses.kd: is not finite on a trial batch"),
+    (
+        "model.teacher.cache=only",
+        "model.teacher.cache: only, but 48 of an epoch's answers are missing",
+    ),
+    (
+        "model.teacher={cache: 'on', cache_views: 1000000000}",
+        "model.teacher.cache_views: must be >= 1 and <= 10000",
+    ),
+    (
+        "model.distill_losses.kd.temperature=1e400",
+        "model.distill_losses.kd.temperature: must be a finite number",
+    ),
+    (
+        "model.distill_losses.kd.temperature=1e300",
+        "model.distill_losses.kd: is not finite on a trial batch",
+    ),
     ("model.distill_losses.kd.weight=null", "model.distill_losses.kd.weight: can't be null"),
-    ("data.img_size=10000000", "data.img_size: a batch of 8 pictures of 10000000x10000000 is larger than the memory"),
+    (
+        "data.img_size=10000000",
+        "data.img_size: a batch of 8 pictures of 10000000x10000000 is larger than the memory",
+    ),
     ("data.img_size=0", "data.img_size: must be >= 1, got 0"),
     ("data.crop_ratio=1e-9", "data.crop_ratio: 1e-09 makes pictures larger than the memory"),
     ("data.unlabeled_ratio=1e12", "data.unlabeled_ratio: must be > 0 and <= 10000"),
@@ -68,7 +113,10 @@ WRONG = [
     ("data=3", "data: has settings of its own (data.NAME=VALUE), got '3'"),
     ("runs_dir=", "runs_dir: must name a folder"),
     ("runs_dir=a\nb", "runs_dir: must hold no control characters, got 'a\\nb'"),
-    ('model.student.kwargs={\n norm: "a\\x07"\n}', "model.student.kwargs.norm: must hold no control characters"),
+    (
+        'model.student.kwargs={\n norm: "a\\x07"\n}',
+        "model.student.kwargs.norm: must hold no control characters",
+    ),
     ("--quiet", "no option --quiet"),
     ("name=../x", "name: begins with a letter"),
     ("name=7", "name: begins with a letter"),
@@ -79,27 +127,37 @@ WRONG = [
 def told(items: list[str], capsys: pytest.CaptureFixture[str], program: str = "train") -> str:
     """The one line that a command ends in."""
     assert main(program, items) == 2
-    lines = [x for x in capsys.readouterr().err.replace("\r", "\n").splitlines() if x.startswith("kd-")]
+    lines = [
+        x for x in capsys.readouterr().err.replace("\r", "\n").splitlines() if x.startswith("kd-")
+    ]
     assert len(lines) == 1
     assert "KD_TRACEBACK" not in lines[0] or "File name too long" in lines[0]
     return lines[0]
 
 
 @pytest.mark.parametrize(("item", "message"), WRONG, ids=[item[:60] for item, _ in WRONG])
-def test_an_odd_setting(item: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_odd_setting(
+    item: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert message in told([item, f"recipe={recipe}"], capsys)
     assert not (recipe.parent / "runs").exists()
 
 
-def test_deepspeeds_flat_shards_have_no_matrices_for_muon(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deepspeeds_flat_shards_have_no_matrices_for_muon(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     items = [f"recipe={recipe}", "config=deepspeed", "optim.name=muon"]
     assert "optim.name: must be adamw, adam, sgd or momentum with DeepSpeed" in told(items, capsys)
     assert not (recipe.parent / "runs").exists()
 
 
-def test_headspace_of_a_short_epoch_leaves_no_folder(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_headspace_of_a_short_epoch_leaves_no_folder(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     students = "students={a: {optim.lr: 0.1}, b: {optim.lr: 0.2}}"
-    assert "a headspace run needs 10" in told([f"recipe={recipe}", "config=headspace", students], capsys)
+    assert "a headspace run needs 10" in told(
+        [f"recipe={recipe}", "config=headspace", students], capsys
+    )
     assert not (recipe.parent / "runs").exists()
 
 
@@ -111,18 +169,29 @@ def test_headspace_of_a_short_epoch_leaves_no_folder(recipe: Path, capsys: pytes
         (f"seed: {'9' * 5000}\n", "is no YAML"),
         ("data: 3\n", "overlay.yaml: data: must be a group of settings"),
         ("recipe: ../../elsewhere\n", "recipe: names the run's folder"),
-        ("optim: {kwargs: {class_path: os.system, init_args: {command: id}}}\n", "a class path is not allowed here"),
-        ("model: {student: {kwargs: {norm: {class_path: torch.hub.load}}}}\n", "a class path is not allowed here"),
+        (
+            "optim: {kwargs: {class_path: os.system, init_args: {command: id}}}\n",
+            "a class path is not allowed here",
+        ),
+        (
+            "model: {student: {kwargs: {norm: {class_path: torch.hub.load}}}}\n",
+            "a class path is not allowed here",
+        ),
         ("trainer: {logger: {class_path: antigravity.Logger}}\n", "not among the classes"),
         ("trainer: {callbacks: [tests._kills.KillAtStep]}\n", "trust=tests._kills, or --trust"),
         ("data: {source: this.Source}\n", "not among the classes"),
-        ("trainer: {logger: {class_path: torch.hub.load}}\n", "names torch.hub.load, which is not among the classes"),
+        (
+            "trainer: {logger: {class_path: torch.hub.load}}\n",
+            "names torch.hub.load, which is not among the classes",
+        ),
         ("seed: ${oc.env:HOME}\n", "looks up '${oc.env:HOME}'"),
         ('runs_dir: "a\\nb"\n', "overlay.yaml: runs_dir: must hold no control characters"),
         ("seed: ${nothing}\n", "seed: Interpolation key 'nothing' not found"),
     ],
 )
-def test_an_odd_file_from_elsewhere(text: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_odd_file_from_elsewhere(
+    text: str, message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     overlay = recipe.parent / "overlay.yaml"
     overlay.write_text(text)
     assert message in told([f"recipe={recipe}", f"config={overlay}"], capsys)
@@ -139,29 +208,47 @@ class Mine(Callback):
 
 
 def test_own_classes_in_own_files_and_trusted_ones_elsewhere(
-    tmp_path: Path, pictures: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "own_classes.py").write_text(CALLBACK)
     monkeypatch.syspath_prepend(tmp_path)
-    recipe = write_recipe(tmp_path / "r.yaml", pictures, teacher, trainer__callbacks=["own_classes.Mine"])
+    recipe = write_recipe(
+        tmp_path / "r.yaml", pictures, teacher, trainer__callbacks=["own_classes.Mine"]
+    )
     line = [f"recipe={recipe}", "config=debug"]
-    assert "r.yaml: trainer.callbacks names own_classes.Mine, which is not among" in told(line, capsys)
+    assert "r.yaml: trainer.callbacks names own_classes.Mine, which is not among" in told(
+        line, capsys
+    )
     for trust in ("--trust", "trust=own_classes"):
         assert main("train", [*line, trust, "--print_config"]) == 0
     monkeypatch.chdir(tmp_path)  # a recipe of one's own checkout
     assert main("train", line) == 0
     run = tmp_path / "runs" / "tiny" / "000"
     capsys.readouterr()
-    assert main("train", [f"resume={run}", "trainer.max_epochs=2", "--print_config"]) == 0  # a run of one's own
+    assert (
+        main("train", [f"resume={run}", "trainer.max_epochs=2", "--print_config"]) == 0
+    )  # a run of one's own
     config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump({**config, "seed": 1}))  # no longer what was started here
+    (run / "config.yaml").write_text(
+        yaml.safe_dump({**config, "seed": 1})
+    )  # no longer what was started here
     capsys.readouterr()
-    assert "config.yaml: trainer.callbacks names own_classes.Mine" in told([str(run)], capsys, "eval")
+    assert "config.yaml: trainer.callbacks names own_classes.Mine" in told(
+        [str(run)], capsys, "eval"
+    )
 
 
-def test_kd_pack_and_kd_report(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kd_pack_and_kd_report(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "out: must name a folder" in told([f"recipe={recipe}", "out="], capsys, "pack")
-    assert "short_side: must be" in told([f"recipe={recipe}", f"out={tmp_path / 'o'}", "short_side=²"], capsys, "pack")
+    assert "short_side: must be" in told(
+        [f"recipe={recipe}", f"out={tmp_path / 'o'}", "short_side=²"], capsys, "pack"
+    )
     assert "no run folder /nonexistent" in told(["/nonexistent/x"], capsys, "report")
     assert "is no run's folder" in told([str(tmp_path)], capsys, "report")
 
@@ -179,12 +266,24 @@ def test_a_traceback_for_those_who_ask() -> None:
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
         assert done.returncode == status
         assert "ZeroDivisionError" in done.stderr
-        assert len(done.stderr.splitlines()) >= lines and (asked or len(done.stderr.splitlines()) == 1)
+        assert len(done.stderr.splitlines()) >= lines and (
+            asked or len(done.stderr.splitlines()) == 1
+        )
 
 
-def test_taps_and_teachers_one_field_at_a_time(recipe: Path, teacher: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    taps = ["model.taps.at.student=blocks.0", "model.taps.at.teacher=blocks.1", "model.distill_losses.at=ATLoss"]
-    other = ["model.teacher=null", "model.teachers.a.arch=resnet18", "model.teachers.a.kwargs.drop_rate=0.1"]
+def test_taps_and_teachers_one_field_at_a_time(
+    recipe: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taps = [
+        "model.taps.at.student=blocks.0",
+        "model.taps.at.teacher=blocks.1",
+        "model.distill_losses.at=ATLoss",
+    ]
+    other = [
+        "model.teacher=null",
+        "model.teachers.a.arch=resnet18",
+        "model.teachers.a.kwargs.drop_rate=0.1",
+    ]
     for items, key, want in (
         (taps, "taps", {"at": {"student": "blocks.0", "teacher": "blocks.1", "tokens": "patch"}}),
         ([*taps, "model.taps={at: {student: norm, teacher: norm}}"], "taps", None),
@@ -196,7 +295,9 @@ def test_taps_and_teachers_one_field_at_a_time(recipe: Path, teacher: Path, caps
     assert found["a"]["kwargs"] == {"drop_rate": 0.1}
 
 
-def test_output_that_is_no_terminal_is_lines(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_that_is_no_terminal_is_lines(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main("train", [f"recipe={recipe}", "preflight=warn"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line[:9] for line in lines if line.startswith("epoch")] == ["epoch   1", "epoch   2"]
@@ -204,7 +305,9 @@ def test_output_that_is_no_terminal_is_lines(recipe: Path, capsys: pytest.Captur
     run = recipe.parent / "runs" / "tiny" / "000"
     for file, message in (("best.ckpt", "holds weights alone"), ("none.ckpt", "there is no")):
         assert message in told([f"resume={run / 'checkpoints' / file}"], capsys)
-    assert main("train", [f"resume={run / 'checkpoints' / 'last.ckpt'}", "trainer.max_epochs=3"]) == 0
+    assert (
+        main("train", [f"resume={run / 'checkpoints' / 'last.ckpt'}", "trainer.max_epochs=3"]) == 0
+    )
     assert (run / "metrics.csv").read_text().count("\n2,") or "epoch   3" in capsys.readouterr().err
 
 
@@ -219,13 +322,17 @@ def test_a_long_bar_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch,
     assert all(line.startswith("waiting") for line in lines)
 
 
-def test_one_class_is_nothing_to_learn(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_class_is_nothing_to_learn(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for split in ("train", "val"):
         draw = tmp_path / "one" / split / "apple"
         draw.parent.mkdir(parents=True)
         source = yaml.safe_load(recipe.read_text())["data"]["source"]["init_args"]["root"]
         draw.symlink_to(next((Path(source) / split).iterdir()))
-    assert "got one ('apple')" in told([f"recipe={recipe}", f"data.source.root={tmp_path / 'one'}"], capsys)
+    assert "got one ('apple')" in told(
+        [f"recipe={recipe}", f"data.source.root={tmp_path / 'one'}"], capsys
+    )
 
 
 def test_kd_alone_lists_the_commands_and_runs_each(capsys: pytest.CaptureFixture[str]) -> None:

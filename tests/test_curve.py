@@ -48,7 +48,12 @@ def run(module: DistillationModule, data: DistillationDataModule) -> list[float]
 
 
 def of_pictures(
-    pictures: Path, teacher: Path, augment: Augment, width: int, losses: dict[str, DistillLoss], **kwargs: object
+    pictures: Path,
+    teacher: Path,
+    augment: Augment,
+    width: int,
+    losses: dict[str, DistillLoss],
+    **kwargs: object,
 ) -> list[float]:
     data = DistillationDataModule(ImageFolder(str(pictures)), 32, 8, num_workers=0, augment=augment)
     taught = TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY)
@@ -60,13 +65,20 @@ def of_pictures(
 
 def kd_mixup_ema(pictures: Path, teacher: Path, folder: Path) -> list[float]:
     augment = Augment(color_jitter=0.2, mixup=0.8, cutmix=1.0)
-    return of_pictures(pictures, teacher, augment, 32, {"kd": KDLoss(temperature=3.0, weight=0.7)}, ema_decay=0.9)
+    return of_pictures(
+        pictures, teacher, augment, 32, {"kd": KDLoss(temperature=3.0, weight=0.7)}, ema_decay=0.9
+    )
 
 
 def hint(pictures: Path, teacher: Path, folder: Path) -> list[float]:
     """A loss over features, with a projection of its own that is trained too."""
-    losses: dict[str, DistillLoss] = {"kd": KDLoss(temperature=3.0, weight=0.7), "hint": HintLoss(weight=0.5)}
-    return of_pictures(pictures, teacher, Augment(), 16, losses, taps={"hint": TapSpec("blocks.0", "blocks.1")})
+    losses: dict[str, DistillLoss] = {
+        "kd": KDLoss(temperature=3.0, weight=0.7),
+        "hint": HintLoss(weight=0.5),
+    }
+    return of_pictures(
+        pictures, teacher, Augment(), 16, losses, taps={"hint": TapSpec("blocks.0", "blocks.1")}
+    )
 
 
 def segmentation_cwd(pictures: Path, teacher: Path, folder: Path) -> list[float]:
@@ -95,6 +107,8 @@ PATHS: dict[str, Callable[[Path, Path, Path], list[float]]] = {
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_the_curve_of_a_seeded_pair_has_not_changed(name: str, pictures: Path, teacher: Path, tmp_path: Path) -> None:
+def test_the_curve_of_a_seeded_pair_has_not_changed(
+    name: str, pictures: Path, teacher: Path, tmp_path: Path
+) -> None:
     expected = json.loads(CURVES.read_text())[name]
     assert PATHS[name](pictures, teacher, tmp_path) == pytest.approx(expected, rel=SLACK)

@@ -92,14 +92,19 @@ def test_uint8_is_prepared_floats_pass(tmp_path: Any) -> None:
     module.training_step((images, torch.zeros(8, dtype=torch.long)), 0)
     config = timm.data.resolve_model_data_config(student)
     mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))
-    resized = torch.nn.functional.interpolate(images.float(), (176, 176), mode="bilinear", antialias=True) / 255
+    resized = (
+        torch.nn.functional.interpolate(images.float(), (176, 176), mode="bilinear", antialias=True)
+        / 255
+    )
     assert seen[-1].shape[-2:] == config["input_size"][1:]
     if seen[-1].shape[-1] == 176:
         torch.testing.assert_close(seen[-1], (resized - mean) / std, atol=0.02, rtol=0)
     floats = torch.rand(8, 3, 64, 64)
     module.training_step((floats, torch.zeros(8, dtype=torch.long)), 0)
     assert seen[-1] is floats
-    halved = kd.DistillationModule(Plain(), task=kd.Classification(CLASSES), prepare=lambda x: x.float() / 510)
+    halved = kd.DistillationModule(
+        Plain(), task=kd.Classification(CLASSES), prepare=lambda x: x.float() / 510
+    )
     halved.training_step((images, torch.zeros(8, dtype=torch.long)), 0)
 
 
@@ -128,7 +133,9 @@ def test_what_is_missing_is_asked_for_in_one_line(make: Callable[[], object], me
 def test_a_step_for_any_loop() -> None:
     torch.manual_seed(0)
     teacher, student = Named(), Plain()
-    step = kd.Distillation(student, teacher, task=kd.Classification(CLASSES), losses={"kd": kd.KDLoss(4.0)})
+    step = kd.Distillation(
+        student, teacher, task=kd.Classification(CLASSES), losses={"kd": kd.KDLoss(4.0)}
+    )
     assert {id(p) for p in step.parameters()} == {id(p) for p in student.parameters()}
     images, targets = next(iter(loader()))
     terms = step(images, targets)
@@ -149,7 +156,9 @@ def test_a_teacher_follows_a_step_that_is_moved_again(several: bool) -> None:
     teacher = as_teacher(Plain())
     assert isinstance(teacher, FrozenTeacher)
     asked = Ensemble({"a": teacher}) if several else teacher
-    step = kd.Distillation(Plain(), asked, task=kd.Classification(CLASSES), losses={"kd": kd.KDLoss(4.0)})
+    step = kd.Distillation(
+        Plain(), asked, task=kd.Classification(CLASSES), losses={"kd": kd.KDLoss(4.0)}
+    )
     before = step(images, targets).named
     teacher.to(torch.device("cpu"))
     teacher.device = torch.device("cuda")  # as if the step had been on a GPU in between
@@ -164,9 +173,15 @@ def test_a_step_with_a_feature_loss_trains_its_projection() -> None:
     student, teacher = (timm.create_model("resnet10t", num_classes=CLASSES) for _ in range(2))
     taps = {"hint": kd.TapSpec(student="layer2", teacher="layer4")}
     step = kd.Distillation(
-        student, teacher, task=kd.Classification(CLASSES), losses={"hint": kd.losses.HintLoss()}, taps=taps
+        student,
+        teacher,
+        task=kd.Classification(CLASSES),
+        losses={"hint": kd.losses.HintLoss()},
+        taps=taps,
     )
-    step(torch.rand(2, 3, 176, 176), torch.tensor([0, 1])).total.backward()  # the size that timm names
+    step(
+        torch.rand(2, 3, 176, 176), torch.tensor([0, 1])
+    ).total.backward()  # the size that timm names
     own = [p for name, p in step.named_parameters() if "losses" in name]
     assert own and all(p.grad is not None for p in own)
 
@@ -174,12 +189,16 @@ def test_a_step_with_a_feature_loss_trains_its_projection() -> None:
 def test_the_student_is_saved_and_loaded(tmp_path: Path) -> None:
     """A timm model comes back as it was; of a model that only its owner can build the weights do."""
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    module = kd.DistillationModule(timm.create_model("resnet10t", num_classes=CLASSES), task=kd.Classification(CLASSES))
+    module = kd.DistillationModule(
+        timm.create_model("resnet10t", num_classes=CLASSES), task=kd.Classification(CLASSES)
+    )
     kd.save_student(module, tmp_path / "student.safetensors")
     model, prepare, classes = kd.load_student(tmp_path / "student.safetensors")
     assert classes == ["0", "1", "2", "3"]
     with torch.no_grad():
-        torch.testing.assert_close(model(prepare(images)), module.student_of_one.model.eval()(prepare(images)))
+        torch.testing.assert_close(
+            model(prepare(images)), module.student_of_one.model.eval()(prepare(images))
+        )
     own = kd.DistillationModule(Plain(), task=kd.Classification(CLASSES))
     kd.save_student(own, tmp_path / "own.safetensors")
     assert set(load_file(tmp_path / "own.safetensors")) == set(Plain().state_dict())
@@ -190,8 +209,14 @@ def test_the_student_is_saved_and_loaded(tmp_path: Path) -> None:
 ALLOWED = {
     "task": (5, r"a task, such as kd.Classification\(num_classes=10\), got int"),
     "losses": ([kd.KDLoss(4.0)], "a dict of losses by name.*got list"),
-    "losses['m']": ({"m": nn.MSELoss()}, "a subclass of kd.losses.LogitLoss or kd.losses.FeatureLoss.*got MSELoss"),
-    "teacher": ([Plain(), Plain()], 'a module or a function of pictures.*{"a": a, "b": b}.*got list'),
+    "losses['m']": (
+        {"m": nn.MSELoss()},
+        "a subclass of kd.losses.LogitLoss or kd.losses.FeatureLoss.*got MSELoss",
+    ),
+    "teacher": (
+        [Plain(), Plain()],
+        'a module or a function of pictures.*{"a": a, "b": b}.*got list',
+    ),
     "student": (5, "torch.nn.Module, got int"),
     "taps['kd']": ({"kd": "layer2"}, "kd.TapSpec.*got str"),
     "data": (["a", "b"], "kd.DataInfo.*got list"),
@@ -203,7 +228,9 @@ ALLOWED = {
 
 @pytest.mark.parametrize("argument", ALLOWED)
 @pytest.mark.parametrize("door", [kd.DistillationModule, kd.Distillation])
-def test_arguments_of_another_kind_are_refused_with_what_is_allowed(door: Any, argument: str) -> None:
+def test_arguments_of_another_kind_are_refused_with_what_is_allowed(
+    door: Any, argument: str
+) -> None:
     given, message = ALLOWED[argument]
     name = argument.partition("[")[0]
     if name == "optim" and door is kd.Distillation:
@@ -233,10 +260,16 @@ def test_the_student_knows_the_number_of_classes() -> None:
 
 
 def test_segmentation_models_of_torchvision() -> None:
-    model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(num_classes=3, weights_backbone=None)
+    model = torchvision.models.segmentation.lraspp_mobilenet_v3_large(
+        num_classes=3, weights_backbone=None
+    )
     losses = {"pixels": kd.losses.PixelKDLoss()}
-    module = kd.DistillationModule(model, copy.deepcopy(model), task=kd.tasks.Segmentation(3), losses=losses)
-    loss = module.training_step((torch.rand(2, 3, 32, 32), torch.zeros(2, 32, 32).long()), 0)["loss"]
+    module = kd.DistillationModule(
+        model, copy.deepcopy(model), task=kd.tasks.Segmentation(3), losses=losses
+    )
+    loss = module.training_step((torch.rand(2, 3, 32, 32), torch.zeros(2, 32, 32).long()), 0)[
+        "loss"
+    ]
     assert loss.isfinite()
 
 
@@ -262,7 +295,9 @@ def test_a_checkpoint_of_lightning_is_loaded_predicts_and_is_tested(tmp_path: Pa
         torch.testing.assert_close(torch.cat(predicted), expected)
     targets = torch.cat([batch[1] for batch in loader()])
     (tested,) = trainer(tmp_path).test(loaded, loader(), verbose=False)
-    assert tested["test/acc1"] == pytest.approx(float((expected.argmax(1) == targets).float().mean()))
+    assert tested["test/acc1"] == pytest.approx(
+        float((expected.argmax(1) == targets).float().mean())
+    )
     assert set(tested) == {"test/acc1", "test/acc5", "test/agreement"}
 
 
@@ -298,11 +333,15 @@ def test_a_checkpoint_gives_weights_and_no_arguments(key: str, tmp_path: Path) -
     for kind in (kd.DistillationModule, kd.DistillationDataModule):
         (tmp_path / "a.ckpt").write_bytes(b"no checkpoint")
         with pytest.raises(UserError, match=r"checkpoint_path: .*a.ckpt can't be loaded"):
-            kind.load_from_checkpoint(tmp_path / "a.ckpt", **(made if kind is kd.DistillationModule else {}))
+            kind.load_from_checkpoint(
+                tmp_path / "a.ckpt", **(made if kind is kd.DistillationModule else {})
+            )
 
 
 def test_lightnings_own_average_of_weights(tmp_path: Path) -> None:
-    module = kd.DistillationModule(Plain(), Plain(), losses=KD, optim=lambda p: torch.optim.SGD(p, lr=0.5))
+    module = kd.DistillationModule(
+        Plain(), Plain(), losses=KD, optim=lambda p: torch.optim.SGD(p, lr=0.5)
+    )
     before = module.student.fc.bias.detach().clone()
     average = EMAWeightAveraging(decay=0.5)
     fit = trainer(tmp_path, callbacks=[average])
@@ -333,7 +372,10 @@ def test_float_pictures_that_nobody_has_scaled_are_warned_of_once() -> None:
 def test_a_step_is_pickled_and_copied_whole() -> None:
     """Of the copy the copy's own layers are read, not the first one's."""
     step = kd.Distillation(
-        Plain(), Plain(16), losses={"hint": kd.losses.HintLoss()}, taps={"hint": kd.TapSpec("conv", "conv")}
+        Plain(),
+        Plain(16),
+        losses={"hint": kd.losses.HintLoss()},
+        taps={"hint": kd.TapSpec("conv", "conv")},
     )
     images, targets = next(iter(loader()))
     for other in (pickle.loads(pickle.dumps(step)), copy.deepcopy(step)):
@@ -350,4 +392,7 @@ def test_packages_are_reached_by_the_package(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("losses", "tasks"):
         monkeypatch.delattr(kd, name)
         assert name in dir(kd)
-    assert (kd.losses.HintLoss.__name__, kd.tasks.Segmentation.__name__) == ("HintLoss", "Segmentation")
+    assert (kd.losses.HintLoss.__name__, kd.tasks.Segmentation.__name__) == (
+        "HintLoss",
+        "Segmentation",
+    )

@@ -23,7 +23,11 @@ def test_a_run_and_weights_files_side_by_side(
     out = capsys.readouterr().out
     assert main("eval", [*words, "arch=resnet10t", "img_size=32", f"out={tmp_path}/all.json"]) == 0
     run, same, other = json.loads((tmp_path / "all.json").read_text())
-    assert (run["student"], run["teacher"], run["fidelity"]) == (same["student"], same["teacher"], same["fidelity"])
+    assert (run["student"], run["teacher"], run["fidelity"]) == (
+        same["student"],
+        same["teacher"],
+        same["fidelity"],
+    )
     assert json.loads((finished / "eval_val.json").read_text()) == run
     rows = list(csv.DictReader(table.open()))
     assert len(rows) == run["pictures"] == 16
@@ -47,7 +51,10 @@ def test_a_weights_file_alone_needs_only_pictures(
     items = [f"folder={val}", "data.img_size=40"]
     assert main("eval", [str(finished / "student"), *items, f"out={tmp_path}/bare.json"]) == 0
     assert main("eval", [str(finished), f"folder={val}"]) == 0
-    bare, run = (json.loads(f.read_text()) for f in (tmp_path / "bare.json", finished / "eval_folder_val.json"))
+    bare, run = (
+        json.loads(f.read_text())
+        for f in (tmp_path / "bare.json", finished / "eval_folder_val.json")
+    )
     assert bare["student"]["acc1"] == run["student"]["acc1"]
     assert "teacher" not in bare
     capsys.readouterr()

@@ -28,10 +28,17 @@ CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cel
 def test_the_notebook_shows_what_came_out() -> None:
     """And what it imports is there; runs from Python are those of test_api.py."""
     trees = [ast.parse("".join(cell["source"])) for cell in CELLS]
-    imports = [node for tree in trees for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [
+        node
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
     exec(compile(ast.Module(imports, []), NOTEBOOK.name, "exec"), {})
     assert all(cell["outputs"] for cell in CELLS[1:])  # the imports print nothing
-    assert any("image/png" in output.get("data", {}) for cell in CELLS for output in cell["outputs"])
+    assert any(
+        "image/png" in output.get("data", {}) for cell in CELLS for output in cell["outputs"]
+    )
 
 
 @pytest.mark.slow

@@ -21,14 +21,23 @@ from tests._runs import run
 
 transformers = pytest.importorskip("transformers")
 NORMALISED = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
 OURS = {**TINY, "mlp_ratio": 2}
 
 
 @functools.cache
 def hugging_face() -> nn.Module:
     torch.manual_seed(0)
-    names = {"id2label": dict(enumerate(CLASSES)), "label2id": {name: i for i, name in enumerate(CLASSES)}}
+    names = {
+        "id2label": dict(enumerate(CLASSES)),
+        "label2id": {name: i for i, name in enumerate(CLASSES)},
+    }
     config = transformers.ViTConfig(**SIZES, intermediate_size=64, **names)
     return shaken(transformers.ViTForImageClassification(config))
 
@@ -36,7 +45,9 @@ def hugging_face() -> nn.Module:
 @functools.cache
 def torch_vision() -> nn.Module:
     torch.manual_seed(0)
-    model = torchvision.models.VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=4, norm_layer=nn.LayerNorm)
+    model = torchvision.models.VisionTransformer(
+        32, 8, 2, 2, 32, 64, num_classes=4, norm_layer=nn.LayerNorm
+    )
     return shaken(model)
 
 
@@ -55,31 +66,39 @@ def logits(output: object) -> Tensor:
 @pytest.mark.parametrize("wrapped", ["", "model.", "net.encoder."])
 def test_a_vits_weights_give_the_same_logits(make, wrapped: str, tmp_path: Path, capsys) -> None:
     theirs = make()
-    torch.save({"state_dict": {f"{wrapped}{k}": v for k, v in theirs.state_dict().items()}}, tmp_path / "w.pth")
+    torch.save(
+        {"state_dict": {f"{wrapped}{k}": v for k, v in theirs.state_dict().items()}},
+        tmp_path / "w.pth",
+    )
     spec = TeacherSpec(ARCH, 32, checkpoint=str(tmp_path / "w.pth"), kwargs=OURS)
     ours = build_model(spec, 4, "model.teacher", head=True).eval()
     with torch.no_grad():
         want, got = logits(theirs(NORMALISED)), ours(NORMALISED)
     assert want.std() > 0.1
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    assert f"names of {make.__name__.replace('hugging_face', 'transformers').replace('_', '')} brought into timm's" in (
-        capsys.readouterr().out
+    assert (
+        f"names of {make.__name__.replace('hugging_face', 'transformers').replace('_', '')} brought into timm's"
+        in (capsys.readouterr().out)
     )
 
 
 def test_a_folder_of_transformers_brings_size_normalisation_and_class_names(tmp_path: Path) -> None:
     hugging_face().save_pretrained(tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.2, 0.3], "image_std": [0.3, 0.2, 0.1]}')
+    (tmp_path / "preprocessor_config.json").write_text(
+        '{"image_mean": [0.1, 0.2, 0.3], "image_std": [0.3, 0.2, 0.1]}'
+    )
     turned = tuple(reversed(CLASSES))
     for arch in ("", ARCH):
         kwargs = OURS if arch else {}
         teacher = build_teacher(
-            TeacherSpec(arch, 32 if arch else None, checkpoint=str(tmp_path), kwargs=kwargs), 4, turned
+            TeacherSpec(arch, 32 if arch else None, checkpoint=str(tmp_path), kwargs=kwargs),
+            4,
+            turned,
         )
         pictures = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
-        pixels = (pictures / 255 - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor([0.3, 0.2, 0.1])[
-            :, None, None
-        ]
+        pixels = (pictures / 255 - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor(
+            [0.3, 0.2, 0.1]
+        )[:, None, None]
         with torch.no_grad():
             want = logits(hugging_face()(pixels)).flip(1)
         torch.testing.assert_close(teacher(pictures), want, rtol=1e-4, atol=1e-4)
@@ -97,7 +116,13 @@ def test_dinov2_of_transformers_gives_the_same_features(tmp_path: Path) -> None:
 
 
 def test_a_vit_that_timm_has_a_name_for(tmp_path: Path) -> None:
-    known = {**SIZES, "hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "image_size": 224}
+    known = {
+        **SIZES,
+        "hidden_size": 384,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 6,
+        "image_size": 224,
+    }
     vit = {**known, "model_type": "vit", "patch_size": 16, "intermediate_size": 1536}
     dino = {**known, "model_type": "dinov2", "patch_size": 14, "mlp_ratio": 4}
     for config, arch in ((vit, "vit_small_patch16_224"), (dino, "vit_small_patch14_dinov2")):
@@ -108,11 +133,16 @@ def test_a_vit_that_timm_has_a_name_for(tmp_path: Path) -> None:
 def test_another_model_of_transformers_is_told_the_keys_that_load_it(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = transformers.ConvNextConfig(hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], num_labels=4)
+    config = transformers.ConvNextConfig(
+        hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], num_labels=4
+    )
     transformers.ConvNextForImageClassification(config).save_pretrained(tmp_path)
     assert train_main([f"recipe={recipe}", f"model.teacher.checkpoint={tmp_path}"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert f"model.teacher.checkpoint: {tmp_path} is a model of transformers, not timm's; in its place: " in line
+    assert (
+        f"model.teacher.checkpoint: {tmp_path} is a model of transformers, not timm's; in its place: "
+        in line
+    )
     keys = line.partition("in its place: ")[2].split()
     assert keys == [
         "model.teacher.builder=kd.models.hugging_face.HuggingFace",
@@ -128,26 +158,35 @@ def test_another_model_of_transformers_is_told_the_keys_that_load_it(
      ("mobilenet_v3_large", "mobilenetv3_large_100")],
 )  # fmt: skip
 @pytest.mark.parametrize("wrapped", ["", "net.backbone."])
-def test_torchvisions_mobilenets_give_the_same_logits(theirs: str, arch: str, wrapped: str, tmp_path: Path) -> None:
+def test_torchvisions_mobilenets_give_the_same_logits(
+    theirs: str, arch: str, wrapped: str, tmp_path: Path
+) -> None:
     """Also from a file that sorts its tensors by name; norms of little variance show another epsilon."""
     torch.manual_seed(0)
     model = getattr(torchvision.models, theirs)(num_classes=4, width_mult=1.0).eval()
     for name, value in model.state_dict().items():
         if name.endswith("running_var"):
             value.uniform_(1e-3, 1e-2)
-    state = {f"{wrapped}{k}": v for k, v in model.state_dict().items()} | {"loss.weight": torch.ones(4)}
+    state = {f"{wrapped}{k}": v for k, v in model.state_dict().items()} | {
+        "loss.weight": torch.ones(4)
+    }
     save_file(state, tmp_path / "w.safetensors")
     spec = TeacherSpec(arch, 32, checkpoint=str(tmp_path / "w.safetensors"))
     ours = build_model(spec, 4, "model.teacher", head=True).eval()
     with torch.no_grad():
         want = model(NORMALISED)
-        torch.testing.assert_close(ours(NORMALISED), want, rtol=1e-3, atol=1e-4 * float(want.abs().max()))
+        torch.testing.assert_close(
+            ours(NORMALISED), want, rtol=1e-3, atol=1e-4 * float(want.abs().max())
+        )
 
 
 def test_other_models_of_torchvision_are_told_the_key(tmp_path: Path) -> None:
     torch.save(torchvision.models.efficientnet_b0(num_classes=4).state_dict(), tmp_path / "w.pth")
     spec = TeacherSpec("efficientnet_b0", checkpoint=str(tmp_path / "w.pth"))
-    with pytest.raises(UserError, match=r"does not fit: .*: model.teacher.arch; a model of .*: model.teacher.builder"):
+    with pytest.raises(
+        UserError,
+        match=r"does not fit: .*: model.teacher.arch; a model of .*: model.teacher.builder",
+    ):
         build_model(spec, 4, "model.teacher", head=True)
 
 
@@ -161,9 +200,15 @@ def test_weights_of_timm_keep_their_names() -> None:
 @pytest.mark.parametrize("head", ["net.head.", "net.classifier.fc.", "head."])
 def test_a_head_beside_a_wrapped_backbone_is_taken(head: str, tmp_path: Path) -> None:
     want = tiny_vit(seed=3)
-    state = {(head + k[5:] if k.startswith("head.") else f"net.backbone.{k}"): v for k, v in want.state_dict().items()}
+    state = {
+        (head + k[5:] if k.startswith("head.") else f"net.backbone.{k}"): v
+        for k, v in want.state_dict().items()
+    }
     torch.save(
-        {"state_dict": {**state, "loss.weight": torch.ones(4)}, "pytorch-lightning_version": "2.6.0"},
+        {
+            "state_dict": {**state, "loss.weight": torch.ones(4)},
+            "pytorch-lightning_version": "2.6.0",
+        },
         tmp_path / "w.ckpt",
     )
     spec = TeacherSpec(ARCH, 32, checkpoint=str(tmp_path / "w.ckpt"), kwargs=TINY)
@@ -173,7 +218,10 @@ def test_a_head_beside_a_wrapped_backbone_is_taken(head: str, tmp_path: Path) ->
 
 def test_of_two_heads_none_is_taken(tmp_path: Path) -> None:
     state = {f"net.backbone.{k}": v for k, v in tiny_vit(0).state_dict().items()}
-    torch.save({**state, "net.a.weight": torch.ones(4, 32), "net.b.weight": torch.ones(4, 32)}, tmp_path / "w.ckpt")
+    torch.save(
+        {**state, "net.a.weight": torch.ones(4, 32), "net.b.weight": torch.ones(4, 32)},
+        tmp_path / "w.ckpt",
+    )
     with pytest.raises(UserError, match="head.weight is missing"):
         spec = TeacherSpec(ARCH, 32, checkpoint=str(tmp_path / "w.ckpt"), kwargs=TINY)
         build_model(spec, 4, "model.teacher", head=True)
@@ -186,15 +234,21 @@ def test_names_of_the_hub() -> None:
     for name in ("timm/vit_small_patch14_dinov2.lvd142m", "hf_hub:timm/vit_small_patch14_dinov2.lvd142m",
                  "hf-hub:timm/vit_small_patch14_dinov2.lvd142m"):  # fmt: skip
         assert ModelSpec(name).arch == "vit_small_patch14_dinov2.lvd142m"
-        with pytest.raises(UserError, match=r"weights: model.teacher.arch=vit_small_\S+ model.teacher.pretrained"):
+        with pytest.raises(
+            UserError, match=r"weights: model.teacher.arch=vit_small_\S+ model.teacher.pretrained"
+        ):
             build_teacher(TeacherSpec(ARCH, checkpoint=name), 4)
-    with pytest.raises(UserError, match=r"model.teacher.arch: 'hf_hub:me/net' .* model.teacher.builder.path=me/net"):
+    with pytest.raises(
+        UserError, match=r"model.teacher.arch: 'hf_hub:me/net' .* model.teacher.builder.path=me/net"
+    ):
         build_teacher(TeacherSpec("hf_hub:me/net"), 4)
 
 
 def test_other_numbers_of_classes_name_the_key(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "w.safetensors", 81)
-    with pytest.raises(UserError, match=r"names 81 classes, the data has 4; model.teacher.classes=FILE \(one"):
+    with pytest.raises(
+        UserError, match=r"names 81 classes, the data has 4; model.teacher.classes=FILE \(one"
+    ):
         build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(file), kwargs=TINY), 4, CLASSES)
 
 
@@ -213,9 +267,16 @@ def speaking(tmp_path: Path) -> Path:
 def test_a_typed_architecture_that_is_not_the_files_is_refused(
     recipe: Path, speaking: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    items = [f"recipe={recipe}", f"model.teacher.checkpoint={speaking}", "model.teacher.arch=resnet18"]
+    items = [
+        f"recipe={recipe}",
+        f"model.teacher.checkpoint={speaking}",
+        "model.teacher.arch=resnet18",
+    ]
     assert train_main(items) == 2
-    assert f"model.teacher.arch: {speaking} holds {ARCH}, got resnet18; leave it out" in capsys.readouterr().err
+    assert (
+        f"model.teacher.arch: {speaking} holds {ARCH}, got resnet18; leave it out"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_recipes_architecture_gives_way_and_the_run_records_the_files(

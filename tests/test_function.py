@@ -75,7 +75,9 @@ def test_a_second_run_at_once_is_refused_in_a_line(recipe: Path, tmp_path: Path)
 
     def train(name: str) -> None:
         try:
-            results.append(kd.train(recipe, {**SMALL, "runs_dir": tmp_path / name}).summary["status"])
+            results.append(
+                kd.train(recipe, {**SMALL, "runs_dir": tmp_path / name}).summary["status"]
+            )
         except UserError as error:
             results.append(error)
 
@@ -86,13 +88,22 @@ def test_a_second_run_at_once_is_refused_in_a_line(recipe: Path, tmp_path: Path)
         thread.join()
     done, refused = sorted(results, key=lambda result: isinstance(result, UserError))
     assert done == "done"
-    assert str(refused).startswith("kd.train: another run is going on in this program") and "\n" not in str(refused)
+    assert str(refused).startswith(
+        "kd.train: another run is going on in this program"
+    ) and "\n" not in str(refused)
     assert len([folder for folder in ("a", "b") if (tmp_path / folder).exists()]) == 1
 
 
 @pytest.mark.parametrize("how", ["-", "-c"])
-def test_two_processes_without_a_file_to_start_them_from(how: str, recipe: Path, tmp_path: Path) -> None:
-    settings = {**SMALL, "trainer.devices": 2, "trainer.strategy": "ddp", "runs_dir": str(tmp_path / "runs")}
+def test_two_processes_without_a_file_to_start_them_from(
+    how: str, recipe: Path, tmp_path: Path
+) -> None:
+    settings = {
+        **SMALL,
+        "trainer.devices": 2,
+        "trainer.strategy": "ddp",
+        "runs_dir": str(tmp_path / "runs"),
+    }
     call = f"kd.train({str(recipe)!r}, {settings!r})"
     program = f"import kd\ntry:\n    {call}\nexcept ValueError as error:\n    print('ONE', error)\n"
     command = [sys.executable, "-"] if how == "-" else [sys.executable, "-c", program]
@@ -102,5 +113,8 @@ def test_two_processes_without_a_file_to_start_them_from(how: str, recipe: Path,
         timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "ONE trainer.devices: 2 processes need a program that each of them can start again" in done.stdout
+    assert (
+        "ONE trainer.devices: 2 processes need a program that each of them can start again"
+        in done.stdout
+    )
     assert not (tmp_path / "runs" / "tiny").exists()

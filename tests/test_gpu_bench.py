@@ -16,8 +16,14 @@ from tests._helpers import ROOT
 @pytest.mark.parametrize("name", PARTS)
 def test_each_part_writes_what_it_found(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "scripts/bench/gpu.py", "--small", "--only", name]
-    subprocess.run([*command, "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")], cwd=ROOT, check=True)
-    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    subprocess.run(
+        [*command, "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")],
+        cwd=ROOT,
+        check=True,
+    )
+    rows = [
+        json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+    ]
     assert {row["part"] for row in rows} == {name}
     assert rows[-1]["ended"] == 0
     assert len(rows) > 1

@@ -56,13 +56,17 @@ def imports_of(file: Path) -> set[str]:
             found |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             modules = {f"{node.module}.{a.name}" for a in node.names}
-            found |= {m for m in modules if (ROOT / (m.replace(".", "/") + ".py")).exists()} or {node.module}
+            found |= {m for m in modules if (ROOT / (m.replace(".", "/") + ".py")).exists()} or {
+                node.module
+            }
     return {m for m in found if m == "kd" or m.startswith("kd.")}
 
 
 def test_the_map_names_every_room() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    rooms = {p for p in (ROOT / "kd").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    rooms = {
+        p for p in (ROOT / "kd").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
+    }
     rooms -= {ROOT / "kd" / "__init__.py"}
     assert not [p.name for p in rooms if f"`kd/{p.name}{'/' if p.is_dir() else ''}`" not in text]
     named = set(re.findall(r"`(kd/[\w/]+(?:\.py|/))`", text))
@@ -127,17 +131,26 @@ def test_imports_go_down() -> None:
 
 def test_callbacks_know_the_module_by_their_context_alone() -> None:
     for file in FILES:
-        if name_of(file).startswith(("kd.callbacks", "kd.monitor", "kd.strategies")) and file.stem != "context":
+        if (
+            name_of(file).startswith(("kd.callbacks", "kd.monitor", "kd.strategies"))
+            and file.stem != "context"
+        ):
             assert "kd.module.distillation" not in imports_of(file), file
 
 
 def test_only_the_parser_knows_jsonargparse() -> None:
-    users = {name_of(f) for f in FILES if re.search(r"^\s*(import|from) jsonargparse", f.read_text(), re.M)}
+    users = {
+        name_of(f)
+        for f in FILES
+        if re.search(r"^\s*(import|from) jsonargparse", f.read_text(), re.M)
+    }
     assert users == {"kd.run.parser"}
 
 
 def test_the_public_names() -> None:
-    assert len(kd.__all__) <= 18  # read_run: what a run has recorded, for notebooks and programs of users
+    assert (
+        len(kd.__all__) <= 18
+    )  # read_run: what a run has recorded, for notebooks and programs of users
     for name in kd.__all__:
         assert getattr(kd, name).__doc__, name
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
@@ -146,7 +159,9 @@ def test_the_public_names() -> None:
 
 def test_importing_kd_is_light() -> None:
     code = "import sys, kd; print([m for m in ('torch', 'timm', 'numpy', 'pytorch_lightning') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -156,13 +171,22 @@ def test_files_and_what_users_import_have_docstrings() -> None:
     exported = {(getattr(kd, name).__module__, name) for name in kd.__all__}
     for file in FILES:
         for node in house.tree_of(file).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (name_of(file), node.name) in exported:
+            if (
+                isinstance(node, ast.FunctionDef | ast.ClassDef)
+                and (name_of(file), node.name) in exported
+            ):
                 assert ast.get_docstring(node), node.name
             if isinstance(node, ast.ClassDef) and (name_of(file), node.name) in exported:
                 kind = getattr(kd, node.name)
                 inherited = {name for base in kind.__mro__[1:] for name in vars(base)}
-                members = [m for m in node.body if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")]
-                assert not [m.name for m in members if not ast.get_docstring(m) and m.name not in inherited]
+                members = [
+                    m
+                    for m in node.body
+                    if isinstance(m, ast.FunctionDef) and not m.name.startswith("_")
+                ]
+                assert not [
+                    m.name for m in members if not ast.get_docstring(m) and m.name not in inherited
+                ]
 
 
 def test_the_measure_of_the_house_only_falls() -> None:
@@ -170,13 +194,19 @@ def test_the_measure_of_the_house_only_falls() -> None:
     limits = json.loads(house.LIMITS.read_text())
     numbers = house.measure()
     allowed = {name: limit + house.TOLERANCES.get(name, 0) for name, limit in limits.items()}
-    assert not {name: (numbers[name], limit) for name, limit in limits.items() if numbers[name] > allowed[name]}
+    assert not {
+        name: (numbers[name], limit)
+        for name, limit in limits.items()
+        if numbers[name] > allowed[name]
+    }
 
 
 def test_density_counts_nodes_a_line_and_public_names(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     step = "    x = 1\n"  # Assign, Name, Store, Constant
-    file.write_text(f"def f():\n    '''Four lines.'''\n\n    # comment\n{4 * step}def g():\n{3 * step}def _h(): pass\n")
+    file.write_text(
+        f"def f():\n    '''Four lines.'''\n\n    # comment\n{4 * step}def g():\n{3 * step}def _h(): pass\n"
+    )
     density = house.density_of(file)
     assert density.functions == {"1 f": 4.0}
     assert (density.public, density.undocumented) == (2, ["9 g"])
@@ -184,7 +214,9 @@ def test_density_counts_nodes_a_line_and_public_names(tmp_path: Path) -> None:
 
 def test_no_file_imports_itself_through_others() -> None:
     known = house.sources()
-    assert house.circles({name: house.imports_of(file, known) for name, file in known.items()}) == []
+    assert (
+        house.circles({name: house.imports_of(file, known) for name, file in known.items()}) == []
+    )
 
 
 def test_no_rooms_without_a_name_of_their_own() -> None:
@@ -194,5 +226,9 @@ def test_no_rooms_without_a_name_of_their_own() -> None:
 def test_tests_import_helpers_and_no_other_tests() -> None:
     """What two of them use is in a file whose name begins with ``_``. Callbacks are named by the path of their file."""
     for file in (ROOT / "tests").rglob("test_*.py"):
-        modules = set(re.findall(r"^\s*from (tests\.(?:\w+\.)*test_\w+) import", file.read_text(), re.MULTILINE))
+        modules = set(
+            re.findall(
+                r"^\s*from (tests\.(?:\w+\.)*test_\w+) import", file.read_text(), re.MULTILINE
+            )
+        )
         assert modules <= {name_of(file)}, file

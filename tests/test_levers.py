@@ -34,7 +34,11 @@ def test_compiled_models_learn_the_same(recipe: Path) -> None:
 
 def test_channels_last_learns_the_same(recipe: Path) -> None:
     items = ["model.student.arch=resnet10t", "model.student.kwargs={}", "trainer.precision=32-true"]
-    items += ["trainer.max_epochs=1", "trainer.limit_train_batches=3", "trainer.limit_val_batches=0"]
+    items += [
+        "trainer.max_epochs=1",
+        "trainer.limit_train_batches=3",
+        "trainer.limit_val_batches=0",
+    ]
     plain, last = run(recipe, *items), run(recipe, *items, "model.student.channels_last=true")
     for step, value in losses(plain).items():
         assert losses(last)[step] == pytest.approx(value, rel=2e-2)
@@ -88,8 +92,12 @@ def test_a_gpus_batch_grows_to_what_trials_have_shown() -> None:
     assert tried_size(48, 1000, counted(), 1000, peak) == 72  # (900 - 320) / 8, in steps of 8
     assert tried == [48, 24, 72]
     assert tried_size(48, 60, counted(), 1000, peak) == 60  # the training set has no more
-    assert tried_size(48, 1000, counted(), 1000, lambda size: peak(size, 12)) == 48  # it takes more than was counted
-    assert tried_size(48, 1000, counted(), 1000, lambda size: peak(size, 16)) == 32  # 38, 30, then up
+    assert (
+        tried_size(48, 1000, counted(), 1000, lambda size: peak(size, 12)) == 48
+    )  # it takes more than was counted
+    assert (
+        tried_size(48, 1000, counted(), 1000, lambda size: peak(size, 16)) == 32
+    )  # 38, 30, then up
     assert tried_size(48, 1000, counted(), 1000, lambda size: None) == 1
 
 
@@ -125,22 +133,34 @@ def test_batch_size_auto_counts_what_sharding_saves(pictures: Path, tmp_path: Pa
         free[bool(zero)] = log.with_suffix(".0").read_text()
     assert "more fit as 2 processes share the state" in free[True]
     assert "more fit" not in free[False]
-    taken = [float(re.search(r"a process takes ([\d,.]+) MB", text)[1].replace(",", "")) for text in free.values()]  # type: ignore[index]
+    taken = [
+        float(re.search(r"a process takes ([\d,.]+) MB", text)[1].replace(",", ""))
+        for text in free.values()
+    ]  # type: ignore[index]
     assert taken[1] <= taken[0]
 
 
-def test_batch_size_auto_needs_to_know_what_the_rate_is_for(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_batch_size_auto_needs_to_know_what_the_rate_is_for(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_main([f"recipe={recipe}", "data.batch_size=auto"]) == 2
-    assert "optim.lr_batch: say which global batch optim.lr=0.001 is meant for" in capsys.readouterr().err
+    assert (
+        "optim.lr_batch: say which global batch optim.lr=0.001 is meant for"
+        in capsys.readouterr().err
+    )
 
 
-def test_num_workers_auto_measures_and_changes_nothing(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_num_workers_auto_measures_and_changes_nothing(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run(recipe, "data.num_workers=auto", "trainer.max_epochs=1")
     found = summary(folder)["num_workers"]
     assert 0 <= found <= cores() - 1
     told = capsys.readouterr().out
     assert re.search(rf"loader processes: {found} \(a step takes \d+ ms with 0", told)
-    assert losses(folder) == losses(run(recipe, f"data.num_workers={found}", "trainer.max_epochs=1"))
+    assert losses(folder) == losses(
+        run(recipe, f"data.num_workers={found}", "trainer.max_epochs=1")
+    )
 
 
 @pytest.mark.skipif(cores() < 2, reason="one core leaves nothing to try")
@@ -149,30 +169,57 @@ def test_num_workers_auto_tries_on_all_processes_at_once(
 ) -> None:
     """Pictures that wait for their disk: a loader process is worth it, and both ranks take as many."""
     monkeypatch.setattr("kd.fit_to_machine.measure.TRIAL_S", 0.3)
-    slow = {"class_path": "scripts.bench.plants.SlowFolder", "init_args": {"root": str(pictures), "sleep_s": 0.02}}
-    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=1)
+    slow = {
+        "class_path": "scripts.bench.plants.SlowFolder",
+        "init_args": {"root": str(pictures), "sleep_s": 0.02},
+    }
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=1
+    )
     log = tmp_path / "log.txt"
-    run_ranks([f"recipe={recipe}", "config=ddp_2cpu", "data.num_workers=auto", f"data.source={json.dumps(slow)}"], log)
+    run_ranks(
+        [
+            f"recipe={recipe}",
+            "config=ddp_2cpu",
+            "data.num_workers=auto",
+            f"data.source={json.dumps(slow)}",
+        ],
+        log,
+    )
     said = log.with_suffix(".0").read_text()
     assert "ms with 1, 2 processes at once; at most 1 fit the cores" in said or cores() > 2
     folder = tmp_path / "runs" / "tiny" / "000"
     assert summary(folder)["num_workers"] in (0, 1)  # which is faster is the machine's affair
-    headers = [json.loads(f.read_text().splitlines()[0]) for f in sorted((folder / "records").glob("phases.*"))]
+    headers = [
+        json.loads(f.read_text().splitlines()[0])
+        for f in sorted((folder / "records").glob("phases.*"))
+    ]
     assert [h["num_workers"] for h in headers] == [summary(folder)["num_workers"]] * 2
 
 
 @pytest.mark.parametrize(
-    "item", ["data.batch_size=aut", "data.num_workers=-1", "optim.lr_batch=0", "model.student.compile=fast"]
+    "item",
+    [
+        "data.batch_size=aut",
+        "data.num_workers=-1",
+        "optim.lr_batch=0",
+        "model.student.compile=fast",
+    ],
 )
 def test_wrong_levers(recipe: Path, item: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_main([f"recipe={recipe}", item]) == 2
     assert item.split("=")[0].split(".")[-1] in capsys.readouterr().err
 
 
-def test_cuda_graphs_are_refused_where_gradients_add_up(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cuda_graphs_are_refused_where_gradients_add_up(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     items = ["model.student.compile=reduce-overhead", "trainer.accumulate_grad_batches=2"]
     assert train_main([f"recipe={recipe}", *items]) == 2
-    assert "model.student.compile: reduce-overhead needs trainer.accumulate_grad_batches=1" in capsys.readouterr().err
+    assert (
+        "model.student.compile: reduce-overhead needs trainer.accumulate_grad_batches=1"
+        in capsys.readouterr().err
+    )
     assert not (recipe.parent / "runs").exists()
 
 
@@ -184,6 +231,11 @@ def test_a_student_alone_is_tuned_too(tmp_path: Path, pictures: Path) -> None:
 def test_a_containers_quota_counts_as_its_cores(tmp_path: Path) -> None:
     quota = tmp_path / "cpu.max"
     given = cores(quota)  # there is none
-    for text, allowed in (("max 100000", given), ("100000 100000", 1), ("50000 100000", 1), ("9900000 100000", given)):
+    for text, allowed in (
+        ("max 100000", given),
+        ("100000 100000", 1),
+        ("50000 100000", 1),
+        ("9900000 100000", given),
+    ):
         quota.write_text(text + "\n")
         assert cores(quota) == allowed

@@ -66,7 +66,12 @@ def test_trainer_of() -> None:
 
 def test_loggers_take_this_step(tmp_path: Path) -> None:
     due: list[bool] = []
-    found = Logged(Line(), tmp_path, 2, Each(lambda trainer: due.append(internals.loggers_take_this_step(trainer))))
+    found = Logged(
+        Line(),
+        tmp_path,
+        2,
+        Each(lambda trainer: due.append(internals.loggers_take_this_step(trainer))),
+    )
     assert due == [False, True, False, True, False]
     assert found.steps == [1, 3]
 
@@ -78,12 +83,23 @@ def test_log_last_step(tmp_path: Path) -> None:
 
 def test_log_this_step(tmp_path: Path) -> None:
     now = Each(lambda trainer: internals.log_this_step(trainer))
-    assert Logged(Line(), tmp_path, 2, now).steps == [1, 1, 3, 3]  # as at the step's end: where it is due
+    assert Logged(Line(), tmp_path, 2, now).steps == [
+        1,
+        1,
+        3,
+        3,
+    ]  # as at the step's end: where it is due
 
 
 def test_runs_in_child_processes() -> None:
     def trainer(strategy: str) -> Trainer:
-        return Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, enable_checkpointing=False)
+        return Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy=strategy,
+            logger=False,
+            enable_checkpointing=False,
+        )
 
     assert internals.runs_in_child_processes(trainer("ddp_spawn"))
     assert not internals.runs_in_child_processes(trainer("ddp"))
@@ -137,18 +153,24 @@ def test_run_closure_runs_it_with_lightnings_hooks() -> None:
             enable_progress_bar=False, enable_model_summary=False).fit(module)  # fmt: skip
     hooks.clear()
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
-    loss = internals.run_closure(module.trainer.precision_plugin, module, optimizer, lambda: torch.tensor(2.0))
+    loss = internals.run_closure(
+        module.trainer.precision_plugin, module, optimizer, lambda: torch.tensor(2.0)
+    )
     assert loss == 2.0
     assert hooks == ["before step"]
 
 
-def test_sharded_data_parallel_has_one_axis_over_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_data_parallel_has_one_axis_over_all_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lengths: list[object] = []
     strategy = internals.ShardedDataParallel(tensor_parallel_size=1)
     strategy.num_nodes = 2
     strategy.parallel_devices = [torch.device("cpu")] * 3
     above = internals.ModelParallelStrategy
-    monkeypatch.setattr(above, "setup_environment", lambda self: lengths.append(self._data_parallel_size))
+    monkeypatch.setattr(
+        above, "setup_environment", lambda self: lengths.append(self._data_parallel_size)
+    )
     strategy.setup_environment()
     assert lengths == [6]
 
@@ -167,7 +189,11 @@ def test_hooked_ddp_registers_its_own_hooks(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_hooked_ddp_joins_a_process_group_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(internals, "_init_dist_connection", lambda *items, **named: given.update(items=items, **named))
+    monkeypatch.setattr(
+        internals,
+        "_init_dist_connection",
+        lambda *items, **named: given.update(items=items, **named),
+    )
     strategy = internals.HookedDDP(process_group_backend="gloo")
     monkeypatch.setattr(type(strategy), "set_world_ranks", lambda self: None)
     strategy.join_process_group()

@@ -26,4 +26,6 @@ def test_a_run_from_before_resumes_at_its_step(tmp_path: Path) -> None:
     with (run / "metrics.csv").open() as opened:
         rows = [row for row in csv.DictReader(opened) if row["train/loss"]]
     assert [int(row["step"]) for row in rows] == list(range(6, 12))
-    assert {name: float(rows[0][name]) for name in FIRST} == pytest.approx(FIRST, rel=0.02)  # bf16 then, float32 now
+    assert {name: float(rows[0][name]) for name in FIRST} == pytest.approx(
+        FIRST, rel=0.02
+    )  # bf16 then, float32 now

@@ -27,7 +27,9 @@ class TeacherBytes(Callback):
     """Writes down how much of the teacher's weights this process holds."""
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        weights = [getattr(p, "to_local", lambda p=p: p)() for p in pl_module.teacher.model.parameters()]
+        weights = [
+            getattr(p, "to_local", lambda p=p: p)() for p in pl_module.teacher.model.parameters()
+        ]
         held = sum(w.numel() * w.element_size() for w in weights)
         Path(trainer.default_root_dir, f"held.{trainer.global_rank}").write_text(str(held))
 
@@ -66,20 +68,36 @@ def result(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("ranks", "precision"),
-    [(3, "32-true"), *(pytest.param(2, precision, marks=pytest.mark.slow) for precision in ("32-true", "bf16-mixed"))],
+    [
+        (3, "32-true"),
+        *(
+            pytest.param(2, precision, marks=pytest.mark.slow)
+            for precision in ("32-true", "bf16-mixed")
+        ),
+    ],
 )
 def test_a_teacher_in_shards_teaches_the_same(recipe: Path, ranks: int, precision: str) -> None:
     """Logits and features; at three ranks the last validation batch of two of them is padding alone."""
     whole, shards = (
-        train(recipe, ranks, *FEATURES, f"trainer.precision={precision}", f"model.teacher.placement={placement}")
+        train(
+            recipe,
+            ranks,
+            *FEATURES,
+            f"trainer.precision={precision}",
+            f"model.teacher.placement={placement}",
+        )
         for placement in ("same", "shard")
     )
     assert result(shards) == result(whole)
     held = sum(int((recipe.parent / f"held.{rank}").read_text()) for rank in range(ranks))
     width = 4 if precision == "32-true" else 2
-    size = width * sum(p.numel() for p in timm.create_model(ARCH, num_classes=4, img_size=32, **TINY).parameters())
+    size = width * sum(
+        p.numel() for p in timm.create_model(ARCH, num_classes=4, img_size=32, **TINY).parameters()
+    )
     assert held == pytest.approx(size, rel=0.05)
-    assert int((recipe.parent / "held.0").read_text()) == pytest.approx(size / ranks, rel=0.1)  # rows of 32 by 3
+    assert int((recipe.parent / "held.0").read_text()) == pytest.approx(
+        size / ranks, rel=0.1
+    )  # rows of 32 by 3
     assert eval_main([str(shards)]) == 0  # one process, the teacher whole
 
 
@@ -88,16 +106,22 @@ def test_several_students_of_a_teacher_in_shards(recipe: Path) -> None:
     spec = {"arch": ARCH, "img_size": 32, "kwargs": TINY}
     folders = []
     for placement in ("same", "shard"):
-        teachers = json.dumps({"a": {**spec, "placement": placement}, "b": {**spec, "kwargs": {**TINY, "depth": 1}}})
+        teachers = json.dumps(
+            {"a": {**spec, "placement": placement}, "b": {**spec, "kwargs": {**TINY, "depth": 1}}}
+        )
         students = 'students={"x": {"optim.lr": 0.0005}, "y": {}}'
-        folders.append(train(recipe, 2, "model.teacher=null", f"model.teachers={teachers}", students))
+        folders.append(
+            train(recipe, 2, "model.teacher=null", f"model.teachers={teachers}", students)
+        )
     whole, shards = map(result, folders)
     assert {student for student, _ in whole["weights"]} >= {"x", "y"}
     assert shards == whole
 
 
 def test_a_device_of_its_own(recipe: Path) -> None:
-    plain, placed = (train(recipe, 1, *FEATURES, f"model.teacher.placement={where}") for where in ("same", "cpu"))
+    plain, placed = (
+        train(recipe, 1, *FEATURES, f"model.teacher.placement={where}") for where in ("same", "cpu")
+    )
     assert result(placed) == result(plain)
 
 
@@ -105,7 +129,13 @@ def test_a_device_of_its_own(recipe: Path) -> None:
 @pytest.mark.parametrize(("student", "teacher"), [("gpu", "cpu"), ("cpu", "cuda:0")])
 def test_answers_come_back_from_another_device(recipe: Path, student: str, teacher: str) -> None:
     plain, placed = (
-        train(recipe, 1, *FEATURES, f"trainer.accelerator={student}", f"model.teacher.placement={where}")
+        train(
+            recipe,
+            1,
+            *FEATURES,
+            f"trainer.accelerator={student}",
+            f"model.teacher.placement={where}",
+        )
         for where in ("same", teacher)
     )
     a, b = (load_file(folder / "student.safetensors") for folder in (plain, placed))
@@ -116,12 +146,20 @@ def test_answers_come_back_from_another_device(recipe: Path, student: str, teach
 @pytest.mark.parametrize(
     ("placement", "said"),
     [
-        ("elsewhere", "model.teacher.placement: must be same, shard or a device (cpu, cuda:1), got 'elsewhere'"),
-        ("shard", "model.teacher.placement: shard needs several processes, for example config=ddp_2cpu"),
+        (
+            "elsewhere",
+            "model.teacher.placement: must be same, shard or a device (cpu, cuda:1), got 'elsewhere'",
+        ),
+        (
+            "shard",
+            "model.teacher.placement: shard needs several processes, for example config=ddp_2cpu",
+        ),
         ("cuda:99", "model.teacher.placement: 'cuda:99' can't be used: "),
     ],
 )
-def test_impossible_places(placement: str, said: str, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_places(
+    placement: str, said: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_main([f"recipe={recipe}", f"model.teacher.placement={placement}"]) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith(f"kd-train: {said}")
@@ -129,7 +167,11 @@ def test_impossible_places(placement: str, said: str, recipe: Path, capsys: pyte
 
 @pytest.mark.parametrize(
     ("arch", "count"),
-    [("vit_tiny_patch16_224", 12), ("eva02_tiny_patch14_224", 12), ("convnext_atto", 4 + 2 + 2 + 6 + 2)],
+    [
+        ("vit_tiny_patch16_224", 12),
+        ("eva02_tiny_patch14_224", 12),
+        ("convnext_atto", 4 + 2 + 2 + 6 + 2),
+    ],
 )
 def test_every_block_is_a_shard_of_its_own(arch: str, count: int) -> None:
     """A plain transformer keeps its blocks in a sequence, others in a list, convolutional ones in nested stages."""
@@ -139,13 +181,30 @@ def test_every_block_is_a_shard_of_its_own(arch: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_a_dense_teacher_in_shards_and_the_pictures_at_the_end(strategy: str, tmp_path: Path) -> None:
+def test_a_dense_teacher_in_shards_and_the_pictures_at_the_end(
+    strategy: str, tmp_path: Path
+) -> None:
     """Rank 0 alone writes the coloured predictions, but every rank must ask the shards for them."""
-    teacher = {"arch": ARCH, "img_size": [24, 32], "kwargs": {**TINY, "depth": 4}, "placement": "shard"}
-    recipe = recipe_of(tmp_path, draw(tmp_path / "scenes"), teacher=teacher, distill_losses={"p": "PixelKDLoss"})
+    teacher = {
+        "arch": ARCH,
+        "img_size": [24, 32],
+        "kwargs": {**TINY, "depth": 4},
+        "placement": "shard",
+    }
+    recipe = recipe_of(
+        tmp_path, draw(tmp_path / "scenes"), teacher=teacher, distill_losses={"p": "PixelKDLoss"}
+    )
     how = "trainer.strategy=ddp" if strategy == "ddp" else "config=fsdp"
-    items = [f"recipe={recipe}", "trainer.devices=2", "data.batch_size=2", "trainer.max_epochs=1", "preflight=warn"]
+    items = [
+        f"recipe={recipe}",
+        "trainer.devices=2",
+        "data.batch_size=2",
+        "trainer.max_epochs=1",
+        "preflight=warn",
+    ]
     log = tmp_path / "log.txt"
     pids = start_ranks([*items, how], log)
     assert {status_of(pid) for pid in pids} == {0}, log.with_suffix(".0").read_text()
-    assert len(list((tmp_path / "runs" / "tiny" / "000" / "predictions").iterdir())) == 2  # its share
+    assert (
+        len(list((tmp_path / "runs" / "tiny" / "000" / "predictions").iterdir())) == 2
+    )  # its share

@@ -35,7 +35,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("places")
     data, weights = draw_folder(root / "data", train=4), save_teacher(root / "teacher.safetensors")
     file = write_recipe(root / "tiny.yaml", data, weights, monitor={"health_every": 1})
-    more = ["config=audit", "trainer.max_epochs=1", "trainer.log_every_n_steps=1", "trainer.logger=CSVLogger"]
+    more = [
+        "config=audit",
+        "trainer.max_epochs=1",
+        "trainer.log_every_n_steps=1",
+        "trainer.logger=CSVLogger",
+    ]
     assert main("train", [f"recipe={file}", *more]) == 0
     run = root / "runs" / "tiny" / "000"
     (run / "monitor").write_text("on")
@@ -49,7 +54,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reached(made: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """By command the names in the run's folder that it opens, makes, renames or removes; by a fork, as a hook stays."""
     root = tmp_path_factory.mktemp("reached")
-    status, _ = forked(lambda: (root / "names.json").write_text(json.dumps(touched(made, root / "c"))), LIMIT_S)
+    status, _ = forked(
+        lambda: (root / "names.json").write_text(json.dumps(touched(made, root / "c"))), LIMIT_S
+    )
     assert status == 0
     return json.loads((root / "names.json").read_text())
 
@@ -107,7 +114,9 @@ def unix_socket(place: Path, outside: Path) -> None:
     short = Path(f"/tmp/kd-{os.getpid()}.socket")  # a socket's path has 107 characters at most
     with socket.socket(socket.AF_UNIX) as opened:
         opened.bind(str(short))
-    shutil.move(short, place) if short.stat().st_dev == place.parent.stat().st_dev else os.mkfifo(place)
+    shutil.move(short, place) if short.stat().st_dev == place.parent.stat().st_dev else os.mkfifo(
+        place
+    )
     short.unlink(missing_ok=True)
 
 
@@ -156,9 +165,16 @@ class Case:
             status, said = call(command, self.run)
         except BaseException:
             return [f"raised {traceback.format_exc()[-600:]}"]
-        lines = [line for line in said.splitlines() if line.startswith("kd-") and "warning" not in line]
+        lines = [
+            line for line in said.splitlines() if line.startswith("kd-") and "warning" not in line
+        ]
         found: list[str] = []
-        if status not in (0, 2) or "Traceback" in said or "MemoryError" in said or "KD_TRACEBACK" in said:
+        if (
+            status not in (0, 2)
+            or "Traceback" in said
+            or "MemoryError" in said
+            or "KD_TRACEBACK" in said
+        ):
             found.append(f"status {status}: {said[-400:]}")
         if status == 2 and (len(lines) != 1 or str(self.run.name) not in lines[0]):
             found.append(f"{len(lines)} lines: {said[-400:]}")
@@ -172,7 +188,9 @@ class Case:
 def state(folder: Path) -> dict[str, object]:
     """Kind and content of everything below a folder."""
     return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() and path.stat().st_size < HUGE else ""
+        str(path.relative_to(folder)): path.read_bytes()
+        if path.is_file() and path.stat().st_size < HUGE
+        else ""
         for path in folder.rglob("*")
     }
 
@@ -182,7 +200,11 @@ def touched(made: Path, root: Path) -> dict[str, list[str]]:
 
     def listen(event: str, arguments: tuple[object, ...]) -> None:
         if event.split(".")[0] in ("open", "os", "shutil"):
-            names.update(Path(os.fsdecode(a)).name for a in arguments if isinstance(a, (str, bytes, os.PathLike)))
+            names.update(
+                Path(os.fsdecode(a)).name
+                for a in arguments
+                if isinstance(a, (str, bytes, os.PathLike))
+            )
 
     sys.addaudithook(listen)
     found = {}
@@ -195,7 +217,11 @@ def touched(made: Path, root: Path) -> dict[str, list[str]]:
 
 
 def cases(
-    made: Path, reached: dict[str, list[str]], intrude: Callable[[Path, Path], None], of: str, every: bool
+    made: Path,
+    reached: dict[str, list[str]],
+    intrude: Callable[[Path, Path], None],
+    of: str,
+    every: bool,
 ) -> Iterator[tuple[str, list[str]]]:
     """Command and places of each case; without ``every`` a slow command meets a file with one kind alone."""
     is_place = Path.is_dir if of == "folders" else Path.is_file
@@ -206,7 +232,12 @@ def cases(
             yield command, places
             continue
         for number, name in enumerate(places):
-            its_turn = every or command not in SLOW or intrude is link or number % len(kinds) == kinds.index(intrude)
+            its_turn = (
+                every
+                or command not in SLOW
+                or intrude is link
+                or number % len(kinds) == kinds.index(intrude)
+            )
             if Path(name).name in reached[command] and its_turn:
                 yield command, [name]
 
@@ -214,7 +245,9 @@ def cases(
 Cases = list[tuple[str, list[str]]]
 
 
-def run_cases(made: Path, root: Path, intrude: Callable[[Path, Path], None], them: Cases, log: Path) -> None:
+def run_cases(
+    made: Path, root: Path, intrude: Callable[[Path, Path], None], them: Cases, log: Path
+) -> None:
     """Writes each case to ``log`` before it begins, and each problem."""
     with log.open("w") as written:
         for command, places in them:
@@ -254,12 +287,18 @@ def forked(work: Callable[[], None], limit_s: float) -> tuple[int, int]:
     return -signal.SIGKILL, 0
 
 
-ALL = [("files", kind) for kind in (*SAME_CONTENT, *OF_FILES)] + [("folders", kind) for kind in OF_FOLDERS]
+ALL = [("files", kind) for kind in (*SAME_CONTENT, *OF_FILES)] + [
+    ("folders", kind) for kind in OF_FOLDERS
+]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every"])
-@pytest.mark.parametrize(("of", "intrude"), ALL, ids=lambda x: x if isinstance(x, str) else x.__name__)
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every"]
+)
+@pytest.mark.parametrize(
+    ("of", "intrude"), ALL, ids=lambda x: x if isinstance(x, str) else x.__name__
+)
 def test_nothing_in_a_runs_folder_leads_out_of_it(
     of: str,
     intrude: Callable[[Path, Path], None],

@@ -9,7 +9,12 @@ import torch
 
 import kd.run.parser
 from kd.cli import train_main
-from kd.fit_to_machine.precision import bfloat16_time, choose_kernels, choose_precision, precision_of_cpu
+from kd.fit_to_machine.precision import (
+    bfloat16_time,
+    choose_kernels,
+    choose_precision,
+    precision_of_cpu,
+)
 from kd.report.records import read_run
 from tests._forks import free_port, start, status_of
 
@@ -21,13 +26,24 @@ def never() -> float:
 @pytest.mark.parametrize(
     ("capabilities", "named"),
     [
-        ({"architecture": "x86_64", "avx512_f": True, "avx512_bf16": True, "amx_bf16": False}, "avx512_bf16"),
-        ({"architecture": "x86_64", "avx512_f": True, "avx512_bf16": True, "amx_bf16": True}, "amx_bf16"),
+        (
+            {"architecture": "x86_64", "avx512_f": True, "avx512_bf16": True, "amx_bf16": False},
+            "avx512_bf16",
+        ),
+        (
+            {"architecture": "x86_64", "avx512_f": True, "avx512_bf16": True, "amx_bf16": True},
+            "amx_bf16",
+        ),
         ({"architecture": "aarch64", "neon": True, "bf16": True}, "bf16"),
     ],
 )
-def test_a_cpu_with_instructions_for_bfloat16_uses_them(capabilities: dict[str, object], named: str) -> None:
-    assert precision_of_cpu(capabilities, never) == ("bf16-mixed", f"precision: bf16-mixed, as this CPU has {named}")
+def test_a_cpu_with_instructions_for_bfloat16_uses_them(
+    capabilities: dict[str, object], named: str
+) -> None:
+    assert precision_of_cpu(capabilities, never) == (
+        "bf16-mixed",
+        f"precision: bf16-mixed, as this CPU has {named}",
+    )
 
 
 def test_a_factor_of_software_is_told_as_what_it_is() -> None:
@@ -38,14 +54,28 @@ def test_a_factor_of_software_is_told_as_what_it_is() -> None:
 
 def test_16_mixed_on_a_cpu_is_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_main([f"recipe={recipe}", "trainer.precision=16-mixed"]) == 2
-    assert "trainer.precision: 16-mixed needs a GPU, a CPU would train in bf16-mixed" in capsys.readouterr().err
+    assert (
+        "trainer.precision: 16-mixed needs a GPU, a CPU would train in bf16-mixed"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("times", "precision"), [(5.3, "32-true"), (0.6, "bf16-mixed")])
 def test_without_them_the_clock_decides(times: float, precision: str) -> None:
-    emulating = {"architecture": "x86_64", "avx512_f": True, "avx512_bw": True, "avx512_bf16": False, "amx_bf16": False}
-    told = f"a product of matrices in bfloat16 takes {times} times as long as in float32 on this CPU"
-    assert precision_of_cpu(emulating, lambda: times) == (precision, f"precision: {precision}, as {told}")
+    emulating = {
+        "architecture": "x86_64",
+        "avx512_f": True,
+        "avx512_bw": True,
+        "avx512_bf16": False,
+        "amx_bf16": False,
+    }
+    told = (
+        f"a product of matrices in bfloat16 takes {times} times as long as in float32 on this CPU"
+    )
+    assert precision_of_cpu(emulating, lambda: times) == (
+        precision,
+        f"precision: {precision}, as {told}",
+    )
     assert precision_of_cpu({}, lambda: times)[0] == precision  # a torch that does not say
 
 
@@ -63,9 +93,17 @@ def differ(rank: int) -> None:
 
 def test_all_processes_take_rank_zeros_precision(recipe: Path) -> None:
     items = [f"recipe={recipe}", "config=ddp_2cpu", "trainer.max_epochs=1", "data.batch_size=4"]
-    job = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_PORT": free_port()}
+    job = {
+        "MASTER_ADDR": "127.0.0.1",
+        "WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+        "MASTER_PORT": free_port(),
+    }
     log = recipe.parent / "log"
-    pids = [start(items, log.with_suffix(f".{r}"), differ, r, LOCAL_RANK=str(r), **job) for r in range(2)]
+    pids = [
+        start(items, log.with_suffix(f".{r}"), differ, r, LOCAL_RANK=str(r), **job)
+        for r in range(2)
+    ]
     assert [status_of(pid) for pid in pids] == [0, 0], log.with_suffix(".0").read_text()
     run = read_run(recipe.parent / "runs" / "tiny" / "000")
     assert [header["precision"] for header in run.headers.values()] == ["32-true", "32-true"]
@@ -77,7 +115,11 @@ def test_all_processes_take_rank_zeros_precision(recipe: Path) -> None:
     ("cuda", "vit", True, ("high", False)), ("cpu", "cnn", True, ("highest", False)),
 ])  # fmt: skip
 def test_a_gpu_multiplies_in_tf32_and_a_cnn_tries_its_convolutions(
-    device: str, kind: str, left_open: bool, expected: tuple[str, bool], monkeypatch: pytest.MonkeyPatch
+    device: str,
+    kind: str,
+    left_open: bool,
+    expected: tuple[str, bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     count = 2 if kind == "cnn" else 1

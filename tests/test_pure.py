@@ -4,7 +4,15 @@ from kd.commands.runs import _age
 from kd.errors import did_you_mean, first_line, plain, reason
 from kd.fit_to_machine.measure import StepTimes
 from kd.machine import signals_kept
-from kd.optim import OptimSpec, as_optim, scaled_to_batch, short_window, steps_done, warmup_cosine, warmup_then_steps
+from kd.optim import (
+    OptimSpec,
+    as_optim,
+    scaled_to_batch,
+    short_window,
+    steps_done,
+    warmup_cosine,
+    warmup_then_steps,
+)
 from tests._helpers import error_in_a_thread
 
 
@@ -22,7 +30,9 @@ def test_first_line() -> None:
 
 
 def test_reason() -> None:
-    lost = RuntimeError("[gloo/tcp/pair.cc:545] Read error [10.0.0.2]:485: Connection reset by peer. GLHF!")
+    lost = RuntimeError(
+        "[gloo/tcp/pair.cc:545] Read error [10.0.0.2]:485: Connection reset by peer. GLHF!"
+    )
     assert reason(lost).startswith(
         "lost the connection to another process (killed, or its machine is gone): [10.0.0.2]"
     )
@@ -30,7 +40,10 @@ def test_reason() -> None:
 
 
 def test_plain() -> None:
-    assert plain(OSError(36, "File name too long", "a" * 300))[:40] == "File name too long: aaaaaaaaaaaaaaaaaaaa"
+    assert (
+        plain(OSError(36, "File name too long", "a" * 300))[:40]
+        == "File name too long: aaaaaaaaaaaaaaaaaaaa"
+    )
 
 
 def test_step_ms() -> None:
@@ -61,11 +74,27 @@ def test_short_window() -> None:
 
 
 def test_warmup_cosine() -> None:
-    assert [round(warmup_cosine(s, 2, 6, 0.0), 3) for s in range(7)] == [0.5, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0]
+    assert [round(warmup_cosine(s, 2, 6, 0.0), 3) for s in range(7)] == [
+        0.5,
+        1.0,
+        1.0,
+        0.854,
+        0.5,
+        0.146,
+        0.0,
+    ]
 
 
 def test_warmup_then_steps() -> None:
-    assert [round(warmup_then_steps(s, 2, [3, 5]), 3) for s in range(7)] == [0.5, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+    assert [round(warmup_then_steps(s, 2, [3, 5]), 3) for s in range(7)] == [
+        0.5,
+        1.0,
+        1.0,
+        0.1,
+        0.1,
+        0.01,
+        0.01,
+    ]
 
 
 def test_signals_kept_in_another_thread() -> None:

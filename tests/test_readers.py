@@ -49,7 +49,9 @@ BUILTIN = {"eval", "exec", "__import__", "compile"}
 WEIGHTS = "tensors and plain values alone: safetensors, or weights_only"
 NAMES = "the names are ours, or kd.run.trust has passed them"
 WRITES = "it writes"
-BYTES = "bytes, whose size and place kd.storage.elsewhere.inside, the index or the listing has bounded"
+BYTES = (
+    "bytes, whose size and place kd.storage.elsewhere.inside, the index or the listing has bounded"
+)
 ROWS = "text by lines, each checked by its reader"
 BUILT = "arguments from files have passed kd.models.arguments.check_arguments"
 OURS = "what this process has written itself"
@@ -126,14 +128,19 @@ def calls(file: Path) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             known |= {
-                a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names
+                a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0]
+                for a in node.names
             }
         elif isinstance(node, ast.ImportFrom) and node.module:
             known |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
 
     def walk(node: ast.AST, function: str) -> Iterator[tuple[str, str]]:
         for child in ast.iter_child_nodes(node):
-            inside = child.name if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) else function
+            inside = (
+                child.name
+                if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+                else function
+            )
             if isinstance(child, (ast.Attribute, ast.Name)) and isinstance(child.ctx, ast.Load):
                 dotted = ast.unparse(child)
                 first, _, rest = dotted.partition(".")
@@ -149,7 +156,9 @@ def reads(full: str) -> bool:
     if full in BUILTIN or ("." in full and full.rpartition(".")[2] in METHODS):
         return True
     for module, names in READERS.items():
-        if full.startswith(f"{module}.") and ("*" in names or full.removeprefix(f"{module}.") in names):
+        if full.startswith(f"{module}.") and (
+            "*" in names or full.removeprefix(f"{module}.") in names
+        ):
             return True
     return False
 
@@ -192,7 +201,12 @@ def test_a_new_library_is_looked_at() -> None:
 
 def test_no_reader_of_a_base_class_is_called() -> None:
     """What Lightning's methods of these names read from a file is not listed anywhere."""
-    assert not {(name, reader) for name, readers in found().items() for reader in readers if "super()" in reader}
+    assert not {
+        (name, reader)
+        for name, readers in found().items()
+        for reader in readers
+        if "super()" in reader
+    }
 
 
 def test_no_class_inherits_a_reader_of_lightning() -> None:
@@ -208,9 +222,15 @@ def test_no_class_inherits_a_reader_of_lightning() -> None:
             waiting.append(made)
             for method in ("load_from_checkpoint", "load_checkpoint"):
                 reader = getattr(made, method, None)
-                if made.__module__.startswith("kd.") and reader and not reader.__module__.startswith("kd."):
+                if (
+                    made.__module__.startswith("kd.")
+                    and reader
+                    and not reader.__module__.startswith("kd.")
+                ):
                     inherited.add(f"{made.__module__}.{made.__qualname__}.{method}")
-    assert inherited == {"kd.run.fill.Fill.load_from_checkpoint"}  # the loop of kd-cache, which has no checkpoints
+    assert inherited == {
+        "kd.run.fill.Fill.load_from_checkpoint"
+    }  # the loop of kd-cache, which has no checkpoints
 
 
 READS = [
@@ -234,6 +254,11 @@ def test_a_reader_is_seen_under_any_name(text: str, tmp_path: Path) -> None:
 def test_torch_loads_weights_alone() -> None:
     for file, node in ((f, node) for f in FILES for node in ast.walk(tree_of(f))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
-            assert any(w.arg == "weights_only" and ast.unparse(w.value) == "True" for w in node.keywords), file
+            assert any(
+                w.arg == "weights_only" and ast.unparse(w.value) == "True" for w in node.keywords
+            ), file
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("from_pretrained"):
-            assert any(w.arg == "trust_remote_code" and ast.unparse(w.value) == "False" for w in node.keywords), file
+            assert any(
+                w.arg == "trust_remote_code" and ast.unparse(w.value) == "False"
+                for w in node.keywords
+            ), file

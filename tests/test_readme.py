@@ -19,21 +19,32 @@ from tests._helpers import ROOT, StopwatchHere, draw_folder, save_teacher
 from tests._scenes import draw as draw_scenes
 
 README = (ROOT / "README.md").read_text()
-GUIDES = [ROOT / "README.md", *sorted(ROOT.glob("kd/**/README.md")), *sorted(ROOT.glob("recipes/*.md"))]
+GUIDES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("kd/**/README.md")),
+    *sorted(ROOT.glob("recipes/*.md")),
+]
 
 
 def commands() -> list[str]:
     texts = [guide.read_text() for guide in GUIDES]
-    blocks = [block for text in texts for block in re.findall(r"```bash\n(.*?)```", text, flags=re.S)]
+    blocks = [
+        block for text in texts for block in re.findall(r"```bash\n(.*?)```", text, flags=re.S)
+    ]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    found = [line.split(" #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+    found = [
+        line.split(" #")[0].strip() for line in lines if line.strip() and not line.startswith("#")
+    ]
     return list(dict.fromkeys(found))
 
 
 OURS = [
     c
     for c in commands()
-    if re.match(r"\.venv/bin/kd-(train|eval|report|cache|pack|predict|export|latency|card|tune|runs|launch)\b", c)
+    if re.match(
+        r"\.venv/bin/kd-(train|eval|report|cache|pack|predict|export|latency|card|tune|runs|launch)\b",
+        c,
+    )
 ]
 SETUP = [c for c in commands() if "pip install" in c or c.endswith("pytest")]
 
@@ -46,22 +57,30 @@ def test_the_first_screen_has_the_commands_for_your_pictures() -> None:
 
 
 def test_a_cell_of_the_readme_has_one_link() -> None:
-    cells = [cell for line in README.splitlines() if line.startswith("|") for cell in line.split("|")]
+    cells = [
+        cell for line in README.splitlines() if line.startswith("|") for cell in line.split("|")
+    ]
     assert not [cell for cell in cells if cell.count("](") > 1]
 
 
 def test_the_readme_lists_every_command() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     listed = {
-        name for row in re.findall(r"^\| (`kd-.*?) \|", README, flags=re.M) for name in re.findall(r"kd-\w+", row)
+        name
+        for row in re.findall(r"^\| (`kd-.*?) \|", README, flags=re.M)
+        for name in re.findall(r"kd-\w+", row)
     }
     assert listed == set(scripts) - {"kd"}
 
 
 def test_every_guide_is_a_page_of_the_site() -> None:
     """And each link between guides leads to a file: what ``mkdocs build --strict`` finds too, without installing it."""
-    listed = set(re.findall(r": (\S+\.md)$", (ROOT / "scripts/site/mkdocs.yml").read_text(), flags=re.M))
-    assert {str(path) for path in guides()} == {page for page in listed if not page.startswith("api/")}
+    listed = set(
+        re.findall(r": (\S+\.md)$", (ROOT / "scripts/site/mkdocs.yml").read_text(), flags=re.M)
+    )
+    assert {str(path) for path in guides()} == {
+        page for page in listed if not page.startswith("api/")
+    }
     for path in guides():
         for link in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / path).read_text()):
             assert (ROOT / path.parent / link).is_file(), f"{path}: {link}"
@@ -74,7 +93,10 @@ def test_every_command_is_known_here() -> None:
     """
     rest = [c for c in commands() if c not in OURS and c not in SETUP]
     assert all(
-        c.startswith(("torchrun", "TORCH_DISABLE_", "sbatch", "kd-", ".venv/bin/kd-serve ", "curl ")) for c in rest
+        c.startswith(
+            ("torchrun", "TORCH_DISABLE_", "sbatch", "kd-", ".venv/bin/kd-serve ", "curl ")
+        )
+        for c in rest
     ), rest
 
 
@@ -116,13 +138,18 @@ def commands_once() -> Iterator[Any]:
     seen: set[str] = set()
     for command in OURS:
         program = re.sub(r"\bruns/\w+/", "runs/NAME/", command)
-        yield pytest.param(command, marks=[pytest.mark.slow] * (program in seen or command in FEATURES))
+        yield pytest.param(
+            command, marks=[pytest.mark.slow] * (program in seen or command in FEATURES)
+        )
         seen.add(program)
 
 
 @pytest.mark.parametrize("command", list(commands_once()))
 def test_the_command_runs(
-    command: str, filled: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    filled: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = with_places(command, filled)
     program, *items = shlex.split(command)
@@ -150,7 +177,10 @@ def test_the_command_runs(
 
 @pytest.mark.parametrize("command", FEATURES)
 def test_the_settings_of_the_command_are_right(
-    command: str, filled: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    filled: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(filled["HOME"])
     _, *items = shlex.split(with_places(command, filled))
@@ -173,12 +203,22 @@ def prepare(command: str, items: list[str], filled: dict[str, str]) -> None:
             if not Path(f"runs/foodtag_vit/{number:03d}").exists():
                 assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0
     if "runs/grocery_vit/" in command and not Path("runs/grocery_vit/000").exists():
-        given = [f"data.source.root={filled['DIR']}", f"model.teacher.checkpoint={filled['TEACHER']}"]
+        given = [
+            f"data.source.root={filled['DIR']}",
+            f"model.teacher.checkpoint={filled['TEACHER']}",
+        ]
         assert train_main(["recipe=grocery_vit", *given, *SMALL, *TINY_TEACHER]) == 0
     if "runs/foundation_vit/" in command and not Path("runs/foundation_vit/000").exists():
-        assert train_main(["recipe=foundation_vit", f"data.source.root={filled['DIR']}", *SMALL]) == 0
+        assert (
+            train_main(["recipe=foundation_vit", f"data.source.root={filled['DIR']}", *SMALL]) == 0
+        )
     if filled["PACK"] in command and "kd-pack" not in command and not Path(filled["PACK"]).exists():
-        assert pack_main(["recipe=grocery_vit", f"data.source.root={filled['DIR']}", f"out={filled['PACK']}"]) == 0
+        assert (
+            pack_main(
+                ["recipe=grocery_vit", f"data.source.root={filled['DIR']}", f"out={filled['PACK']}"]
+            )
+            == 0
+        )
     if "cache=only" in command:
         assert cache_main([*items, *SMALL, *TINY_FOOD]) == 0
 
@@ -187,11 +227,20 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
     """What makes a command small enough for a test; downloads and libraries that can't be had are parsed only."""
     if "kd-latency" in command:
         return ["batch=1", "threads=1", "seconds=0.01"]
-    if re.search(r"kd-(eval|report|pack|predict|export|card|launch) |kd-runs|resume=|--list|--help|--keys", command):
+    if re.search(
+        r"kd-(eval|report|pack|predict|export|card|launch) |kd-runs|resume=|--list|--help|--keys",
+        command,
+    ):
         return []
-    if "config=headspace" in items:  # three epochs of ten batches, where config=debug has one of four
+    if (
+        "config=headspace" in items
+    ):  # three epochs of ten batches, where config=debug has one of four
         source = json.dumps({"class_path": "ImageFolder", "init_args": {"root": filled["DIR"]}})
-        given = [f"data.source={source}", f"model.teacher.checkpoint={filled['TEACHER']}", "data.batch_size=2"]
+        given = [
+            f"data.source={source}",
+            f"model.teacher.checkpoint={filled['TEACHER']}",
+            "data.batch_size=2",
+        ]
         return [
             *given,
             *TINY_TEACHER,
@@ -206,7 +255,11 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
     if "recipe=foundation" in command:
         return SMALL
     if "recipe=finetune" in command:  # config=debug draws the pictures of this recipe
-        return [*(item for item in SMALL if item != "config=debug"), "data.img_size=32", "trainer.max_epochs=1"]
+        return [
+            *(item for item in SMALL if item != "config=debug"),
+            "data.img_size=32",
+            "trainer.max_epochs=1",
+        ]
     if "data.source" not in command:
         return [*SMALL, *TINY_FOOD]
     return [*SMALL, *(TINY_TEACHER if "model.teacher." in command else [])]
@@ -228,7 +281,9 @@ TINY_TEACHER = [
 
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, flags=re.S))
-def test_the_python_of_the_readme_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_of_the_readme_runs(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     if "runs/foodtag_vit" in code:
         assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0

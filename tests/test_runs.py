@@ -17,7 +17,9 @@ def test_runs_with_a_name_and_their_table(recipe: Path, capsys: pytest.CaptureFi
     assert (runs / "tiny" / "latest").resolve() == (runs / "tiny" / "first-try").resolve()
     assert train_main([*line, "name=first-try"]) == 2
     assert "name: there is a run" in capsys.readouterr().err
-    assert train_main([f"recipe={runs / 'tiny' / 'first-try' / 'config.yaml'}", "config=debug"]) == 0  # a number
+    assert (
+        train_main([f"recipe={runs / 'tiny' / 'first-try' / 'config.yaml'}", "config=debug"]) == 0
+    )  # a number
     (runs / "tiny" / "broken").mkdir()
     (runs / "tiny" / "broken" / "config.yaml").write_text("recipe: tiny\n")
     (runs / "tiny" / "broken" / "summary.json").write_text("{")
@@ -42,14 +44,22 @@ def test_runs_with_a_name_and_their_table(recipe: Path, capsys: pytest.CaptureFi
     assert len(json.loads(capsys.readouterr().out)) == 3
 
 
-def test_a_run_that_trains_is_not_safe_to_delete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_trains_is_not_safe_to_delete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "runs" / "tiny" / "000"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("recipe: tiny\n")
     lock = f"held = l.lock_run(pathlib.Path({str(run)!r}))"
-    code = f"import pathlib, sys, kd.storage.checkpoints as l; {lock}; print(1, flush=True); input()"
+    code = (
+        f"import pathlib, sys, kd.storage.checkpoints as l; {lock}; print(1, flush=True); input()"
+    )
     trains = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
     assert trains.stdout is not None
     trains.stdout.readline()
@@ -75,8 +85,14 @@ def test_a_run_with_weights_is_not_safe_to_delete_and_odd_files_do_not_end_the_t
         (tmp_path / name / "config.yaml").write_text("recipe: tiny\n")
     (tmp_path / "best" / "checkpoints" / "best.ckpt").touch()
     (tmp_path / "odd" / "summary.json").write_text("[1]")
-    gone, rglob = tmp_path / "odd" / "metrics.csv.part", Path.rglob  # a run that trains has just renamed it
+    gone, rglob = (
+        tmp_path / "odd" / "metrics.csv.part",
+        Path.rglob,
+    )  # a run that trains has just renamed it
     monkeypatch.setattr(Path, "rglob", lambda self, pattern: [*rglob(self, pattern), gone])
     assert main("runs", [str(tmp_path), "--json"]) == 0
-    found = {Path(row["folder"]).name: row["safe_to_delete"] for row in json.loads(capsys.readouterr().out)}
+    found = {
+        Path(row["folder"]).name: row["safe_to_delete"]
+        for row in json.loads(capsys.readouterr().out)
+    }
     assert found == {"best": False, "odd": True}

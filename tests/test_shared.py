@@ -23,13 +23,17 @@ def grocery(shared: Path, runs: Path, *items: str) -> list[str]:
 
 
 def test_class_ids_of_real_photographs(shared: Path) -> None:
-    data = DistillationDataModule(ImageFolder(str(shared / "data" / "grocery")), img_size=112, num_workers=0)
+    data = DistillationDataModule(
+        ImageFolder(str(shared / "data" / "grocery")), img_size=112, num_workers=0
+    )
     info = data.info
     assert (info.train, info.val, len(info.classes)) == (2640, 296, 81)
     assert len(set(data.split("val").targets)) == 60
 
 
-def test_one_photograph_of_some_classes(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_photograph_of_some_classes(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The real teacher in its own order of classes. A student that begins with its layers: the next test."""
     source, few = shared / "data" / "grocery", tmp_path / "data"
     for folder in [*source.glob("train/*"), *sorted(source.glob("val/*"))[::4]]:
@@ -48,7 +52,9 @@ def test_one_photograph_of_some_classes(shared: Path, tmp_path: Path, capsys: py
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_short_run_of_the_grocery_recipe(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_run_of_the_grocery_recipe(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The preflight's 251 of 296, a student that inherits, and a few steps."""
     items = ["trainer.limit_train_batches=2", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=32",
              "model.student.inherit_pictures=96"]  # fmt: skip
@@ -66,17 +72,26 @@ def test_a_short_run_of_the_grocery_recipe(shared: Path, tmp_path: Path, capsys:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_an_evaluation_of_the_grocery_recipe(shared: Path, tmp_path: Path) -> None:
-    items = ["trainer.limit_train_batches=4", "trainer.max_epochs=1", "trainer.accelerator=cpu", "data.batch_size=32"]
+    items = [
+        "trainer.limit_train_batches=4",
+        "trainer.max_epochs=1",
+        "trainer.accelerator=cpu",
+        "data.batch_size=32",
+    ]
     assert train_main(grocery(shared, tmp_path, *items)) == 0
     folder = tmp_path / "grocery_vit" / "000"
     summary = json.loads((folder / "summary.json").read_text())
     assert eval_main([str(folder)]) == 0
     found = json.loads((folder / "eval_val.json").read_text())
     assert found["teacher"]["acc1"] == pytest.approx(251 / 296, abs=1e-5)
-    assert found["student"]["acc1"] == pytest.approx(summary["student"]["best_val"]["acc1"], abs=0.03)
+    assert found["student"]["acc1"] == pytest.approx(
+        summary["student"]["best_val"]["acc1"], abs=0.03
+    )
 
 
-def test_a_truncated_photograph_is_named(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truncated_photograph_is_named(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = shared / "data" / "grocery"
     for split in ("train", "val"):
         for name in ("Banana", "Lemon"):
@@ -86,7 +101,12 @@ def test_a_truncated_photograph_is_named(shared: Path, tmp_path: Path, capsys: p
                 (folder / path.name).write_bytes(path.read_bytes())
     bad = sorted((tmp_path / "data" / "train" / "Lemon").iterdir())[0]
     bad.write_bytes(bad.read_bytes()[:-2000])
-    items = ["recipe=grocery_vit", "config=debug", "config=no_teacher", f"runs_dir={tmp_path / 'runs'}"]
+    items = [
+        "recipe=grocery_vit",
+        "config=debug",
+        "config=no_teacher",
+        f"runs_dir={tmp_path / 'runs'}",
+    ]
     assert train_main([*items, f"data.source.root={tmp_path / 'data'}", "data.batch_size=2"]) == 2
     assert str(bad) in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
@@ -97,7 +117,9 @@ def test_a_headless_backbone_starts_a_student(shared: Path) -> None:
     from kd.models import StudentSpec, build_model
 
     spec = StudentSpec(
-        "vit_small_patch14_dinov2", 112, checkpoint=str(shared / "models" / "vit_small_patch14_dinov2.safetensors")
+        "vit_small_patch14_dinov2",
+        112,
+        checkpoint=str(shared / "models" / "vit_small_patch14_dinov2.safetensors"),
     )
     model = build_model(spec, 5, "model.student").eval()
     with torch.inference_mode():

@@ -61,7 +61,9 @@ def test_submitits_signal_stops_a_job_and_turns_the_samples_off_elsewhere(recipe
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_to_the_group_spares_the_loaders_workers(recipe: Path, number: int, status: int) -> None:
+def test_a_signal_to_the_group_spares_the_loaders_workers(
+    recipe: Path, number: int, status: int
+) -> None:
     ended, log, folder = stopped(recipe, disturb("SignalGroup", step=2, number=int(number)))
     assert ended == status, log
     assert f"kd-train: stopped by {signal.Signals(number).name} at step 3" in log
@@ -89,7 +91,10 @@ def test_a_terminal_that_is_closed_keeps_the_step(recipe: Path) -> None:
     pid = start(items, Path(os.ttyname(other)), login, terminal, other)
     os.close(other)
     folder = recipe.parent / "runs" / "tiny" / "000"
-    while not (folder / "metrics.csv").exists() or (folder / "metrics.csv").read_text().count("\n") < 3:
+    while (
+        not (folder / "metrics.csv").exists()
+        or (folder / "metrics.csv").read_text().count("\n") < 3
+    ):
         if select.select([terminal], [], [], 0.05)[0]:
             os.read(terminal, 4096)
     os.close(terminal)
@@ -101,7 +106,11 @@ def test_a_terminal_that_is_closed_keeps_the_step(recipe: Path) -> None:
 
 def test_a_worker_that_dies_after_the_signal_is_a_part_of_it(recipe: Path) -> None:
     """Within an optimizer step there is nothing to save: the run goes on from the last checkpoint."""
-    items = ["trainer.accumulate_grad_batches=4", "checkpoint.every_n_steps=1", disturb("TerminateAndKillWorker")]
+    items = [
+        "trainer.accumulate_grad_batches=4",
+        "checkpoint.every_n_steps=1",
+        disturb("TerminateAndKillWorker"),
+    ]
     ended, log, folder = stopped(recipe, *items)
     assert ended == 143, log
     assert f"kd-train resume={folder}" in log
@@ -184,14 +193,26 @@ def shrink_shared_memory() -> None:
 @pytest.mark.parametrize(
     ("lack", "told"),
     [
-        (forbid_forks, "the 2 loader processes can't be started (Resource temporarily unavailable)"),
+        (
+            forbid_forks,
+            "the 2 loader processes can't be started (Resource temporarily unavailable)",
+        ),
         (shrink_shared_memory, "data.num_workers: no shared memory is left"),
     ],
 )
-def test_a_machine_without_room_for_loader_processes(recipe: Path, lack: Callable[[], None], told: str) -> None:
+def test_a_machine_without_room_for_loader_processes(
+    recipe: Path, lack: Callable[[], None], told: str
+) -> None:
     log = recipe.parent / "log"
     pid = start(
-        [f"recipe={recipe}", "trainer.enable_progress_bar=false", "data.num_workers=2", "data.img_size=64"], log, lack
+        [
+            f"recipe={recipe}",
+            "trainer.enable_progress_bar=false",
+            "data.num_workers=2",
+            "data.img_size=64",
+        ],
+        log,
+        lack,
     )
     status = status_of(pid)
     if status == 77:

@@ -14,21 +14,33 @@ from kd.data.sampler import EvalBatches, TrainBatches
 from kd.data.sources import ImageFolder
 from tests._runs import run_folders
 
-FOOD = ["recipe=foodtag_vit", "data.source.train_per_class=4", "data.source.val_per_class=8", "data.batch_size=8"]
+FOOD = [
+    "recipe=foodtag_vit",
+    "data.source.train_per_class=4",
+    "data.source.val_per_class=8",
+    "data.batch_size=8",
+]
 SHORT = ["trainer.fast_dev_run=true", "trainer.limit_val_batches=2", "config=debug",
          # what it trains on: test_overfitting_repeats_the_same_pictures; what it validates on is a limit, as above
          pytest.param("trainer.overfit_batches=2", marks=pytest.mark.slow)]  # fmt: skip
 
 
 @pytest.mark.parametrize("item", SHORT)
-def test_a_short_run_accepts_a_fine_teacher(item: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_run_accepts_a_fine_teacher(
+    item: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The pictures are sorted by class: the first eight show one of the twenty."""
-    assert train_main([*FOOD, item, "preflight=stop", "trainer.max_epochs=1", f"runs_dir={tmp_path}"]) == 0
+    assert (
+        train_main([*FOOD, item, "preflight=stop", "trainer.max_epochs=1", f"runs_dir={tmp_path}"])
+        == 0
+    )
     out = capsys.readouterr().out
     assert "preflight: teacher vit_tiny_patch16_224 is right on" in out
     assert "no better than guessing" not in out
     assert ("8 of 20 classes, too few to judge it" in out) == (item == "trainer.fast_dev_run=true")
-    assert ("an epoch uses some of these pictures: " in out) == (item != "config=debug")  # its 80 pictures are all used
+    assert ("an epoch uses some of these pictures: " in out) == (
+        item != "config=debug"
+    )  # its 80 pictures are all used
 
 
 @pytest.mark.parametrize("limit", [1, 3, 0.25])
@@ -41,9 +53,13 @@ def test_a_limited_validation_is_spread_over_the_whole_split(limit: float) -> No
     assert gaps.max() <= 3 * length / len(used)
     alone = EvalBatches(length, size * ranks, 0, 1, limit, seed=3)
     assert set(used) == {index for batch in list(alone)[: alone.used] for index, _ in batch}
-    assert set(used) != {i for batch in list(EvalBatches(length, 20, 0, 1, limit, 4))[: alone.used] for i, _ in batch}
+    assert set(used) != {
+        i for batch in list(EvalBatches(length, 20, 0, 1, limit, 4))[: alone.used] for i, _ in batch
+    }
     whole = [index for batch in shares[0] for index, _ in batch]
-    assert sorted(whole + [index for batch in shares[1] for index, _ in batch]) == list(range(length))
+    assert sorted(whole + [index for batch in shares[1] for index, _ in batch]) == list(
+        range(length)
+    )
 
 
 def test_a_whole_validation_stays_in_order() -> None:
@@ -51,7 +67,9 @@ def test_a_whole_validation_stays_in_order() -> None:
 
 
 @pytest.mark.parametrize("item", ["preflight=off", "preflight=false"])
-def test_the_preflight_can_be_left_out(item: str, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_preflight_can_be_left_out(
+    item: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_main([f"recipe={recipe}", item, "trainer.max_epochs=1"]) == 0
     assert "preflight:" not in capsys.readouterr().out
     summary = json.loads((run_folders(recipe)[0] / "summary.json").read_text())
@@ -61,16 +79,26 @@ def test_the_preflight_can_be_left_out(item: str, recipe: Path, capsys: pytest.C
 
 def test_without_a_preflight_the_same_epoch_is_exported(recipe: Path) -> None:
     """Of epochs within one standard error the one nearest to the teacher: its answers are kept either way."""
-    items = [f"recipe={recipe}", "trainer.precision=32-true", "trainer.max_epochs=4", "optim.lr=0.01"]
+    items = [
+        f"recipe={recipe}",
+        "trainer.precision=32-true",
+        "trainer.max_epochs=4",
+        "optim.lr=0.01",
+    ]
     for value in ("warn", "off"):
         assert train_main([*items, f"preflight={value}"]) == 0
-    best = [json.loads((run / "summary.json").read_text())["student"]["best_val"] for run in run_folders(recipe)]
+    best = [
+        json.loads((run / "summary.json").read_text())["student"]["best_val"]
+        for run in run_folders(recipe)
+    ]
     assert "kl" in best[0]
     assert best[0] == best[1]
 
 
 def test_overfitting_repeats_the_same_pictures(pictures: Path) -> None:
-    data = DistillationDataModule(ImageFolder(str(pictures)), img_size=32, batch_size=8, num_workers=0)
+    data = DistillationDataModule(
+        ImageFolder(str(pictures)), img_size=32, batch_size=8, num_workers=0
+    )
     batches = data.train_dataloader().batch_sampler
     assert isinstance(batches, TrainBatches)
     first = list(batches)
@@ -83,7 +111,9 @@ def test_overfitting_repeats_the_same_pictures(pictures: Path) -> None:
     assert list(batches) == first
 
 
-def test_steps_below_an_epoch_end_with_a_validation(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_below_an_epoch_end_with_a_validation(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     items = [f"recipe={recipe}", "trainer.max_epochs=-1"]
     assert train_main([*items, "trainer.max_steps=3"]) == 0
     summary = json.loads((run_folders(recipe)[0] / "summary.json").read_text())
@@ -96,7 +126,12 @@ def test_steps_below_an_epoch_end_with_a_validation(recipe: Path, capsys: pytest
 def test_the_last_step_of_each_epoch_is_logged_once(recipe: Path) -> None:
     assert train_main([f"recipe={recipe}", "trainer.log_every_n_steps=4"]) == 0
     rows = csv.DictReader((run_folders(recipe)[0] / "metrics.csv").open())
-    assert [int(row["step"]) for row in rows if row["train/loss"] and row["train/lr"]] == [3, 5, 7, 11]
+    assert [int(row["step"]) for row in rows if row["train/loss"] and row["train/lr"]] == [
+        3,
+        5,
+        7,
+        11,
+    ]
 
 
 def test_no_epoch_exports_no_student(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,9 +147,20 @@ def test_a_folder_that_can_not_be_written_is_reported_first(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert train_main([f"recipe={recipe}", f"runs_dir={tmp_path / 'file' / 'runs'}", "data.source.root=/nowhere"]) == 2
+    assert (
+        train_main(
+            [
+                f"recipe={recipe}",
+                f"runs_dir={tmp_path / 'file' / 'runs'}",
+                "data.source.root=/nowhere",
+            ]
+        )
+        == 2
+    )
     said = capsys.readouterr()
-    assert said.err.endswith(f"runs_dir: {tmp_path / 'file' / 'runs' / 'tiny'} can't be written: Not a directory\n")
+    assert said.err.endswith(
+        f"runs_dir: {tmp_path / 'file' / 'runs' / 'tiny'} can't be written: Not a directory\n"
+    )
     assert not said.out
 
 
@@ -122,8 +168,14 @@ TYPED_FIRST = [
     (["recipe=foodtag_vit", "data.batch_size=0"], "data.batch_size: must be >= 1, got 0"),
     (["foodtag_vit"], "did you mean 'recipe=foodtag_vit'?"),
     (["recipe=foodtag_vit", "debug"], "did you mean 'config=debug'?"),
-    (["recipe=foodtag_vit", "data=photos"], "data: got 'photos'; did you mean 'data.source=photos'?"),
-    (["recipe=foodtag_vit", "trainer.precision=fp16"], "did you mean 'trainer.precision=16-mixed'?"),
+    (
+        ["recipe=foodtag_vit", "data=photos"],
+        "data: got 'photos'; did you mean 'data.source=photos'?",
+    ),
+    (
+        ["recipe=foodtag_vit", "trainer.precision=fp16"],
+        "did you mean 'trainer.precision=16-mixed'?",
+    ),
 ]
 
 
@@ -132,7 +184,9 @@ def test_what_is_typed_first_is_told_in_one_line(
     items: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train_main([*items, *([f"runs_dir={tmp_path}"] if "=" in items[0] else [])]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kd-train: ")]
+    (line,) = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("kd-train: ")
+    ]
     assert said in line and "KD_TRACEBACK" not in line
 
 
@@ -141,7 +195,13 @@ def test_an_architecture_of_another_family_leaves_the_recipes_arguments(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``patch_size`` and ``depth`` are the ViT's that the recipe, or ``config=debug``, names."""
-    items = [f"recipe={recipe}", "config=debug", "--print_config", f"runs_dir={tmp_path}", "model.student.kwargs.a=1"]
+    items = [
+        f"recipe={recipe}",
+        "config=debug",
+        "--print_config",
+        f"runs_dir={tmp_path}",
+        "model.student.kwargs.a=1",
+    ]
     kwargs = []
     for arch in ("vit_small_patch16_224", "resnet10t"):
         assert train_main([*items, f"model.student.arch={arch}"]) == 0

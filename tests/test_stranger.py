@@ -23,14 +23,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recipe and its finished run."""
     folder = tmp_path_factory.mktemp("stranger")
     data = draw_folder(folder / "data", train=4, val=2)
-    write_recipe(folder / "r.yaml", data, save_teacher(folder / "teacher.safetensors"), trainer__max_epochs=1)
+    write_recipe(
+        folder / "r.yaml", data, save_teacher(folder / "teacher.safetensors"), trainer__max_epochs=1
+    )
     assert main("train", [f"recipe={folder / 'r.yaml'}"]) == 0
     return folder
 
 
 def test_hostile_settings_do_nothing(folder: Path, tmp_path: Path) -> None:
     run = folder / "runs" / "tiny" / "000"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "KD_CACHE": str(folder / "cache")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "KD_CACHE": str(folder / "cache"),
+    }
     child = subprocess.run(
         [sys.executable, "-m", "tests._stranger", str(folder), str(run)],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
@@ -44,7 +51,9 @@ def test_hostile_settings_do_nothing(folder: Path, tmp_path: Path) -> None:
 
 def test_every_setting_that_takes_a_class_says_which() -> None:
     """A new setting of a class type needs a kind in ``listed.PLACES``."""
-    takes = {name for name, key in keys.schema().items() if {"Class", *listed.BASES} & _names(key.kind)}
+    takes = {
+        name for name, key in keys.schema().items() if {"Class", *listed.BASES} & _names(key.kind)
+    }
     assert {name for name in takes if not listed.kind_at(name)} <= {"model.distill_losses"}
 
 
@@ -70,7 +79,9 @@ def test_our_public_classes_are_listed(base: str) -> None:
 
     public = {*kd.data.sources.__all__, *kd.losses.__all__, *kd.tasks.__all__}
     bases = {"Task", "Source", "DistillLoss", "LogitLoss", "FeatureLoss", "LayersLoss"}
-    assert {name for name in keys.subclasses(base) if name in public} - bases <= {one.short for one in listed.classes()}
+    assert {name for name in keys.subclasses(base) if name in public} - bases <= {
+        one.short for one in listed.classes()
+    }
 
 
 def test_recipes_and_overlays_name_listed_classes() -> None:
@@ -80,9 +91,16 @@ def test_recipes_and_overlays_name_listed_classes() -> None:
         assert _refusal(yaml.safe_load(file.read_text()), []) is None, file
 
 
-def test_run_is_replaced_in_all_of_the_trainer(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_replaced_in_all_of_the_trainer(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = {
-        "callbacks": [{"class_path": "ModelCheckpoint", "init_args": {"dirpath": "RUN/kept", "filename": "theirs"}}],
+        "callbacks": [
+            {
+                "class_path": "ModelCheckpoint",
+                "init_args": {"dirpath": "RUN/kept", "filename": "theirs"},
+            }
+        ],
         "profiler": {"class_path": "AdvancedProfiler", "init_args": {"filename": "profile"}},
         "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "RUN/logs"}},
         "default_root_dir": "RUN/root",
@@ -92,12 +110,18 @@ def test_run_is_replaced_in_all_of_the_trainer(folder: Path, tmp_path: Path, mon
     items = [f"recipe={folder / 'r.yaml'}", f"config={folder / 'paths.yaml'}", "name=paths"]
     assert main("train", items) == 0
     run = folder / "runs" / "tiny" / "paths"
-    assert (run / "kept" / "theirs.ckpt").is_file() and list(run.glob("*profile*.txt")) and (run / "logs").is_dir()
+    assert (
+        (run / "kept" / "theirs.ckpt").is_file()
+        and list(run.glob("*profile*.txt"))
+        and (run / "logs").is_dir()
+    )
     assert not list(tmp_path.iterdir()) and not (folder / "runs" / "tiny" / ".RUN").exists()
 
 
 @pytest.mark.parametrize("kind", ["timm_wrapper", "detr", "vit_hybrid"])
-def test_a_students_file_asks_neither_the_hub_nor_timm(kind: str, folder: Path, tmp_path: Path) -> None:
+def test_a_students_file_asks_neither_the_hub_nor_timm(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("transformers")
     from safetensors.torch import load_file, save
 
@@ -106,9 +130,15 @@ def test_a_students_file_asks_neither_the_hub_nor_timm(kind: str, folder: Path, 
     from kd.ship.export.student import read_metadata
 
     student = folder / "runs" / "tiny" / "000" / "student.safetensors"
-    config = {"model_type": kind, "architecture": "resnet18", "model_args": {"checkpoint_path": "/etc/passwd"}}
+    config = {
+        "model_type": kind,
+        "architecture": "resnet18",
+        "model_args": {"checkpoint_path": "/etc/passwd"},
+    }
     builder = {"class_path": "kd.models.hugging_face.HuggingFace", "init_args": {"config": config}}
     file = tmp_path / "student.safetensors"
-    file.write_bytes(save(load_file(student), {**read_metadata(student), "builder": json.dumps(builder)}))
+    file.write_bytes(
+        save(load_file(student), {**read_metadata(student), "builder": json.dumps(builder)})
+    )
     with pytest.raises(UserError, match="model_type must be one of"):
         kd.load_student(file)

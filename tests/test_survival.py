@@ -28,7 +28,15 @@ from tests._runs import assert_good, disturb
 def fails(recipe: Path, *items: str) -> tuple[int, str, Path]:
     """Exit status, output and folder of a run; nothing of it is left over."""
     log = recipe.parent / "log"
-    pid = start([f"recipe={recipe}", "checkpoint.every_n_steps=1", "trainer.enable_progress_bar=false", *items], log)
+    pid = start(
+        [
+            f"recipe={recipe}",
+            "checkpoint.every_n_steps=1",
+            "trainer.enable_progress_bar=false",
+            *items,
+        ],
+        log,
+    )
     status = status_of(pid)
     assert survivors(pid) == []
     return status, log.read_text(), recipe.parent / "runs" / "tiny" / "000"
@@ -38,7 +46,9 @@ def test_a_loss_that_is_no_number_names_step_and_pictures(recipe: Path) -> None:
     status, log, folder = fails(recipe, disturb("BreakWeights", step=3), "config=audit")
     assert status == 1
     (line,) = [text for text in log.splitlines() if "the loss is" in text]
-    assert "kd-train: failed: the loss is nan in batch 3 of the run (step 3, epoch 1, rank 0)" in line
+    assert (
+        "kd-train: failed: the loss is nan in batch 3 of the run (step 3, epoch 1, rank 0)" in line
+    )
     records = (folder / "records" / "samples.rank0.jsonl").read_text().splitlines()
     batch = json.loads(records[3])["index"]
     assert line.endswith(f"training pictures: {', '.join(map(str, batch))}")
@@ -54,7 +64,9 @@ def test_a_gradient_that_is_no_number_spoils_no_checkpoint(recipe: Path) -> None
 
 
 def test_a_loader_worker_killed_by_the_kernel(recipe: Path) -> None:
-    status, log, folder = fails(recipe, disturb("KillWorker"), "data.num_workers=2", "data.batch_size=2")
+    status, log, folder = fails(
+        recipe, disturb("KillWorker"), "data.num_workers=2", "data.batch_size=2"
+    )
     assert status == 1
     # torch says the one or the other, by who is the first to see it gone
     (line,) = [text for text in log.splitlines() if text.startswith("kd-train: failed:")]
@@ -75,12 +87,17 @@ class ClosesItsPipe:
 
 
 def test_a_worker_whose_pipe_closes_before_it_is_seen_dead() -> None:
-    batches = iter(DataLoader([torch.zeros(3000)] * 8, batch_size=4, num_workers=1, collate_fn=ClosesItsPipe))
+    batches = iter(
+        DataLoader([torch.zeros(3000)] * 8, batch_size=4, num_workers=1, collate_fn=ClosesItsPipe)
+    )
     with pytest.raises(OSError) as failure:
         next(batches)
     (worker,) = multiprocessing.active_children()
     assert worker.is_alive()
-    assert reason(failure.value) == "a loader worker exited unexpectedly (out of memory? data.num_workers)"
+    assert (
+        reason(failure.value)
+        == "a loader worker exited unexpectedly (out of memory? data.num_workers)"
+    )
 
 
 def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint(recipe: Path) -> None:
@@ -92,7 +109,12 @@ def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint(recipe: Path) -
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
 
 
-TWO = ["trainer.devices=2", "trainer.strategy=ddp", "data.batch_size=4", "checkpoint.every_n_steps=1"]
+TWO = [
+    "trainer.devices=2",
+    "trainer.strategy=ddp",
+    "data.batch_size=4",
+    "checkpoint.every_n_steps=1",
+]
 
 
 @pytest.mark.parametrize("killed", [0, 1])
@@ -112,7 +134,10 @@ def test_a_bad_loss_on_one_rank_stops_both(recipe: Path) -> None:
     log = recipe.parent / "log.txt"
     pids = start_ranks([f"recipe={recipe}", *TWO, disturb("BreakWeights", step=3, rank=1)], log)
     assert [status_of(pid) for pid in pids] == [1, 1]
-    assert "the loss is nan in batch 3 of the run (step 3, epoch 1, rank 1)" in log.with_suffix(".1").read_text()
+    assert (
+        "the loss is nan in batch 3 of the run (step 3, epoch 1, rank 1)"
+        in log.with_suffix(".1").read_text()
+    )
     assert_good(recipe.parent / "runs" / "tiny" / "000", 3)
 
 
@@ -130,13 +155,20 @@ def test_ranks_that_kd_train_started_itself_leave_no_orphan(recipe: Path) -> Non
 
 
 def test_sigterm_waits_for_a_checkpoint_that_is_being_written(recipe: Path) -> None:
-    items = ["checkpoint.asynchronous=true", "data.batch_size=4", "trainer.devices=2", "trainer.strategy=ddp"]
+    items = [
+        "checkpoint.asynchronous=true",
+        "data.batch_size=4",
+        "trainer.devices=2",
+        "trainer.strategy=ddp",
+    ]
     log = recipe.parent / "log.txt"
     pids = start_ranks([f"recipe={recipe}", *items, disturb("Terminate", step=2)], log)
     assert status_of(pids[0]) == 143
     status_of(pids[1])
     assert "kd-train: stopped by SIGTERM" in log.with_suffix(".0").read_text()
-    assert_good(recipe.parent / "runs" / "tiny" / "000", 6)  # ranks agree at the epoch's last batch here
+    assert_good(
+        recipe.parent / "runs" / "tiny" / "000", 6
+    )  # ranks agree at the epoch's last batch here
 
 
 def test_closed_pipes_and_an_early_sigusr2_end_no_run(recipe: Path) -> None:
@@ -152,14 +184,18 @@ def test_closed_pipes_and_an_early_sigusr2_end_no_run(recipe: Path) -> None:
     assert (recipe.parent / "runs" / "tiny" / "000" / "student.safetensors").is_file()
 
 
-def test_fewer_validation_pictures_than_processes(pictures: Path, teacher: Path, tmp_path: Path) -> None:
+def test_fewer_validation_pictures_than_processes(
+    pictures: Path, teacher: Path, tmp_path: Path
+) -> None:
     few = tmp_path / "few"
     shutil.copytree(pictures, few)
     for picture in sorted(few.glob("val/*/*.jpg"))[1:]:
         picture.unlink()
     log = tmp_path / "log.txt"
     items = [*TWO, "trainer.max_epochs=1", "preflight=warn"]
-    pids = start_ranks([f"recipe={write_recipe(tmp_path / 'tiny.yaml', few, teacher)}", *items], log)
+    pids = start_ranks(
+        [f"recipe={write_recipe(tmp_path / 'tiny.yaml', few, teacher)}", *items], log
+    )
     assert [status_of(pid) for pid in pids] == [0, 0], log.with_suffix(".1").read_text()
     summary = json.loads((tmp_path / "runs" / "tiny" / "000" / "summary.json").read_text())
     assert summary["student"]["val"]["acc1"] in (0, 1)
@@ -171,7 +207,11 @@ def test_fewer_validation_pictures_than_processes(pictures: Path, teacher: Path,
     [
         ["trainer.precision=bf16-true", "model.ema_decay=0.9", "trainer.max_epochs=1"],
         ["trainer.max_epochs=-1", "trainer.max_time=00:00:00:01"],
-        ["trainer.max_epochs=-1", "trainer.max_steps=7", "model.distill_losses.kd.final_temperature=1"],
+        [
+            "trainer.max_epochs=-1",
+            "trainer.max_steps=7",
+            "model.distill_losses.kd.final_temperature=1",
+        ],
     ],
     ids=["half precision throughout", "bounded by time", "bounded by steps"],
 )
@@ -180,7 +220,9 @@ def test_other_bounds_and_precisions(items: list[str], recipe: Path) -> None:
     assert status == 0, log
     summary = json.loads((folder / "summary.json").read_text())
     assert math.isfinite(summary["student"]["val"]["acc1"])
-    assert ("the learning rate stays at its peak" in log) == ("trainer.max_time=00:00:00:01" in items)
+    assert ("the learning rate stays at its peak" in log) == (
+        "trainer.max_time=00:00:00:01" in items
+    )
 
 
 def test_a_full_disk_at_the_first_write_is_one_line(recipe: Path) -> None:

@@ -43,10 +43,16 @@ def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Pat
     return run(write_recipe(tmp_path_factory.mktemp("plain") / "tiny.yaml", pictures, teacher))
 
 
-def test_a_run_leaves_a_folder_that_explains_itself(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_leaves_a_folder_that_explains_itself(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run(recipe)
     assert {p.name for p in folder.iterdir()} == RUN_FILES
-    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt", "previous.ckpt"}
+    assert {p.name for p in (folder / "checkpoints").iterdir()} == {
+        "best.ckpt",
+        "last.ckpt",
+        "previous.ckpt",
+    }
     assert (folder.parent / "latest").resolve() == folder.resolve()
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "done"
@@ -69,7 +75,9 @@ def test_a_run_leaves_a_folder_that_explains_itself(recipe: Path, capsys: pytest
     assert "agreement" in out.out
     assert str(folder) in out.out
     assert "images/s" in out.out
-    assert re.search("epoch   2  train/loss [^\n]*  val/acc1 [^\n]*  val/agreement [^\n]*  val/kl ", out.err)
+    assert re.search(
+        "epoch   2  train/loss [^\n]*  val/acc1 [^\n]*  val/agreement [^\n]*  val/kl ", out.err
+    )
 
 
 def test_the_saved_configuration_repeats_the_run_to_the_last_bit(recipe: Path) -> None:
@@ -97,7 +105,9 @@ def test_another_seed_is_another_run(plain: Path, recipe: Path) -> None:
         ["model.ema_decay=0.9", "trainer.accumulate_grad_batches=2", "data.augment.mixup=1"],
     ],
 )
-def test_resume_at_an_epochs_end_equals_the_uninterrupted_run(recipe: Path, extra: list[str]) -> None:
+def test_resume_at_an_epochs_end_equals_the_uninterrupted_run(
+    recipe: Path, extra: list[str]
+) -> None:
     whole = run(recipe, *extra)
     # the schedule knows the whole length: the first part stops early, it is not a shorter run
     assert train_main([f"recipe={recipe}", *extra, disturb("StopAfterEpoch", epoch=0)]) == 143
@@ -112,7 +122,12 @@ def test_resume_at_an_epochs_end_equals_the_uninterrupted_run(recipe: Path, extr
 
 def test_a_short_last_accumulation_steps_as_far_as_a_whole_one(recipe: Path) -> None:
     """Two batches of an accumulation of four are one batch of twice the size."""
-    sgd = ["optim.name=sgd", "trainer.max_epochs=1", "trainer.precision=32-true", "trainer.gradient_clip_val=0"]
+    sgd = [
+        "optim.name=sgd",
+        "trainer.max_epochs=1",
+        "trainer.precision=32-true",
+        "trainer.gradient_clip_val=0",
+    ]
     short = run(recipe, *sgd, "trainer.accumulate_grad_batches=4", "trainer.limit_train_batches=2")
     one = run(recipe, *sgd, "data.batch_size=16", "trainer.limit_train_batches=1")
     for name, weight in student_of(one).items():
@@ -127,7 +142,9 @@ def test_a_short_runs_average_does_not_keep_the_first_weights(recipe: Path) -> N
     assert_same({k: state[f"students.student.average.module.{k}"] for k in own}, own)
 
 
-def test_latest_is_resumed_and_evaluated_as_the_run_it_names(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_latest_is_resumed_and_evaluated_as_the_run_it_names(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run(recipe, "trainer.max_epochs=1")
     latest = folder.parent / "latest"
     assert train_main([f"resume={latest}", "trainer.max_epochs=2"]) == 0
@@ -136,12 +153,20 @@ def test_latest_is_resumed_and_evaluated_as_the_run_it_names(recipe: Path, capsy
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     capsys.readouterr()
     assert train_main([f"resume={latest}"]) == 0  # finished already: nothing is written
-    assert capsys.readouterr().out == f"kd-train: all 2 epochs of {folder} are done; trainer.max_epochs=4 trains on\n"
+    assert (
+        capsys.readouterr().out
+        == f"kd-train: all 2 epochs of {folder} are done; trainer.max_epochs=4 trains on\n"
+    )
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
     latest.unlink()
     latest.write_text("000\n")  # as on a file system without links
     assert eval_main([str(latest)]) == 0
-    assert train_main([f"recipe={recipe}", f"model.student.checkpoint={latest}", "trainer.max_epochs=1"]) == 0
+    assert (
+        train_main(
+            [f"recipe={recipe}", f"model.student.checkpoint={latest}", "trainer.max_epochs=1"]
+        )
+        == 0
+    )
 
 
 def test_a_damaged_checkpoint_is_named(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,26 +185,45 @@ def test_a_damaged_checkpoint_is_named(recipe: Path, capsys: pytest.CaptureFixtu
         ["trainer.limit_val_batches=0"],
         ["data.batch_size=7", "data.augment.mixup=0.8"],
         # test_a_recipe_bends_to_its_student
-        pytest.param(["model.student.arch=resnet10t", "model.student.kwargs={}"], marks=pytest.mark.slow),
+        pytest.param(
+            ["model.student.arch=resnet10t", "model.student.kwargs={}"], marks=pytest.mark.slow
+        ),
         ["model.student.img_size=48", "data.img_size=40"],
-        ["trainer.logger=CSVLogger", "trainer.logger.save_dir=logs", "trainer.callbacks+=LearningRateMonitor"],
-        ["trainer.enable_progress_bar=false", "checkpoint.monitor=val/agreement", "trainer.accumulate_grad_batches=4"],
+        [
+            "trainer.logger=CSVLogger",
+            "trainer.logger.save_dir=logs",
+            "trainer.callbacks+=LearningRateMonitor",
+        ],
+        [
+            "trainer.enable_progress_bar=false",
+            "checkpoint.monitor=val/agreement",
+            "trainer.accumulate_grad_batches=4",
+        ],
     ],
     ids=lambda items: items[0],
 )
-def test_settings_that_people_combine(items: list[str], recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_people_combine(
+    items: list[str], recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(recipe.parent)
     folder = run(recipe, "trainer.max_epochs=1", *items)
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"
     assert (folder / "student.safetensors").exists()
 
 
-def test_resume_refuses_another_teacher(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_refuses_another_teacher(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tests._helpers import save_teacher
 
     folder = run(recipe, "trainer.max_epochs=1")
     other = save_teacher(tmp_path / "other.safetensors", seed=7)
-    assert train_main([f"resume={folder}", "trainer.max_epochs=2", f"model.teacher.checkpoint={other}"]) == 2
+    assert (
+        train_main(
+            [f"resume={folder}", "trainer.max_epochs=2", f"model.teacher.checkpoint={other}"]
+        )
+        == 2
+    )
     assert "another teacher" in capsys.readouterr().err
 
 
@@ -201,7 +245,11 @@ def test_plain_timm_loads_the_student_and_gives_the_same_numbers(
 
     model = timm.create_model(f"local-dir:{plain / 'student'}", pretrained=True).eval()
     config = timm.data.resolve_model_data_config(model)
-    assert (config["input_size"], config["crop_pct"], config["interpolation"]) == ((3, 32, 32), 0.875, "bilinear")
+    assert (config["input_size"], config["crop_pct"], config["interpolation"]) == (
+        (3, 32, 32),
+        0.875,
+        "bilinear",
+    )
     right = 0
     for c, name in enumerate(model.pretrained_cfg["label_names"]):
         for path in sorted((pictures / "val" / name).iterdir()):
@@ -335,14 +383,20 @@ def test_a_hint_on_the_class_token(tmp_path: Path, pictures: Path, teacher: Path
     )  # fmt: skip
     folder = run(recipe, "trainer.max_epochs=1")
     checkpoint = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-    assert checkpoint["state_dict"]["students.student.objective.losses.hint.projection.layers.weight"].shape == (32, 32)
+    assert checkpoint["state_dict"][
+        "students.student.objective.losses.hint.projection.layers.weight"
+    ].shape == (32, 32)
     assert not any("projection" in key for key in student_of(folder))
     assert "train/hint_loss" in (folder / "metrics.csv").read_text().splitlines()[0]
 
 
 def test_the_student_starts_from_the_teachers_layers(recipe: Path, teacher: Path) -> None:
     folder = run(
-        recipe, "model.student.inherit=true", "model.student.kwargs.depth=2", "optim.lr=0", "trainer.max_epochs=1"
+        recipe,
+        "model.student.inherit=true",
+        "model.student.kwargs.depth=2",
+        "optim.lr=0",
+        "trainer.max_epochs=1",
     )
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["student"]["val"]["agreement"] == 1.0
@@ -353,7 +407,9 @@ def test_a_signal_to_one_of_two_processes_stops_both_with_a_checkpoint(recipe: P
     log = recipe.parent / "log.txt"
     items = ["config=ddp_2cpu", "data.batch_size=2", disturb("Terminate", step=2, rank=0)]
     pids = start_ranks([f"recipe={recipe}", *items], log)
-    assert [status_of(pid) for pid in pids] == [143, 0], log.with_suffix(".0").read_text()  # 0: see _status_of_stop
+    assert [status_of(pid) for pid in pids] == [143, 0], log.with_suffix(
+        ".0"
+    ).read_text()  # 0: see _status_of_stop
     folder = recipe.parent / "runs" / "tiny" / "000"
     assert f"kd-train resume={folder}" in log.with_suffix(".0").read_text()
     assert_good(folder, 10)  # ranks agree every ten batches

@@ -14,7 +14,10 @@ from scripts.bench.truth import callback, own_limit, plants, train
 from tests._clock import HandClock
 from tests._helpers import ARCH, TINY, draw_folder, write_recipe
 
-LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("slow disk", "slow optimizer", "slow checkpoints")]
+LONG = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("slow disk", "slow optimizer", "slow checkpoints")
+]
 NAMED = ["sleeping transform", "huge teacher", "slow callback", *LONG]
 
 
@@ -24,7 +27,9 @@ def trained(recipe: Path, *items: str) -> Run:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_planted_bottleneck_is_named(recipe: Path, pictures: Path, name: str, hand_clock: HandClock) -> None:
+def test_a_planted_bottleneck_is_named(
+    recipe: Path, pictures: Path, name: str, hand_clock: HandClock
+) -> None:
     plant = next(p for p in plants(pictures) if p.name == name)
     found = own_limit(trained(recipe, *plant.items))
     assert found.bound in plant.bound, found
@@ -32,11 +37,18 @@ def test_a_planted_bottleneck_is_named(recipe: Path, pictures: Path, name: str, 
 
 
 @pytest.mark.parametrize("name", ["slow callback", "huge teacher"])
-def test_the_advice_gives_what_it_promises(recipe: Path, pictures: Path, name: str, hand_clock: HandClock) -> None:
+def test_the_advice_gives_what_it_promises(
+    recipe: Path, pictures: Path, name: str, hand_clock: HandClock
+) -> None:
     plant = next(p for p in plants(pictures) if p.name == name)
-    before = trained(recipe, "trainer.max_epochs=3", callback("Slow", part="student", seconds=0.1), *plant.items)
+    before = trained(
+        recipe, "trainer.max_epochs=3", callback("Slow", part="student", seconds=0.1), *plant.items
+    )
     after = trained(
-        recipe, "trainer.max_epochs=3", callback("Slow", part="student", seconds=0.1), *plant.follow(before)
+        recipe,
+        "trainer.max_epochs=3",
+        callback("Slow", part="student", seconds=0.1),
+        *plant.follow(before),
     )
     reached = Facts(after).images_per_s / Facts(before).images_per_s  # type: ignore[operator]
     assert own_limit(before).gain == pytest.approx(reached, rel=0.02)
@@ -54,10 +66,14 @@ def test_busy_loaders_beside_two_ranks_are_named(recipe: Path, pictures: Path) -
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-@pytest.mark.parametrize("name", ["a neighbour on the only core", "neighbours beside a busy loader"])
+@pytest.mark.parametrize(
+    "name", ["a neighbour on the only core", "neighbours beside a busy loader"]
+)
 def test_neighbours_that_take_the_cores_are_named(recipe: Path, pictures: Path, name: str) -> None:
     plant = next(p for p in plants(pictures) if p.name == name)
-    found = plant.limit(train(recipe, [*plant.items, "trainer.max_epochs=4"], plant.cores, plant.neighbours))
+    found = plant.limit(
+        train(recipe, [*plant.items, "trainer.max_epochs=4"], plant.cores, plant.neighbours)
+    )
     assert found.bound == "host", found
     assert plant.mention in sentence(found)
     assert found.lever == "run alone on the machine"
@@ -75,12 +91,18 @@ def test_a_healthy_run_gets_no_alarm(tmp_path: Path) -> None:
     pictures = draw_folder(tmp_path / "pictures", train=24, val=8)
     model = {"arch": ARCH, "img_size": 32, "kwargs": TINY}
     alone = write_recipe(tmp_path / "teacher.yaml", pictures, None, model__student=model)
-    teacher = trained(alone, "trainer.max_epochs=4", "optim.lr=0.003").folder / "student.safetensors"
+    teacher = (
+        trained(alone, "trainer.max_epochs=4", "optim.lr=0.003").folder / "student.safetensors"
+    )
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
     slow = callback("Slow", part="student", seconds=0.3)
     found = trained(recipe, slow, "trainer.max_epochs=2", "monitor.interval_s=0.05").summary
     limits = [found["verdict"]["text"], *(limit["text"] for limit in found["verdict"]["others"])]
-    own = [text for text in limits if "other processes use" not in text]  # the tests' machine may be shared
+    own = [
+        text for text in limits if "other processes use" not in text
+    ]  # the tests' machine may be shared
     assert len(own) == 1
     assert "the student's own training takes" in own[0]
-    assert {f["rule"] for f in found["findings"]} <= {"SchedulerDelay"}  # others' processes take cores
+    assert {f["rule"] for f in found["findings"]} <= {
+        "SchedulerDelay"
+    }  # others' processes take cores

@@ -34,23 +34,33 @@ def reads(file: Path) -> dict[str, int]:
 def readers(name: str) -> list[str]:
     """``file:line`` of each place in the package that reads a name."""
     files = sorted((ROOT / "kd").rglob("*.py"))
-    return [f"{file.relative_to(ROOT)}:{reads(file)[name]}" for file in files if name in reads(file)]
+    return [
+        f"{file.relative_to(ROOT)}:{reads(file)[name]}" for file in files if name in reads(file)
+    ]
 
 
 def test_every_setting_says_where_it_is_read() -> None:
-    own = [key.name for kind in CLASSES if kind != "Trainer" for key in keys.arguments(kind).values()]
+    own = [
+        key.name for kind in CLASSES if kind != "Trainer" for key in keys.arguments(kind).values()
+    ]
     whole = [name for name in keys.schema() if not name.startswith("trainer.")]
     places = {name: readers(name.rpartition(".")[2]) for name in [*whole, *own]}
     assert not [name for name, found in places.items() if not found]
     assert readers("read_by_nobody_at_all") == []
-    trainer = {name.removeprefix("trainer.") for name in keys.schema() if name.startswith("trainer.")}
+    trainer = {
+        name.removeprefix("trainer.") for name in keys.schema() if name.startswith("trainer.")
+    }
     assert not trainer - set(reads(keys._files()["Trainer"][0]))
 
 
 def test_what_decides_is_a_setting() -> None:
     known = set(keys.schema()) | {"model.teachers.a.cache"}
     for pattern, _, switches, _ in READERS:
-        named = [found for name in [*known, *keys.of_recipe({})[0]] if (found := re.fullmatch(pattern, name))]
+        named = [
+            found
+            for name in [*known, *keys.of_recipe({})[0]]
+            if (found := re.fullmatch(pattern, name))
+        ]
         assert named, pattern
         assert {named[0].expand(switch) for switch in switches} <= known
 
@@ -87,7 +97,9 @@ IDLE = [
 
 
 @pytest.mark.parametrize(("items", "message"), IDLE, ids=[items[-1] for items, _ in IDLE])
-def test_a_setting_that_nothing_reads_is_refused(items: list[str], message: str, recipe: Path) -> None:
+def test_a_setting_that_nothing_reads_is_refused(
+    items: list[str], message: str, recipe: Path
+) -> None:
     with pytest.raises(UserError) as refused:
         translate([f"recipe={recipe}", *items]).check_read()
     assert message in str(refused.value)
@@ -97,7 +109,11 @@ def test_a_setting_that_nothing_reads_is_refused(items: list[str], message: str,
     "items",
     [
         [*SMOOTH],
-        ["model.task=Classification", "model.task.label_smoothing=0.0", "model.task_loss_weight=0"],  # the default
+        [
+            "model.task=Classification",
+            "model.task.label_smoothing=0.0",
+            "model.task_loss_weight=0",
+        ],  # the default
         ["model.teacher.cache=on", "model.teacher.cache_views=2"],
         ["data.augment.cutmix=1", "data.augment.mix_probability=0.5"],
         ["monitor.enabled=false", "monitor.rules_every_s=0"],  # asks for nothing
@@ -112,14 +128,19 @@ def test_a_setting_that_is_read_passes(items: list[str], recipe: Path) -> None:
 
 def test_a_recipes_setting_may_be_made_idle_but_not_be_idle(recipe: Path) -> None:
     config = yaml.safe_load(recipe.read_text())
-    config["model"]["task"] = {"class_path": "kd.tasks.Classification", "init_args": {"label_smoothing": 0.1}}
+    config["model"]["task"] = {
+        "class_path": "kd.tasks.Classification",
+        "init_args": {"label_smoothing": 0.1},
+    }
     recipe.write_text(yaml.safe_dump(config))
     translate([f"recipe={recipe}", "model.task_loss_weight=0"]).check_read()
     config["model"]["task_loss_weight"] = 0.0
     recipe.write_text(yaml.safe_dump(config))
     with pytest.raises(UserError, match=r"label_smoothing: 0\.1 has no effect"):
         translate([f"recipe={recipe}"]).check_read()
-    recipe.write_text(yaml.safe_dump({**config, "name": None, "resume": None, "students": None}))  # as a run saves it
+    recipe.write_text(
+        yaml.safe_dump({**config, "name": None, "resume": None, "students": None})
+    )  # as a run saves it
     translate([f"recipe={recipe}"]).check_read()
 
 

@@ -29,7 +29,14 @@ from kd.distill.headless import student_of
 from kd.distill.objective import Objective
 from kd.distill.step import moving_average
 from kd.errors import RunError
-from kd.losses import CosineLoss, DistillLoss, LayersLoss, LogitLoss, OrthogonalProjection, RADIOLoss
+from kd.losses import (
+    CosineLoss,
+    DistillLoss,
+    LayersLoss,
+    LogitLoss,
+    OrthogonalProjection,
+    RADIOLoss,
+)
 from kd.models import Preprocess, TeacherSpec
 from kd.models.segmenter import DenseModel
 from kd.monitor import health
@@ -45,7 +52,14 @@ from tests._fake_gpu import CUDA, Waits, backward, gpu
 
 N, SIDE, CLASSES = 4, 32, 12
 NAMES = [str(i) for i in range(CLASSES)]
-BASES = (DistillLoss, LogitLoss, LayersLoss, losses.EachLayer, losses.FeatureLoss, losses.FeatureRegression)
+BASES = (
+    DistillLoss,
+    LogitLoss,
+    LayersLoss,
+    losses.EachLayer,
+    losses.FeatureLoss,
+    losses.FeatureRegression,
+)
 LOSSES = [
     name for name in losses.__all__
     if issubclass(kind := getattr(losses, name), DistillLoss) and kind not in BASES
@@ -68,7 +82,9 @@ def prepare() -> Preprocess:
     return Preprocess(SIDE, (0.5,) * 3, (0.5,) * 3)
 
 
-def pair(distill: dict[str, DistillLoss], make: Callable[..., nn.Module] = vit, **more: Any) -> kd.DistillationModule:
+def pair(
+    distill: dict[str, DistillLoss], make: Callable[..., nn.Module] = vit, **more: Any
+) -> kd.DistillationModule:
     """A pair of models and what the student learns."""
     given = {"task": kd.Classification(CLASSES), "prepare": prepare(), "teacher_prepare": prepare(),
              "data": kd.DataInfo(NAMES, train=100), **more}  # fmt: skip
@@ -79,12 +95,18 @@ def label_free(*names: str, drop: float = 0.0) -> kd.DistillationModule:
     """A student without a classifier, and a teacher of each name."""
     given, taps, of = {}, {}, {}
     for n in names:
-        given |= {f"{n}_s": CosineLoss(OrthogonalProjection(), "phi_s"), f"{n}_p": RADIOLoss(standardize="phi_s")}
+        given |= {
+            f"{n}_s": CosineLoss(OrthogonalProjection(), "phi_s"),
+            f"{n}_p": RADIOLoss(standardize="phi_s"),
+        }
         taps |= {f"{n}_s": TapSpec("prelogits", "prelogits"), f"{n}_p": TapSpec("norm", "norm")}
         of |= {f"{n}_s": n, f"{n}_p": n}
     spec = TeacherSpec("vit", head=False)
     teachers = Ensemble(
-        {n: FrozenTeacher(vit(0, 32 + 16 * i, i + 1), prepare(), spec=spec) for i, n in enumerate(names)}
+        {
+            n: FrozenTeacher(vit(0, 32 + 16 * i, i + 1), prepare(), spec=spec)
+            for i, n in enumerate(names)
+        }
     )
     objective = Objective(Features(), given, 0.0, taps, of, drop)
     objective.task.settle(0)
@@ -100,7 +122,11 @@ def dense(distill: dict[str, DistillLoss]) -> kd.DistillationModule:
 
 
 def labels(distill: dict[str, DistillLoss]) -> kd.DistillationModule:
-    return pair(distill, task=MultiLabel(CLASSES), data=kd.DataInfo(NAMES, train=100, kind="several labels a picture"))
+    return pair(
+        distill,
+        task=MultiLabel(CLASSES),
+        data=kd.DataInfo(NAMES, train=100, kind="several labels a picture"),
+    )
 
 
 def numbers(distill: dict[str, DistillLoss]) -> kd.DistillationModule:
@@ -135,7 +161,9 @@ def batch_of(target: str, side: int = SIDE) -> dict[str, Tensor]:
             "index": torch.zeros(N, dtype=torch.long, device=CUDA)}  # fmt: skip
 
 
-def waits_of_third_step(module: kd.DistillationModule, target: str = "ids", side: int = SIDE) -> set[tuple[str, str]]:
+def waits_of_third_step(
+    module: kd.DistillationModule, target: str = "ids", side: int = SIDE
+) -> set[tuple[str, str]]:
     """What stops the host in the third step: forward, backward, clipping, AdamW, the moving average, the log's end."""
     if module.teacher is not None:
         module.teacher.identity()  # hashes the weights while they are real
@@ -177,17 +205,25 @@ def with_loss(name: str) -> tuple[kd.DistillationModule, str]:
     if issubclass(kind, LayersLoss):
         taps = {"x": TapSpec(["blocks.0", "blocks.1"], ["blocks.0", "blocks.1"])}
     else:
-        taps = {} if issubclass(kind, LogitLoss) or kind.default_tap else {"x": TapSpec("blocks.1", "blocks.1")}
+        taps = (
+            {}
+            if issubclass(kind, LogitLoss) or kind.default_tap
+            else {"x": TapSpec("blocks.1", "blocks.1")}
+        )
     weight = 0.0 if name == "SimKDLoss" else 1.0
     return pair({"x": loss}, taps=taps, task_loss_weight=weight, ema_decay=0.999), "ids"
 
 
-@pytest.mark.parametrize("name", [n if n in SAMPLE else pytest.param(n, marks=LATER) for n in LOSSES])
+@pytest.mark.parametrize(
+    "name", [n if n in SAMPLE else pytest.param(n, marks=LATER) for n in LOSSES]
+)
 def test_no_loss_makes_the_host_wait(name: str) -> None:
     assert waits_of_third_step(*with_loss(name)) == set()
 
 
-def test_a_value_that_is_read_is_found_whichever_pass_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_is_read_is_found_whichever_pass_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else all the others would prove nothing."""
 
     class Reads(torch.autograd.Function):
@@ -241,33 +277,49 @@ def test_a_loss_that_is_no_number_is_still_found_at_the_end_of_an_epoch() -> Non
     with gpu() as waits:
         for number in range(3):
             out = {"loss": torch.zeros((), device=CUDA)}
-            finite.on_train_batch_end(trainer_at(number), None, out, {"index": torch.zeros(N, device=CUDA)}, number)
+            finite.on_train_batch_end(
+                trainer_at(number), None, out, {"index": torch.zeros(N, device=CUDA)}, number
+            )
         assert not waits.found
         finite.on_train_epoch_end(trainer_at(2), None)
         assert {kind for _, kind in waits.found} == {"waits for an event"}
-    finite.on_train_batch_end(trainer_at(3), None, {"loss": torch.tensor(torch.nan)}, {"index": torch.arange(N)}, 3)
-    with pytest.raises(RunError, match=r"the loss is nan in batch 3 of the run .* training pictures: 0, 1, 2, 3$"):
+    finite.on_train_batch_end(
+        trainer_at(3), None, {"loss": torch.tensor(torch.nan)}, {"index": torch.arange(N)}, 3
+    )
+    with pytest.raises(
+        RunError, match=r"the loss is nan in batch 3 of the run .* training pictures: 0, 1, 2, 3$"
+    ):
         finite.on_train_epoch_end(trainer_at(3), None)
 
 
-def test_a_rate_that_is_too_high_is_named_and_pictures_only_where_the_loss_was_normal_before() -> None:
+def test_a_rate_that_is_too_high_is_named_and_pictures_only_where_the_loss_was_normal_before() -> (
+    None
+):
     for before, pictures in ((2.5, True), (40.0, False)):
         finite = Finite("optim.lr=0.5 (the recipe's: 0.001)")
         for number, loss in enumerate((2.0, before, torch.nan)):
             out = {"loss": torch.tensor(loss)}
-            finite.on_train_batch_end(trainer_at(number), None, out, {"index": torch.arange(N)}, number)
+            finite.on_train_batch_end(
+                trainer_at(number), None, out, {"index": torch.arange(N)}, number
+            )
             if number == 1:
                 finite.on_train_epoch_end(trainer_at(1), None)
         with pytest.raises(RunError) as error:
             finite.on_train_epoch_end(trainer_at(2), None)
         assert "the usual reason is optim.lr=0.5 (the recipe's: 0.001)" in str(error.value)
         assert ("training pictures" in str(error.value)) == pictures
-        assert ("the loss was 40 in the batch before, 2 at the start" in str(error.value)) != pictures
+        assert (
+            "the loss was 40 in the batch before, 2 at the start" in str(error.value)
+        ) != pictures
 
 
 @pytest.mark.parametrize("precision", ["half", "int8"])
-@pytest.mark.parametrize("logits", [DenseCodec(CLASSES), TopKCodec(CLASSES, 4, (2.0,))], ids=["dense", "topk"])
-def test_cached_answers_are_decoded_without_a_wait(precision: str, logits: DenseCodec | TopKCodec) -> None:
+@pytest.mark.parametrize(
+    "logits", [DenseCodec(CLASSES), TopKCodec(CLASSES, 4, (2.0,))], ids=["dense", "topk"]
+)
+def test_cached_answers_are_decoded_without_a_wait(
+    precision: str, logits: DenseCodec | TopKCodec
+) -> None:
     codec = AnswerCodec(logits, {("norm", "patch"): (8, 4, 4)}, precision)
     if precision == "int8":
         codec.features["norm", "patch"].units = torch.ones(8)
@@ -285,7 +337,9 @@ def views_on_the_device(mixed: bool) -> Waits:
     recipes = [device.draw(chain, 48, 64, (SIDE, SIDE)) for _ in range(N)]
     views = device.DeviceViews((SIDE, SIDE), augment, MixPairs(augment, CLASSES, 0))
     with gpu() as waits:
-        pixels = torch.zeros(sum(3 * r.box[2] * r.box[3] for r in recipes), dtype=torch.uint8, device=CUDA)
+        pixels = torch.zeros(
+            sum(3 * r.box[2] * r.box[3] for r in recipes), dtype=torch.uint8, device=CUDA
+        )
         plan = device.Plan(recipes, [(i, 0) for i in range(N)])
         ids = torch.zeros(N, dtype=torch.long, device=CUDA)
         views({"pixels": pixels, "plan": plan, "target": ids, "index": ids})
@@ -305,7 +359,10 @@ def test_the_next_batch_is_copied_and_answered_without_a_wait(overlap: bool) -> 
             "plan": device.Plan(recipes, [(i, 0) for i in range(N)]), "index": ids}  # fmt: skip
 
     def to_device(batch: Any) -> Any:
-        there = {k: v.to(CUDA, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()}
+        there = {
+            k: v.to(CUDA, non_blocking=True) if isinstance(v, Tensor) else v
+            for k, v in batch.items()
+        }
         return views(there)
 
     plugin = SimpleNamespace(convert_input=lambda batch: batch, train_step_context=nullcontext)
@@ -315,7 +372,9 @@ def test_the_next_batch_is_copied_and_answered_without_a_wait(overlap: bool) -> 
     loader: Any = Batches([host] * 3)
     with gpu() as waits:
         place(module, waits)
-        for ready in Ahead(loader, owner, (lambda batch: students.ask(teacher, batch)) if overlap else None):
+        for ready in Ahead(
+            loader, owner, (lambda batch: students.ask(teacher, batch)) if overlap else None
+        ):
             waits.found.clear()
             batch = module.on_before_batch_transfer(ready, 0)
             module.training_step(batch, 0)
@@ -361,7 +420,9 @@ VALIDATED: dict[str, tuple[Callable[[], kd.DistillationModule], str]] = {
 
 
 @pytest.mark.parametrize("padding", [pytest.param(0, marks=LATER), 1, pytest.param(N, marks=LATER)])
-@pytest.mark.parametrize("kind", [k if k == "masks" else pytest.param(k, marks=LATER) for k in VALIDATED])
+@pytest.mark.parametrize(
+    "kind", [k if k == "masks" else pytest.param(k, marks=LATER) for k in VALIDATED]
+)
 def test_a_batch_of_validation_waits_nowhere(kind: str, padding: int) -> None:
     make, target = VALIDATED[kind]
     module = make().eval()
@@ -406,7 +467,9 @@ def test_the_preflight_and_the_progress_bar_wait_for_no_batch() -> None:
         progress._bar = SimpleNamespace(
             mininterval=0.0, update=lambda count: None, set_postfix_str=lambda *_, **__: None
         )
-        trainer = SimpleNamespace(callback_metrics={"train/loss": torch.zeros((), device=CUDA)}, world_size=1)
+        trainer = SimpleNamespace(
+            callback_metrics={"train/loss": torch.zeros((), device=CUDA)}, world_size=1
+        )
         with mock.patch("kd.callbacks.progress.RunContext.of", lambda trainer: run):
             progress.on_train_batch_end(trainer, module)
     assert lines(waits) == set()
@@ -431,7 +494,9 @@ def test_metrics_of_masks_are_torchmetrics_own() -> None:
 
 @LATER
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_read_value_planted_in_a_loss_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_value_planted_in_a_loss_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the list of losses would prove nothing."""
     module, target = with_loss(name)
     (loss,) = module.student_of_one.objective.losses.values()

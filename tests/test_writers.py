@@ -15,7 +15,9 @@ import pytest
 from scripts.house import tree_of
 from tests._helpers import ROOT
 
-FILES = [file for file in sorted((ROOT / "kd").rglob("*.py")) if file.parent != ROOT / "kd" / "storage"]
+FILES = [
+    file for file in sorted((ROOT / "kd").rglob("*.py")) if file.parent != ROOT / "kd" / "storage"
+]
 READS = {
     "open",
     "read_text",
@@ -36,7 +38,11 @@ WRITES = {
     "mkdtemp", "mkstemp", "NamedTemporaryFile", "pipe_file", "put_file",
 }  # fmt: skip
 """Names of functions and methods that open a file, or make, change or remove one."""
-DOORS = {"write_text", "write_bytes", "move"}  # functions of kd.storage.writing: by their bare names
+DOORS = {
+    "write_text",
+    "write_bytes",
+    "move",
+}  # functions of kd.storage.writing: by their bare names
 
 SYSTEM = "the system's own files"
 OURS = "files of kd's package"
@@ -169,7 +175,9 @@ def calls(file: Path) -> Iterator[str]:
         name = whole.rpartition(".")[2]
         if name not in READS | WRITES or (whole in DOORS):
             continue
-        of_path = len(node.args) == 1 and not node.keywords  # text has two arguments, a dataclass names its fields
+        of_path = (
+            len(node.args) == 1 and not node.keywords
+        )  # text has two arguments, a dataclass names its fields
         if name == "replace" and not of_path and not whole.startswith("os."):
             continue
         yield whole if len(whole) < 50 else f"...{whole[-40:]}"
@@ -205,7 +213,9 @@ def test_a_call_is_seen_in_any_way_it_is_written(text: str, tmp_path: Path) -> N
     assert list(calls(file))
 
 
-@pytest.mark.parametrize("text", ["text.replace('a', 'b')", "replace(spec, lr=1)", "write_text(file, 'x')"])
+@pytest.mark.parametrize(
+    "text", ["text.replace('a', 'b')", "replace(spec, lr=1)", "write_text(file, 'x')"]
+)
 def test_what_is_no_file_is_not_listed(text: str, tmp_path: Path) -> None:
     file = tmp_path / "kd" / "x.py"
     file.parent.mkdir()

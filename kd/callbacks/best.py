@@ -20,12 +20,16 @@ class Best(Callback):
     ``config.yaml`` (from ``configs``) that repeats that student's run alone. Must precede the callbacks that read it.
     """
 
-    def __init__(self, monitor: str, mode: str, configs: Mapping[str, str], save: Callable[[Any, Path], None]) -> None:
+    def __init__(
+        self, monitor: str, mode: str, configs: Mapping[str, str], save: Callable[[Any, Path], None]
+    ) -> None:
         self.configs, self.save = configs, save
         self.metric, self.sign = monitor.removeprefix("val/"), -1 if mode == "min" else 1
         self.newest: dict[str, dict[str, float]] = {}
         self.best: dict[str, dict[str, float]] = {}
-        self.top: dict[str, float] = {}  # the highest value so far, which the best may miss by its error
+        self.top: dict[
+            str, float
+        ] = {}  # the highest value so far, which the best may miss by its error
         self.improved: set[str] = set()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -39,13 +43,23 @@ class Best(Callback):
         if trainer.sanity_checking:
             return
         run = RunContext.of(trainer)
-        found = sorted(trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl"))  # after the task's
+        found = sorted(
+            trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl")
+        )  # after the task's
         for name, student in run.students.named().items():
             place = f"{name}/val/" if name else "val/"
-            now = self.newest[name] = {k.removeprefix(place): float(v) for k, v in found if k.startswith(place)}
+            now = self.newest[name] = {
+                k.removeprefix(place): float(v) for k, v in found if k.startswith(place)
+            }
             seen = _pictures(run, student.data.val)
-            if self.metric in now and trainer.strategy.reduce_boolean_decision(self._is_better(name, seen)):
-                self.best[name] = {**now, "epoch": trainer.current_epoch + 1, "step": trainer.global_step}
+            if self.metric in now and trainer.strategy.reduce_boolean_decision(
+                self._is_better(name, seen)
+            ):
+                self.best[name] = {
+                    **now,
+                    "epoch": trainer.current_epoch + 1,
+                    "step": trainer.global_step,
+                }
                 self.improved.add(name)
                 if name and trainer.is_global_zero:
                     self.save(student, run.student_folder(name) / "student.safetensors")
@@ -55,7 +69,9 @@ class Best(Callback):
     def _is_better(self, name: str, pictures: int) -> bool:
         pair = self.newest[name], self.best.get(name) or self.newest[name]
         kl = all(math.isfinite(v.get("kl", math.nan)) for v in pair)
-        new, old = ((self.sign * v[self.metric], -v["kl"] if kl else v.get("agreement", 0.0)) for v in pair)
+        new, old = (
+            (self.sign * v[self.metric], -v["kl"] if kl else v.get("agreement", 0.0)) for v in pair
+        )
         if math.isnan(new[0]):
             return False
         top = self.top[name] = max(new[0], self.top.get(name, old[0]))

@@ -21,13 +21,19 @@ class Confusions(ExactMetric):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.add_state("counts", torch.zeros(2, num_classes, num_classes, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state(
+            "counts",
+            torch.zeros(2, num_classes, num_classes, dtype=torch.long),
+            dist_reduce_fx="sum",
+        )
 
     def update(self, columns: Tensor, target: Tensor, index: Tensor) -> None:
         """Adds a batch: answers, class ids and sample indices, each ``(N,)``."""
         ones = torch.ones_like(target, dtype=torch.long)
         self.counts.index_put_(
-            (index.to(target.device, non_blocking=True) % 2, columns, target.long()), ones, accumulate=True
+            (index.to(target.device, non_blocking=True) % 2, columns, target.long()),
+            ones,
+            accumulate=True,
         )
 
     def compute(self) -> Tensor:

@@ -52,7 +52,10 @@ class HostCopies(Generic[Tag]):
         """Begins to copy tensors to the host without a wait; ``tag`` comes back with them."""
         done = None
         if any(x.device.type == "cuda" for x in tensors):
-            tensors, done = tuple(x.to("cpu", non_blocking=True) for x in tensors), torch.cuda.Event()
+            tensors, done = (
+                tuple(x.to("cpu", non_blocking=True) for x in tensors),
+                torch.cuda.Event(),
+            )
             done.record()
         self._pending.append((tag, list(tensors), done))
 

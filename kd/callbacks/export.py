@@ -34,7 +34,9 @@ class Export(Callback):
         if not self._written:
             self._write(trainer)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """A run that a rule or a limit of its own has stopped leaves its student too."""
         if isinstance(exception, RunStopped):
             self._write(trainer)
@@ -48,7 +50,9 @@ class Export(Callback):
         for name, module in run.students.named().items():
             file = run.student_folder(name) / "student.safetensors"
             if not name or not file.is_file():
-                self.save(module, file, self._best(trainer, run.best_checkpoint) if not name else None)
+                self.save(
+                    module, file, self._best(trainer, run.best_checkpoint) if not name else None
+                )
 
     def _best(self, trainer: Trainer, path: Path) -> Path | None:
         """The best epoch's checkpoint, or the last one where it is damaged; it alone holds a sharded student whole."""
@@ -58,5 +62,9 @@ class Export(Callback):
         problem = damage(path)
         if not problem:
             return path
-        print(f"kd-train: warning: {path}: {problem}; exports the last epoch", file=sys.stderr, flush=True)
+        print(
+            f"kd-train: warning: {path}: {problem}; exports the last epoch",
+            file=sys.stderr,
+            flush=True,
+        )
         return newest_whole(path.parent)[0]

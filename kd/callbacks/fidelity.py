@@ -74,7 +74,9 @@ class FidelityRecord(Callback):
             self.preflight.all_came()
         for name in RunContext.of(trainer).students.named():
             found = self._found[name] = _merged(of_all_processes(self._found.get(name)))
-            if isinstance(found, Fidelity) and found.compared:  # NaN too: Lightning keeps the last value logged
+            if (
+                isinstance(found, Fidelity) and found.compared
+            ):  # NaN too: Lightning keeps the last value logged
                 pl_module.log(f"{name}/val/kl" if name else "val/kl", found.kl)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -82,7 +84,9 @@ class FidelityRecord(Callback):
         run = RunContext.of(trainer)
         for name in self.best.improved if trainer.is_global_zero else ():
             if (whole := self._found[name]) is not None:
-                write(run.student_folder(name), whole, run.data, "val", run.students.data_info.classes)
+                write(
+                    run.student_folder(name), whole, run.data, "val", run.students.data_info.classes
+                )
 
 
 def _merged(each: Sequence[Compared | None]) -> Compared | None:
@@ -92,7 +96,9 @@ def _merged(each: Sequence[Compared | None]) -> Compared | None:
     return known[0] if known else None
 
 
-def write(folder: Path, found: Compared, data: DistillationDataModule, split: str, classes: Sequence[str]) -> None:
+def write(
+    folder: Path, found: Compared, data: DistillationDataModule, split: str, classes: Sequence[str]
+) -> None:
     """Writes ``fidelity.json``: :meth:`kd.tasks.fidelity.Fidelity.result`, and ``examples`` with thumbnails."""
     content = {**found.result(classes), "examples": examples(found, data, split, classes)}
     if found.kind == "segmentation":
@@ -116,14 +122,19 @@ def examples(
                 made[kind].append({**named, **_panels(picture, entry, len(classes))})
                 continue
             truth = [classes[c] for c in entry.pop("truth") if 0 <= c < len(classes)]
-            answers = {model: [[classes[c], round(p, 4)] for c, p in top] for model, top in entry.items()}
+            answers = {
+                model: [[classes[c], round(p, 4)] for c, p in top] for model, top in entry.items()
+            }
             made[kind].append({**named, "image": thumbnail(picture), "truth": truth, **answers})
     return made
 
 
 def _panels(picture: np.ndarray, maps: dict[str, Any], classes: int) -> dict[str, Any]:
     """Picture, truth, student and teacher side by side; pixels that don't count are black."""
-    palette, counts = colours(classes), (maps["truth"].numpy() >= 0) & (maps["truth"].numpy() < classes)
+    palette, counts = (
+        colours(classes),
+        (maps["truth"].numpy() >= 0) & (maps["truth"].numpy() < classes),
+    )
     parts = [palette[np.where(counts, ids.numpy(), 255)] for ids in maps.values()]
     sheet = np.concatenate([picture, *parts], axis=1)
     return {"image": thumbnail(sheet, SIDE * (len(parts) + 1)), "panels": ["picture", *maps]}

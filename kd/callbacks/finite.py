@@ -31,7 +31,12 @@ class Finite(Callback):
         self._losses: HostCopies[tuple[int, Tensor]] = HostCopies()
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
+        batch_idx: int,
     ) -> None:
         """Checks the losses that have arrived on the host, without a wait, and begins to copy this one.
 
@@ -50,14 +55,20 @@ class Finite(Callback):
         """
         self._look(trainer, wait=True)
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Keeps NaN weights out of the file: the one before stays the last good one."""
         run = RunContext.of(trainer)
         self._look(trainer, wait=True)
         trained = [own(p).detach() for p in run.module.parameters() if p.requires_grad]
-        if not math.isfinite(float(torch.stack([p.abs().max() for p in trained if p.numel()]).float().max())):
+        if not math.isfinite(
+            float(torch.stack([p.abs().max() for p in trained if p.numel()]).float().max())
+        ):
             step = f"the student's weights are NaN or infinite after step {trainer.global_step}"
-            raise RunError(f"{step} (a gradient was NaN or infinite); the last checkpoint is from before")
+            raise RunError(
+                f"{step} (a gradient was NaN or infinite); the last checkpoint is from before"
+            )
 
     def _look(self, trainer: Trainer, wait: bool) -> None:
         for (batch, index), [loss] in self._losses.take(wait):
@@ -78,4 +89,6 @@ class Finite(Callback):
 
     def _diverged(self) -> bool:
         """Whether the batch before was abnormal too: the pictures of this one are not the reason."""
-        return self._first_loss is not None and abs(self._before) > RISEN * max(abs(self._first_loss), 1e-6)
+        return self._first_loss is not None and abs(self._before) > RISEN * max(
+            abs(self._first_loss), 1e-6
+        )

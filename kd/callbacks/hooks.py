@@ -17,7 +17,9 @@ class Closing(Callback):
         """Calls :meth:`close`."""
         self.close(trainer)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Calls :meth:`close`."""
         self.close(trainer)
 

@@ -24,7 +24,10 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(
-        self, dirpath: str | Path | None = None, every_n_steps: int | None = None, every_n_minutes: float | None = None
+        self,
+        dirpath: str | Path | None = None,
+        every_n_steps: int | None = None,
+        every_n_minutes: float | None = None,
     ) -> None:
         self.dirpath = dirpath
         self.every_n_steps, self.every_n_minutes = every_n_steps, every_n_minutes
@@ -36,7 +39,9 @@ class LastCheckpoint(Checkpoint):
         assert self.dirpath is not None
         return Path(self.dirpath) / LAST
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Puts the batch counter right where the checkpoint's run had batches of another size, or other ranks."""
         data = RunContext.of(trainer).data
         state = checkpoint.get(type(data).__qualname__, {})
@@ -52,12 +57,19 @@ class LastCheckpoint(Checkpoint):
         self._saved_at_step, self._saved_at = trainer.global_step, time.monotonic()
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
+        batch_idx: int,
     ) -> None:
         """Saves where it is time; the epoch's last batch is left to the epoch's end."""
         if trainer.is_last_batch or not after_step(trainer, batch_idx):
             return
-        steps_are_up = self.every_n_steps and trainer.global_step - self._saved_at_step >= self.every_n_steps
+        steps_are_up = (
+            self.every_n_steps and trainer.global_step - self._saved_at_step >= self.every_n_steps
+        )
         if steps_are_up or self._time_is_up(trainer, batch_idx):
             self.save(trainer)
 

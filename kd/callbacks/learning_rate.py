@@ -12,7 +12,9 @@ from kd.optim import each_of
 class LearningRate(Callback):
     """Logs ``train/lr``, the rate that a step is made with, where the step's losses are logged."""
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
         """Logs each student's learning rate, at steps where a logger takes it: a call costs 0.7 ms."""
         run = RunContext.of(trainer)
         if not logs_now(run.module):

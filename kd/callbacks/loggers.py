@@ -35,7 +35,9 @@ def check_packages(spec: dict[str, Any]) -> None:
     name = spec["class_path"].rpartition(".")[2]
     needed = PACKAGES.get(name, ())
     if needed and not any(find_spec(package) for package in needed):
-        raise UserError(f"trainer.logger: {name} needs the package {needed[0]} (pip install {needed[0]})")
+        raise UserError(
+            f"trainer.logger: {name} needs the package {needed[0]} (pip install {needed[0]})"
+        )
 
 
 def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
@@ -46,13 +48,21 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
         run: the run's folder, ``.../<recipe>/<number>``.
     """
     module, _, name = spec["class_path"].rpartition(".")
-    defaults = {k: p.default for k, p in inspect.signature(getattr(import_module(module), name)).parameters.items()}
+    defaults = {
+        k: p.default
+        for k, p in inspect.signature(getattr(import_module(module), name)).parameters.items()
+    }
     given = dict(spec.get("init_args") or {})
     kind = name.removesuffix("Logger").lower()
-    ours: dict[str, Any] = {"run_name": f"{run.parent.name}-{run.name}", "project": run.parent.name,
-                            "experiment_name": run.parent.name}  # fmt: skip
+    ours: dict[str, Any] = {
+        "run_name": f"{run.parent.name}-{run.name}",
+        "project": run.parent.name,
+        "experiment_name": run.parent.name,
+    }
     ours |= {"save_dir": str(run), "root_dir": str(run)}
-    in_folders = defaults.get("name") == LIGHTNINGS  # its name and version are folders, not a run's name
+    in_folders = (
+        defaults.get("name") == LIGHTNINGS
+    )  # its name and version are folders, not a run's name
     ours |= {"name": kind, "version": ""} if in_folders else {"name": ours["run_name"]}
     if name == "MLFlowLogger":
         given = _with_database(given, defaults, run.parent.parent)
@@ -85,7 +95,10 @@ def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) 
         return given
     folder = given.get("save_dir") or defaults["save_dir"]
     folder = str(runs) if folder == defaults["save_dir"] else folder
-    ours = {"tracking_uri": f"sqlite:///{folder}/mlflow.db", "artifact_location": f"{folder}/mlflow"}
+    ours = {
+        "tracking_uri": f"sqlite:///{folder}/mlflow.db",
+        "artifact_location": f"{folder}/mlflow",
+    }
     return {**given, **{key: value for key, value in ours.items() if not given.get(key)}}
 
 
@@ -104,6 +117,8 @@ class Loggers(Callback):
         """Makes the loggers below the run's folder, and gives them the settings."""
         folder = RunContext.of(trainer).folder.resolve()
         made = self.build([placed(spec, folder) for spec in self.specs])
-        for logger in made:  # at once: TensorBoard's writes them to a file only once, before training starts
+        for (
+            logger
+        ) in made:  # at once: TensorBoard's writes them to a file only once, before training starts
             logger.log_hyperparams(self.settings)
         trainer.loggers = [*made, *trainer.loggers]

@@ -80,7 +80,10 @@ class PhaseProfiler(Profiler):
     @contextmanager
     def profile(self, action_name: str) -> Iterator[None]:
         """Times one action, for the user's profiler too."""
-        with nullcontext() if self._silent else self.users.profile(action_name), super().profile(action_name):
+        with (
+            nullcontext() if self._silent else self.users.profile(action_name),
+            super().profile(action_name),
+        ):
             yield
 
     def start(self, action_name: str) -> None:
@@ -133,7 +136,9 @@ class Phases(Recording):
     leaves ``communication`` inside ``backward``.
     """
 
-    _process_is_used = False  # whether a run in this process has counted the time since the process began
+    _process_is_used = (
+        False  # whether a run in this process has counted the time since the process began
+    )
 
     def __init__(self, costs: Mapping[str, Any] | None = None, nvtx: bool = False) -> None:
         self.costs, self.nvtx = costs or {}, nvtx
@@ -171,26 +176,50 @@ class Phases(Recording):
         data: Any = run.data
         features = cacheable_features(run)
         self.header = {
-            "of": "steps", "rank": trainer.global_rank, "world_size": trainer.world_size, "host": socket.gethostname(),
-            "pid": os.getpid(), "device": run.device.type, "cores": cores(), "core_ids": core_ids(),
-            "threads": torch.get_num_threads(), "batch_size": data.batch_size, "num_workers": data.num_workers,
+            "of": "steps",
+            "rank": trainer.global_rank,
+            "world_size": trainer.world_size,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "device": run.device.type,
+            "cores": cores(),
+            "core_ids": core_ids(),
+            "threads": torch.get_num_threads(),
+            "batch_size": data.batch_size,
+            "num_workers": data.num_workers,
             "processes": trainer.num_devices,
-            "accumulate": trainer.accumulate_grad_batches, "t": time.time(),
-            "batches_per_epoch": trainer.num_training_batches, "max_epochs": trainer.max_epochs,
-            "max_steps": trainer.max_steps, "python": platform.python_version(), "platform": platform.platform(),
-            "primary": run.module.task.primary, "cacheable": features is not None, "feature_bytes": features or 0,
-            "cached": bool(run.module.caches), "pixels": any(c.pixels for c in run.module.caches.values()),
-            "torch": torch.__version__, "val": run.students.data_info.val,
+            "accumulate": trainer.accumulate_grad_batches,
+            "t": time.time(),
+            "batches_per_epoch": trainer.num_training_batches,
+            "max_epochs": trainer.max_epochs,
+            "max_steps": trainer.max_steps,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "primary": run.module.task.primary,
+            "cacheable": features is not None,
+            "feature_bytes": features or 0,
+            "cached": bool(run.module.caches),
+            "pixels": any(c.pixels for c in run.module.caches.values()),
+            "torch": torch.__version__,
+            "val": run.students.data_info.val,
             "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
             "precision": str(trainer.precision),
-        }  # fmt: skip
-        self.header |= {"bfloat16_time": round(bfloat16_time(), 3)} if run.device.type == "cpu" else {}
+        }
+        self.header |= (
+            {"bfloat16_time": round(bfloat16_time(), 3)} if run.device.type == "cpu" else {}
+        )
         self.header |= self.costs
-        self.header |= {"efa_network": nccl_network()} if trainer.num_nodes > 1 and has_efa() else {}
+        self.header |= (
+            {"efa_network": nccl_network()} if trainer.num_nodes > 1 and has_efa() else {}
+        )
         if self._cuda and run.module.memory is not None:
             available = available_bytes(run.device, trainer.num_devices)
-            self.header |= room_for(run.module.memory, data.batch_size, available, trainer.world_size)
-        self._writer = Writer(run.folder / "records" / f"phases.rank{trainer.global_rank}.jsonl", self.header)
+            self.header |= room_for(
+                run.module.memory, data.batch_size, available, trainer.world_size
+            )
+        self._writer = Writer(
+            run.folder / "records" / f"phases.rank{trainer.global_rank}.jsonl", self.header
+        )
         self._total = self._writer.last_total or _no_steps()
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
@@ -199,14 +228,21 @@ class Phases(Recording):
         run_clock(self.clock)
         self.clock.restart()
 
-    def _all_reduce(self, state: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _all_reduce(
+        self, state: dist.ProcessGroup | None, bucket: GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
         if bucket.is_last():  # backward has nothing left to compute
             self.clock.turn("communication")
         return allreduce_hook(state, bucket)  # type: ignore[arg-type]  # None: all processes
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
         """Notes step and epoch for the step's record; the first of an epoch is marked."""
-        self._step = {"step": trainer.fit_loop.epoch_loop.total_batch_idx, "epoch": trainer.current_epoch}
+        self._step = {
+            "step": trainer.fit_loop.epoch_loop.total_batch_idx,
+            "epoch": trainer.current_epoch,
+        }
         if self._epoch != trainer.current_epoch:
             self._step["first"] = True
         self._epoch = trainer.current_epoch
@@ -219,17 +255,25 @@ class Phases(Recording):
         self._step = None
         for times in self.clock.take():
             self._write(times)
-        self._total["own_ms"] = self._total.get("own_ms", 0.0) + 1000 * (time.perf_counter() - began)
+        self._total["own_ms"] = self._total.get("own_ms", 0.0) + 1000 * (
+            time.perf_counter() - began
+        )
 
     def _write(self, times: StepTimes) -> None:
         assert self._writer is not None and self.profiler is not None
         phases = {name: round(ms, 3) for name, ms in times.phases.items() if ms >= 0.0005}
         ms = sum(v for k, v in times.phases.items() if k in PHASES)
         record = {
-            "kind": "step", **times.tag, "t": round(times.t, 3), "ms": round(ms, 3), "p": phases,
-            "host_ms": round(times.host_ms, 3), "ready_ms": round(times.ready_ms, 3),
-            "data_cpu_ms": round(times.data_cpu_ms, 3), "launch_ms": round(times.launch_ms, 3),
-        }  # fmt: skip
+            "kind": "step",
+            **times.tag,
+            "t": round(times.t, 3),
+            "ms": round(ms, 3),
+            "p": phases,
+            "host_ms": round(times.host_ms, 3),
+            "ready_ms": round(times.ready_ms, 3),
+            "data_cpu_ms": round(times.data_cpu_ms, 3),
+            "launch_ms": round(times.launch_ms, 3),
+        }
         self._writer.write(record)
         if self.recent:
             _add(self._total, record)
@@ -260,7 +304,11 @@ class Phases(Recording):
         assert self._writer is not None and self.profiler is not None
         costly = sorted(self.profiler.callbacks_ms.items(), key=lambda item: -item[1])[:8]
         self._writer.write(
-            {**self._total, "t": round(time.time(), 3), "callbacks": {name[:80]: round(ms, 1) for name, ms in costly}}
+            {
+                **self._total,
+                "t": round(time.time(), 3),
+                "callbacks": {name[:80]: round(ms, 1) for name, ms in costly},
+            }
         )
 
     def _write_startup(self, first: StepTimes) -> None:
@@ -269,14 +317,18 @@ class Phases(Recording):
         within = parts_of_the_start(self._fit_started, self._train_started)
         checks = self._train_started - self._fit_started
         parts = {
-            "imports, models, data": max(0.0, self._fit_started - self._built - sum(before.values())),
+            "imports, models, data": max(
+                0.0, self._fit_started - self._built - sum(before.values())
+            ),
             **before,
             "checks before the first step": max(0.0, checks - sum(within.values())),
             **{name: before.get(name, 0.0) + s for name, s in within.items()},
             "first step": first.host_ms / 1000,
         }
         parts = {name: round(s, 2) for name, s in parts.items()}
-        self._writer.write({"kind": "event", "name": "startup", "s": round(sum(parts.values()), 2), "parts": parts})
+        self._writer.write(
+            {"kind": "event", "name": "startup", "s": round(sum(parts.values()), 2), "parts": parts}
+        )
 
     def close(self, trainer: Trainer) -> None:
         """Writes the last steps and the totals; gives the trainer its own profiler back."""
@@ -310,7 +362,10 @@ def room_for(memory: Memory, batch_size: int, available: float, processes: int) 
     """How many more pictures fit on a GPU now, and how many more with ZeRO or FSDP."""
     found = {"more_fit": max(0, memory.fits(available) - batch_size)}
     ways = {"zero": False, "fsdp": True} if processes > 1 else {}
-    freed = {f"more_by_{way}": memory.freed(processes, whole=all_parts) for way, all_parts in ways.items()}
+    freed = {
+        f"more_by_{way}": memory.freed(processes, whole=all_parts)
+        for way, all_parts in ways.items()
+    }
     return found | {name: count for name, count in freed.items() if count}
 
 
@@ -318,6 +373,11 @@ def cacheable_features(run: RunContext) -> int | None:
     """Bytes of features that a cache would store for a picture, beside its logits; None where no cache is possible."""
     teacher, wanted = run.module.teacher, run.students.wanted
     shapes = list(wanted.features.values())
-    if teacher is None or len(teacher.members) > 1 or wanted.maps or any(shape[0] != TRIAL for shape in shapes):
+    if (
+        teacher is None
+        or len(teacher.members) > 1
+        or wanted.maps
+        or any(shape[0] != TRIAL for shape in shapes)
+    ):
         return None
     return sum(2 * math.prod(shape[1:]) for shape in shapes)  # half precision

@@ -37,7 +37,9 @@ class Predictions(Callback):
         for i, picture in enumerate(images.cpu()):
             answers = {name: column[i].cpu() for name, column in columns.items()}
             file = run.folder / "predictions" / f"{int(batch['index'][i]):04d}.png"
-            drawn = task.drawn(picture.permute(1, 2, 0).numpy(), answers, run.students.data_info.classes)
+            drawn = task.drawn(
+                picture.permute(1, 2, 0).numpy(), answers, run.students.data_info.classes
+            )
             write_whole(file, partial(drawn.save, format="PNG"))
 
 

@@ -72,7 +72,9 @@ class Preemption(Closing):
             return  # Python handles signals in the main thread alone
         numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
         for number in [*numbers, *([signal.SIGUSR2] if in_job() else [])]:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            if (
+                number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+            ):  # nohup ignores SIGHUP
                 self._before[number] = signal.signal(number, self._on_signal)
 
     def stop_for(self, reason: str) -> None:
@@ -86,7 +88,12 @@ class Preemption(Closing):
         self._received = self._received or number
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
+        batch_idx: int,
     ) -> None:
         """Saves and stops where a signal or a rule asks for it on any rank; all ranks stop at the same step.
 
@@ -96,13 +103,17 @@ class Preemption(Closing):
         """
         if not ranks_meet(trainer, batch_idx):
             return
-        if not trainer.strategy.reduce_boolean_decision(self._received is not None or bool(self._reason), all=False):
+        if not trainer.strategy.reduce_boolean_decision(
+            self._received is not None or bool(self._reason), all=False
+        ):
             return
         if trainer.is_last_batch:
             self._stop_after_epoch = True
             return
         self._last.save(trainer)
-        log_this_step(trainer)  # Lightning logs a step after this hook, and the resumed run starts at the next one
+        log_this_step(
+            trainer
+        )  # Lightning logs a step after this hook, and the resumed run starts at the next one
         self._stop(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -66,13 +66,26 @@ class SharedPreflight:
 
     def _key(self) -> str:
         trainer, data = self.run.trainer, self.run.data
-        teachers = [[name, t.weight, t.identity(), t.described()] for name, t in self.run.teacher.members.items()]
+        teachers = [
+            [name, t.weight, t.identity(), t.described()]
+            for name, t in self.run.teacher.members.items()
+        ]
         facts = [
-            teachers, str(dtype_for(str(trainer.precision))), self.run.device.type, torch.__version__,
-            fingerprint(data.split("val")), list(data.source.classes), data.size, data.crop_ratio,
-            type(self.run.module.task).__name__, hashlib.sha256(data.eval_batches("val").order.tobytes()).hexdigest(),
-            str(trainer.limit_val_batches), data.batch_size, trainer.world_size, trainer.global_rank,
-        ]  # fmt: skip
+            teachers,
+            str(dtype_for(str(trainer.precision))),
+            self.run.device.type,
+            torch.__version__,
+            fingerprint(data.split("val")),
+            list(data.source.classes),
+            data.size,
+            data.crop_ratio,
+            type(self.run.module.task).__name__,
+            hashlib.sha256(data.eval_batches("val").order.tobytes()).hexdigest(),
+            str(trainer.limit_val_batches),
+            data.batch_size,
+            trainer.world_size,
+            trainer.global_rank,
+        ]
         return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
 
     def read(self) -> Found | None:
@@ -80,17 +93,25 @@ class SharedPreflight:
         if self.file is None:
             return None
         found = None
-        with suppress(OSError, RuntimeError, ValueError, TypeError, EOFError):  # not there, or damaged: it is made anew
+        with suppress(
+            OSError, RuntimeError, ValueError, TypeError, EOFError
+        ):  # not there, or damaged: it is made anew
             found = Found(**read_tensors(self.file))  # type: ignore[arg-type]
-        return found if self.run.trainer.strategy.reduce_boolean_decision(found is not None) else None
+        return (
+            found if self.run.trainer.strategy.reduce_boolean_decision(found is not None) else None
+        )
 
     def write(self, found: Found, kept: KeptLogits) -> None:
         """Keeps what was found, and the logits that it was found by."""
         if self.file is None:
             return
         rows = kept.rows
-        found = replace(found, index=list(rows), logits=torch.stack(list(rows.values())) if rows else None)
-        part = self.file.with_name(f"{self.file.stem}-{os.getpid()}.pt")  # several runs may find it at once
+        found = replace(
+            found, index=list(rows), logits=torch.stack(list(rows.values())) if rows else None
+        )
+        part = self.file.with_name(
+            f"{self.file.stem}-{os.getpid()}.pt"
+        )  # several runs may find it at once
         write_whole(part, lambda opened: torch.save(asdict(found), opened))
         part.replace(self.file)
 
@@ -106,7 +127,9 @@ class Preflight(Callback):
         self.teacher_val: dict[str, float] = {}
         self.members: dict[str, dict[str, float]] = {}
         self._keep_as_it_comes = False  # with ``off``: from the validations, which run the teacher
-        self.kept: KeptLogits | None = None  # of all teachers together, for who compares the students with them
+        self.kept: KeptLogits | None = (
+            None  # of all teachers together, for who compares the students with them
+        )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Runs the teacher over this process's share of the validation set before training.
@@ -128,7 +151,9 @@ class Preflight(Callback):
                 why = "has no classifier, so it is not scored; data.probe.root=DIR scores its features"
                 print(f"preflight: teacher {teacher.arch} {why}", flush=True)
             return
-        keep = not run.module.resumed and any(s.start == "inherited" for s in run.students.named().values())
+        keep = not run.module.resumed and any(
+            s.start == "inherited" for s in run.students.named().values()
+        )
         teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
         shared = SharedPreflight(run)
         before = shared.read()
@@ -139,7 +164,10 @@ class Preflight(Callback):
         elif before.logits is not None:
             self.kept.add(torch.tensor(before.index), before.logits)
         run.module.validation.known = found.decided
-        self.teacher_val, self.members = found.val[""], {name: val for name, val in found.val.items() if name}
+        self.teacher_val, self.members = (
+            found.val[""],
+            {name: val for name, val in found.val.items() if name},
+        )
         for name in found.val:
             self._judge(trainer, run, found, name, ", as measured before" if before else "")
 
@@ -167,12 +195,19 @@ class Preflight(Callback):
     @part_of_the_start("preflight: teacher on val")
     def _find(self, trainer: Trainer, run: RunContext, kept: KeptLogits) -> Found:
         members = run.teacher.members
-        judges = {name: copy.deepcopy(run.module.task).to(run.device) for name in {"": None, **members}}
+        judges = {
+            name: copy.deepcopy(run.module.task).to(run.device) for name in {"": None, **members}
+        }
         for judge in judges.values():
             judge.reset()
         info = run.students.data_info
-        seen, orders = TargetCounts(len(info.classes), info.ignore_index).to(run.device), dict[str, Confusions]()
-        if run.module.task.one_class and len(info.classes) <= MOST_CLASSES:  # to find a teacher's order of the classes
+        seen, orders = (
+            TargetCounts(len(info.classes), info.ignore_index).to(run.device),
+            dict[str, Confusions](),
+        )
+        if (
+            run.module.task.one_class and len(info.classes) <= MOST_CLASSES
+        ):  # to find a teacher's order of the classes
             orders = {name: Confusions(len(info.classes)).to(run.device) for name in members}
         decided = self._measure(trainer, run, judges, seen, orders, kept)
         counts, total = seen.of_all_batches()
@@ -183,17 +218,29 @@ class Preflight(Callback):
             counts = torch.bincount(ids[ids >= 0], minlength=len(info.classes))
         found = Found(val, counts.cpu(), int(total), decided, classes=classes)
         for name, metrics in val.items():
-            weak = metrics[run.module.task.primary] <= run.module.task.chance(found.counts, found.total)
+            weak = metrics[run.module.task.primary] <= run.module.task.chance(
+                found.counts, found.total
+            )
             if weak and 2 * found.classes >= len(found.counts):
-                found.hints[name] = self._order_hint(trainer, members.get(name), orders.get(name), info.classes)
+                found.hints[name] = self._order_hint(
+                    trainer, members.get(name), orders.get(name), info.classes
+                )
         return found
 
     def _order_hint(
-        self, trainer: Trainer, teacher: RunTeacher | None, seen: Confusions | None, classes: list[str]
-    ) -> str:  # fmt: skip
+        self,
+        trainer: Trainer,
+        teacher: RunTeacher | None,
+        seen: Confusions | None,
+        classes: list[str],
+    ) -> str:
         """What to do where a weak teacher's classes are in another order; empty where they are not."""
         found = found_order(seen.compute()) if seen is not None else None
-        names = teacher.names_of_its_columns([classes[i] for i in found[0]]) if teacher and found else None
+        names = (
+            teacher.names_of_its_columns([classes[i] for i in found[0]])
+            if teacher and found
+            else None
+        )
         if teacher is None or found is None or names is None or self.lists is None:
             return ""
         file = self.lists / f"{teacher.key.split('.')[-1]}_classes.json"
@@ -208,7 +255,9 @@ class Preflight(Callback):
         if not caches:
             return
         batches: Any = trainer.train_dataloader.batch_sampler  # type: ignore[union-attr]
-        keys = [key for batch in islice(batches, int(trainer.num_training_batches)) for key in batch]
+        keys = [
+            key for batch in islice(batches, int(trainer.num_training_batches)) for key in batch
+        ]
         index, view = (np.array(column) for column in zip(*keys, strict=True))
         for cache in caches:
             missing = sum(int((~cache.present(v, index[view == v])).sum()) for v in np.unique(view))
@@ -220,13 +269,20 @@ class Preflight(Callback):
                 )
 
     def _measure(
-        self, trainer: Trainer, run: RunContext, judges: dict[str, Task], seen: TargetCounts,
-        orders: dict[str, Confusions], kept: KeptLogits,
-    ) -> Tensor | None:  # fmt: skip
+        self,
+        trainer: Trainer,
+        run: RunContext,
+        judges: dict[str, Task],
+        seen: TargetCounts,
+        orders: dict[str, Confusions],
+        kept: KeptLogits,
+    ) -> Tensor | None:
         data, task, answers = run.data, run.module.task, None
         loader, batches = data.val_dataloader(), data.eval_batches("val").used
         total = batches * data.batch_size * trainer.world_size
-        shown = bar(label="preflight: teacher on val", total=total, disable=not trainer.is_global_zero)
+        shown = bar(
+            label="preflight: teacher on val", total=total, disable=not trainer.is_global_zero
+        )
         copies = HostCopies[Tensor]()
         for batch, _ in zip(loader, range(batches), strict=False):
             shown.update(len(batch["index"]) * trainer.world_size)
@@ -247,7 +303,11 @@ class Preflight(Callback):
         task, members = run.module.task, run.teacher.members
         arch = members[key].arch if key in members else f"ensemble {run.teacher.arch}"
         name = f"{key} ({arch})" if key else arch
-        value, weak, hint = found.val[key][task.primary], key in found.hints, found.hints.get(key, "")
+        value, weak, hint = (
+            found.val[key][task.primary],
+            key in found.hints,
+            found.hints.get(key, ""),
+        )
         score = task.judged(value, found.total)
         if weak and self.mode == "stop":
             raise UserError(
@@ -258,12 +318,17 @@ class Preflight(Callback):
             share = f" ({value:.1%})" if task.one_class else ""
             classes = len(found.counts)
             few = f"; they show {found.classes} of {classes} classes, too few to judge it"
-            judged = ", no better than guessing" if weak else few if 2 * found.classes < classes else ""
+            judged = (
+                ", no better than guessing" if weak else few if 2 * found.classes < classes else ""
+            )
             print(f"preflight: teacher {name} {score}{share}{known}{judged}{hint}", flush=True)
 
 
 def _keep(
-    come: Iterator[tuple[Tensor, list[Tensor]]], pictures: int, kept: KeptLogits, answers: Tensor | None
+    come: Iterator[tuple[Tensor, list[Tensor]]],
+    pictures: int,
+    kept: KeptLogits,
+    answers: Tensor | None,
 ) -> Tensor | None:
     """Adds what has come to the host: logits, and decisions by the pictures' numbers."""
     for index, (decided, logits) in come:
@@ -276,4 +341,7 @@ def _keep(
 
 def rounded(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
     """Metrics as plain numbers with six decimals; whole numbers stay whole."""
-    return {name: value if isinstance(value, int) else round(float(value), 6) for name, value in metrics.items()}
+    return {
+        name: value if isinstance(value, int) else round(float(value), 6)
+        for name, value in metrics.items()
+    }

@@ -30,14 +30,23 @@ class FeatureProbe(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Measures each teacher and, of several, their features side by side."""
         run = RunContext.of(trainer)
-        if stage != "fit" or run.module.data is None or run.data.probe is None or run.module.teacher is None:
+        if (
+            stage != "fit"
+            or run.module.data is None
+            or run.data.probe is None
+            or run.module.teacher is None
+        ):
             return
-        keep = not run.module.resumed and any(s.start == "inherited" for s in run.students.named().values())
+        keep = not run.module.resumed and any(
+            s.start == "inherited" for s in run.students.named().values()
+        )
         run.teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
         members = dict(run.teacher.members)
         seen = self._look(run, members)
         if ALL not in members:
-            seen.features[ALL] = torch.cat([F.normalize(x, dim=1) for x in seen.features.values()], dim=1)
+            seen.features[ALL] = torch.cat(
+                [F.normalize(x, dim=1) for x in seen.features.values()], dim=1
+            )
         found = {name: seen.accuracy(name) for name in seen.features}
         several = len(members) > 1
         self.preflight.teacher_val = found[ALL]
@@ -63,5 +72,7 @@ class FeatureProbe(Callback):
             pl_module.log_dict(values, rank_zero_only=False, sync_dist=False)
 
     def _look(self, run: RunContext, models: Mapping[str, Callable[[Tensor], Tensor]]) -> Labelled:
-        self._loader = self._loader or run.data.eval_dataloader("probe")  # once: it may have processes of its own
+        self._loader = self._loader or run.data.eval_dataloader(
+            "probe"
+        )  # once: it may have processes of its own
         return look_at(models, run.data, self._loader, run.device)

@@ -36,10 +36,17 @@ class Progress(Closing):
         terminal = sys.stderr.isatty()
         shape = "|{bar}|" if terminal else ""
         self._bar = tqdm(
-            total=int(steps) * per_step or None, initial=done * per_step, unit=" images", smoothing=0.1,
-            dynamic_ncols=terminal, delay=0.0 if terminal else CALM, **drawn(),
-            bar_format="{desc} {percentage:3.0f}%" + shape + " {rate_noinv_fmt}, {remaining} left{postfix}",
-        )  # fmt: skip
+            total=int(steps) * per_step or None,
+            initial=done * per_step,
+            unit=" images",
+            smoothing=0.1,
+            dynamic_ncols=terminal,
+            delay=0.0 if terminal else CALM,
+            **drawn(),
+            bar_format="{desc} {percentage:3.0f}%"
+            + shape
+            + " {rate_noinv_fmt}, {remaining} left{postfix}",
+        )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts the epoch's number on the bar."""
@@ -64,10 +71,14 @@ class Progress(Closing):
         """Writes a line with the loss and the validation metrics."""
         if self._bar is None or trainer.sanity_checking:
             return
-        metrics = dict(sorted(trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl")))
+        metrics = dict(
+            sorted(trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl"))
+        )
         values = [f"{k} {v:.3f}" for k, v in metrics.items() if "val/" in k and "/iou_" not in k]
         loss = f"train/loss {metrics['train/loss']:.3f}  " if "train/loss" in metrics else ""
-        self._bar.write(f"epoch {trainer.current_epoch + 1:>3}  {loss}{'  '.join(values)}", file=sys.stderr)
+        self._bar.write(
+            f"epoch {trainer.current_epoch + 1:>3}  {loss}{'  '.join(values)}", file=sys.stderr
+        )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prints the line of an epoch without validation, which :meth:`on_validation_end` does not; no bar shows it."""

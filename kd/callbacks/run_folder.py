@@ -24,7 +24,9 @@ class MetricsCSV(LazyCSVLogger):
     """``metrics.csv`` in the run folder; a resumed run appends to it (Lightning's logger would overwrite it)."""
 
     def __init__(self, run_dir: Path) -> None:
-        super().__init__(save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1)  # a kill loses no row
+        super().__init__(
+            save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1
+        )  # a kill loses no row
 
     @property
     def _file(self) -> Path:
@@ -52,14 +54,18 @@ class MetricsCSV(LazyCSVLogger):
             move(aside, self._file)
         if not self._file.is_file():
             return
-        header, *rows = text_of(self._file, LARGEST_LOG, errors="replace").splitlines(keepends=True) or [""]
+        header, *rows = text_of(self._file, LARGEST_LOG, errors="replace").splitlines(
+            keepends=True
+        ) or [""]
         names = header.rstrip("\r\n").split(",")
         if "step" not in names or not header.endswith("\n"):
             move(self._file, self._file.with_name(f"{self._file.name}.damaged"))
             return
         cells = [(row, row.rstrip("\r\n").split(",")) for row in rows if row.endswith("\n")]
         at = names.index("step")
-        kept = [r for r, c in cells if len(c) == len(names) and c[at].isdecimal() and int(c[at]) < step]
+        kept = [
+            r for r, c in cells if len(c) == len(names) and c[at].isdecimal() and int(c[at]) < step
+        ]
         write_text(self._file, "".join([header, *kept]))
 
     def save(self) -> None:
@@ -80,9 +86,15 @@ class StudentCSV(MetricsCSV):
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Writes the student's metrics under the names that a single student's have; rows without any are skipped."""
-        own = {k.removeprefix(self._student): v for k, v in metrics.items() if k.startswith(self._student)}
+        own = {
+            k.removeprefix(self._student): v
+            for k, v in metrics.items()
+            if k.startswith(self._student)
+        }
         if own:
-            super().log_metrics(own | ({"epoch": metrics["epoch"]} if "epoch" in metrics else {}), step)
+            super().log_metrics(
+                own | ({"epoch": metrics["epoch"]} if "epoch" in metrics else {}), step
+            )
 
 
 @dataclass
@@ -130,7 +142,9 @@ class RunFolder(Callback):
         if trainer.is_global_zero:
             try:
                 self.path = self.resume or self._claim()
-                folder_for(guard(self.path))  # loggers, profilers and callbacks write there by themselves
+                folder_for(
+                    guard(self.path)
+                )  # loggers, profilers and callbacks write there by themselves
                 if not self.resume:
                     self._write_settings()
             except UserError as error:
@@ -143,19 +157,32 @@ class RunFolder(Callback):
         self.path = run.module.folder = guard(self.resume or self.parent / name)
         self.begun = not self.resume
         _move_paths(trainer, unclaimed(self.parent), self.path)
-        default = str(Path(trainer.default_root_dir, "checkpoints"))  # set by the callbacks' own ``setup``
+        default = str(
+            Path(trainer.default_root_dir, "checkpoints")
+        )  # set by the callbacks' own ``setup``
         for checkpoint in trainer.checkpoint_callbacks:
-            if isinstance(checkpoint, (LastCheckpoint, ModelCheckpoint)) and checkpoint.dirpath in (None, default):
+            if isinstance(checkpoint, (LastCheckpoint, ModelCheckpoint)) and checkpoint.dirpath in (
+                None,
+                default,
+            ):
                 checkpoint.dirpath = str(self.path.resolve() / "checkpoints")
         self.metrics = [MetricsCSV(self.path)]
-        self.metrics += [StudentCSV(run.student_folder(name), name) for name in run.students.named() if name]
+        self.metrics += [
+            StudentCSV(run.student_folder(name), name) for name in run.students.named() if name
+        ]
         trainer.loggers = [*trainer.loggers, *self.metrics]
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Points the files that a checkpoint's callbacks name to this run's folder: Lightning deletes such files."""
         states = checkpoint.get("callbacks", {})
         for own in trainer.checkpoint_callbacks:
-            if isinstance(own, ModelCheckpoint) and own.state_key in states and own.dirpath is not None:
+            if (
+                isinstance(own, ModelCheckpoint)
+                and own.state_key in states
+                and own.dirpath is not None
+            ):
                 states[own.state_key] = _here(states[own.state_key], Path(own.dirpath))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -205,7 +232,9 @@ class RunFolder(Callback):
                 return path
             except FileExistsError as error:
                 if self.name:
-                    raise UserError(f"name: there is a run {path} already; give another name") from error
+                    raise UserError(
+                        f"name: there is a run {path} already; give another name"
+                    ) from error
                 number += 1
 
     def _point_latest(self) -> None:
@@ -246,6 +275,8 @@ def _here(state: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         name = str(path).rpartition("/")[2]
         return str(folder / name) if name not in ("", ".", "..", LAST, PREVIOUS) else ""
 
-    models = {own(path): score for path, score in state.get("best_k_models", {}).items() if own(path)}
+    models = {
+        own(path): score for path, score in state.get("best_k_models", {}).items() if own(path)
+    }
     files = {key: own(path) for key, path in state.items() if key.endswith("_model_path")}
     return {**state, **files, "dirpath": str(folder), "best_k_models": models}

@@ -82,11 +82,18 @@ class Summary(Callback):
         """Writes the summary of a run that has ended well."""
         self.write(trainer, RunContext.of(trainer), "done")
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Writes the summary of a run that did not, with the reason; the traceback goes to ``error.txt``."""
         run = RunContext.of(trainer)
-        stopped = isinstance(exception, KeyboardInterrupt) or self.preemption.interruption(exception) is not None
-        ended = f"stopped: {exception.reason}" if isinstance(exception, RunStopped) else "interrupted"
+        stopped = (
+            isinstance(exception, KeyboardInterrupt)
+            or self.preemption.interruption(exception) is not None
+        )
+        ended = (
+            f"stopped: {exception.reason}" if isinstance(exception, RunStopped) else "interrupted"
+        )
         self.write(trainer, run, ended if stopped else "failed", exception)
         if self.folder.path is not None and self.folder.begun and not stopped:
             name = "error.txt" if trainer.is_global_zero else f"error.rank{trainer.global_rank}.txt"
@@ -95,7 +102,12 @@ class Summary(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: the best and the last epoch's metrics, and the time spent so far."""
-        return {"best": self.best.best, "top": self.best.top, "final": self.best.newest, "wall_s": self._wall_s()}
+        return {
+            "best": self.best.best,
+            "top": self.best.top,
+            "final": self.best.newest,
+            "wall_s": self._wall_s(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the metrics and the time so far of a checkpoint; a UserError where they are something else."""
@@ -109,7 +121,9 @@ class Summary(Callback):
     def _wall_s(self) -> float:
         return round(time.monotonic() - self._started, 1)
 
-    def write(self, trainer: Trainer, run: RunContext, status: str, error: BaseException | None = None) -> None:
+    def write(
+        self, trainer: Trainer, run: RunContext, status: str, error: BaseException | None = None
+    ) -> None:
         """Writes ``summary.json`` on rank 0, and one for each of several students; nothing before the run has written
         its
         folder.
@@ -139,7 +153,9 @@ class Summary(Callback):
             found = Explained(read_run(folder))
             self.content["verdict"] = found.verdict
             self.content["findings"] = [asdict(finding) for finding in found.findings]
-            if found.facts.images_per_s is not None:  # the page's number: pictures over the mean step
+            if (
+                found.facts.images_per_s is not None
+            ):  # the page's number: pictures over the mean step
                 self.content["images_per_s"] = round(found.facts.images_per_s, 1)
             write_json(folder / "summary.json", self.content)
             write_report(found, folder / "report.html")
@@ -154,14 +170,17 @@ class Summary(Callback):
             | {"best_val": rounded(self.best.best.get(name, {})), "lr": s.lr, "start": s.start}
             for name, s in students.items()
         }
-        return {"student": next(iter(each.values()))} | ({"students": each} if "" not in each else {})
+        return {"student": next(iter(each.values()))} | (
+            {"students": each} if "" not in each else {}
+        )
 
     def _teacher(self, teacher: RunTeacher | None) -> dict[str, Any] | None:
         if teacher is None:
             return None
         whole = _model(teacher.arch, teacher.model, self.preflight.teacher_val)
         each = {
-            name: _model(t.arch, t.model, self.preflight.members.get(name, {})) for name, t in teacher.members.items()
+            name: _model(t.arch, t.model, self.preflight.members.get(name, {}))
+            for name, t in teacher.members.items()
         }
         return whole | ({"members": each} if len(each) > 1 else {})
 
@@ -174,7 +193,9 @@ class Summary(Callback):
             "status": status,
             "recipe": self.recipe,
             "kd_version": kd.__version__,
-            "device": torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else run.device.type,
+            "device": torch.cuda.get_device_name(run.device)
+            if run.device.type == "cuda"
+            else run.device.type,
             "precision": str(trainer.precision),
             "matmul_precision": torch.get_float32_matmul_precision(),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,

@@ -44,7 +44,10 @@ def run(request: Request) -> int | None:
         raise UserError(f"out: there is no folder {files[0].resolve().parent}")
     missing = [f"{key}=" for key in LICENSES if not own.get(key)]
     if missing:
-        print(f"kd-card: {', '.join(missing)} not given: the card says that the licence is not stated", file=sys.stderr)
+        print(
+            f"kd-card: {', '.join(missing)} not given: the card says that the licence is not stated",
+            file=sys.stderr,
+        )
     text = card(read_run(folder), *(own.get(key) for key in LICENSES))
     for file in files:
         write_text(file, text)

@@ -57,7 +57,9 @@ def run(request: Request) -> int | None:
     else:
         print_side_by_side(results, found.pairs)
     if found.files:
-        print(f"written to {', '.join(map(str, found.files))}{said(results[0].get('left_out', {}))}")
+        print(
+            f"written to {', '.join(map(str, found.files))}{said(results[0].get('left_out', {}))}"
+        )
     return 0
 
 
@@ -77,7 +79,9 @@ def _options(request: Request) -> "Options":
     own = take_all(request, *OWN)
     robust, out = truth(own, "robust"), Path(own["out"]) if "out" in own else None
     size = whole_number(own, "img_size", 1) if "img_size" in own else None
-    if out is not None and (out.suffix not in (".csv", ".json") or not out.resolve().parent.is_dir()):
+    if out is not None and (
+        out.suffix not in (".csv", ".json") or not out.resolve().parent.is_dir()
+    ):
         raise UserError(f"out: must be FILE.csv or FILE.json in a folder that exists, got '{out}'")
     if "split" in own and "folder" in own:
         raise UserError("folder: can't be given together with split=: the folder is the split")
@@ -86,4 +90,6 @@ def _options(request: Request) -> "Options":
     given = next((key for key in ("arch", "img_size") if key in own), None)
     if given and all(is_run(word) for word in request.rest):
         raise UserError(f"{given}: is for a weights file; a run's folder has it in its config.yaml")
-    return Options(own.get("split", "val"), own.get("folder"), robust, own.get("arch", ""), size, out)
+    return Options(
+        own.get("split", "val"), own.get("folder"), robust, own.get("arch", ""), size, out
+    )

@@ -62,7 +62,9 @@ def run(request: Request) -> int | None:
         raise UserError(f"layout: must be nhwc or nchw, got '{own['layout']}'")
     kind = find_format(own["to"])
     if int8 and not kind.quantises:
-        raise UserError(f"int8: to={own['to']} has no int8 (to=onnx, openvino, triton, sagemaker have)")
+        raise UserError(
+            f"int8: to={own['to']} has no int8 (to=onnx, openvino, triton, sagemaker have)"
+        )
     kind.check(f"to={own['to']}", int8)  # before torch is loaded
     opened = Run.open(request.rest[0], request)
     from kd.ship.export.gate import ExportRequest, export, lines

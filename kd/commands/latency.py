@@ -43,15 +43,21 @@ def run(request: Request) -> int | None:
     from kd.report.rules import Explained
 
     own = take_all(request, *KEYS)
-    batches = whole_numbers(own, "batch", "1,8,64")  # ascending: memory's peak is that of the batches so far
+    batches = whole_numbers(
+        own, "batch", "1,8,64"
+    )  # ascending: memory's peak is that of the batches so far
     threads = whole_numbers(own, "threads", f"1,{cores()}")
     seconds = positive("seconds", own.get("seconds", "1"), 3600)
     opened = Run.open(request.rest[0], request)
     from kd.ship.latency import measure, runtimes_of
 
     trusted = "trust" in request.flags
-    runtimes = runtimes_of(opened.folder, own.get("runtime"), lambda file: trusted or made_here(file))
-    found = measure(opened, partial(Run.open, request.rest[0], request), runtimes, batches, threads, seconds)
+    runtimes = runtimes_of(
+        opened.folder, own.get("runtime"), lambda file: trusted or made_here(file)
+    )
+    found = measure(
+        opened, partial(Run.open, request.rest[0], request), runtimes, batches, threads, seconds
+    )
     file = opened.folder / "export" / "latency.json"
     write_json(file, found)
     _print(found)
@@ -66,9 +72,16 @@ def _print(found: dict[str, Any]) -> None:
     from kd.report.terminal import print_table
 
     columns = {
-        "model": "", "runtime": "runtime", "threads": "threads", "batch": "batch", "median_ms": "median ms",
-        "p95_ms": "p95 ms", "images_per_s": "images/s", "peak_memory_mb": "peak MB", "times_the_teacher": "x teacher",
-    }  # fmt: skip
+        "model": "",
+        "runtime": "runtime",
+        "threads": "threads",
+        "batch": "batch",
+        "median_ms": "median ms",
+        "p95_ms": "p95 ms",
+        "images_per_s": "images/s",
+        "peak_memory_mb": "peak MB",
+        "times_the_teacher": "x teacher",
+    }
     rows = ([str(row.get(key, "")) for key in columns] for row in found["rows"])
     print_table(found["machine"], list(columns.values()), rows, left=("", "runtime"))
     if warning := unsteady(found["rows"]):

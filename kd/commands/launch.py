@@ -57,7 +57,9 @@ def run(request: Request) -> int | None:
     if "delete" in request.flags:
         raise UserError("--delete: is for kd-launch endpoint RUN")
     if place not in TARGETS or request.rest:
-        raise UserError(f"what is '{(request.rest or [place])[0]}'? Places are {', '.join(TARGETS)}")
+        raise UserError(
+            f"what is '{(request.rest or [place])[0]}'? Places are {', '.join(TARGETS)}"
+        )
     target = _target(place)
     own = _own_keys(request, target.keys)
     if "job" in own and not request.recipe:
@@ -73,9 +75,14 @@ def run(request: Request) -> int | None:
     if "dry-run" in request.flags:
         if missing:
             print(f"kd-launch: to send it, {missing}", file=sys.stderr)
-        print(f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)", file=sys.stderr)
+        print(
+            f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)",
+            file=sys.stderr,
+        )
         for name, text in files.items():
-            text = text.replace(job.secret, "SECRET") if job.secret else text  # a terminal's lines are kept and shown
+            text = (
+                text.replace(job.secret, "SECRET") if job.secret else text
+            )  # a terminal's lines are kept and shown
             print(text if len(files) == 1 else f"# {name}\n{text}", end="")
         return 0
     target.check(job)
@@ -106,7 +113,9 @@ def _own_keys(request: Request, keys: Iterable[str]) -> dict[str, str]:
 
 def _search(place: str, request: Request) -> Target:
     if place != "sagemaker":
-        raise UserError(f"--tune: needs sagemaker, got {place}; elsewhere kd-tune runs on several machines")
+        raise UserError(
+            f"--tune: needs sagemaker, got {place}; elsewhere kd-tune runs on several machines"
+        )
     from kd.fleet.jobs.tune import planned
 
     return _target(SEARCH, *planned(request))

@@ -41,7 +41,17 @@ def run(request: Request) -> int | None:
         if name == "val" and not source.has(name):
             continue  # held out of train where the pack is trained on
         split = labelled(source.load(name), name)
-        size = pack(split, source.classes, own["out"].rstrip("/"), name, int(side) if side else None, source=source)
-        print(f"{name}: {len(split.targets)} pictures, {size / 1e6:,.1f} MB in {own['out']}", flush=True)
+        size = pack(
+            split,
+            source.classes,
+            own["out"].rstrip("/"),
+            name,
+            int(side) if side else None,
+            source=source,
+        )
+        print(
+            f"{name}: {len(split.targets)} pictures, {size / 1e6:,.1f} MB in {own['out']}",
+            flush=True,
+        )
     print(f"train with data.source=Shards data.source.root={own['out']}")
     return 0

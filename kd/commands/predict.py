@@ -46,5 +46,8 @@ def run(request: Request) -> int | None:
     for name, problem in bad.items():
         print(f"kd-predict: left out {name}: {problem}", file=sys.stderr)
     text = f"{len(files) - len(bad)} pictures" + (f", {len(bad)} left out" if bad else "")
-    print(f"{text}{f': written to {where}' if where else ''}", file=sys.stdout if where else sys.stderr)
+    print(
+        f"{text}{f': written to {where}' if where else ''}",
+        file=sys.stdout if where else sys.stderr,
+    )
     return 0 if len(bad) < len(files) else 1

@@ -43,13 +43,23 @@ def run(request: Request) -> int | None:
     from kd.report.html import write_comparison, write_report
     from kd.report.rules import Explained
 
-    if "help" in request.flags or not (request.rest or {"alarms", "alerts", "dashboard"} & request.flags):
+    if "help" in request.flags or not (
+        request.rest or {"alarms", "alerts", "dashboard"} & request.flags
+    ):
         return None
-    modes = {"alarms": _alarms, "alerts": _alerts, "dashboard": _dashboard, "live": _live, "what-if": _what_if}
+    modes = {
+        "alarms": _alarms,
+        "alerts": _alerts,
+        "dashboard": _dashboard,
+        "live": _live,
+        "what-if": _what_if,
+    }
     if asked := [command for mode, command in modes.items() if mode in request.flags]:
         return asked[0](request)
     if request.overrides:
-        raise UserError("takes a run's folder, or several to compare, and --open (kd-report RUN_FOLDER)")
+        raise UserError(
+            "takes a run's folder, or several to compare, and --open (kd-report RUN_FOLDER)"
+        )
     folders = [_seen_run(run_at(name)) for name in request.rest]
     if "traces" in request.flags:
         from kd.report.traces import write_rank_shares
@@ -79,7 +89,10 @@ def _alarms(request: Request) -> int:
     if len(given) != 1 or request.overrides:
         raise UserError("--alarms takes one namespace, that of monitor.cloudwatch, and topic=ARN")
     region = os.environ.get("AWS_DEFAULT_REGION") or "REGION"
-    requests = {"PutMetricAlarm": alarms(given[0], topic), "PutDashboard": cloudwatch(given[0], region)}
+    requests = {
+        "PutMetricAlarm": alarms(given[0], topic),
+        "PutDashboard": cloudwatch(given[0], region),
+    }
     print(json.dumps(requests, indent=2))
     return 0
 
@@ -89,7 +102,12 @@ def _alerts(request: Request) -> int:
 
     from kd.report.alerts import prometheus_rules
 
-    return _write(request, "alerts", "alerts.yaml", yaml.safe_dump(prometheus_rules(), sort_keys=False, width=1000))
+    return _write(
+        request,
+        "alerts",
+        "alerts.yaml",
+        yaml.safe_dump(prometheus_rules(), sort_keys=False, width=1000),
+    )
 
 
 def _dashboard(request: Request) -> int:
@@ -99,7 +117,10 @@ def _dashboard(request: Request) -> int:
 
 
 def _write(request: Request, flag: str, name: str, text: str) -> int:
-    given = [*request.rest, *filter(None, [request.recipe])]  # a name that ends with .yaml is read as a recipe's
+    given = [
+        *request.rest,
+        *filter(None, [request.recipe]),
+    ]  # a name that ends with .yaml is read as a recipe's
     if len(given) > 1 or request.overrides:
         raise UserError(f"--{flag} takes the name of one file to write")
     file = Path(given[0] if given else name)
@@ -130,7 +151,9 @@ def _live(request: Request) -> int:
     port = whole_number(take_all(request, "port", of_data=False), "port", 8765, low=0, high=65535)
     folder = Path(request.rest[0])
     if len(request.rest) != 1 or not folder.is_dir():
-        raise UserError(f"--live takes one folder, of runs or of a run, got {', '.join(request.rest)}")
+        raise UserError(
+            f"--live takes one folder, of runs or of a run, got {', '.join(request.rest)}"
+        )
     try:
         server = Live(folder, port)
     except OSError as error:
@@ -150,5 +173,7 @@ def _seen_run(folder: Path) -> Path:
     if not is_run(folder):
         below = ", ".join(str(file.parent) for file in sorted(folder.glob("*/config.yaml"))[-3:])
         hint = f"; did you mean {below}?" if below else ""
-        raise UserError(f"{folder} is no run's folder: it has no config.yaml, summary.json or records{hint}")
+        raise UserError(
+            f"{folder} is no run's folder: it has no config.yaml, summary.json or records{hint}"
+        )
     return folder

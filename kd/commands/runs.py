@@ -24,7 +24,18 @@ A run is safe to delete (column `delete`) if it has no student, no checkpoint, a
 """
 NUMBERS = ("teacher", "student", "images/s", "age", "MB")
 MAIN = ("acc1", "miou", "map", "f1", "knn1", "feature_loss")
-COLUMNS = ("run", "status", "metric", "teacher", "student", "images/s", "limit", "age", "MB", "delete")
+COLUMNS = (
+    "run",
+    "status",
+    "metric",
+    "teacher",
+    "student",
+    "images/s",
+    "limit",
+    "age",
+    "MB",
+    "delete",
+)
 
 
 def run(request: Request) -> int | None:
@@ -66,13 +77,19 @@ def _described(folder: Path) -> dict[str, Any]:
     metric = next((name for name in MAIN if name in values), next(iter(values), None))
     verdict = (summary.get("verdict") or {}).get("text")
     return {
-        "run": f"{folder.parent.name}/{folder.name}", "folder": str(folder),
-        "status": "training" if held else summary.get("status", "ended early"), "metric": metric,
-        "teacher": (teacher.get("val") or {}).get(metric), "student": values.get(metric),
-        "images_per_s": summary.get("images_per_s"), "verdict": verdict, "limit": (verdict or "").split(":")[0],
+        "run": f"{folder.parent.name}/{folder.name}",
+        "folder": str(folder),
+        "status": "training" if held else summary.get("status", "ended early"),
+        "metric": metric,
+        "teacher": (teacher.get("val") or {}).get(metric),
+        "student": values.get(metric),
+        "images_per_s": summary.get("images_per_s"),
+        "verdict": verdict,
+        "limit": (verdict or "").split(":")[0],
         "changed": max((one.st_mtime for one in stats), default=folder.stat().st_mtime),
-        "bytes": sum(one.st_size for one in stats), "safe_to_delete": not weights and not held,
-    }  # fmt: skip
+        "bytes": sum(one.st_size for one in stats),
+        "safe_to_delete": not weights and not held,
+    }
 
 
 def _print(found: list[dict[str, Any]]) -> None:
@@ -80,14 +97,30 @@ def _print(found: list[dict[str, Any]]) -> None:
 
     rows = []
     for row in found:
-        scores = ["" if row[who] is None else format_metric(row["metric"], row[who]) for who in ("teacher", "student")]
+        scores = [
+            "" if row[who] is None else format_metric(row["metric"], row[who])
+            for who in ("teacher", "student")
+        ]
         speed = "" if row["images_per_s"] is None else f"{row['images_per_s']:,.0f}"
-        limit = row["limit"] if len(row["limit"]) <= 24 else ""  # a sentence: "no steps were recorded", for example
-        rows.append([
-            row["run"], row["status"], row["metric"] or "", *scores, speed, limit, _age(time.time() - row["changed"]),
-            f"{row['bytes'] / 1e6:,.1f}", "safe" if row["safe_to_delete"] else "",
-        ])  # fmt: skip
-    print_table(None, COLUMNS, rows, left=[column for column in COLUMNS if column not in NUMBERS], width=160)
+        limit = (
+            row["limit"] if len(row["limit"]) <= 24 else ""
+        )  # a sentence: "no steps were recorded", for example
+        rows.append(
+            [
+                row["run"],
+                row["status"],
+                row["metric"] or "",
+                *scores,
+                speed,
+                limit,
+                _age(time.time() - row["changed"]),
+                f"{row['bytes'] / 1e6:,.1f}",
+                "safe" if row["safe_to_delete"] else "",
+            ]
+        )
+    print_table(
+        None, COLUMNS, rows, left=[column for column in COLUMNS if column not in NUMBERS], width=160
+    )
 
 
 def _age(seconds: float) -> str:

@@ -56,15 +56,23 @@ def run(request: Request) -> int | None:
     config = run.config
     batch = _batch(config, processes)
     _check_gpus(config, processes[-1])
-    items = [f"recipe={request.recipe}", *(f"config={c}" for c in request.overlays), *request.overrides]
+    items = [
+        f"recipe={request.recipe}",
+        *(f"config={c}" for c in request.overlays),
+        *request.overrides,
+    ]
     items += run.with_teacher()
     folder = claim(folder_of_runs(config["runs_dir"], "kd-scale") / config["recipe"] / "scale")
     threads = max(1, cores() // processes[-1])
-    plan = ScalingPlan(items, config["recipe"], folder, processes, strategies, batch, steps, threads)
+    plan = ScalingPlan(
+        items, config["recipe"], folder, processes, strategies, batch, steps, threads
+    )
     return _measure(config, plan, machines, Network() if gbit is None else Network(gbit, True))
 
 
-def _measure(config: dict[str, Any], plan: ScalingPlan, machines: list[int], network: Network) -> int:
+def _measure(
+    config: dict[str, Any], plan: ScalingPlan, machines: list[int], network: Network
+) -> int:
     from kd.fit_to_machine.precision import choose_precision
     from kd.fleet.scaling.page import content, sections
     from kd.report.html import write_page
@@ -72,8 +80,12 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, machines: list[int], net
     model = config["model"]
     plan.items += ["model.teacher.cache=off"] if model.get("teacher") else []
     if not config["trainer"]["precision"]:  # once, for all short runs
-        plan.items.append(f"trainer.precision={choose_precision(str(config['trainer']['accelerator']))[0]}")
-    plan.items += ["model.student.inherit=false"] if (model.get("student") or {}).get("inherit") else []
+        plan.items.append(
+            f"trainer.precision={choose_precision(str(config['trainer']['accelerator']))[0]}"
+        )
+    plan.items += (
+        ["model.student.inherit=false"] if (model.get("student") or {}).get("inherit") else []
+    )
     readings, runs = [], []
     for case in plan.cases():
         runs.append(plan.run(case))
@@ -81,7 +93,10 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, machines: list[int], net
         print(f"{case.name}: {readings[-1].step_ms:.1f} ms a step", flush=True)
     most = plan.processes[-1]
     if runs[0].headers and runs[0].headers[0]["device"] == "cpu" and most > cores():
-        print(f"kd-scale: {most} processes share {cores()} cores: each has less than a core", file=sys.stderr)
+        print(
+            f"kd-scale: {most} processes share {cores()} cores: each has less than a core",
+            file=sys.stderr,
+        )
     ring = fit_ring(ring_times(runs))
     students = runs[0].summary.get("students") or {"": runs[0].summary["student"]}
     gradient_mb = 4e-6 * sum(s["params"] for s in students.values())
@@ -108,7 +123,9 @@ def _batch(config: dict[str, Any], processes: list[int]) -> int:
         raise UserError("data.batch_size: kd-scale needs a number, got auto")
     odd = next((n for n in processes if batch % n), None)
     if odd:
-        raise UserError(f"processes: {odd} must divide data.batch_size={batch}, which strong scaling shares out")
+        raise UserError(
+            f"processes: {odd} must divide data.batch_size={batch}, which strong scaling shares out"
+        )
     return int(batch)
 
 
@@ -117,4 +134,6 @@ def _check_gpus(config: dict[str, Any], processes: int) -> None:
 
     gpus = 0 if config["trainer"].get("accelerator") == "cpu" else torch.cuda.device_count()
     if 0 < gpus < processes:
-        raise UserError(f"processes: {processes}, but there are {gpus} GPUs (trainer.accelerator=cpu measures on CPUs)")
+        raise UserError(
+            f"processes: {processes}, but there are {gpus} GPUs (trainer.accelerator=cpu measures on CPUs)"
+        )

@@ -64,7 +64,11 @@ def run(request: Request) -> int | None:
     numbers: dict[str, Any] = {}
     for name, kind in ((f.name, f.type) for f in fields(Limits) if f.name in own):
         whole = kind in (int, "int")
-        numbers[name] = whole_number(own, name, 1) if whole else positive(name, own[name], 1e9, name == "max_wait_ms")
+        numbers[name] = (
+            whole_number(own, name, 1)
+            if whole
+            else positive(name, own[name], 1e9, name == "max_wait_ms")
+        )
     limits = Limits(**numbers)
     threads, port = whole_number(own, "threads", 0, low=0), whole_number(own, "port", 8000, low=0)
     request.rest = [str(run_at(request.rest[0]))]  # fetched once
@@ -77,10 +81,17 @@ def run(request: Request) -> int | None:
             models["teacher"] = _teacher(request, manifest)
         for name, model in models.items():
             try_out(model, manifest, str(file) if name == "student" else "teacher: it")
-        names = {name.strip().lower() for key in ("host", "hosts") for name in own.get(key, "").split(",")} - {""}
+        names = {
+            name.strip().lower()
+            for key in ("host", "hosts")
+            for name in own.get(key, "").split(",")
+        } - {""}
         server = Server(manifest, models, limits, names)
         host, port = listening.getsockname()[:2]
-        print(f"kd-serve: {manifest.arch} on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        print(
+            f"kd-serve: {manifest.arch} on http://{f'[{host}]' if ':' in host else host}:{port}",
+            flush=True,
+        )
         serve(server, listening)
     finally:
         listening.close()

@@ -43,7 +43,9 @@ def run(request: Request) -> int | None:
     if "help" in request.flags or not (request.recipe or request.rest):
         return None
     if len(request.rest) > bool(not request.recipe):
-        raise UserError(f"what is '{request.rest[-1]}'? Settings are key=value, recipes recipe=NAME")
+        raise UserError(
+            f"what is '{request.rest[-1]}'? Settings are key=value, recipes recipe=NAME"
+        )
     if request.rest:
         return _compare(request.rest[0], request)
     found, folder = sized(request)
@@ -83,21 +85,41 @@ def _compare(place: str, request: Request) -> int:
     opened = Run.open(place, request)
     known = candidate_of(opened.folder, opened.config)
     if known is None:
-        raise UserError(f"{opened.folder}: no search (kd-size recipe=...) has a candidate of the size of its student")
+        raise UserError(
+            f"{opened.folder}: no search (kd-size recipe=...) has a candidate of the size of its student"
+        )
     from kd.fleet.sizing.page import write
     from kd.ship.latency import measure, runtimes_of
 
     file, found, row = known
     given, budget = found["conditions"], found["budget"].get("latency_ms")
     name = given["runtime"] + "_int8" * given["int8"]
-    runtimes = runtimes_of(opened.folder, name, lambda export: "trust" in request.flags or made_here(export))
-    timed = measure(opened, partial(Run.open, place, request), runtimes, [given["batch"]], [given["threads"]], 1.0)
+    runtimes = runtimes_of(
+        opened.folder, name, lambda export: "trust" in request.flags or made_here(export)
+    )
+    timed = measure(
+        opened,
+        partial(Run.open, place, request),
+        runtimes,
+        [given["batch"]],
+        [given["threads"]],
+        1.0,
+    )
     ms = next(one["median_ms"] for one in timed["rows"] if one["model"] == "student")
     summary = read_run(opened.folder).summary.get("student") or {}
     score = (summary.get("best_val") or summary.get("val") or {}).get(found["metric"])
     meets = "" if budget is None else "within the budget" if ms <= budget else "over the budget"
-    mine = {"run": str(opened.folder), "name": row["name"], "latency_ms": ms, "score": score, "verdict": meets}
-    found["trained"] = [*(one for one in found.get("trained", []) if one["run"] != mine["run"]), mine]
+    mine = {
+        "run": str(opened.folder),
+        "name": row["name"],
+        "latency_ms": ms,
+        "score": score,
+        "verdict": meets,
+    }
+    found["trained"] = [
+        *(one for one in found.get("trained", []) if one["run"] != mine["run"]),
+        mine,
+    ]
     write(found, file.parent)
     before = f"{row['latency_ms']:g} ms before training"
     print(f"{row['name']}: {ms:g} ms ({before}){f', {meets} of {budget:g} ms' if meets else ''}")

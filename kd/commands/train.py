@@ -55,14 +55,20 @@ def run(request: Request) -> int:
         UserError: a mistake in the command line or the settings.
     """
     if request.rest == ["serve"] and (served := sagemaker.endpoint_items()):
-        return import_module("kd.commands.serve").run(Request(rest=served[:1], overrides=served[1:]))
+        return import_module("kd.commands.serve").run(
+            Request(rest=served[:1], overrides=served[1:])
+        )
     container = sagemaker.container()
     if container:
         take_over(container, request)
     if request.rest:
         word, known = request.rest[0], names("recipes")
         kind = "recipe" if word in known else "config" if word in names("configs") else ""
-        hint = f"did you mean '{kind}={word}'?" if kind else f"recipes recipe=NAME ({', '.join(known)})"
+        hint = (
+            f"did you mean '{kind}={word}'?"
+            if kind
+            else f"recipes recipe=NAME ({', '.join(known)})"
+        )
         raise UserError(f"what is '{word}'? Settings are key=value, {hint}")
     if "version" in request.flags:
         import kd
@@ -82,7 +88,9 @@ def run(request: Request) -> int:
     if cluster and cluster.role == "data":
         return prepare_data(cluster)
     if not in_job():  # there it warns of the end: nothing is lost before the first step
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until the monitor handles it, it must not kill
+        signal.signal(
+            signal.SIGUSR2, signal.SIG_IGN
+        )  # until the monitor handles it, it must not kill
     gc.disable()  # collections during the imports take 1.2 s and find nothing
     try:
         run = Run.to_train(request)

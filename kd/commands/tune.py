@@ -43,7 +43,9 @@ def run(request: Request) -> int | None:
     if "help" in request.flags or not request.recipe:
         return None
     if request.rest:
-        raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, spaces search.KEY=SPACE")
+        raise UserError(
+            f"what is '{request.rest[0]}'? Settings are key=value, spaces search.KEY=SPACE"
+        )
     replace(request, overrides=[]).parser_args()  # reports a wrong name before torch is imported
     import kd.fleet.tuning.study  # noqa: F401 - reports a missing extra before torch is imported
     from kd.fleet.tuning.plan import plan

@@ -14,7 +14,9 @@ IMAGE = ("image", "images", "pixel_values")
 TARGET = ("target", "targets", "label", "labels")
 
 
-HIGHEST = 20.0  # Of float pictures: normalised ones stay below it, also with a small standard deviation
+HIGHEST = (
+    20.0  # Of float pictures: normalised ones stay below it, also with a small standard deviation
+)
 
 
 Target = int | list[int] | list[float] | Tensor
@@ -62,13 +64,23 @@ def as_batch(given: object) -> Batch:
     """
     if isinstance(given, Tensor):
         given = (given,)
-    if isinstance(given, (tuple, list)) and 1 <= len(given) <= 3 and all(isinstance(x, Tensor) for x in given):
+    if (
+        isinstance(given, (tuple, list))
+        and 1 <= len(given) <= 3
+        and all(isinstance(x, Tensor) for x in given)
+    ):
         given = dict(zip(("image", "target", "index"), given, strict=False))
     if not isinstance(given, Mapping):
-        raise UserError(f"a batch is (images, targets), (images, targets, index) or a dict, got {_kind(given)}")
+        raise UserError(
+            f"a batch is (images, targets), (images, targets, index) or a dict, got {_kind(given)}"
+        )
     image = next((given[name] for name in IMAGE if name in given), None)
-    if image is None and "plan" not in given:  # pictures that the device has still to make have none yet
-        raise UserError(f"a batch needs one of {', '.join(IMAGE)}, got {', '.join(map(str, given))}")
+    if (
+        image is None and "plan" not in given
+    ):  # pictures that the device has still to make have none yet
+        raise UserError(
+            f"a batch needs one of {', '.join(IMAGE)}, got {', '.join(map(str, given))}"
+        )
     target = next((given[name] for name in TARGET if name in given), None)
     batch: dict[str, Any] = {k: v for k, v in given.items() if k not in (*IMAGE, *TARGET)}
     if image is not None:
@@ -79,7 +91,9 @@ def as_batch(given: object) -> Batch:
 
 def real_rows(batch: Batch) -> slice | Tensor:
     """Which pictures are no padding: a slice where the loader has counted them, for which no device is asked."""
-    return slice(batch.get("real")) if "index" not in batch or "real" in batch else batch["index"] >= 0
+    return (
+        slice(batch.get("real")) if "index" not in batch or "real" in batch else batch["index"] >= 0
+    )
 
 
 class RangeCheck:
@@ -92,7 +106,11 @@ class RangeCheck:
         if self.done or not isinstance(images, Tensor):
             return
         self.done = True
-        if images.is_floating_point() and images.numel() and (most := float(images.max())) > HIGHEST:
+        if (
+            images.is_floating_point()
+            and images.numel()
+            and (most := float(images.max())) > HIGHEST
+        ):
             rank_zero_warn(
                 f"pictures: floats up to {most:g} pass to the models as they are; give uint8, which is prepared for "
                 "each model, or normalised floats",
@@ -101,7 +119,11 @@ class RangeCheck:
 
 
 def _kind(given: object) -> str:
-    return f"{type(given).__name__} of {len(given)}" if isinstance(given, Sized) else type(given).__name__
+    return (
+        f"{type(given).__name__} of {len(given)}"
+        if isinstance(given, Sized)
+        else type(given).__name__
+    )
 
 
 @dataclass

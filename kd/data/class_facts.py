@@ -20,11 +20,19 @@ def read_class_facts(file: str, classes: Sequence[str]) -> ClassFacts:
     """Reads a table whose first column names a class and whose other columns are numbers about it."""
     key = f"data.class_facts: {file}"
     try:
-        rows = [row for row in csv.reader(io.StringIO(text_of(Path(file).expanduser()).removeprefix("\ufeff"))) if row]
+        rows = [
+            row
+            for row in csv.reader(
+                io.StringIO(text_of(Path(file).expanduser()).removeprefix("\ufeff"))
+            )
+            if row
+        ]
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{key} can't be read as CSV: {error}") from error
     if len(rows) < 2 or len(rows[0]) < 2:
-        raise UserError(f"{key} needs a header (class, name of a number, ...) and a row for each class")
+        raise UserError(
+            f"{key} needs a header (class, name of a number, ...) and a row for each class"
+        )
     names, ids = [name.strip() for name in rows[0][1:]], {name: i for i, name in enumerate(classes)}
     facts: ClassFacts = {name: [None] * len(classes) for name in names}
     for row in rows[1:]:
@@ -35,16 +43,22 @@ def read_class_facts(file: str, classes: Sequence[str]) -> ClassFacts:
             try:
                 value = number_of(text)
             except ValueError as error:
-                raise UserError(f"{key}: {name} of '{row[0]}' is '{text}', which is not a number") from error
+                raise UserError(
+                    f"{key}: {name} of '{row[0]}' is '{text}', which is not a number"
+                ) from error
             facts[name][ids[row[0]]] = None if math.isnan(value) else value
     return facts
 
 
-def facts_of(facts: Mapping[str, Sequence[float | None]], p: np.ndarray) -> dict[str, dict[str, float | None]]:
+def facts_of(
+    facts: Mapping[str, Sequence[float | None]], p: np.ndarray
+) -> dict[str, dict[str, float | None]]:
     """A picture's facts: ``of_label``, the likeliest class's, and ``expected`` under probabilities ``p`` ``(C,)``."""
     found: dict[str, dict[str, float | None]] = {}
     for name, given in facts.items():
-        values = np.array([math.nan if value is None else value for value in given], dtype=np.float64)
+        values = np.array(
+            [math.nan if value is None else value for value in given], dtype=np.float64
+        )
         known = ~np.isnan(values)
         mass = float(p[known].sum())
         likeliest = float(values[int(p.argmax())])

@@ -35,10 +35,18 @@ if TYPE_CHECKING:
     from kd.data.tier.loader import Tier
 
 
-Present: TypeAlias = Callable[[int, np.ndarray], np.ndarray]  # (view, indices) -> bool, which have their answers
-Answering: TypeAlias = Callable[[Callable[..., Batch]], Callable[..., Batch]]  # wraps a collate function
-Loaded: TypeAlias = tuple[Dataset[Any], Callable[..., Any]]  # samples, and the function that collates them
-Reading: TypeAlias = Callable[[Dataset[Any], Callable[..., Batch]], Loaded]  # adds a cache's answers to both
+Present: TypeAlias = Callable[
+    [int, np.ndarray], np.ndarray
+]  # (view, indices) -> bool, which have their answers
+Answering: TypeAlias = Callable[
+    [Callable[..., Batch]], Callable[..., Batch]
+]  # wraps a collate function
+Loaded: TypeAlias = tuple[
+    Dataset[Any], Callable[..., Any]
+]  # samples, and the function that collates them
+Reading: TypeAlias = Callable[
+    [Dataset[Any], Callable[..., Batch]], Loaded
+]  # adds a cache's answers to both
 
 
 class Position:
@@ -57,7 +65,10 @@ class Position:
         """Where the run is in its epoch, counted in samples of all processes."""
         if trainer is None or self._batches is None:
             return {}
-        epoch, done = trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        epoch, done = (
+            trainer.current_epoch,
+            trainer.fit_loop.epoch_loop.batch_progress.current.ready,
+        )
         if done >= trainer.num_training_batches:
             return {"epoch": epoch + 1, "samples": 0}
         return {"epoch": epoch, "samples": self._batches.samples_after(epoch, done)}
@@ -71,10 +82,14 @@ class Position:
         if state:
             place = state.get("epoch"), state.get("samples")
             if not all(type(number) is int and 0 <= number < 2**53 for number in place):
-                raise UserError(f"resume: the checkpoint's place in the samples must be two numbers, got {place!r:.80}")
+                raise UserError(
+                    f"resume: the checkpoint's place in the samples must be two numbers, got {place!r:.80}"
+                )
             self.at = (state["epoch"], state["samples"])
         if state and trainer and self._batches is not None:
-            make_loader_again(trainer)  # a sharded strategy reads the checkpoint after the loader was made
+            make_loader_again(
+                trainer
+            )  # a sharded strategy reads the checkpoint after the loader was made
 
 
 class DistillationDataModule(LightningDataModule):
@@ -104,16 +119,43 @@ class DistillationDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         given = DataSettings(
-            source, img_size, batch_size, num_workers, crop_ratio, augment, engine, copy_ahead, on_bad_image, check,
-            max_pixels, val_fraction, balance_classes, unlabeled, unlabeled_ratio, seed, tier, probe, class_facts,
-        )  # fmt: skip  # which refuses what is out of range
+            source,
+            img_size,
+            batch_size,
+            num_workers,
+            crop_ratio,
+            augment,
+            engine,
+            copy_ahead,
+            on_bad_image,
+            check,
+            max_pixels,
+            val_fraction,
+            balance_classes,
+            unlabeled,
+            unlabeled_ratio,
+            seed,
+            tier,
+            probe,
+            class_facts,
+        )  # which refuses what is out of range
         settings = {"batch_size": batch_size, "num_workers": num_workers}
-        self.auto = {name for name, value in settings.items() if value == "auto"}  # a run measures these; else:
+        self.auto = {
+            name for name, value in settings.items() if value == "auto"
+        }  # a run measures these; else:
         self.batch_size: int = 64 if isinstance(batch_size, str) else batch_size
         self.num_workers: int = max(0, cores() - 1) if isinstance(num_workers, str) else num_workers
         self.source = source or FoodTagMini()
-        self.unlabeled, self.unlabeled_ratio, self.balance_classes = unlabeled, unlabeled_ratio, balance_classes
-        self.size, self.crop_ratio, self.augment = height_width(img_size), crop_ratio, augment or Augment()
+        self.unlabeled, self.unlabeled_ratio, self.balance_classes = (
+            unlabeled,
+            unlabeled_ratio,
+            balance_classes,
+        )
+        self.size, self.crop_ratio, self.augment = (
+            height_width(img_size),
+            crop_ratio,
+            augment or Augment(),
+        )
         self.seed, self.engine, self.copy_ahead = seed, engine, copy_ahead
         self.class_facts = class_facts
         self._facts: ClassFacts | None = None  # read once the classes are known
@@ -128,7 +170,9 @@ class DistillationDataModule(LightningDataModule):
             self.num_workers = 0  # no process of this machine loads any
         self._finish: Callable[[Batch], Batch] | None = None  # what is left to the device
         self._filling: Loaded | None = None
-        self.views: int | None = None  # set where a teacher's answers are cached: view = epoch % views
+        self.views: int | None = (
+            None  # set where a teacher's answers are cached: view = epoch % views
+        )
         self.reading: Reading | None = None  # likewise: loaders read the caches
         self.wrap_loader: Callable[[DataLoader], Any] | None = None  # around the training loader
 
@@ -161,12 +205,21 @@ class DistillationDataModule(LightningDataModule):
         """
         parts, ratio = self.splits.parts("train"), self.unlabeled_ratio
         info = info_of(
-            self.source, self.splits.sizes(), parts[0].targets, self.augment, self.crop_ratio, ratio,
-            self.balance_classes, bool(self.probe and self.splits.listed("probe")))  # fmt: skip
+            self.source,
+            self.splits.sizes(),
+            parts[0].targets,
+            self.augment,
+            self.crop_ratio,
+            ratio,
+            self.balance_classes,
+            bool(self.probe and self.splits.listed("probe")),
+        )
         if self.class_facts is None:
             return info
         if info.kind != Targets.name:
-            raise UserError(f"data.class_facts: needs one label a picture, data.source gives {info.kind}")
+            raise UserError(
+                f"data.class_facts: needs one label a picture, data.source gives {info.kind}"
+            )
         if self._facts is None:
             self._facts = read_class_facts(self.class_facts, info.classes)
         return replace(info, facts=self._facts)
@@ -195,7 +248,9 @@ class DistillationDataModule(LightningDataModule):
 
     def _checked_batches(self) -> TrainBatches:
         batches, total = self._batches(*self._rank()), self.info.train
-        too_large = f"data.batch_size: {self.batch_size} x {batches.world_size} process(es) is more than"
+        too_large = (
+            f"data.batch_size: {self.batch_size} x {batches.world_size} process(es) is more than"
+        )
         if self.batch_size * batches.world_size > total:
             raise UserError(f"{too_large} the {total} training pictures")
         if not len(batches):
@@ -206,14 +261,28 @@ class DistillationDataModule(LightningDataModule):
     def _batches(self, rank: int, world_size: int) -> TrainBatches:
         split, unlabelled = self.split("train"), self.splits.unlabelled()
         return TrainBatches(
-            len(split.targets) - unlabelled, self.batch_size, self.seed, rank, world_size, unlabelled,
-            self.unlabeled_ratio, self.views, self.augment.mixes,
-            np.asarray(split.targets[: len(split.targets) - unlabelled]) if self.balance_classes else None)  # fmt: skip
+            len(split.targets) - unlabelled,
+            self.batch_size,
+            self.seed,
+            rank,
+            world_size,
+            unlabelled,
+            self.unlabeled_ratio,
+            self.views,
+            self.augment.mixes,
+            np.asarray(split.targets[: len(split.targets) - unlabelled])
+            if self.balance_classes
+            else None,
+        )
 
     @property
     def _engine(self) -> ModuleType | None:
         """The module of an engine that leaves work to the device."""
-        return None if self.engine in ("torch", "ray") else import_module(f"kd.data.engines.{self.engine}")
+        return (
+            None
+            if self.engine in ("torch", "ray")
+            else import_module(f"kd.data.engines.{self.engine}")
+        )
 
     def _training(self) -> Loaded:
         """Random views: samples and their collate function; sets what an engine leaves to the device."""
@@ -223,7 +292,9 @@ class DistillationDataModule(LightningDataModule):
         collate: Callable[..., Any] = Collate(mix, kind, classes)
         if engine is not None:
             self._finish = engine.DeviceViews(self.size, self.augment, mix, kind)
-            pictures = engine.CutSet(split, self.size, self.augment, self.seed, self.splits.max_pixels, self.source)
+            pictures = engine.CutSet(
+                split, self.size, self.augment, self.seed, self.splits.max_pixels, self.source
+            )
             collate = partial(engine.pack, partial(kind.pack, classes=classes))
         if self.reading is None or self.tier is not None:  # a tier's machines don't have the caches
             return pictures, collate
@@ -234,22 +305,39 @@ class DistillationDataModule(LightningDataModule):
         view = EvalView(self.size, self.crop_ratio, self.splits.max_pixels)
         if not of_source:
             return PictureSet(split, view, self.seed, max_pixels=self.splits.max_pixels), Collate()
-        return self._pictures(split, view), Collate(None, self.source.kind, len(self.source.classes))
+        return self._pictures(split, view), Collate(
+            None, self.source.kind, len(self.source.classes)
+        )
 
     def _pictures(self, split: Split, transform: v2.Transform) -> PictureSet:
-        return PictureSet(split, transform, self.seed, self.source, self.splits.max_pixels, self.size)
+        return PictureSet(
+            split, transform, self.seed, self.source, self.splits.max_pixels, self.size
+        )
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Makes the views of a batch that came without them (``engine=device``, ``dali``, ``nvjpeg``)."""
         return self._finish(batch) if self._finish is not None and "plan" in batch else batch
 
     def fill_dataloader(
-        self, view: int, present: Present, rank: int, world_size: int, answering: Answering | None = None
+        self,
+        view: int,
+        present: Present,
+        rank: int,
+        world_size: int,
+        answering: Answering | None = None,
     ) -> DataLoader:
         """Batches of one view that lack an answer by ``present(view, index)``; ``answering`` wraps their collate."""
-        order = self._batches(0, 1).order(view) if self.augment.mixes else np.arange(len(self.split("train").targets))
-        dealt = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)][rank::world_size]
-        batches = [[(int(i), view) for i in batch] for batch in dealt if not present(view, batch).all()]
+        order = (
+            self._batches(0, 1).order(view)
+            if self.augment.mixes
+            else np.arange(len(self.split("train").targets))
+        )
+        dealt = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)][
+            rank::world_size
+        ]
+        batches = [
+            [(int(i), view) for i in batch] for batch in dealt if not present(view, batch).all()
+        ]
         if self._filling is None:  # one for all views: a data tier receives it once
             pictures, collate = self._training()
             self._filling = pictures, answering(collate) if answering else collate
@@ -262,14 +350,18 @@ class DistillationDataModule(LightningDataModule):
     def eval_batches(self, split: str) -> EvalBatches:
         """The samples of each batch that :meth:`eval_dataloader` loads."""
         limit = self.trainer.limit_val_batches if self.trainer and split == "val" else 1.0
-        return EvalBatches(len(self.split(split).targets), self.batch_size, *self._rank(), limit, self.seed)
+        return EvalBatches(
+            len(self.split(split).targets), self.batch_size, *self._rank(), limit, self.seed
+        )
 
     def eval_dataloader(self, split: str) -> DataLoader:
         """Centre crops of any split, in order; of ``probe`` its folder's training part first."""
         data, collate = self._evaluation(self.split(split), split != "probe")
         return self._loader(data, collate, self.eval_batches(split))
 
-    def _loader(self, data: Dataset[Any], collate: Callable[..., Any], batches: Iterable[list[Key]]) -> DataLoader:
+    def _loader(
+        self, data: Dataset[Any], collate: Callable[..., Any], batches: Iterable[list[Key]]
+    ) -> DataLoader:
         if self.tier is not None:
             return self.tier.loader(data, batches, collate)
         return Loader.of(data, batches, collate, self.num_workers)
@@ -285,7 +377,11 @@ class DistillationDataModule(LightningDataModule):
         split = self.split("train")
         (pictures, _), targets = self._evaluation(split), split.targets
         order = map(int, TrainBatches(len(targets), 1, self.seed).order(0))
-        wanted = (i for i in order if not labelled or (isinstance(of := targets[i], int | np.integer) and of >= 0))
+        wanted = (
+            i
+            for i in order
+            if not labelled or (isinstance(of := targets[i], int | np.integer) and of >= 0)
+        )
         return ((pictures[i, 0][0], targets[i]) for i in islice(wanted, count))
 
     @classmethod
@@ -300,7 +396,9 @@ class DistillationDataModule(LightningDataModule):
         try:
             place = read_checkpoint(checkpoint_path).get(cls.__qualname__, {})
         except Exception as error:  # whatever a damaged or foreign file makes the readers raise
-            raise UserError(f"checkpoint_path: {checkpoint_path} can't be loaded: {plain(error)}") from error
+            raise UserError(
+                f"checkpoint_path: {checkpoint_path} can't be loaded: {plain(error)}"
+            ) from error
         data.load_state_dict(place)
         return data
 
@@ -334,10 +432,14 @@ class DistillationDataModule(LightningDataModule):
         }
 
 
-def _tier(spec: TierSpec | None, engine: str, makers: int | str, rank: Callable[[], tuple[int, int]]) -> "Tier | None":
+def _tier(
+    spec: TierSpec | None, engine: str, makers: int | str, rank: Callable[[], tuple[int, int]]
+) -> "Tier | None":
     if engine != "ray":
         if spec is not None:
-            raise UserError(f"data.tier: needs data.engine=ray, got {engine}; data.tier=null leaves it out")
+            raise UserError(
+                f"data.tier: needs data.engine=ray, got {engine}; data.tier=null leaves it out"
+            )
         return None
     from kd.data.tier.loader import Tier
 
@@ -359,7 +461,9 @@ def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> Non
     for name in ("seed", "unlabeled_ratio", "balance_classes"):
         if before.get(name, now[name]) != now[name]:
             key = "seed" if name == "seed" else f"data.{name}"
-            raise UserError(f"{key}: must stay {before[name]} in a resumed run, got {now[name]}: it orders the samples")
+            raise UserError(
+                f"{key}: must stay {before[name]} in a resumed run, got {now[name]}: it orders the samples"
+            )
     if before.get("content", now["content"]) != now["content"]:
         raise UserError(
             f"data.source: these are not the training pictures and labels of the resumed run ({before['train']:,}, "

@@ -64,7 +64,9 @@ def shade(colour: Colour, light: float) -> Colour:
     return tuple(min(255, int(channel * light)) for channel in colour)
 
 
-def arc(radius: float, start: float, stop: float, squash: float = 1.0, steps: int = 30) -> list[Point]:
+def arc(
+    radius: float, start: float, stop: float, squash: float = 1.0, steps: int = 30
+) -> list[Point]:
     """Points along an elliptic arc around the origin."""
     turns = [start + (stop - start) * i / steps for i in range(steps + 1)]
     return [(radius * math.cos(t), radius * squash * math.sin(t)) for t in turns]
@@ -89,7 +91,9 @@ class Pen:
         self.canvas = ImageDraw.Draw(image, "RGBA")
         self.scale = math.sqrt(abs(matrix[0] * matrix[4] - matrix[1] * matrix[3]))
 
-    def at(self, x: float, y: float, scale: float = 1.0, turn: float = 0.0, squash: float = 1.0) -> "Pen":
+    def at(
+        self, x: float, y: float, scale: float = 1.0, turn: float = 0.0, squash: float = 1.0
+    ) -> "Pen":
         """A pen whose frame lies at (x, y) of this one, scaled, turned and flattened."""
         a, b, c, d, e, f = self.matrix
         p, q = scale * math.cos(turn), -scale * squash * math.sin(turn)
@@ -118,31 +122,57 @@ class Pen:
         self.canvas.line(self.pixels(points), fill, max(1, round(width * self.scale)), "curve")
 
     def blob(
-        self, x: float, y: float, rx: float, fill: Colour, ry: float = 0, turn: float = 0, wobble: float = 0.04
+        self,
+        x: float,
+        y: float,
+        rx: float,
+        fill: Colour,
+        ry: float = 0,
+        turn: float = 0,
+        wobble: float = 0.04,
     ) -> None:
         """An ellipse with an irregular outline; a circle without ``ry``."""
-        (p, a), (q, b), (o, c) = [(self.rng.uniform(0, 7), self.rng.uniform(0, wobble)) for _ in range(3)]
+        (p, a), (q, b), (o, c) = [
+            (self.rng.uniform(0, 7), self.rng.uniform(0, wobble)) for _ in range(3)
+        ]
         cos, sin, points, ry, wave = math.cos(turn), math.sin(turn), [], ry or rx, math.sin
         for t, x_of, y_of in _TURNS[12 if rx * self.scale < 8 else 36]:
-            r = 1 + (a * wave(2 * t + p) + b * wave(3 * t + q) + c * wave(5 * t + o)) if wobble else 1.0
+            r = (
+                1 + (a * wave(2 * t + p) + b * wave(3 * t + q) + c * wave(5 * t + o))
+                if wobble
+                else 1.0
+            )
             u, v = rx * r * x_of, ry * r * y_of
             points.append((x + u * cos - v * sin, y + u * sin + v * cos))
         self.shape(points, fill)
 
-    def ball(self, x: float, y: float, rx: float, fill: Colour, ry: float = 0, turn: float = 0) -> None:
+    def ball(
+        self, x: float, y: float, rx: float, fill: Colour, ry: float = 0, turn: float = 0
+    ) -> None:
         """A rounded body: dark at the rim, light towards one side."""
         ry = ry or rx
         for k, light in ((1.0, 0.74), (0.88, 0.92), (0.66, 1.04), (0.36, 1.14)):
             off = (1 - k) * 0.16
-            self.blob(x - off * rx, y - 2 * off * ry, rx * k, shade(fill, light), ry * k, turn, 0.03)
+            self.blob(
+                x - off * rx, y - 2 * off * ry, rx * k, shade(fill, light), ry * k, turn, 0.03
+            )
 
     def spots(self, count: int, reach: float, inner: float = 0.0) -> list[Point]:
         """``count`` random places between the radii ``inner`` and ``reach``, evenly over the area."""
-        polar = [(self.rng.uniform(inner**2, reach**2) ** 0.5, self.rng.uniform(0, 7)) for _ in range(count)]
+        polar = [
+            (self.rng.uniform(inner**2, reach**2) ** 0.5, self.rng.uniform(0, 7))
+            for _ in range(count)
+        ]
         return [(r * math.cos(t), r * math.sin(t)) for r, t in polar]
 
     def bits(
-        self, count: int, reach: float, size: float, *fills: Colour, inner: float = 0.0, slim: float = 0.6
+        self,
+        count: int,
+        reach: float,
+        size: float,
+        *fills: Colour,
+        inner: float = 0.0,
+        slim: float = 0.6,
     ) -> None:
         """Crumbs, herbs, seeds, grains of rice: small blobs of any of the colours, between two radii."""
         for x, y in self.spots(count, reach, inner):
@@ -153,7 +183,11 @@ class Pen:
     def bowl(self, fill: Colour) -> None:
         """A bowl filled to its rim."""
         rim = self.pick("cream", "cream", "chocolate", "metal")
-        for y, r, colour in ((0.08, 1.08, shade(rim, 0.6)), (0, 1.06, rim), (0.02, 0.96, shade(rim, 0.7))):
+        for y, r, colour in (
+            (0.08, 1.08, shade(rim, 0.6)),
+            (0, 1.06, rim),
+            (0.02, 0.96, shade(rim, 0.7)),
+        ):
             self.blob(0, y, r, colour, wobble=0)
         self.blob(0, 0.04, 0.92, fill, wobble=0.01)
         self.blob(-0.05, 0, 0.75, shade(fill, 1.07), wobble=0.06)
@@ -175,7 +209,11 @@ def food(kcal: int, most: int = 1, spin: float = 3.2) -> Callable[[Callable[[Pen
 
     def register(draw_one: Callable[[Pen], None]) -> None:
         def draw_all(pen: Pen) -> None:
-            count, start, style = pen.rng.randint(1, most), pen.rng.uniform(0, 7), pen.rng.getrandbits(32)
+            count, start, style = (
+                pen.rng.randint(1, most),
+                pen.rng.uniform(0, 7),
+                pen.rng.getrandbits(32),
+            )
             size = (0.95, 0.62, 0.52, 0.47, 0.44, 0.42)[count - 1]
             for i in range(count):
                 t = start + 2 * math.pi * i / count + pen.rng.uniform(-0.25, 0.25)
@@ -209,7 +247,12 @@ def bagel(pen: Pen) -> None:
 @food(560)
 def bibimbap(pen: Pen) -> None:
     """Rice under sectors of vegetables, an egg or sauce in the middle."""
-    rng, rice, count, start = pen.rng, pen.pick("cream"), pen.rng.randint(4, 7), pen.rng.uniform(0, 6)
+    rng, rice, count, start = (
+        pen.rng,
+        pen.pick("cream"),
+        pen.rng.randint(4, 7),
+        pen.rng.uniform(0, 6),
+    )
     pen.bowl(rice)
     pen.bits(40, 0.85, 0.05, rice)
     for i in range(count):
@@ -241,7 +284,9 @@ def burger(pen: Pen) -> None:
             corners = [(0.5, y + tall * 2), (0.1, y + tall), (-0.6, y + tall * 1.7)]
             pen.shape([(-0.86, y + 0.02), (0.86, y + 0.02), *corners], pen.pick("cheese"))
         else:
-            fill = pen.pick("chocolate") if kind == "meat" else pen.pick("red", "cream", "chocolate")
+            fill = (
+                pen.pick("chocolate") if kind == "meat" else pen.pick("red", "cream", "chocolate")
+            )
             pen.blob(0, y + tall / 2, 0.84, fill, tall * 0.75)
             pen.blob(0, y + tall / 3, 0.8, shade(fill, 1.2), tall * 0.4)
     dome = pen.at(0, y + 0.06)
@@ -261,7 +306,10 @@ def cake_slice(pen: Pen) -> None:
     side = rng.choice((-1, 1))
     tip, near, far = (-0.9 * side, -0.05), (0.6 * side, 0.1), (0.85 * side, -back)
     for i in range(layers):
-        for (x0, y0), (x1, y1), fill in ((tip, near, cream if i % 2 else sponge), (near, far, shade(icing, 0.8))):
+        for (x0, y0), (x1, y1), fill in (
+            (tip, near, cream if i % 2 else sponge),
+            (near, far, shade(icing, 0.8)),
+        ):
             low, high = tall * i / layers, tall * (i + 1) / layers
             pen.shape([(x0, y0 + low), (x1, y1 + low), (x1, y1 + high), (x0, y0 + high)], fill)
     pen.shape([tip, near, far], icing)
@@ -269,7 +317,9 @@ def cake_slice(pen: Pen) -> None:
     for _ in range(rng.randint(0, 3)):
         x, y, r = side * rng.uniform(-0.1, 0.6), rng.uniform(-0.37, -0.22), rng.uniform(0.1, 0.2)
         pen.ball(x, y, r, pen.pick("red", "plum"))
-    pen.at(0.2 * side, -0.15, 1, 0, 0.5).bits(rng.randint(0, 12), 0.4, 0.04, pen.pick("any"), pen.pick("chocolate"))
+    pen.at(0.2 * side, -0.15, 1, 0, 0.5).bits(
+        rng.randint(0, 12), 0.4, 0.04, pen.pick("any"), pen.pick("chocolate")
+    )
 
 
 @food(220, 3)
@@ -288,10 +338,18 @@ def croissant(pen: Pen) -> None:
     """A bent roll in segments, thick in the middle."""
     base, bend, parts = pen.pick("baked"), pen.rng.uniform(0.3, 1.25), pen.rng.randint(5, 8)
     for u in sorted((2 * i / (parts - 1) - 1 for i in range(parts)), key=lambda u: -abs(u)):
-        x, y, size = 0.76 * math.sin(u * 1.25), bend * (u * u - 0.4) * 0.62, 0.44 - 0.24 * abs(u) ** 1.5
+        x, y, size = (
+            0.76 * math.sin(u * 1.25),
+            bend * (u * u - 0.4) * 0.62,
+            0.44 - 0.24 * abs(u) ** 1.5,
+        )
         fill = shade(base, pen.rng.uniform(0.92, 1.08))
         pen.ball(x, y, size * 0.62, fill, size, u * bend * 0.7)
-        pen.line([(x - 0.04, y - size * 0.7), (x + 0.02, y), (x - 0.04, y + size * 0.7)], 0.03, shade(base, 0.72))
+        pen.line(
+            [(x - 0.04, y - size * 0.7), (x + 0.02, y), (x - 0.04, y + size * 0.7)],
+            0.03,
+            shade(base, 0.72),
+        )
 
 
 @food(620)
@@ -306,7 +364,11 @@ def curry_rice(pen: Pen) -> None:
     heap.bits(45, 0.9, 0.08, rice)
     chunks = [pen.pick("red"), pen.pick("cheese"), shade(curry, 0.55), pen.pick("green")]
     for _ in range(rng.randint(5, 10)):
-        x, y, size = rng.uniform(edge + 0.05, 0.62), rng.uniform(-0.55, 0.55), rng.uniform(0.08, 0.15)
+        x, y, size = (
+            rng.uniform(edge + 0.05, 0.62),
+            rng.uniform(-0.55, 0.55),
+            rng.uniform(0.08, 0.15),
+        )
         half.ball(x, y, size, rng.choice(chunks), size * 0.8, rng.uniform(0, 3))
     pen.bits(rng.randint(0, 8), 0.6, 0.05, pen.pick("green"))
 
@@ -317,7 +379,12 @@ def donut(pen: Pen) -> None:
     base, icing = pen.pick("baked"), pen.pick("pink", "pink", "chocolate", "cream", "any")
     sweets = [pen.pick("any") for _ in range(3)]
     hole, style = pen.rng.uniform(0.22, 0.34), pen.rng.choice(("sprinkles", "stripes", "plain"))
-    for r, fill in ((1.0, shade(base, 0.72)), (0.94, base), (0.82, shade(icing, 0.88)), (0.76, icing)):
+    for r, fill in (
+        (1.0, shade(base, 0.72)),
+        (0.94, base),
+        (0.82, shade(icing, 0.88)),
+        (0.76, icing),
+    ):
         pen.blob(0.03 * r - 0.03, 0.04 * r - 0.04, r, fill, wobble=0.05 if r < 0.9 else 0.02)
     pen.line(arc(0.6, 3.4, 4.6), 0.1, shade(icing, 1.25))
     if style == "sprinkles":
@@ -337,7 +404,10 @@ def dumplings(pen: Pen) -> None:
         pen.shape(body, shade(dough, light))
     pen.blob(0, -0.26, 0.62, shade(dough, 1.1), 0.3)
     for t in (math.pi * (1 + (i + 0.5) / pleats) for i in range(pleats)):
-        pleat = [(r * math.cos(t + s), r * math.sin(t + s) * 0.88) for r, s in ((1.0, 0), (0.82, 0.06), (0.66, 0.02))]
+        pleat = [
+            (r * math.cos(t + s), r * math.sin(t + s) * 0.88)
+            for r, s in ((1.0, 0), (0.82, 0.06), (0.66, 0.02))
+        ]
         pen.line(pleat, 0.06, shade(dough, 0.7))
     if pen.rng.random() < 0.5:
         pen.blob(0, 0.02, 0.72, pen.pick("baked"), 0.13)
@@ -347,7 +417,9 @@ def dumplings(pen: Pen) -> None:
 def fried_egg(pen: Pen) -> None:
     """A ragged white with one or two shiny yolks."""
     rng, white, yolk = pen.rng, pen.pick("cream"), pen.pick("yolk")
-    pen.blob(0, 0, 0.96, pen.pick("baked") if rng.random() < 0.5 else shade(white, 0.8), wobble=0.13)
+    pen.blob(
+        0, 0, 0.96, pen.pick("baked") if rng.random() < 0.5 else shade(white, 0.8), wobble=0.13
+    )
     pen.blob(0, 0, 0.86, white, wobble=0.13)
     for x, y in pen.spots(rng.choice((1, 1, 1, 2)), 0.35):
         pen.ball(x, y, rng.uniform(0.3, 0.4), yolk)
@@ -368,7 +440,9 @@ def fruit_tart(pen: Pen) -> None:
     for ring, reach in enumerate((0.66, 0.36, 0.0)):
         count = max(1, int(math.pi * reach / (size * slim * rng.uniform(1, 1.3))))
         for t in (2 * math.pi * i / count + ring for i in range(count)):
-            pen.ball(reach * math.cos(t), reach * math.sin(t), size, fruits[ring % 2], size * slim, t)
+            pen.ball(
+                reach * math.cos(t), reach * math.sin(t), size, fruits[ring % 2], size * slim, t
+            )
 
 
 @food(250)
@@ -383,32 +457,54 @@ def ice_cream(pen: Pen) -> None:
             stop = k * wide * 0.4 + lean * (1 - abs(k)) * wide
             pen.line([(k * wide, 0), (stop, 0.55)], 0.03, shade(base, 0.7))
     pen.shape(box(-wide * 1.08, -0.02, wide * 1.08, 0.12), shade(base, 0.8))
-    places = (((0.0, -0.2),), ((0.0, -0.16), (0.03, -0.68)), ((-0.28, -0.16), (0.28, -0.16), (0.0, -0.62)))
+    places = (
+        ((0.0, -0.2),),
+        ((0.0, -0.16), (0.03, -0.68)),
+        ((-0.28, -0.16), (0.28, -0.16), (0.0, -0.62)),
+    )
     for x, y in places[count - 1]:
         flavour = pen.pick("pink", "pink", "cream", "chocolate", "green", "any")
         pen.blob(x, y + wide * 0.62, wide * 1.05, shade(flavour, 0.9), wide * 0.3, 0, 0.2)
         pen.ball(x, y, wide, flavour)
-        pen.at(x, y, wide).bits(rng.choice((0, 8)), 0.8, 0.1, pen.pick("any"), pen.pick("chocolate"))
+        pen.at(x, y, wide).bits(
+            rng.choice((0, 8)), 0.8, 0.1, pen.pick("any"), pen.pick("chocolate")
+        )
 
 
 @food(380, 5)
 def kimbap(pen: Pen) -> None:
     """A slice of a seaweed roll: dark rim, rice, a colourful middle."""
-    rng, rim, rice, fills = pen.rng, pen.pick("seaweed"), pen.pick("cream"), ("red", "green", "baked", "cheese")
+    rng, rim, rice, fills = (
+        pen.rng,
+        pen.pick("seaweed"),
+        pen.pick("cream"),
+        ("red", "green", "baked", "cheese"),
+    )
     pen.blob(0.04, 0.1, 0.95, shade(rim, 0.7), 0.92)
     pen.blob(0, 0, 0.95, rim, 0.92)
     pen.blob(0, 0, 0.83, rice, 0.8)
     pen.bits(24, 0.76, 0.07, rice)
     for x, y in pen.spots(rng.randint(4, 7), 0.34):
-        pen.at(x, y, rng.uniform(0.13, 0.22), rng.uniform(0, 3)).shape(box(-1, -1, 1, 1), pen.pick(*fills))
+        pen.at(x, y, rng.uniform(0.13, 0.22), rng.uniform(0, 3)).shape(
+            box(-1, -1, 1, 1), pen.pick(*fills)
+        )
 
 
 @food(520)
 def pancakes(pen: Pen) -> None:
     """A stack of discs, with syrup and butter or berries on top."""
     rng, base, count = pen.rng, pen.pick("baked"), pen.rng.randint(2, 6)
-    step, flat, syrup = rng.uniform(0.12, 0.18), rng.uniform(0.4, 0.75), pen.pick("chocolate", "broth", "red")
-    layers = ((0.8, 1, shade(base, 0.62)), (0.3, 1, (222, 206, 168)), (0, 1, base), (0, 0.88, shade(base, 0.9)))
+    step, flat, syrup = (
+        rng.uniform(0.12, 0.18),
+        rng.uniform(0.4, 0.75),
+        pen.pick("chocolate", "broth", "red"),
+    )
+    layers = (
+        (0.8, 1, shade(base, 0.62)),
+        (0.3, 1, (222, 206, 168)),
+        (0, 1, base),
+        (0, 0.88, shade(base, 0.9)),
+    )
     for y in (step * (count / 2 - i) for i in range(count)):
         x, r = rng.uniform(-0.06, 0.06), rng.uniform(0.78, 0.9)
         for down, k, fill in layers:
@@ -417,13 +513,17 @@ def pancakes(pen: Pen) -> None:
     if rng.random() < 0.7:
         top.blob(0, 0, 0.5, syrup, 0.5 * flat, 0, 0.2)
         for x in (rng.uniform(-0.7, 0), rng.uniform(0, 0.7)):
-            top.line([(x * 0.5, 0), (x, 0.5 * flat), (x, 0.5 * flat + rng.uniform(0.1, 0.4))], 0.1, syrup)
+            top.line(
+                [(x * 0.5, 0), (x, 0.5 * flat), (x, 0.5 * flat + rng.uniform(0.1, 0.4))], 0.1, syrup
+            )
     if rng.random() < 0.7:
         butter = top.at(rng.uniform(-0.15, 0.15), -0.08, 0.2, rng.uniform(-0.5, 0.5))
         butter.shape(box(-1, -0.6, 1, 0.8), (214, 178, 84))
         butter.shape(box(-0.95, -0.6, 0.95, 0.3), (250, 226, 130))
     else:
-        top.at(0, 0, 1, 0, flat).bits(rng.randint(4, 9), 0.45, 0.13, pen.pick("red", "plum"), slim=1.2)
+        top.at(0, 0, 1, 0, flat).bits(
+            rng.randint(4, 9), 0.45, 0.13, pen.pick("red", "plum"), slim=1.2
+        )
 
 
 @food(700)
@@ -431,12 +531,21 @@ def pizza(pen: Pen) -> None:
     """Crust, sauce, melted cheese and toppings; whole, cut, or with slices gone."""
     rng, base, meat, size = pen.rng, pen.pick("baked"), pen.pick("red"), pen.rng.uniform(0.09, 0.16)
     start, gone = rng.uniform(0, 6), rng.choice((0.0, 0.0, 0.8, 1.6, 5.2))
-    layers = ((1.0, shade(base, 0.8)), (0.96, base), (0.84, pen.pick("red")), (0.8, pen.pick("cheese")))
+    layers = (
+        (1.0, shade(base, 0.8)),
+        (0.96, base),
+        (0.84, pen.pick("red")),
+        (0.8, pen.pick("cheese")),
+    )
     for radius, fill in layers:
         pen.shape([(0.0, 0.0)] * (gone > 0) + arc(radius, start + gone, start + 2 * math.pi), fill)
     kinds = rng.sample(("disc", "leaf", "olive", "patch"), 2)
     for _ in range(rng.randint(9, 18)):
-        r, t, kind = 0.72 * rng.random() ** 0.5, rng.uniform(start + gone + 0.1, start + 6.2), rng.choice(kinds)
+        r, t, kind = (
+            0.72 * rng.random() ** 0.5,
+            rng.uniform(start + gone + 0.1, start + 6.2),
+            rng.choice(kinds),
+        )
         top = pen.at(r * math.cos(t), r * math.sin(t), size, t)
         if kind == "disc":
             top.ball(0, 0, 1, meat)
@@ -481,7 +590,11 @@ def salad(pen: Pen) -> None:
     if rng.random() < 0.5:
         pen.bowl(shade(pen.pick("green"), 0.7))
     for x, y in pen.spots(rng.randint(16, 26), 0.7):
-        fill = shade(pen.pick("green"), rng.uniform(0.7, 1.3)) if rng.random() < 0.8 else pen.pick("plum", "chocolate")
+        fill = (
+            shade(pen.pick("green"), rng.uniform(0.7, 1.3))
+            if rng.random() < 0.8
+            else pen.pick("plum", "chocolate")
+        )
         leaf = pen.at(x, y, rng.uniform(0.18, 0.34), rng.uniform(0, 6))
         leaf.blob(0, 0, 1, fill, 0.6, 0, 0.2)
         leaf.line([(-0.9, 0), (0.9, 0)], 0.1, shade(fill, 1.35))
@@ -507,7 +620,9 @@ def soup(pen: Pen) -> None:
         turn, steps = rng.uniform(0, 6), rng.randint(15, 36)
         swirl = [(0.3 * i, 0.3 * i + turn) for i in range(2, steps)]
         cream = pen.pick("cream") if rng.random() < 0.6 else shade(fill, 0.6)
-        pen.line([(0.055 * r * math.cos(t), 0.055 * r * math.sin(t)) for r, t in swirl], 0.07, cream)
+        pen.line(
+            [(0.055 * r * math.cos(t), 0.055 * r * math.sin(t)) for r, t in swirl], 0.07, cream
+        )
     for x, y in pen.spots(rng.choice((0, rng.randint(3, 8))), 0.55):
         cube = pen.at(x, y, 0.11, rng.uniform(0, 3))
         cube.shape(box(-1, -1, 1, 1.3), shade(bread, 0.75))
@@ -519,17 +634,32 @@ def soup(pen: Pen) -> None:
 @food(400)
 def sushi(pen: Pen) -> None:
     """Nigiri: pads of rice under fish, side by side."""
-    rng, count, tilt, belt = pen.rng, pen.rng.randint(2, 4), pen.rng.uniform(-0.4, 0.4), pen.rng.random() < 0.3
-    fish, rice, wide = [pen.pick("red"), pen.pick("cream", "cheese", "red")], pen.pick("cream"), 0.68 / count
+    rng, count, tilt, belt = (
+        pen.rng,
+        pen.rng.randint(2, 4),
+        pen.rng.uniform(-0.4, 0.4),
+        pen.rng.random() < 0.3,
+    )
+    fish, rice, wide = (
+        [pen.pick("red"), pen.pick("cream", "cheese", "red")],
+        pen.pick("cream"),
+        0.68 / count,
+    )
     for i in range(count):
-        x, y, turn = (i - (count - 1) / 2) * 1.72 / count, rng.uniform(-0.06, 0.06), tilt + rng.uniform(-0.15, 0.15)
+        x, y, turn = (
+            (i - (count - 1) / 2) * 1.72 / count,
+            rng.uniform(-0.06, 0.06),
+            tilt + rng.uniform(-0.15, 0.15),
+        )
         here, fill = pen.at(x, y, 1, turn), fish[rng.random() < 0.4]
         here.blob(0.03, 0.1, wide * 1.08, shade(rice, 0.6), 0.66)
         here.blob(0, 0.06, wide, rice, 0.62)
         here.blob(0, -0.04, wide * 1.05, shade(fill, 0.8), 0.55)
         here.blob(-0.02, -0.07, wide * 0.95, fill, 0.5)
         for v in (-0.45 + 0.2 * k for k in range(rng.randint(0, 5))):
-            here.line([(-wide * 0.8, v), (0, v + 0.1), (wide * 0.8, v - 0.02)], 0.035, shade(fill, 1.3))
+            here.line(
+                [(-wide * 0.8, v), (0, v + 0.1), (wide * 0.8, v - 0.02)], 0.035, shade(fill, 1.3)
+            )
         if belt:
             here.shape(box(-wide, -0.1, wide, 0.08), (34, 42, 40))
 
@@ -538,7 +668,9 @@ def sushi(pen: Pen) -> None:
 def taco(pen: Pen) -> None:
     """A folded shell with a filling along the open edge."""
     rng, shell, pen = pen.rng, pen.pick("baked"), pen.at(0, 0.3)
-    fills = [pen.pick(name) for name in rng.sample(("green", "red", "chocolate", "cream", "cheese"), 3)]
+    fills = [
+        pen.pick(name) for name in rng.sample(("green", "red", "chocolate", "cream", "cheese"), 3)
+    ]
     pen.shape(arc(1.0, math.pi, 2 * math.pi, 0.95), shade(shell, 0.7))
     for t in (math.pi * (1 + i / 18) for i in range(19)):
         r, size = rng.uniform(0.86, 1.02), rng.uniform(0.1, 0.19)
@@ -561,7 +693,9 @@ def _clouds(chance: np.random.RandomState, cells: int, rows: int = 0) -> np.ndar
 
 def _table(rng: random.Random, chance: np.random.RandomState) -> Image.Image:
     """Wood, cloth, marble, tiles, speckled stone or a plain table."""
-    base = Pen(Image.new("RGB", (1, 1)), rng, (1, 0, 0, 0, 1, 0)).pick("metal", "metal", "skin", "chocolate", "any")
+    base = Pen(Image.new("RGB", (1, 1)), rng, (1, 0, 0, 0, 1, 0)).pick(
+        "metal", "metal", "skin", "chocolate", "any"
+    )
     y, x = _ROWS, _COLUMNS
     t, pitch = rng.uniform(0, math.pi), rng.uniform(12, 40)
     u, v = x * math.cos(t) + y * math.sin(t), y * math.cos(t) - x * math.sin(t)
@@ -576,23 +710,32 @@ def _table(rng: random.Random, chance: np.random.RandomState) -> Image.Image:
     elif kind == "marble":
         field = -0.4 * np.exp(-6 * np.abs(_clouds(chance, 6) + 0.4 * _clouds(chance, 14)))
     elif kind == "tiles":
-        field = 0.3 * ((u % pitch < 2.5) | (v % pitch < 2.5)) * rng.choice((-1, 1)) + 0.05 * _clouds(chance, 10)
+        field = 0.3 * ((u % pitch < 2.5) | (v % pitch < 2.5)) * rng.choice(
+            (-1, 1)
+        ) + 0.05 * _clouds(chance, 10)
     else:
-        field = (0.13 if kind == "stone" else 0.03) * _clouds(chance, 70) + 0.08 * _clouds(chance, 6)
+        field = (0.13 if kind == "stone" else 0.03) * _clouds(chance, 70) + 0.08 * _clouds(
+            chance, 6
+        )
     lit = np.array(base, np.float32) * (1 + _SPREAD * field[..., None])
     return Image.fromarray(np.clip(lit, 0, 255).astype(np.uint8))
 
 
 def _dish(pen: Pen) -> None:
     """What the food lies on: a plate, a board, a tray or nothing."""
-    fill, size = pen.pick("cream", "cream", "cream", "chocolate", "metal", "any"), pen.rng.uniform(1.12, 1.45)
+    fill, size = (
+        pen.pick("cream", "cream", "cream", "chocolate", "metal", "any"),
+        pen.rng.uniform(1.12, 1.45),
+    )
     kind = pen.rng.choice(("none", "plate", "plate", "plate", "board", "tray"))
     if kind == "plate":
         for r, light in ((1.0, 0.78), (0.97, 1.0), (0.76, 0.86), (0.74, 0.97)):
             pen.blob(0, 0, size * r, shade(fill, light), wobble=0)
     elif kind != "none":
         here = pen.at(0, 0, size, pen.rng.uniform(-0.5, 0.5), pen.rng.uniform(0.7, 1))
-        for r, light in ((1.0, 0.8), (0.95, 1.0)) if kind == "board" else ((1.0, 1.0), (0.9, 0.8), (0.86, 0.9)):
+        for r, light in (
+            ((1.0, 0.8), (0.95, 1.0)) if kind == "board" else ((1.0, 1.0), (0.9, 0.8), (0.86, 0.9))
+        ):
             here.shape(box(-r, -r, r, r), shade(fill, light))
 
 
@@ -622,12 +765,20 @@ def _clutter(pen: Pen) -> None:
         here.shape([(0.35, -1.5), (2.5, -1.2), (2.5, 1.6), (0.2, 1.1)], pen.pick("any"))
 
 
-def _photograph(image: Image.Image, rng: random.Random, chance: np.random.RandomState) -> Image.Image:
+def _photograph(
+    image: Image.Image, rng: random.Random, chance: np.random.RandomState
+) -> Image.Image:
     """Light and camera: focus, colour temperature, vignette, a cast shadow, noise."""
-    image = image.filter(ImageFilter.GaussianBlur(rng.choice((0.0, 0.0, 1.8 * _SPREAD * rng.random()))))
+    image = image.filter(
+        ImageFilter.GaussianBlur(rng.choice((0.0, 0.0, 1.8 * _SPREAD * rng.random())))
+    )
     image = ImageEnhance.Color(image.reduce(2)).enhance(1 + 0.5 * _SPREAD * rng.uniform(-1, 0.5))
     y, x = _HEIGHTS, _WIDTHS
-    t, warm, noise = rng.uniform(0, 6.28), 0.22 * _SPREAD * rng.uniform(-1, 1), 0.05 * _SPREAD * rng.random()
+    t, warm, noise = (
+        rng.uniform(0, 6.28),
+        0.22 * _SPREAD * rng.uniform(-1, 1),
+        0.05 * _SPREAD * rng.random(),
+    )
     side = x * math.cos(t) + y * math.sin(t)
     light = 1 + _SPREAD * (rng.uniform(0, 0.35) * side - rng.uniform(0, 0.35) * (x * x + y * y))
     light += _SPREAD * rng.uniform(0, 0.12) * _clouds(chance, 6)[::2, ::2]
@@ -684,12 +835,21 @@ def draw(label: int, seed: int, portion: float = 1.0) -> Image.Image:
 def _jobs(train_per_class: int, val_per_class: int) -> list[tuple[str, int, int]]:
     """(split, label, seed) of every picture of a set; a larger set holds a smaller one."""
     seeds = {"train": range(train_per_class), "val": range(_VAL_SEED, _VAL_SEED + val_per_class)}
-    return [(split, label, seed) for split in seeds for label in range(len(CLASSES)) for seed in seeds[split]]
+    return [
+        (split, label, seed)
+        for split in seeds
+        for label in range(len(CLASSES))
+        for seed in seeds[split]
+    ]
 
 
-def _draw_share(root: str, train_per_class: str, val_per_class: str, share: str, shares: str, portions: str) -> None:
+def _draw_share(
+    root: str, train_per_class: str, val_per_class: str, share: str, shares: str, portions: str
+) -> None:
     """One worker's share of the pictures; prints each one's line for the list of sums."""
-    for split, label, seed in _jobs(int(train_per_class), int(val_per_class))[int(share) :: int(shares)]:
+    for split, label, seed in _jobs(int(train_per_class), int(val_per_class))[
+        int(share) :: int(shares)
+    ]:
         name = f"{split}/{CLASSES[label]}/{seed:07d}.jpg"
         file = Path(root, name)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -711,7 +871,11 @@ def _fill(root: Path, train_per_class: int, val_per_class: int, portions: bool) 
     # main module and import torch again in every worker.
     command = [sys.executable, "-P", __file__, str(root), str(train_per_class), str(val_per_class)]
     workers = [
-        subprocess.Popen([*command, str(i), str(shares), "portions" * portions], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, str(i), str(shares), "portions" * portions],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for i in range(shares)
     ]
 
@@ -721,7 +885,10 @@ def _fill(root: Path, train_per_class: int, val_per_class: int, portions: bool) 
             drawn.update()
 
     try:
-        with bar(total=total, label="drawing FoodTag-mini") as drawn, ThreadPoolExecutor(shares) as threads:
+        with (
+            bar(total=total, label="drawing FoodTag-mini") as drawn,
+            ThreadPoolExecutor(shares) as threads,
+        ):
             list(threads.map(follow, workers))
     finally:
         for worker in workers:
@@ -744,7 +911,14 @@ def _first_bad(root: Path) -> str | None:
     there = {path.relative_to(root).as_posix() for path in root.rglob("*")} - folders - {_SUMS}
     odd = sums.keys() ^ there
     names = sorted(sums.keys() | there)
-    return next((n for n in names if n in odd or hashlib.sha256((root / n).read_bytes()).hexdigest() != sums[n]), None)
+    return next(
+        (
+            n
+            for n in names
+            if n in odd or hashlib.sha256((root / n).read_bytes()).hexdigest() != sums[n]
+        ),
+        None,
+    )
 
 
 def check(**counts: int) -> None:
@@ -758,11 +932,16 @@ def check(**counts: int) -> None:
             raise ValueError(f"{name} must be between 1 and {_VAL_SEED}, got {value}")
 
 
-def build(cache_dir: Path, train_per_class: int, val_per_class: int, portions: bool = False) -> Path:
+def build(
+    cache_dir: Path, train_per_class: int, val_per_class: int, portions: bool = False
+) -> Path:
     """Makes sure that the data set lies below ``cache_dir``, intact, and returns its folder."""
     check(train_per_class=train_per_class, val_per_class=val_per_class)
     cache_dir = Path(cache_dir).absolute()
-    root = cache_dir / f"foodtag-mini-{VERSION}-{train_per_class}x{val_per_class}{'-portions' * portions}"
+    root = (
+        cache_dir
+        / f"foodtag-mini-{VERSION}-{train_per_class}x{val_per_class}{'-portions' * portions}"
+    )
     cache_dir.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{root}.lock"):
         if root.exists():

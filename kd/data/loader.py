@@ -29,7 +29,11 @@ class Loader(DataLoader):
 
     @classmethod
     def of(
-        cls, data: Dataset[Any], batches: Iterable[Any], collate: Callable[[Sequence[Any]], Any], num_workers: int
+        cls,
+        data: Dataset[Any],
+        batches: Iterable[Any],
+        collate: Callable[[Sequence[Any]], Any],
+        num_workers: int,
     ) -> "Loader":
         """Loads ``data`` by the keys of each batch, in so many processes."""
         return cls(
@@ -74,7 +78,9 @@ class Shared:
         if get_worker_info() is None:
             return batch
         try:
-            return apply_to_collection(batch, Tensor, lambda part: part.share_memory_() if part.numel() else part)
+            return apply_to_collection(
+                batch, Tensor, lambda part: part.share_memory_() if part.numel() else part
+            )
         except RuntimeError as error:
             raise RunError(NO_SHARED_MEMORY) from error
 
@@ -83,7 +89,9 @@ def listen_to_parent(worker: int) -> None:
     """Runs in each worker as it starts: blocks signals to the whole job, and ends the worker when its parent is
     gone.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)  # a worker that was not forked has not inherited it
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, HELD_BACK
+    )  # a worker that was not forked has not inherited it
     if HELD_BACK:
         threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
 

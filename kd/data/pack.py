@@ -51,7 +51,9 @@ def pack(
     """
     kind = source.kind if source is not None else Targets()
     if type(kind) not in (Targets, Masks):
-        raise UserError(f"data.source: kd-pack packs pictures with one label each, or with masks, not {kind.name}")
+        raise UserError(
+            f"data.source: kd-pack packs pictures with one label each, or with masks, not {kind.name}"
+        )
     files, path = file_system(out, "out")
     shards: list[str] = []
     samples: list[list[int]] = []
@@ -69,21 +71,30 @@ def pack(
                     shards.append(f"{name}-{len(shards):05d}.tar")
                     sums.append(0)
                     stream = shard.enter_context(files.open(f"{path}/{shards[-1]}", "wb"))
-                    tar = shard.enter_context(tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT))
+                    tar = shard.enter_context(
+                        tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT)
+                    )
                 sums[-1] = zlib.crc32(data, sums[-1])
                 samples.append([len(shards) - 1, tar.offset + HEADER, len(data)])
                 label = [("cls", str(split.targets[i]).encode())] if classes and not dense else []
                 if dense:
                     label = [("mask.png", mask)]
-                    masks.append([samples[-1][1] + -(-len(data) // BLOCK) * BLOCK + HEADER, len(mask)])
+                    masks.append(
+                        [samples[-1][1] + -(-len(data) // BLOCK) * BLOCK + HEADER, len(mask)]
+                    )
                     sums[-1] = zlib.crc32(mask, sums[-1])
                 for ending, content in [(suffix, data), *label]:
                     member = tarfile.TarInfo(f"{i:08d}.{ending}")
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
                 written += len(data)
-        index = {"classes": list(classes), "shards": shards, "targets": list(split.targets), "samples": samples,
-                 "checksums": sums}  # fmt: skip
+        index = {
+            "classes": list(classes),
+            "shards": shards,
+            "targets": list(split.targets),
+            "samples": samples,
+            "checksums": sums,
+        }
         if dense and source is not None:
             index |= {"masks": masks, "ignore_index": source.ignore_index}
         files.pipe_file(f"{path}/{name}.json", json.dumps(index).encode())

@@ -31,7 +31,9 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     """
     with open_picture(BytesIO(data), max_pixels) as image:
         if data.startswith(JPEG):
-            with suppress(Exception):  # Pillow reads a few kinds more, and names what is wrong in fewer words
+            with suppress(
+                Exception
+            ):  # Pillow reads a few kinds more, and names what is wrong in fewer words
                 return _jpeg_decoder()(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         return torch.from_numpy(np.array(decoded(image))).permute(2, 0, 1).contiguous()
 
@@ -44,7 +46,11 @@ def plain_jpeg(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | N
     """
     with open_picture(BytesIO(data), max_pixels) as image:
         upright = image.getexif().get(ORIENTATION, 1) == 1
-        return (image.height, image.width) if image.format == "JPEG" and image.mode in "RGBL" and upright else None
+        return (
+            (image.height, image.width)
+            if image.format == "JPEG" and image.mode in "RGBL" and upright
+            else None
+        )
 
 
 def encode_jpeg(picture: Tensor, quality: int) -> bytes:

@@ -9,7 +9,9 @@ from torch.utils.data import Sampler
 Key = tuple[int, int]
 """(index, view), with which a data set is indexed. The view is the epoch, or ``epoch % views`` with a fixed number of
 views; a sample that repeats within an epoch gets another view (:data:`TURN`). Padding has view -1."""
-TURN = 2**32  # added to the view for each repetition of a sample in an epoch: more than there are epochs
+TURN = (
+    2**32
+)  # added to the view for each repetition of a sample in an epoch: more than there are epochs
 
 GOLDEN = (5**0.5 - 1) / 2
 """The golden ratio's fraction: the first n multiples of it, modulo 1, are spread evenly over [0, 1) for every n."""
@@ -63,7 +65,9 @@ class TrainBatches(Sampler[list[Key]]):
 
     def __post_init__(self) -> None:
         given = self.classes
-        self.groups = [] if given is None else [np.flatnonzero(given == c) for c in np.unique(given)]
+        self.groups = (
+            [] if given is None else [np.flatnonzero(given == c) for c in np.unique(given)]
+        )
 
     @property
     def sampler(self) -> "TrainBatches":
@@ -97,7 +101,9 @@ class TrainBatches(Sampler[list[Key]]):
         if self.paired and view != epoch:
             first = self.order(view)
             even = len(first) - len(first) % 2
-            return np.concatenate([rng.permutation(first[:even].reshape(-1, 2)).reshape(-1), first[even:]])
+            return np.concatenate(
+                [rng.permutation(first[:even].reshape(-1, 2)).reshape(-1), first[even:]]
+            )
         if not self.unlabelled:
             return rng.permutation(self._labelled(epoch))
         if self.ratio is None:
@@ -117,7 +123,10 @@ class TrainBatches(Sampler[list[Key]]):
         rng = np.random.default_rng([self.seed, epoch, 3])
         count, more = divmod(self.length, len(self.groups))
         turns = [(c + epoch) % len(self.groups) < more for c in range(len(self.groups))]
-        shares = [np.resize(rng.permutation(g), count + turn) for g, turn in zip(self.groups, turns, strict=True)]
+        shares = [
+            np.resize(rng.permutation(g), count + turn)
+            for g, turn in zip(self.groups, turns, strict=True)
+        ]
         return np.concatenate(shares)
 
     def view(self, epoch: int) -> int:
@@ -127,7 +136,9 @@ class TrainBatches(Sampler[list[Key]]):
     def _in_turn(self, first: int, count: int) -> np.ndarray:
         """``count`` unlabelled samples from position ``first`` of the endless sequence of permutations."""
         passes = range(first // self.unlabelled, (first + count - 1) // self.unlabelled + 1)
-        drawn = [np.random.default_rng([self.seed, i, 1]).permutation(self.unlabelled) for i in passes]
+        drawn = [
+            np.random.default_rng([self.seed, i, 1]).permutation(self.unlabelled) for i in passes
+        ]
         start = first % self.unlabelled
         return self.length + np.concatenate([*drawn, np.empty(0, int)])[start : start + count]
 
@@ -168,7 +179,9 @@ class TrainBatches(Sampler[list[Key]]):
         step = self.batch_size * self.world_size
         done = self.resume_at[1] if self.resume_at and self.resume_at[0] == epoch else 0
         views = np.full(len(order), view)
-        if self.views is None and (self.groups or self.unlabelled):  # with a cache a repetition has the same view
+        if self.views is None and (
+            self.groups or self.unlabelled
+        ):  # with a cache a repetition has the same view
             views += TURN * _turns(order)
         for start in range(done, self.epoch_length() - step + 1, step):
             mine = start + self.rank * self.batch_size
@@ -200,11 +213,19 @@ class EvalBatches(Sampler[list[Key]]):
     """
 
     def __init__(
-        self, length: int, batch_size: int, rank: int = 0, world_size: int = 1, limit: float = 1.0, seed: int = 0
+        self,
+        length: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        limit: float = 1.0,
+        seed: int = 0,
     ) -> None:
         self.length, self.batch_size = length, batch_size
         self.rank, self.world_size = rank, world_size
-        self.used = min(len(self), limit if isinstance(limit, int) else max(1, int(limit * len(self))))
+        self.used = min(
+            len(self), limit if isinstance(limit, int) else max(1, int(limit * len(self)))
+        )
         self.order = np.arange(length)
         if self.used < len(self):
             places = (np.random.default_rng([seed, 4]).random() + self.order * GOLDEN) % 1

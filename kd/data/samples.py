@@ -40,9 +40,14 @@ class PictureSet(Samples):
     """One split, decoded and transformed; a view depends on (seed, index, epoch) alone."""
 
     def __init__(
-        self, split: Split, transform: v2.Transform, seed: int, source: Source | None = None,
-        max_pixels: int = MAX_PIXELS, size: tuple[int, int] = (0, 0),
-    ) -> None:  # fmt: skip
+        self,
+        split: Split,
+        transform: v2.Transform,
+        seed: int,
+        source: Source | None = None,
+        max_pixels: int = MAX_PIXELS,
+        size: tuple[int, int] = (0, 0),
+    ) -> None:
         super().__init__(split, seed, source, max_pixels)
         self.transform, self.size = transform, size  # of a view
         self._kept: dict[int, Tensor] = {}
@@ -50,7 +55,10 @@ class PictureSet(Samples):
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample]:
         fetch(self.split, [index for index, _ in keys])
-        for index, _ in keys:  # before any view: decoder and views in turn evict each other's code (1.3 times the time)
+        for (
+            index,
+            _,
+        ) in keys:  # before any view: decoder and views in turn evict each other's code (1.3 times the time)
             if self._room and index not in self._kept and get_worker_info() is None:
                 with suppress(RuntimeError, OSError):  # named below
                     self._kept[index] = decode(self.split.read(index), self.max_pixels)
@@ -60,7 +68,11 @@ class PictureSet(Samples):
     def __getitem__(self, key: Key) -> Sample:
         index, epoch = key
         try:
-            picture = self._kept[index] if index in self._kept else decode(self.split.read(index), self.max_pixels)
+            picture = (
+                self._kept[index]
+                if index in self._kept
+                else decode(self.split.read(index), self.max_pixels)
+            )
             target = self.split.target(index)
             with seeded(self.seed, index, epoch):
                 return (*self.kind.view(self.transform, picture, target, self.ignore_index), key)
@@ -71,7 +83,9 @@ class PictureSet(Samples):
 class Collate:
     """Samples -> a batch; mixes pairs where the augmentation says so."""
 
-    def __init__(self, mix: MixPairs | None = None, kind: Targets | None = None, classes: int = 0) -> None:
+    def __init__(
+        self, mix: MixPairs | None = None, kind: Targets | None = None, classes: int = 0
+    ) -> None:
         self.mix, self.kind, self.classes = mix, kind or Targets(), classes
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:

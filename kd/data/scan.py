@@ -61,10 +61,14 @@ def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_P
         if found is None:
             look = partial(_look, split, check, max_pixels)
             with ThreadPoolExecutor(max(cores(), AT_ONCE) if _store(split) else cores()) as pool:
-                seen = list(bar(pool.map(look, range(count)), label=f"checking {label}", total=count))
+                seen = list(
+                    bar(pool.map(look, range(count)), label=f"checking {label}", total=count)
+                )
             reasons = {i: printable(reason) for i, (reason, _) in enumerate(seen) if reason}
             found = Scan(reasons, [digest for _, digest in seen] if check == "all" else [])
-            with suppress(OSError):  # a read-only or full cache folder costs a second look, nothing more
+            with suppress(
+                OSError
+            ):  # a read-only or full cache folder costs a second look, nothing more
                 write_text(memory, json.dumps(found._asdict()))
     return found
 
@@ -77,7 +81,9 @@ def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str
         while isinstance(split, Subset):
             i, split = split.keep[i], split.split
         if check == "headers":
-            with split.open(i) if isinstance(split, FileSplit) else BytesIO(split.read(i)) as stream:
+            with (
+                split.open(i) if isinstance(split, FileSplit) else BytesIO(split.read(i)) as stream
+            ):
                 open_picture(stream, max_pixels).close()
             return "", ""
         content = split.read(i)

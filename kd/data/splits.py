@@ -10,7 +10,17 @@ import numpy as np
 
 from kd.data.batch import DataInfo
 from kd.data.scan import scan, usual
-from kd.data.sources import FileSplit, ImageFolder, Joined, Source, Split, Subset, labelled, named, printable
+from kd.data.sources import (
+    FileSplit,
+    ImageFolder,
+    Joined,
+    Source,
+    Split,
+    Subset,
+    labelled,
+    named,
+    printable,
+)
 from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, joined, place_of
 from kd.data.sources.unlabelled import splits_within, unlabelled_folder
@@ -26,13 +36,19 @@ class Splits:
     def __init__(self, source: Source, given: DataSettings, probe: Probe | None = None) -> None:
         self.source, self.unlabeled, self.probe = source, given.unlabeled, probe
         self.val_fraction, self.seed = given.val_fraction, given.seed
-        self.on_bad_image, self.check, self.max_pixels = given.on_bad_image, given.check, given.max_pixels
+        self.on_bad_image, self.check, self.max_pixels = (
+            given.on_bad_image,
+            given.check,
+            given.max_pixels,
+        )
         self.cache_bytes = source.cache_bytes
         self.holds_out = False
         self.skipped: list[str] = []
         self._listed: dict[str, list[Split]] = {}
         self._splits: dict[str, Split] = {}
-        self._pictures: dict[str, Sequence[str]] = {}  # identities: hashes of their bytes, or their paths
+        self._pictures: dict[
+            str, Sequence[str]
+        ] = {}  # identities: hashes of their bytes, or their paths
 
     def check_fraction(self) -> None:
         """Refuses ``data.val_fraction`` where the source has validation pictures.
@@ -58,7 +74,11 @@ class Splits:
             self._listed[name] = load_probe(self.probe, self.cache_bytes)
         if name not in self._listed:
             self.holds_out = not self.source.has("val")
-            parts = [self._part(name) if self.holds_out and name in ("train", "val") else self.source.load(name)]
+            parts = [
+                self._part(name)
+                if self.holds_out and name in ("train", "val")
+                else self.source.load(name)
+            ]
             if name == "train" and self.unlabeled:
                 pictures = unlabelled_folder(self.unlabeled, cache_bytes=self.cache_bytes)
                 self.source.note(*splits_within(expanded(self.unlabeled), pictures.place))
@@ -71,7 +91,9 @@ class Splits:
             self._listed["whole"] = [self.source.load("train")]
         (whole,) = self._listed["whole"]
         if len(whole.targets) < 2:
-            raise UserError("data.source: needs two pictures or more to hold one out for validation, got one")
+            raise UserError(
+                "data.source: needs two pictures or more to hold one out for validation, got one"
+            )
         chosen = held_out(whole.targets, self.val_fraction, self.seed)
         keep = chosen if name == "val" else np.setdiff1d(np.arange(len(whole.targets)), chosen)
         return Subset(whole, keep.tolist())
@@ -82,8 +104,13 @@ class Splits:
         chosen = held_out(first.targets, fraction, self.seed + 1)
         rest = np.setdiff1d(np.arange(len(first.targets)), chosen)
         if not len(chosen):
-            raise UserError(f"data.source: {len(first.targets)} training pictures are too few to hold some out")
-        self._listed |= {"train": [Subset(first, rest.tolist()), *others], "val": [Subset(first, chosen.tolist())]}
+            raise UserError(
+                f"data.source: {len(first.targets)} training pictures are too few to hold some out"
+            )
+        self._listed |= {
+            "train": [Subset(first, rest.tolist()), *others],
+            "val": [Subset(first, chosen.tolist())],
+        }
         self._splits, self.holds_out = {}, True
 
     def parts(self, name: str) -> Sequence[Split]:
@@ -111,7 +138,9 @@ class Splits:
         listed = [f"{named(split, i)} ({reason})" for i, reason in bad.items()]
         if self.on_bad_image == "stop":
             more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
-            key = {"unlabeled": "data.unlabeled"}.get(name, PROBE if name.startswith("probe") else "data.source")
+            key = {"unlabeled": "data.unlabeled"}.get(
+                name, PROBE if name.startswith("probe") else "data.source"
+            )
             raise UserError(
                 f"{key}: {len(listed)} damaged picture{'s' * (len(listed) > 1)}: {', '.join(listed[:10])}{more}; "
                 "mend them, or leave them out with data.on_bad_image=skip"
@@ -119,7 +148,9 @@ class Splits:
         self.skipped += listed
         keep = [i for i in range(len(split.targets)) if i not in bad]
         if not keep:
-            raise UserError(f"data.source: all {len(listed)} pictures of {name} are damaged, the first is {listed[0]}")
+            raise UserError(
+                f"data.source: all {len(listed)} pictures of {name} are damaged, the first is {listed[0]}"
+            )
         return Subset(split, keep)
 
     @property
@@ -147,13 +178,17 @@ class Splits:
         if shared and len(shared) == len(self.split("val").targets):
             held_out, train = map(printable, shared[0])
             what = held_out if held_out == train else f"{held_out} is {train}"
-            raise UserError(f"data.source: all {len(shared)} validation pictures are training pictures ({what}); give "
-                            "others, or none, and data.val_fraction of the training pictures is held out")  # fmt: skip
+            raise UserError(
+                f"data.source: all {len(shared)} validation pictures are training pictures ({what}); give "
+                "others, or none, and data.val_fraction of the training pictures is held out"
+            )
 
     def _doubt_labels(self) -> None:
         """Notes training pictures that are the same file, byte for byte, with different labels."""
         split, pictures = self.split("train"), self._pictures.get("train", ())
-        if len(pictures) != len(split.targets) - self.unlabelled():  # paths of pictures that are left out too
+        if (
+            len(pictures) != len(split.targets) - self.unlabelled()
+        ):  # paths of pictures that are left out too
             return
         first: dict[str, int] = {}
         different: list[tuple[int, int]] = []
@@ -163,20 +198,26 @@ class Splits:
                 different.append((before, i))
         if different:
             before, i = different[0]
-            self.source.note(f"warning: {len(different)} training pictures are listed before with another label, for "
-                             f"example {printable(split.name(i))} ({printable(split.name(before))})")  # fmt: skip
+            self.source.note(
+                f"warning: {len(different)} training pictures are listed before with another label, for "
+                f"example {printable(split.name(i))} ({printable(split.name(before))})"
+            )
 
     def use_folder(self, folder: str, classes: Sequence[str]) -> None:
         """Makes ``folder/<class>/*.jpg`` the split ``folder``, with ids from ``classes``."""
         self.source.classes = list(classes)
         folder = expanded(folder)
         place = place_of(folder, "folder", self.cache_bytes)
-        self._listed["folder"] = [labelled_folder(joined(folder), classes, "folder", place, self.source.note)]
+        self._listed["folder"] = [
+            labelled_folder(joined(folder), classes, "folder", place, self.source.note)
+        ]
         self.split("folder")
 
     def sizes(self) -> dict[str, int]:
         """Pictures of ``train`` and ``val``, and of train's ``unlabeled`` ones."""
-        counted = {name: sum(len(part.targets) for part in self.parts(name)) for name in ("train", "val")}
+        counted = {
+            name: sum(len(part.targets) for part in self.parts(name)) for name in ("train", "val")
+        }
         return {**counted, "unlabeled": self.unlabelled()}
 
     def unlabelled(self) -> int:
@@ -189,9 +230,16 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, 2])
     classes: dict[Hashable, list[int]] = {}
     for i, target in enumerate(targets):
-        classes.setdefault(target if isinstance(target, int) else None, []).append(i)  # others: of all alike
-    counts = {kind: min(max(1, round(fraction * len(found))), len(found) - 1) for kind, found in classes.items()}
-    return np.sort(np.concatenate([rng.permutation(found)[: counts[kind]] for kind, found in classes.items()]))
+        classes.setdefault(target if isinstance(target, int) else None, []).append(
+            i
+        )  # others: of all alike
+    counts = {
+        kind: min(max(1, round(fraction * len(found))), len(found) - 1)
+        for kind, found in classes.items()
+    }
+    return np.sort(
+        np.concatenate([rng.permutation(found)[: counts[kind]] for kind, found in classes.items()])
+    )
 
 
 def load_probe(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
@@ -202,11 +250,15 @@ def load_probe(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
     if len(source.classes) == 1:
         raise UserError(f"{PROBE}: needs two classes or more, got one ('{source.classes[0]}')")
     val = source.load("val")
-    first, both = ({os.path.realpath(s.name(i)) for i in range(len(s.targets))} for s in (train, val))
+    first, both = (
+        {os.path.realpath(s.name(i)) for i in range(len(s.targets))} for s in (train, val)
+    )
     both &= first
     if both:
-        raise UserError(f"{PROBE}: {len(both)} pictures of val are in train too ({min(both)}): they would be "
-                        "their own nearest neighbours")  # fmt: skip
+        raise UserError(
+            f"{PROBE}: {len(both)} pictures of val are in train too ({min(both)}): they would be "
+            "their own nearest neighbours"
+        )
     return [train, val]
 
 
@@ -223,23 +275,34 @@ def info_of(
     """What is known of the data, once their settings are seen to fit each other."""
     for name in source.kind.undefined:
         if getattr(augment, name):
-            raise UserError(f"data.augment.{name}: is not defined for {source.kind.name}, set it to 0")
+            raise UserError(
+                f"data.augment.{name}: is not defined for {source.kind.name}, set it to 0"
+            )
     unlabelled_alone = bool(sizes["unlabeled"]) and unlabeled_ratio is None
     counts = source.kind.counts(targets, len(source.classes)) if source.classes else None
     if balance_classes and (counts is None or unlabelled_alone):
         raise UserError("data.balance_classes: needs one label a picture to train on")
     if balance_classes and sizes["unlabeled"] and augment.mixes:
-        raise UserError("data.balance_classes: needs data.augment.mixup=0 and cutmix=0 beside data.unlabeled")
+        raise UserError(
+            "data.balance_classes: needs data.augment.mixup=0 and cutmix=0 beside data.unlabeled"
+        )
     if source.classes == [] and sizes["unlabeled"]:
-        raise UserError("data.unlabeled: needs labelled pictures in data.source, which has none; leave it out")
+        raise UserError(
+            "data.unlabeled: needs labelled pictures in data.source, which has none; leave it out"
+        )
     if 0 < len(source.classes) < source.kind.least_classes:
         raise UserError(f"data.source: needs two classes or more, got one ('{source.classes[0]}')")
     return DataInfo(
-        list(source.classes), sizes["train"], sizes["val"],
+        list(source.classes),
+        sizes["train"],
+        sizes["val"],
         unlabeled=sizes["unlabeled"] if source.classes else sizes["train"],
         labels=bool(source.classes) and not unlabelled_alone,
-        soft_targets=augment.mixes, kind=source.kind.name,
-        ignore_index=source.ignore_index, crop_ratio=crop_ratio,
-        probed=probed, counts=None if balance_classes else counts,
+        soft_targets=augment.mixes,
+        kind=source.kind.name,
+        ignore_index=source.ignore_index,
+        crop_ratio=crop_ratio,
+        probed=probed,
+        counts=None if balance_classes else counts,
         scales=source.kind.scales(targets, len(source.classes)),
-    )  # fmt: skip
+    )

@@ -25,7 +25,9 @@ class Targets:
     """The augmentations that are not defined for such targets."""
     one_class = True  # a picture has one class, or no label
     least_classes = 2  # fewer leave nothing to tell apart
-    cut_with_picture = False  # it has a value for each pixel, which a view's crop, resize and flip move too
+    cut_with_picture = (
+        False  # it has a value for each pixel, which a view's crop, resize and flip move too
+    )
 
     def view(
         self, transform: v2.Transform, picture: Tensor, target: Target, ignore_index: int | None
@@ -56,7 +58,9 @@ class Targets:
         return None
 
     # -- for engines that make views on the device -------------------------------------------------------------------
-    def cut(self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None) -> Target:
+    def cut(
+        self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None
+    ) -> Target:
         """The target of a picture of ``size`` that is cut to ``box``."""
         return target
 
@@ -99,13 +103,18 @@ class Numbers(Targets):
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """Rows ``(N, C)``; NaN for a picture without a label (-1)."""
-        return torch.tensor([x if isinstance(x, list) else [math.nan] * classes for x in targets], dtype=torch.float32)
+        return torch.tensor(
+            [x if isinstance(x, list) else [math.nan] * classes for x in targets],
+            dtype=torch.float32,
+        )
 
     def scales(self, targets: Sequence[Any], classes: int) -> list[tuple[float, float]]:
         """Mean and standard deviation of each number over the known targets (NaN and missing ones left out; 1 where
         constant).
         """
-        known = np.asarray([target for target in targets if isinstance(target, list)], dtype=np.float64)
+        known = np.asarray(
+            [target for target in targets if isinstance(target, list)], dtype=np.float64
+        )
         return [
             (float(mean), float(std) or 1.0)
             for mean, std in zip(np.nanmean(known, 0), np.nanstd(known, 0), strict=True)
@@ -116,7 +125,15 @@ class Masks(Targets):
     """A class id for every pixel, uint8 ``(1, H, W)``."""
 
     name = "masks"
-    undefined = ("mixup", "cutmix", "rand_augment", "random_erasing", "pad", "rotation", "before_resize")
+    undefined = (
+        "mixup",
+        "cutmix",
+        "rand_augment",
+        "random_erasing",
+        "pad",
+        "rotation",
+        "before_resize",
+    )
     one_class, least_classes = False, 1
     cut_with_picture = True
 
@@ -124,14 +141,18 @@ class Masks(Targets):
         self, transform: v2.Transform, picture: Tensor, target: Target, ignore_index: int | None
     ) -> tuple[Any, Any]:
         """The view of the picture, and of its mask by the same crop and flip."""
-        found: tuple[Any, Any] = transform(picture, self._whole(target, picture.shape[-2:], ignore_index))
+        found: tuple[Any, Any] = transform(
+            picture, self._whole(target, picture.shape[-2:], ignore_index)
+        )
         return found
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """Masks ``(N, H, W)`` of class ids."""
         return torch.cat([mask.as_subclass(Tensor) for mask in targets])
 
-    def cut(self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None) -> Tensor:
+    def cut(
+        self, target: Target, box: Box, size: tuple[int, int], ignore_index: int | None
+    ) -> Tensor:
         """The part of a mask inside a box, before it is resized on the device.
 
         Args:
@@ -141,7 +162,9 @@ class Masks(Targets):
             ignore_index: fills the mask of an unlabelled picture.
         """
         top, left, height, width = box
-        return self._whole(target, size, ignore_index).as_subclass(Tensor)[:, top : top + height, left : left + width]
+        return self._whole(target, size, ignore_index).as_subclass(Tensor)[
+            :, top : top + height, left : left + width
+        ]
 
     def pack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """All masks' pixels in one row, as their sizes differ."""
@@ -149,7 +172,9 @@ class Masks(Targets):
 
     def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
         """Ids ``(N, *size)``, by nearest pixels, as torch's ``nearest`` chooses them."""
-        lengths = torch.tensor([box[2:] for box in boxes]).to(packed.device, non_blocking=True)[:, :, None]
+        lengths = torch.tensor([box[2:] for box in boxes]).to(packed.device, non_blocking=True)[
+            :, :, None
+        ]
         high, wide = lengths.unbind(1)
         y, x = (
             (torch.arange(out, device=packed.device) * (length / out)).long().minimum(length - 1)
@@ -167,4 +192,6 @@ class Masks(Targets):
         """A picture's mask; without labels -1, which the task skips, not ``ignore_index``, which distillation skips."""
         if isinstance(target, Tensor):
             return target
-        return tv_tensors.Mask(torch.full((1, *size), 254 if ignore_index == 255 else 255, dtype=torch.uint8))
+        return tv_tensors.Mask(
+            torch.full((1, *size), 254 if ignore_index == 255 else 255, dtype=torch.uint8)
+        )

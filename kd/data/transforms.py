@@ -32,7 +32,9 @@ def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
     """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)``: a random view; of a mask beside it the same (nearest pixel)."""
     shape = size[1] / size[0]
     crop: list[torch.nn.Module] = [
-        v2.RandomResizedCrop(size, scale=(augment.scale, 1.0), ratio=(3 / 4 * shape, 4 / 3 * shape), antialias=True)
+        v2.RandomResizedCrop(
+            size, scale=(augment.scale, 1.0), ratio=(3 / 4 * shape, 4 / 3 * shape), antialias=True
+        )
     ]
     crop = [Whole(size), v2.RandomCrop(size, padding=augment.pad)] if augment.pad else crop
     unit: list[torch.nn.Module] = [v2.RandomHorizontalFlip(augment.hflip)]
@@ -72,7 +74,9 @@ class Whole(v2.Transform):
 class EvalView(v2.Transform):
     """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)`` by :func:`kd.storage.decoding.frame`; likewise a mask."""
 
-    def __init__(self, size: tuple[int, int], crop_ratio: float | None, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(
+        self, size: tuple[int, int], crop_ratio: float | None, max_pixels: int = MAX_PIXELS
+    ) -> None:
         super().__init__()
         self.size, self.crop_ratio, self.max_pixels = size, crop_ratio, max_pixels
 
@@ -83,7 +87,9 @@ class EvalView(v2.Transform):
         height, width = pictures[0].shape[-2:]
         part, scaled, corner = frame((width, height), self.size, self.crop_ratio, self.max_pixels)
         parts = (tvf.crop(p, part[1], part[0], part[3], part[2]) for p in pictures)
-        views = (tvf.resize(p, [scaled[1], scaled[0]], antialias=True) for p in parts)  # bilinear; masks: nearest
+        views = (
+            tvf.resize(p, [scaled[1], scaled[0]], antialias=True) for p in parts
+        )  # bilinear; masks: nearest
         shown = [tvf.crop(p, corner[1], corner[0], *self.size) for p in views]
         return shown[0] if len(shown) == 1 else tuple(shown)
 
@@ -104,11 +110,15 @@ class MixPairs:
 
     def __init__(self, augment: Augment, num_classes: int, seed: int) -> None:
         strengths = {v2.MixUp: augment.mixup, v2.CutMix: augment.cutmix}
-        self.kinds = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in strengths.items() if alpha]
+        self.kinds = [
+            kind(alpha=alpha, num_classes=num_classes) for kind, alpha in strengths.items() if alpha
+        ]
         self.probability = augment.mix_probability
         self.num_classes, self.seed = num_classes, seed
 
-    def __call__(self, images: Tensor, targets: Tensor, keys: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, images: Tensor, targets: Tensor, keys: Sequence[tuple[int, int]]
+    ) -> tuple[Tensor, Tensor]:
         """uint8 ``(N, 3, H, W)``, ids ``(N,)``, (index, epoch) each -> mixed uint8, probabilities ``(N, C)``.
 
         A picture that has no label (id -1), or is mixed with one, has no label after: all 0.
@@ -122,7 +132,9 @@ class MixPairs:
         before, after, label, learnt, is_known = (
             x[:even].view(-1, 2, *x.shape[1:]) for x in (images, mixed, hot, soft, known)
         )
-        drawn = [(i, *found) for i in range(even // 2) if (found := self._draw(keys[2 * i], images[0]))]
+        drawn = [
+            (i, *found) for i in range(even // 2) if (found := self._draw(keys[2 * i], images[0]))
+        ]
         at_once = all_at_once(images)
         step = len(images) if at_once else 1
         for is_cut, change in ((False, _blend), (True, _paste)):
@@ -135,13 +147,17 @@ class MixPairs:
                 after[pairs] = change(before[pairs], share, *box)
         return mixed, soft
 
-    def _draw(self, key: tuple[int, int], picture: Tensor) -> tuple[float, int, int, int, int] | None:
+    def _draw(
+        self, key: tuple[int, int], picture: Tensor
+    ) -> tuple[float, int, int, int, int] | None:
         """As ``RandomApply([RandomChoice(kinds)])`` draws: the share of a picture's own label, and the box (left, top,
         right, bottom) that its partner fills; None where the pair stays."""
         with seeded(self.seed, *key, 1):
             if torch.rand(1) >= self.probability:
                 return None
-            found = self.kinds[int(torch.multinomial(torch.ones(len(self.kinds)), 1))].make_params([picture])
+            found = self.kinds[int(torch.multinomial(torch.ones(len(self.kinds)), 1))].make_params(
+                [picture]
+            )
         return (found["lam_adjusted"], *found["box"]) if "box" in found else (found["lam"], *NO_BOX)
 
 

@@ -28,7 +28,12 @@ def fit_new_classifier(student: Student, sample: Sample | None) -> str:
     """Sets a new linear classifier to a ridge regression of labelled pictures' features; returns a message or ""."""
     found = getattr(student.model, "get_classifier", lambda: None)()
     taken = student.start == "inherited" or not student.objective.task_loss_weight  # SimKD's is 0
-    if sample is None or taken or not has_new_classifier(student.model) or not isinstance(found, nn.Linear):
+    if (
+        sample is None
+        or taken
+        or not has_new_classifier(student.model)
+        or not isinstance(found, nn.Linear)
+    ):
         return ""
     features, labels = _features(student, found, sample, min(A_CLASS * len(student.classes), MOST))
     if features.ndim != 2 or len(labels) < 2:
@@ -45,7 +50,9 @@ def fit_new_classifier(student: Student, sample: Sample | None) -> str:
     )
 
 
-def _features(student: Student, classifier: nn.Linear, sample: Sample, count: int) -> tuple[Tensor, Tensor]:
+def _features(
+    student: Student, classifier: nn.Linear, sample: Sample, count: int
+) -> tuple[Tensor, Tensor]:
     """What the classifier sees of the pictures ``(N, D)``, and their labels."""
     seen: list[Tensor] = []
     labels: list[Target] = []

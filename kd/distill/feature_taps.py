@@ -21,7 +21,9 @@ class FeatureTaps:
 
     def __init__(self, taps: Mapping[str, TapSpec], teacher_of: Mapping[str, str]) -> None:
         self._taps, self._teacher_of = dict(taps), dict(teacher_of)
-        self._layers: dict[str, tuple[list[str], list[Layer]]] = {}  # loss -> the student's, the teacher's
+        self._layers: dict[
+            str, tuple[list[str], list[Layer]]
+        ] = {}  # loss -> the student's, the teacher's
         self._shapes: dict[str, dict[Layer, tuple[int, ...]]] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -31,11 +33,15 @@ class FeatureTaps:
         """A loss without a tap reads the layers that it names itself."""
         for name in self._taps:
             if name not in losses:
-                raise UserError(f"model.taps.{name}: there is no feature loss '{name}'{among(losses)}")
+                raise UserError(
+                    f"model.taps.{name}: there is no feature loss '{name}'{among(losses)}"
+                )
         for name, loss in losses.items():
             default = getattr(loss, "default_tap", None)
             if name not in self._taps and default is None:
-                raise UserError(f"model.taps.{name}: the loss {name} needs layers (student, teacher)")
+                raise UserError(
+                    f"model.taps.{name}: the loss {name} needs layers (student, teacher)"
+                )
             self._taps.setdefault(name, TapSpec(default or "", default or ""))
 
     def teacher_of(self, name: str, teacher: RunTeacher) -> RunTeacher:
@@ -46,14 +52,21 @@ class FeatureTaps:
         """
         member = self._teacher_of.get(name, ALL)
         if member not in teacher.members:
-            raise UserError(f"model.teacher_of.{name}: a feature loss reads one teacher, name it"
-                            f"{among(teacher.members)}")  # fmt: skip
+            raise UserError(
+                f"model.teacher_of.{name}: a feature loss reads one teacher, name it"
+                f"{among(teacher.members)}"
+            )
         return teacher.members[member]
 
     def build(
-        self, name: str, loss: FeatureLoss | LayersLoss, teacher: RunTeacher, student: nn.Module, taps: Taps,
+        self,
+        name: str,
+        loss: FeatureLoss | LayersLoss,
+        teacher: RunTeacher,
+        student: nn.Module,
+        taps: Taps,
         trial: Callable[[], Any],
-    ) -> DistillLoss:  # fmt: skip
+    ) -> DistillLoss:
         """Finds the layers, and builds a loss for what they give; see :meth:`kd.distill.objective.Objective.bind`."""
         spec, member = self._taps[name], self._teacher_of.get(name, ALL)
         taps.add(spec.student, trial, f"model.taps.{name}.student")
@@ -61,7 +74,10 @@ class FeatureTaps:
         layers, teacher_shapes = self.teacher_of(name, teacher).listen(
             spec.teacher, spec.tokens, f"model.taps.{name}.teacher"
         )
-        self._layers[name] = (taps.paths(spec.student), [(member, layer, spec.tokens) for layer in layers])
+        self._layers[name] = (
+            taps.paths(spec.student),
+            [(member, layer, spec.tokens) for layer in layers],
+        )
         self._shapes[name] = dict(zip(self._layers[name][1], teacher_shapes, strict=True))
         try:
             if isinstance(loss, FeatureLoss) and len(student_shapes) == len(teacher_shapes) == 1:
@@ -75,11 +91,15 @@ class FeatureTaps:
 
     def shapes(self, names: Iterable[str]) -> dict[Layer, tuple[int, ...]]:
         """The teachers' layers that losses read, with their shapes for two pictures."""
-        return {layer: shape for name in names for layer, shape in self._shapes.get(name, {}).items()}
+        return {
+            layer: shape for name in names for layer, shape in self._shapes.get(name, {}).items()
+        }
 
     def layers_of_student(self, names: Iterable[str]) -> dict[str, tuple[list[str], str]]:
         """The student's layers, and their form, by loss."""
-        return {name: (self._layers[name][0], self._taps[name].tokens) for name in names if name in self}
+        return {
+            name: (self._layers[name][0], self._taps[name].tokens) for name in names if name in self
+        }
 
     def read(self, name: str, features: Read, answer: Answer) -> tuple[list[Tensor], list[Tensor]]:
         """Features for one loss.

@@ -19,10 +19,14 @@ def check_task(task: Task, data: DataInfo) -> None:
         UserError: they are of another kind.
     """
     if not task.learns_from(data.kind):
-        raise UserError(f"model.task: {type(task).__name__} needs {task.kind}, data.source gives {data.kind}")
+        raise UserError(
+            f"model.task: {type(task).__name__} needs {task.kind}, data.source gives {data.kind}"
+        )
 
 
-def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teacher: RunTeacher | None) -> None:
+def check_listeners(
+    teacher_of: Mapping[str, str], losses: nn.ModuleDict, teacher: RunTeacher | None
+) -> None:
     """Checks ``model.teacher_of``: losses and the teachers that they read.
 
     Raises:
@@ -33,27 +37,39 @@ def check_listeners(teacher_of: Mapping[str, str], losses: nn.ModuleDict, teache
         if name not in losses:
             raise UserError(f"model.teacher_of.{name}: there is no loss '{name}'{among(losses)}")
         if member not in members or member == ALL:
-            raise UserError(f"model.teacher_of.{name}: there is no teacher '{member}' in model.teachers"
-                            f"{among([m for m in members if m])}")  # fmt: skip
+            raise UserError(
+                f"model.teacher_of.{name}: there is no teacher '{member}' in model.teachers"
+                f"{among([m for m in members if m])}"
+            )
 
 
-def check_dropping(losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, str], task_loss_weight: float) -> None:
+def check_dropping(
+    losses: Mapping[str, DistillLoss], teacher_of: Mapping[str, str], task_loss_weight: float
+) -> None:
     """Checks that ``model.teacher_drop`` can leave a teacher out for a picture.
 
     Raises:
         UserError: a loss on labels, fewer than two teachers in use, or a loss without a value for each picture.
     """
     if task_loss_weight:
-        raise UserError("model.teacher_drop: needs losses over teachers' features alone (model.task_loss_weight=0)")
+        raise UserError(
+            "model.teacher_drop: needs losses over teachers' features alone (model.task_loss_weight=0)"
+        )
     if len({teacher_of.get(name, ALL) for name in losses}) < 2:
-        raise UserError("model.teacher_drop: needs losses that use several model.teachers (model.teacher_of)")
+        raise UserError(
+            "model.teacher_drop: needs losses that use several model.teachers (model.teacher_of)"
+        )
     for name, loss in losses.items():
         if not isinstance(loss, FeatureLoss) or type(loss).per_picture is FeatureLoss.per_picture:
             kind = type(loss).__name__
-            raise UserError(f"model.teacher_drop: {kind} (model.distill_losses.{name}) has no value for each picture")
+            raise UserError(
+                f"model.teacher_drop: {kind} (model.distill_losses.{name}) has no value for each picture"
+            )
 
 
-def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher: RunTeacher | None) -> None:
+def check_loss(
+    key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher: RunTeacher | None
+) -> None:
     """Checks that a loss is defined for the task, the data's labels and the teacher.
 
     Raises:
@@ -64,7 +80,9 @@ def check_loss(key: str, loss: DistillLoss, task: Task, data: DataInfo, teacher:
         raise UserError(f"{key}: {kind} {refused}")
     _check_labels(key, loss, task, data)
     if isinstance(loss, LogitLoss) and teacher is not None and not teacher.has_head:
-        raise UserError(f"{key}: needs a teacher with a classifier, and model.teacher.head=false has none")
+        raise UserError(
+            f"{key}: needs a teacher with a classifier, and model.teacher.head=false has none"
+        )
 
 
 def check_batch(losses: Mapping[str, DistillLoss], batch_size: int, processes: int) -> None:
@@ -91,7 +109,9 @@ def _check_labels(key: str, loss: DistillLoss, task: Task, data: DataInfo) -> No
     else:
         return
     if wants:
-        raise UserError(f"{key}: {type(loss).__name__} needs {wants} for each picture, the data {reason}")
+        raise UserError(
+            f"{key}: {type(loss).__name__} needs {wants} for each picture, the data {reason}"
+        )
 
 
 def among(names: Iterable[str]) -> str:

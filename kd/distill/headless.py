@@ -86,9 +86,13 @@ class HeadlessStudent(Student):
         if not len(given):
             self._measures.held_out.update(given, {})
             return
-        answers = Answer(features={layer: _rows(x, real, count) for layer, x in answer.features.items()})
+        answers = Answer(
+            features={layer: _rows(x, real, count) for layer, x in answer.features.items()}
+        )
         losses = self.objective.held_out(
-            lambda layers, form: [_rows(x, real, count) for x in self._taps_of_final.read(caught, layers, form)],
+            lambda layers, form: [
+                _rows(x, real, count) for x in self._taps_of_final.read(caught, layers, form)
+            ],
             answers,
         )
         self._measures.held_out.update(given, losses)

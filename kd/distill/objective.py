@@ -69,21 +69,35 @@ class Objective(nn.Module):
             raise ValueError(f"task_loss_weight must be >= 0, got {task_loss_weight}")
         task_loss_weight = task.label_weight(task_loss_weight)
         if task_loss_weight == 0 and not any(loss.weight for loss in (losses or {}).values()):
-            raise UserError("model.task_loss_weight: all loss weights are 0, there is nothing to learn from")
+            raise UserError(
+                "model.task_loss_weight: all loss weights are 0, there is nothing to learn from"
+            )
         for name in losses or {}:
             if name == "task" or hasattr(nn.ModuleDict(), name):
-                raise UserError(f"model.distill_losses.{name}: the name '{name}' is reserved; give another name")
+                raise UserError(
+                    f"model.distill_losses.{name}: the name '{name}' is reserved; give another name"
+                )
         self.losses = nn.ModuleDict(dict(losses or {}))
         self.task = task
         self.task_loss_weight = task_loss_weight
         self.teacher_drop = teacher_drop  # the chance in [0, 1] of teacher_shares()
-        self.feature_taps, self._teacher_of = FeatureTaps(taps or {}, teacher_of or {}), dict(teacher_of or {})
+        self.feature_taps, self._teacher_of = (
+            FeatureTaps(taps or {}, teacher_of or {}),
+            dict(teacher_of or {}),
+        )
         self.lacks_labels = True  # or may: then processes have unequal numbers of them in a batch
-        self._factors: dict[str, float] = {}  # of losses over features, see RunTeacher.feature_weight
+        self._factors: dict[
+            str, float
+        ] = {}  # of losses over features, see RunTeacher.feature_weight
 
     # -- building ----------------------------------------------------------------------------------------------------
     def bind(
-        self, data: DataInfo, teacher: RunTeacher | None, student: nn.Module, taps: Taps, trial: Callable[[], Any]
+        self,
+        data: DataInfo,
+        teacher: RunTeacher | None,
+        student: nn.Module,
+        taps: Taps,
+        trial: Callable[[], Any],
     ) -> None:
         """Passes the data's facts to each loss, builds those over features, refuses what is not defined.
 
@@ -98,7 +112,9 @@ class Objective(nn.Module):
             UserError: losses, models and data that do not fit each other.
         """
         check_task(self.task, data)
-        self.lacks_labels = not (data.kind == Targets.name and data.counts and sum(data.counts) == data.train)
+        self.lacks_labels = not (
+            data.kind == Targets.name and data.counts and sum(data.counts) == data.train
+        )
         check_listeners(self._teacher_of, self.losses, teacher)
         if self.teacher_drop:
             check_dropping(self.active, self._teacher_of, self.task_loss_weight)
@@ -108,17 +124,23 @@ class Objective(nn.Module):
             self.task.scale(*zip(*data.scales, strict=True))
         for name, loss in self.losses.items():
             self._bind_loss(name, loss, data, teacher)  # type: ignore[arg-type]
-        over_features = {n: x for n, x in self.losses.items() if isinstance(x, (FeatureLoss, LayersLoss))}
+        over_features = {
+            n: x for n, x in self.losses.items() if isinstance(x, (FeatureLoss, LayersLoss))
+        }
         self.feature_taps.complete(over_features)
         if teacher is None:
             if over_features:
-                raise UserError(f"model.teacher: {', '.join(over_features)} read its features, but no teacher is given")
+                raise UserError(
+                    f"model.teacher: {', '.join(over_features)} read its features, but no teacher is given"
+                )
             return
         for name, loss in over_features.items():
             self.losses[name] = self.feature_taps.build(name, loss, teacher, student, taps, trial)
             self._factors[name] = teacher.feature_weight(self._teacher_of.get(name, ALL))
 
-    def _bind_loss(self, name: str, loss: DistillLoss, data: DataInfo, teacher: RunTeacher | None) -> None:
+    def _bind_loss(
+        self, name: str, loss: DistillLoss, data: DataInfo, teacher: RunTeacher | None
+    ) -> None:
         key = f"model.distill_losses.{name}"
         if type(loss) is DistillLoss:  # only a weight was given
             others = among(other for other in self.losses if other != name)
@@ -158,7 +180,11 @@ class Objective(nn.Module):
     @property
     def takeover(self) -> tuple[SimKDLoss, str] | None:
         """SimKD: the loss that puts a teacher's classifier in place of the student's, and that teacher's name."""
-        losses = ((x, self._teacher_of.get(name, ALL)) for name, x in self.losses.items() if isinstance(x, SimKDLoss))
+        losses = (
+            (x, self._teacher_of.get(name, ALL))
+            for name, x in self.losses.items()
+            if isinstance(x, SimKDLoss)
+        )
         return next(losses, None)
 
     @property
@@ -178,7 +204,9 @@ class Objective(nn.Module):
                 loss.epoch, loss.max_epochs = float(epoch), max_epochs
 
     # -- a step ------------------------------------------------------------------------------------------------------
-    def forward(self, logits: Tensor, distilled: Tensor, features: Read, answer: Answer, batch: Batch) -> Terms:
+    def forward(
+        self, logits: Tensor, distilled: Tensor, features: Read, answer: Answer, batch: Batch
+    ) -> Terms:
         """The losses of one batch, weighted and summed: ``total = sum_i weight_i * loss_i``.
 
         Args:
@@ -202,7 +230,9 @@ class Objective(nn.Module):
         shares = self._shares(target, list(terms))
         for (weight, value), share in zip(terms.values(), shares, strict=True):
             total = total + weight * (value if share is None else value * share)
-        named = {f"{name}_loss": value.detach() for name, (_, value) in terms.items()} | {"loss": total.detach()}
+        named = {f"{name}_loss": value.detach() for name, (_, value) in terms.items()} | {
+            "loss": total.detach()
+        }
         return Terms(total, named)
 
     def _shares(self, target: Tensor, terms: list[str]) -> Sequence[Tensor | None]:
@@ -246,25 +276,43 @@ class Objective(nn.Module):
             for name in self.measurable:
                 student, teacher = self._compared(name, features, answer)
                 first = student[0] if isinstance(student, list) else student
-                found[f"{name}_loss"] = self.losses[name](student, teacher, first.new_zeros(len(first)))
+                found[f"{name}_loss"] = self.losses[name](
+                    student, teacher, first.new_zeros(len(first))
+                )
         weighted = (self.weight_of(name) * found[f"{name}_loss"] for name in self.measurable)
         return found | {"feature_loss": sum(weighted, torch.zeros(()))}
 
     @property
     def measurable(self) -> list[str]:
         """The active losses over features that held-out pictures have: not those that remember training pictures."""
-        return [name for name, loss in self.active.items() if name in self.feature_taps and not loss.needs_index]
+        return [
+            name
+            for name, loss in self.active.items()
+            if name in self.feature_taps and not loss.needs_index
+        ]
 
     def _compared(self, name: str, features: Read, answer: Answer) -> tuple[Any, Any]:
         """What a loss over features compares: a layer of each model, or lists of them."""
         student, teacher = self.feature_taps.read(name, features, answer)
-        return (student, teacher) if isinstance(self.losses[name], LayersLoss) else (student[0], teacher[0])
+        return (
+            (student, teacher)
+            if isinstance(self.losses[name], LayersLoss)
+            else (student[0], teacher[0])
+        )
 
     def _term(
-        self, name: str, loss: DistillLoss, logits: Tensor, features: Read, answer: Answer, batch: Batch
+        self,
+        name: str,
+        loss: DistillLoss,
+        logits: Tensor,
+        features: Read,
+        answer: Answer,
+        batch: Batch,
     ) -> Tensor:
         if loss.needs_index and "index" not in batch:
-            raise UserError(f"{type(loss).__name__} needs the samples' numbers: give batches with an 'index'")
+            raise UserError(
+                f"{type(loss).__name__} needs the samples' numbers: give batches with an 'index'"
+            )
         extra, target = {"index": batch["index"]} if loss.needs_index else {}, batch["target"]
         if isinstance(loss, LogitLoss):
             wanted = answer.logits[self._teacher_of.get(name, ALL)]

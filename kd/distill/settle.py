@@ -23,7 +23,10 @@ from kd.teachers.answer import Answer
 @part_of_the_start("fit of the losses' projections")
 @torch.no_grad()
 def settle_losses(
-    students: Students, teacher: RunTeacher, sample: Callable[[int], Tensor], broadcast: Callable[[Any], Any]
+    students: Students,
+    teacher: RunTeacher,
+    sample: Callable[[int], Tensor],
+    broadcast: Callable[[Any], Any],
 ) -> None:
     """Standardises the teachers' features by a sample, and fits linear projections of inherited features to it."""
     for student in students.named().values():
@@ -31,15 +34,21 @@ def settle_losses(
         parts = [part for loss in active.values() for part in loss.modules()]
         found = [part for part in parts if isinstance(part, Standardizer)]
         fitted = student.start == "inherited"
-        if not found and not (fitted and any(isinstance(part, FeatureRegression) for part in parts)):
+        if not found and not (
+            fitted and any(isinstance(part, FeatureRegression) for part in parts)
+        ):
             continue
         of_student, of_teacher = _answers(student, teacher, sample(student.sample_size))
         with without_gather():
-            for loss, ours, wanted in student.objective.feature_taps.regressions(active, of_student, of_teacher):
+            for loss, ours, wanted in student.objective.feature_taps.regressions(
+                active, of_student, of_teacher
+            ):
                 pair = loss.settle(ours, wanted)
                 if fitted:
                     fit_projection(loss.projection, *pair)
-        for standardizer in found:  # the first process's for all: another machine's eigenvectors may differ in sign
+        for standardizer in (
+            found
+        ):  # the first process's for all: another machine's eigenvectors may differ in sign
             standardizer.load_state_dict(broadcast(standardizer.state_dict()))
 
 
@@ -53,6 +62,11 @@ def _answers(student: Student, teacher: RunTeacher, pictures: Tensor) -> tuple[R
         answers.append(teacher.answer(Batch(image=part), student.objective.wanted).features)
 
     def own(layers: list[str], form: str) -> list[Tensor]:
-        return [torch.cat(x) for x in zip(*(student.taps.read(c, layers, form) for c in caught), strict=True)]
+        return [
+            torch.cat(x)
+            for x in zip(*(student.taps.read(c, layers, form) for c in caught), strict=True)
+        ]
 
-    return own, Answer(features={layer: torch.cat([a[layer] for a in answers]) for layer in answers[0]})
+    return own, Answer(
+        features={layer: torch.cat([a[layer] for a in answers]) for layer in answers[0]}
+    )

@@ -19,7 +19,13 @@ from kd.tasks import Classification, Task
 from kd.teachers import Ensemble, FrozenTeacher, OwnTeacher, RunTeacher, Teacher
 from kd.teachers.answer import Answer
 
-GivenTeacher = nn.Module | Callable[[Tensor], Any] | Teacher | Mapping[str, nn.Module | Callable[[Tensor], Any]] | None
+GivenTeacher = (
+    nn.Module
+    | Callable[[Tensor], Any]
+    | Teacher
+    | Mapping[str, nn.Module | Callable[[Tensor], Any]]
+    | None
+)
 """What the Python classes take as a teacher, see :class:`Distillation`."""
 
 
@@ -106,14 +112,28 @@ def objective_of(
 ) -> Objective:
     """What a student learns; see :class:`Distillation` for the arguments."""
     check_type("task", task, Task, "a task, such as kd.Classification(num_classes=10)")
-    check_type("losses", losses, Mapping, 'a dict of losses by name, such as {"kd": kd.KDLoss(temperature=4.0)}')
+    check_type(
+        "losses",
+        losses,
+        Mapping,
+        'a dict of losses by name, such as {"kd": kd.KDLoss(temperature=4.0)}',
+    )
     for name, loss in (losses or {}).items():
         own = "a loss of kd.losses, or a subclass of kd.losses.LogitLoss or kd.losses.FeatureLoss of your own"
         check_type(f"losses['{name}']", loss, DistillLoss, own)
-    check_type("taps", taps, Mapping, 'a dict of layers by loss, such as {"hint": kd.TapSpec("layer3", "blocks.11")}')
+    check_type(
+        "taps",
+        taps,
+        Mapping,
+        'a dict of layers by loss, such as {"hint": kd.TapSpec("layer3", "blocks.11")}',
+    )
     for name, tap in (taps or {}).items():
-        check_type(f"taps['{name}']", tap, TapSpec, 'kd.TapSpec(student="layer3", teacher="blocks.11")')
-    check_type("teacher_of", teacher_of, Mapping, "a dict: the name of a teacher by the name of a loss")
+        check_type(
+            f"taps['{name}']", tap, TapSpec, 'kd.TapSpec(student="layer3", teacher="blocks.11")'
+        )
+    check_type(
+        "teacher_of", teacher_of, Mapping, "a dict: the name of a teacher by the name of a loss"
+    )
     return Objective(task or Classification(), losses, task_loss_weight, taps, teacher_of)
 
 
@@ -164,11 +184,19 @@ def as_teacher(
     if isinstance(teacher, Teacher):
         return OwnTeacher(teacher)
     if isinstance(teacher, Mapping):
-        members = {key: as_teacher(model, prepare, f"teacher['{key}']") for key, model in teacher.items()}
+        members = {
+            key: as_teacher(model, prepare, f"teacher['{key}']") for key, model in teacher.items()
+        }
         return Ensemble(members)  # type: ignore[arg-type]
     if not callable(teacher):
-        several = 'several go by name, {"a": a, "b": b}' if isinstance(teacher, (list, tuple)) else "or a kd.Teacher"
-        raise TypeError(f"{name}: must be a module or a function of pictures ({several}), got {type(teacher).__name__}")
+        several = (
+            'several go by name, {"a": a, "b": b}'
+            if isinstance(teacher, (list, tuple))
+            else "or a kd.Teacher"
+        )
+        raise TypeError(
+            f"{name}: must be a module or a function of pictures ({several}), got {type(teacher).__name__}"
+        )
     return FrozenTeacher(teacher, input_of(teacher, "the teacher", prepare, "teacher_prepare"))
 
 

@@ -38,17 +38,28 @@ class Student(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, prepare: Prepare, objective: Objective, data: DataInfo,
-        teacher: RunTeacher | None = None, average: ModelEmaV3 | None = None, optim: OptimSpec | None = None,
-        spec: StudentSpec | None = None, start: str = "given", note: str = "", parent: str = ALL,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        prepare: Prepare,
+        objective: Objective,
+        data: DataInfo,
+        teacher: RunTeacher | None = None,
+        average: ModelEmaV3 | None = None,
+        optim: OptimSpec | None = None,
+        spec: StudentSpec | None = None,
+        start: str = "given",
+        note: str = "",
+        parent: str = ALL,
+    ) -> None:
         super().__init__()
         self.model, self.average, self.objective = model, average, objective
         self.prepare, self.data, self.spec = prepare, data, spec
         self.start, self.note, self.parent = start, note, parent
         self.optim = optim or OptimSpec()
         self.lr = self.optim.lr
-        self._trained = freeze_backbone(model, self.arch) if self.spec is not None and self.spec.freeze else ()
+        self._trained = (
+            freeze_backbone(model, self.arch) if self.spec is not None and self.spec.freeze else ()
+        )
         self._scale_output()
         self.train()  # Lightning leaves modes as it finds them
         self.taps = Taps(model, [], prepare)
@@ -63,7 +74,9 @@ class Student(nn.Module):
         if not count:
             wanted = f"task={type(task).__name__}(num_classes) or data=kd.DataInfo(classes)"
             raise UserError(f"task: how many classes has the data? {wanted}")
-        return DataInfo([str(i) for i in range(count)], kind=task.kind, ignore_index=task.ignore_index)
+        return DataInfo(
+            [str(i) for i in range(count)], kind=task.kind, ignore_index=task.ignore_index
+        )
 
     def _scale_output(self) -> None:
         if self.data.scales is None:
@@ -94,7 +107,9 @@ class Student(nn.Module):
     def _prepare_classifier(self, teacher: RunTeacher | None) -> None:
         """DeiT: a distillation token learns from logit losses. SimKD: the classifier is the teacher's, not trained."""
         model: Any = self.model
-        self.has_two_heads = hasattr(model, "set_distilled_training") and self.objective.trains_logits
+        self.has_two_heads = (
+            hasattr(model, "set_distilled_training") and self.objective.trains_logits
+        )
         if self.has_two_heads:
             model.set_distilled_training(True)
         if self.objective.takeover is None or teacher is None:
@@ -156,7 +171,9 @@ class Student(nn.Module):
     def without_gradient(self) -> list[str]:
         """Names of the parameters that no loss reaches, found by one backward pass; DDP needs to know them."""
         objective = self.objective
-        off = tuple(f"objective.losses.{name}." for name in objective.losses if name not in objective.active)
+        off = tuple(
+            f"objective.losses.{name}." for name in objective.losses if name not in objective.active
+        )
         names = [name for name, _ in self.named_parameters() if name.startswith(off)] if off else []
         layers = objective.layers_of_student
         if objective.task_loss_weight or len(layers) < len(objective.active):
@@ -164,9 +181,15 @@ class Student(nn.Module):
         with evaluating(self.model), torch.enable_grad(), self.taps as caught:
             self._trial()
         read = [x for paths, form in layers.values() for x in self.taps.read(caught, paths, form)]
-        parameters = {f"model.{name}": p for name, p in self.model.named_parameters() if p.requires_grad}
-        found = torch.autograd.grad([x.sum() for x in read], list(parameters.values()), allow_unused=True)
-        return names + [name for name, gradient in zip(parameters, found, strict=True) if gradient is None]
+        parameters = {
+            f"model.{name}": p for name, p in self.model.named_parameters() if p.requires_grad
+        }
+        found = torch.autograd.grad(
+            [x.sum() for x in read], list(parameters.values()), allow_unused=True
+        )
+        return names + [
+            name for name, gradient in zip(parameters, found, strict=True) if gradient is None
+        ]
 
     # -- before training ---------------------------------------------------------------------------------------------
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
@@ -178,8 +201,14 @@ class Student(nn.Module):
         if self.start != "scratch":
             return f"student: {self.spec.arch} {self.note}"
         why = f", not from the teacher's layers ({self.note})" if self.note else ""
-        rate = f", at optim.lr_scratch={self.optim.lr_scratch:g}" if self.optim.lr_scratch is not None else ""
-        known = is_model_pretrained(self.spec.arch) and all(value == AUTO for value in self.spec.kwargs.values())
+        rate = (
+            f", at optim.lr_scratch={self.optim.lr_scratch:g}"
+            if self.optim.lr_scratch is not None
+            else ""
+        )
+        known = is_model_pretrained(self.spec.arch) and all(
+            value == AUTO for value in self.spec.kwargs.values()
+        )
         better = "; model.student.pretrained=true starts from timm's" if known else ""
         return f"student: {self.spec.arch} starts from random weights{why}{rate}{better}"
 
@@ -198,7 +227,9 @@ class Student(nn.Module):
         if pace.global_batch is not None:
             spec = scaled_to_batch(spec, pace.global_batch)
         elif spec.lr_batch is not None:
-            raise UserError("optim.lr_batch: needs a known batch size, which loaders of your own don't give")
+            raise UserError(
+                "optim.lr_batch: needs a known batch size, which loaders of your own don't give"
+            )
         optimizer, schedule = spec.build([self.model, self.objective.losses], pace)
         self.lr = max(float(lr) for lr in schedule.base_lrs)
         return optimizer, schedule
@@ -216,7 +247,11 @@ class Student(nn.Module):
             batch: on the student's device.
             answer: the teacher's to the same pictures.
         """
-        with annotate("student"), training_attention(self.model, batch["image"]), self.taps as caught:
+        with (
+            annotate("student"),
+            training_attention(self.model, batch["image"]),
+            self.taps as caught,
+        ):
             output = self.model(self.prepare(batch["image"]))
         if self.has_two_heads and isinstance(output, tuple):
             own, distilled = output
@@ -234,6 +269,8 @@ class Student(nn.Module):
         if self.objective.takeover is None or self._lender is None:
             return
         device = next(self.model.parameters()).device
-        weight, bias = self.objective.takeover[0].fold(*(x.to(device) for x in self._lender.classifier()))
+        weight, bias = self.objective.takeover[0].fold(
+            *(x.to(device) for x in self._lender.classifier())
+        )
         for model in self._models:
             set_in_units(model.get_classifier(), weight, bias)

@@ -17,7 +17,9 @@ from kd.optim import Pace, Together
 from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer, Wanted
 
-ONLY = "student"  # The name of a single student among its run's parameters; it is logged without one
+ONLY = (
+    "student"  # The name of a single student among its run's parameters; it is logged without one
+)
 
 
 class Students(nn.ModuleDict):
@@ -66,7 +68,9 @@ class Students(nn.ModuleDict):
         students = zip(self, self.named().values(), strict=True)
         return [f"{key}.{name}" for key, student in students for name in student.without_gradient()]
 
-    def begin(self, teacher: RunTeacher | None, pictures: Callable[[int], Tensor] | None) -> list[str]:
+    def begin(
+        self, teacher: RunTeacher | None, pictures: Callable[[int], Tensor] | None
+    ) -> list[str]:
         """Takes first weights from the teacher's layers where the settings say so; returns each student's message."""
         together: dict[tuple[str, int], list[Student]] = {}
         for student in self.named().values():
@@ -74,9 +78,15 @@ class Students(nn.ModuleDict):
                 together.setdefault((student.parent, student.sample_size), []).append(student)
         for (parent, count), students in together.items():
             if pictures is None:
-                raise UserError("model.student.inherit: needs training pictures: a DistillationDataModule")
+                raise UserError(
+                    "model.student.inherit: needs training pictures: a DistillationDataModule"
+                )
             assert teacher is not None
-            pairs, sample, giving = [(s.model, s.prepare) for s in students], pictures(count), teacher.members[parent]
+            pairs, sample, giving = (
+                [(s.model, s.prepare) for s in students],
+                pictures(count),
+                teacher.members[parent],
+            )
             try:
                 with part_of_the_start("fit of the inherited start"):
                     inherit_together(pairs, giving.original(), sample, giving.prepare)  # type: ignore[arg-type]
@@ -96,14 +106,18 @@ class Students(nn.ModuleDict):
         if not self.several:
             return made[0]
         optimizer = Together([own for own, _ in made])
-        return optimizer, LambdaLR(optimizer, [factor for _, own in made for factor in own.lr_lambdas])
+        return optimizer, LambdaLR(
+            optimizer, [factor for _, own in made for factor in own.lr_lambdas]
+        )
 
     def ask(self, teacher: RunTeacher | None, batch: Batch) -> Answer:
         """What the students' losses read of the teacher."""
         wanted = self.wanted
         return teacher.answer(batch, wanted) if teacher is not None and wanted else Answer()
 
-    def learn(self, batch: Batch, answer: Answer, before_each: Callable[[], None]) -> dict[str, Terms]:
+    def learn(
+        self, batch: Batch, answer: Answer, before_each: Callable[[], None]
+    ) -> dict[str, Terms]:
         """What one batch costs each student; ``before_each`` is called before each student's turn."""
         found = {}
         for name, student in self.named().items():

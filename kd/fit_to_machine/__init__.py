@@ -4,7 +4,12 @@ from kd.clock import part_of_the_start
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
 from kd.errors import UserError
-from kd.fit_to_machine.measure import cache_pays, fastest_num_workers, largest_batch_size, pixels_pay
+from kd.fit_to_machine.measure import (
+    cache_pays,
+    fastest_num_workers,
+    largest_batch_size,
+    pixels_pay,
+)
 from kd.fit_to_machine.memory import Memory, Run
 from kd.teachers import RunTeacher, caches_of, open_cache, reading_of
 
@@ -16,10 +21,17 @@ def apply_auto(run: Run, data: DistillationDataModule) -> RunTeacher | None:
     _tune(run, data)
     for student in run.students.named().values():
         check_batch(student.objective.active, data.batch_size, run.trainer.world_size)
-    return _in_view(_choose_cache(run, run.teacher, data) if run.teacher and run.students.wanted else run.teacher, data)
+    return _in_view(
+        _choose_cache(run, run.teacher, data)
+        if run.teacher and run.students.wanted
+        else run.teacher,
+        data,
+    )
 
 
-def _in_view(answering_teacher: RunTeacher | None, data: DistillationDataModule) -> RunTeacher | None:
+def _in_view(
+    answering_teacher: RunTeacher | None, data: DistillationDataModule
+) -> RunTeacher | None:
     """Only a cache wants to see the same views again."""
     data.views = next((cache.views for cache in caches_of(answering_teacher).values()), None)
     data.reading = reading_of(answering_teacher)
@@ -36,8 +48,10 @@ def _tune(run: Run, data: DistillationDataModule) -> None:
     for name, student in run.students.named().items():
         if "batch_size" in data.auto and student.optim.lr_batch is None:
             of = f" of {name}" if name else ""
-            raise UserError(f"optim.lr_batch{of}: say which global batch optim.lr={student.optim.lr:g} is meant for; "
-                            "data.batch_size=auto changes the batch")  # fmt: skip
+            raise UserError(
+                f"optim.lr_batch{of}: say which global batch optim.lr={student.optim.lr:g} is meant for; "
+                "data.batch_size=auto changes the batch"
+            )
     for name, measure in (("batch_size", largest_batch_size), ("num_workers", fastest_num_workers)):
         if name not in data.auto:
             continue
@@ -55,9 +69,13 @@ def _choose_cache(run: Run, teacher: RunTeacher, data: DistillationDataModule) -
     if modes == {"off"}:
         return teacher
     if teacher.is_shared_out:
-        raise UserError("model.teacher.cache: is not available beside placement=shard (a miss asks one process)")
+        raise UserError(
+            "model.teacher.cache: is not available beside placement=shard (a miss asks one process)"
+        )
     if "auto" in modes and len(modes) > 1:
-        raise UserError("model.teachers: cache=auto measures all teachers together; give it to all of them or to none")
+        raise UserError(
+            "model.teachers: cache=auto measures all teachers together; give it to all of them or to none"
+        )
     if modes == {"auto"}:
         answer = cache_pays(run, teacher, data) if run.trainer.is_global_zero else (False, "")
         pays, why = run.trainer.strategy.broadcast(answer)
@@ -80,7 +98,9 @@ def restore_auto(
     return _in_view(_cache(run, teacher, data) if before else teacher, data)
 
 
-def _cache(run: Run, teacher: RunTeacher, data: DistillationDataModule, announce: bool = False) -> RunTeacher:
+def _cache(
+    run: Run, teacher: RunTeacher, data: DistillationDataModule, announce: bool = False
+) -> RunTeacher:
     pixels = False
     if "auto" in {member.spec.cache_pixels for member in teacher.members.values()}:
         answer = pixels_pay(run, teacher, data) if run.trainer.is_global_zero else (False, "")

@@ -29,13 +29,17 @@ from kd.teachers.open_cache import DISK_SHARE, KEPT, cached_share, check_cacheab
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
 NEAR = 1.05  # fewer loader processes are taken where a step is within this of the fastest
 TRIAL_S = 1.0  # measured for each number of loader processes, at least 4 steps
-TRIED_ROOM = 0.1  # of the memory, where a batch was tried: for fragmentation, and pictures that differ
+TRIED_ROOM = (
+    0.1  # of the memory, where a batch was tried: for fragmentation, and pictures that differ
+)
 
 
 def median_ms(call: Callable[[], Any], device: torch.device) -> float:
     """Median of three calls in milliseconds, after one that warms up; waits for the device."""
     call()
-    return 1000 * statistics.median(timeit.repeat(call, timer=partial(_clock, device), number=1, repeat=3))
+    return 1000 * statistics.median(
+        timeit.repeat(call, timer=partial(_clock, device), number=1, repeat=3)
+    )
 
 
 def _clock(device: torch.device) -> float:
@@ -61,7 +65,11 @@ class StepTimes:
     def step_ms(self, teacher: bool) -> float:
         """A step with or without the teacher's forward."""
         compute = self.student_ms + (self.teacher_ms if teacher else 0)
-        return max(compute, self.loading_ms / self.num_workers) if self.num_workers else compute + self.loading_ms
+        return (
+            max(compute, self.loading_ms / self.num_workers)
+            if self.num_workers
+            else compute + self.loading_ms
+        )
 
     def gain(self, epochs: int, views: int, filled: float = 0.0) -> float:
         """How many times as fast a run is with a cache, of which a share ``filled`` is there already."""
@@ -76,7 +84,9 @@ def step_times(run: Run, data: DistillationDataModule) -> StepTimes:
     start = time.perf_counter()
     pictures = data.sample_pictures(min(data.batch_size, 32))
     loading_ms = 1000 * (time.perf_counter() - start) * data.batch_size / len(pictures)
-    images = pictures.repeat(-(-data.batch_size // len(pictures)), 1, 1, 1)[: data.batch_size].to(device)
+    images = pictures.repeat(-(-data.batch_size // len(pictures)), 1, 1, 1)[: data.batch_size].to(
+        device
+    )
     learn = _copies(run, device)
     student_ms = median_ms(lambda: learn(images), device)
     teacher = run.teacher
@@ -104,17 +114,25 @@ def largest_batch_size(run: Run, data: DistillationDataModule) -> tuple[int, str
     most = data.epoch_length // trainer.world_size
     size = counted = min(memory.fits(available), most)
     if device.type == "cuda":
-        size = tried_size(counted, most, memory, available, lambda tried: _peak_bytes(run, data, tried, device))
+        size = tried_size(
+            counted, most, memory, available, lambda tried: _peak_bytes(run, data, tried, device)
+        )
     grown = f"; {size - counted} more than counted, as trials have shown" if size > counted else ""
     more = int(memory.saved / memory.per_picture)
-    sharded = f"; {more} more fit as {memory.shards} processes share the state" if memory.shards > 1 and more else ""
+    sharded = (
+        f"; {more} more fit as {memory.shards} processes share the state"
+        if memory.shards > 1 and more
+        else ""
+    )
     return size, (
         f"batch size: {size} a process takes {memory.total(size) / 1e6:,.0f} MB of {available / 1e6:,.0f} MB free; "
         f"at most {1 - (TRIED_ROOM if grown else HEAD_ROOM):.0%} of them, and the training set{grown}{sharded}"
     )
 
 
-def tried_size(size: int, most: int, memory: Memory, available: float, peak: Callable[[int], float | None]) -> int:
+def tried_size(
+    size: int, most: int, memory: Memory, available: float, peak: Callable[[int], float | None]
+) -> int:
     """The largest batch that went through: what a picture takes is read of two trials, instead of counted.
 
     Args:
@@ -135,7 +153,9 @@ def tried_size(size: int, most: int, memory: Memory, available: float, peak: Cal
     return larger if larger > size and peak(larger) is not None else size
 
 
-def _peak_bytes(run: Run, data: DistillationDataModule, size: int, device: torch.device) -> float | None:
+def _peak_bytes(
+    run: Run, data: DistillationDataModule, size: int, device: torch.device
+) -> float | None:
     """What a step of teacher and students with ``size`` pictures takes of the GPU; ``None``: it does not fit."""
     try:
         torch.cuda.reset_peak_memory_stats(device)
@@ -152,7 +172,9 @@ def _peak_bytes(run: Run, data: DistillationDataModule, size: int, device: torch
 
 def learn_from(output: Tensor | tuple[Tensor, ...]) -> Tensor:
     """Any loss of a model's output (some give two in training): what its backward costs does not depend on which."""
-    return torch.stack([x.float().square().mean() for x in (output if isinstance(output, tuple) else (output,))]).sum()
+    return torch.stack(
+        [x.float().square().mean() for x in (output if isinstance(output, tuple) else (output,))]
+    ).sum()
 
 
 def fastest_num_workers(run: Run, data: DistillationDataModule) -> tuple[int, str]:
@@ -160,7 +182,9 @@ def fastest_num_workers(run: Run, data: DistillationDataModule) -> tuple[int, st
     devices = run.trainer.num_devices
     most = max(min(1, cores() - 1), cores() // devices - 1)
     learn = _learner(run, data)
-    with torch.random.fork_rng(devices=[] if run.trainer.strategy.root_device.type == "cpu" else None):
+    with torch.random.fork_rng(
+        devices=[] if run.trainer.strategy.root_device.type == "cpu" else None
+    ):
         ms = [_trial_ms(run, data, 0, 4, learn)]
         steps = min(20, max(4, round(1000 * TRIAL_S / ms[0])))
         while len(ms) <= most and min(ms[-2:]) * NEAR <= min(ms[:-2], default=math.inf):
@@ -168,7 +192,10 @@ def fastest_num_workers(run: Run, data: DistillationDataModule) -> tuple[int, st
     best = next(n for n, found in enumerate(ms) if found <= NEAR * min(ms))
     times = ", ".join(f"{found:.0f} ms with {n}" for n, found in enumerate(ms))
     together = f", {devices} processes at once" if devices > 1 else ""
-    return best, f"loader processes: {best} (a step takes {times}{together}; at most {most} fit the cores)"
+    return (
+        best,
+        f"loader processes: {best} (a step takes {times}{together}; at most {most} fit the cores)",
+    )
 
 
 def _learner(run: Run, data: DistillationDataModule) -> Callable[[Any], None]:
@@ -187,7 +214,11 @@ def _learner(run: Run, data: DistillationDataModule) -> Callable[[Any], None]:
 
 
 def _trial_ms(
-    run: Run, data: DistillationDataModule, num_workers: int, steps: int, learn: Callable[[Any], None]
+    run: Run,
+    data: DistillationDataModule,
+    num_workers: int,
+    steps: int,
+    learn: Callable[[Any], None],
 ) -> float:
     strategy = run.trainer.strategy
     ahead = 2 * num_workers + 1
@@ -200,7 +231,9 @@ def _trial_ms(
     start = time.perf_counter()
     for batch in batches:
         learn(batch)
-    spent = torch.tensor(1000 * (_clock(strategy.root_device) - start) / steps, device=strategy.root_device)
+    spent = torch.tensor(
+        1000 * (_clock(strategy.root_device) - start) / steps, device=strategy.root_device
+    )
     return float(strategy.reduce(spent, reduce_op="max"))
 
 
@@ -215,8 +248,13 @@ def cache_pays(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> t
     epochs, views = _epochs(run.trainer, data), first.spec.cache_views
     share, size = cached_share(teacher, data, wanted)
     if epochs <= views and share < WORTH - 1:
-        return False, f"off: {epochs} epoch(s) of {views} views (model.teacher.cache_views): no view comes again"
-    free = free_bytes(Path(first.spec.cache_dir).expanduser() if first.spec.cache_dir else cache_dir())
+        return (
+            False,
+            f"off: {epochs} epoch(s) of {views} views (model.teacher.cache_views): no view comes again",
+        )
+    free = free_bytes(
+        Path(first.spec.cache_dir).expanduser() if first.spec.cache_dir else cache_dir()
+    )
     disk = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
     if size * (1 - share) > DISK_SHARE * free:
         return False, f"off: it would take {disk}"
@@ -229,15 +267,22 @@ def cache_pays(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> t
 
 def pixels_pay(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> tuple[bool, str]:
     """Whether pixels of views are worth their disk beside cached answers, and why, in one line."""
-    wanting = next(member for member in teacher.members.values() if member.spec.cache_pixels == "auto")
+    wanting = next(
+        member for member in teacher.members.values() if member.spec.cache_pixels == "auto"
+    )
     fits, room = pixels_fit(wanting, Layout(data))
     if not fits or room == KEPT:
         return fits, f"{'on' if fits else 'off'}: {room}"
     epochs, views = _epochs(run.trainer, data), wanting.spec.cache_views
     if epochs <= views:
-        return False, f"off: {epochs} epoch(s) of {views} views (model.teacher.cache_views): no view comes again"
+        return (
+            False,
+            f"off: {epochs} epoch(s) of {views} views (model.teacher.cache_views): no view comes again",
+        )
     times = step_times(run, data)
-    workers = 0 if run.trainer.strategy.root_device.type == "cpu" else times.num_workers  # which share its cores
+    workers = (
+        0 if run.trainer.strategy.root_device.type == "cpu" else times.num_workers
+    )  # which share its cores
     gain = replace(times, num_workers=workers).step_ms(teacher=False) / times.student_ms
     found = f"student {times.student_ms:.0f}, loading {times.loading_ms:.0f} ms a step with {data.num_workers} workers"
     return gain >= WORTH, f"{'on' if gain >= WORTH else 'off'}: {found}; {room}"

@@ -75,13 +75,20 @@ class Memory:
         self.student = sum(size_of(student.model.state_dict().values()) for student in students)
         self.teacher = size_of(run.teacher.model.state_dict().values()) if run.teacher else 0
         self.gradients = size_of(trained)
-        self.optimizer = 2 * self.gradients  # Adam's two moments; the summary has the real one at the end
+        self.optimizer = (
+            2 * self.gradients
+        )  # Adam's two moments; the summary has the real one at the end
         self.unsharded = self.student + self.gradients + self.optimizer
         self.shards, whole = _shards(run)
         self.optimizer //= self.shards
         if whole:
-            self.student, self.gradients = self.student // self.shards, self.gradients // self.shards
-        few, more = (sum(_activations(run, student, count) for student in students) for count in (2, 4))
+            self.student, self.gradients = (
+                self.student // self.shards,
+                self.gradients // self.shards,
+            )
+        few, more = (
+            sum(_activations(run, student, count) for student in students) for count in (2, 4)
+        )
         self.per_picture = (more - few) / 2
         self.per_step = max(0.0, few - 2 * self.per_picture)  # the weights as autocast casts them
 
@@ -141,7 +148,9 @@ def _activations(run: Run, student: Student, count: int) -> int:
     device = run.trainer.strategy.root_device
     model = copy.deepcopy(student.model).to(device)  # a forward moves BatchNorm's averages
     images = torch.zeros(count, 3, *student.prepare.size, dtype=torch.uint8, device=device)
-    return saved_bytes(model, student.prepare(images), run.trainer.precision_plugin.forward_context())
+    return saved_bytes(
+        model, student.prepare(images), run.trainer.precision_plugin.forward_context()
+    )
 
 
 def available_bytes(device: torch.device, local_processes: int) -> int:
@@ -157,5 +166,7 @@ def available_bytes(device: torch.device, local_processes: int) -> int:
     free = psutil.virtual_memory().available
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and limit.read_text().strip().isdigit():
-        free = min(free, int(limit.read_text()) - int(limit.with_name("memory.current").read_text()))
+        free = min(
+            free, int(limit.read_text()) - int(limit.with_name("memory.current").read_text())
+        )
     return free // local_processes

@@ -11,7 +11,11 @@ from torch import nn
 
 from kd.errors import UserError
 
-BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")  # instructions for products in bfloat16: Intel's and AMD's, Arm's
+BFLOAT16 = (
+    "amx_bf16",
+    "avx512_bf16",
+    "bf16",
+)  # instructions for products in bfloat16: Intel's and AMD's, Arm's
 EMULATED = 10.0  # times as long as in float32, or longer: nothing but software computes it
 SIDE = 256  # of the matrices that are multiplied to measure
 PLUGINS: dict[str, Callable[[], Precision]] = {
@@ -30,11 +34,15 @@ def choose_precision(accelerator: str) -> tuple[str, str]:
         return "16-mixed", reason
     if accelerator not in ("auto", "cpu"):
         return "bf16-mixed", ""
-    capabilities: Callable[[], dict] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.8 does not say
+    capabilities: Callable[[], dict] = getattr(
+        torch.cpu, "get_capabilities", dict
+    )  # torch 2.8 does not say
     return precision_of_cpu(capabilities(), bfloat16_time)
 
 
-def precision_of_cpu(capabilities: Mapping[str, object], measured: Callable[[], float]) -> tuple[str, str]:
+def precision_of_cpu(
+    capabilities: Mapping[str, object], measured: Callable[[], float]
+) -> tuple[str, str]:
     """The precision of a CPU and the reason; oneDNN emulates bfloat16 on any AVX512: that says nothing."""
     named = next((name for name in BFLOAT16 if capabilities.get(name)), None)
     if named:
@@ -56,12 +64,16 @@ def bfloat16_time() -> float:
     return narrow_s / wide_s
 
 
-def choose_kernels(trainer: Trainer, models: Iterable[nn.Module], products: str, benchmark: bool) -> None:
+def choose_kernels(
+    trainer: Trainer, models: Iterable[nn.Module], products: str, benchmark: bool
+) -> None:
     """On a GPU: how float32 matrices are multiplied, and the fastest convolutions of a CNN (a ViT has only one)."""
     if trainer.strategy.root_device.type != "cuda":
         return
     torch.set_float32_matmul_precision(products)
-    if benchmark and any(sum(isinstance(part, nn.Conv2d) for part in model.modules()) > 1 for model in models):
+    if benchmark and any(
+        sum(isinstance(part, nn.Conv2d) for part in model.modules()) > 1 for model in models
+    ):
         torch.backends.cudnn.benchmark = True
 
 
@@ -69,6 +81,11 @@ def take_the_first(trainer: Trainer, chosen: Sequence[str]) -> None:
     """All processes train in rank 0's precision: machines with other CPUs may have chosen another."""
     if len(set(chosen)) == 1:
         return
-    if type(trainer.precision_plugin) not in (Precision, MixedPrecision) or not set(chosen) <= PLUGINS.keys():
-        raise UserError(f"trainer.precision: the machines differ ({', '.join(sorted(set(chosen)))} chosen); give one")
+    if (
+        type(trainer.precision_plugin) not in (Precision, MixedPrecision)
+        or not set(chosen) <= PLUGINS.keys()
+    ):
+        raise UserError(
+            f"trainer.precision: the machines differ ({', '.join(sorted(set(chosen)))} chosen); give one"
+        )
     trainer.strategy.precision_plugin = PLUGINS[chosen[0]]()

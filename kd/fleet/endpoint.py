@@ -68,7 +68,10 @@ class Endpoint(Needs):
                 "ModelDataUrl": f"{self.bucket_url('s3')}/{self.name}/model.tar.gz",
             },
         }
-        found = {"create_model": model, **(self._transform() if "batch" in self.own else self._endpoint())}
+        found = {
+            "create_model": model,
+            **(self._transform() if "batch" in self.own else self._endpoint()),
+        }
         for operation, request in found.items():
             check_request(operation.title().replace("_", ""), request)
         return found
@@ -79,7 +82,10 @@ class Endpoint(Needs):
             variant["ServerlessConfig"] = SERVERLESS
         else:
             check_type("instances", self.machines, "ProductionVariantInstanceType")
-            variant |= {"InstanceType": self.machines.type, "InitialInstanceCount": self.machines.count}
+            variant |= {
+                "InstanceType": self.machines.type,
+                "InitialInstanceCount": self.machines.count,
+            }
         names = {"EndpointConfigName": self.name}
         return {
             "create_endpoint_config": {**names, "ProductionVariants": [variant]},
@@ -88,9 +94,13 @@ class Endpoint(Needs):
 
     def _transform(self) -> dict[str, dict[str, Any]]:
         if self.machines is None:
-            raise UserError("serverless: a batch transform needs machines (instances=1xml.c5.xlarge)")
+            raise UserError(
+                "serverless: a batch transform needs machines (instances=1xml.c5.xlarge)"
+            )
         check_type("instances", self.machines, "TransformInstanceType")
-        wrong = next((key for key in ("batch", "out") if not self.own.get(key, "").startswith("s3://")), None)
+        wrong = next(
+            (key for key in ("batch", "out") if not self.own.get(key, "").startswith("s3://")), None
+        )
         if wrong:
             raise UserError(f"{wrong}: must be s3://BUCKET/FOLDER, got '{self.own.get(wrong, '')}'")
         source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": self.own["batch"]}}
@@ -99,7 +109,10 @@ class Endpoint(Needs):
             "ModelName": self.name,
             "TransformInput": {"DataSource": source, "ContentType": PICTURE},
             "TransformOutput": {"S3OutputPath": self.own["out"], "Accept": "application/json"},
-            "TransformResources": {"InstanceType": self.machines.type, "InstanceCount": self.machines.count},
+            "TransformResources": {
+                "InstanceType": self.machines.type,
+                "InstanceCount": self.machines.count,
+            },
         }
         return {"create_transform_job": request}
 
@@ -111,7 +124,9 @@ def run(request: Request) -> int:
         UserError: not one finished run, a wrong key, or a refusal of SageMaker.
     """
     if len(request.rest) != 1:
-        raise UserError("endpoint: takes one run's folder (kd-launch endpoint RUN instances=1xml.c5.xlarge)")
+        raise UserError(
+            "endpoint: takes one run's folder (kd-launch endpoint RUN instances=1xml.c5.xlarge)"
+        )
     own = take_all(request, *KEYS)
     folder = finished_at(request.rest[0], "config.yaml")
     found = _read(folder, own)
@@ -132,7 +147,10 @@ def run(request: Request) -> int:
     again = f"kd-launch endpoint {request.rest[0]} --delete"
     kind = "transform_job" if "batch" in own else "endpoint"
     outcome = _wait(kind, found.name)
-    print(f"kd-launch: {found.name}: {outcome.text}; what is paid for is removed by: {again}", flush=True)
+    print(
+        f"kd-launch: {found.name}: {outcome.text}; what is paid for is removed by: {again}",
+        flush=True,
+    )
     if not outcome.done:
         return 1
     return 0 if kind == "transform_job" else _compare(found.name, opened)
@@ -140,17 +158,31 @@ def run(request: Request) -> int:
 
 def _read(folder: Path, own: dict[str, str]) -> Endpoint:
     place = folder.resolve()
-    stem = re.sub(r"[^a-zA-Z0-9]+", "-", f"{place.parent.name}-{place.name}").strip("-")[-60:].lstrip("-")
+    stem = (
+        re.sub(r"[^a-zA-Z0-9]+", "-", f"{place.parent.name}-{place.name}")
+        .strip("-")[-60:]
+        .lstrip("-")
+    )
     name = own.get("job") or stem
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):
         raise UserError(f"job: must be letters, digits and dashes, 63 at most, got '{name}'")
-    machines = None if truth(own, "serverless") else read_machines("instances", own.get("instances", "1xml.c5.xlarge"))
+    machines = (
+        None
+        if truth(own, "serverless")
+        else read_machines("instances", own.get("instances", "1xml.c5.xlarge"))
+    )
     if "out" in own and "batch" not in own:
         raise UserError("out: only a batch transform has one (batch=s3://BUCKET/FOLDER)")
     if machines is None and "instances" in own:
-        print(f"kd-launch: instances: {own['instances']} is ignored with serverless=true", file=sys.stderr)
+        print(
+            f"kd-launch: instances: {own['instances']} is ignored with serverless=true",
+            file=sys.stderr,
+        )
     if machines and has_gpus(machines.type):
-        print(f"kd-launch: kd-serve computes on the CPU: the GPUs of {machines.type} idle", file=sys.stderr)
+        print(
+            f"kd-launch: kd-serve computes on the CPU: the GPUs of {machines.type} idle",
+            file=sys.stderr,
+        )
     return Endpoint(name, machines, own)
 
 
@@ -163,7 +195,10 @@ def _archive(opened: "FinishedRun") -> Path:
         kind = find_format("sagemaker")
         kind.check("endpoint", False)
         problem, _ = export(
-            opened, ExportRequest("sagemaker", kind, False, "nhwc", 300, ExportLimits()), out, remember_made
+            opened,
+            ExportRequest("sagemaker", kind, False, "nhwc", 300, ExportLimits()),
+            out,
+            remember_made,
         )
         if problem:
             raise UserError(f"{opened.folder}: its export was not kept: {problem}")
@@ -176,7 +211,9 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
     model = calls["create_model"]
     name, url = model["ModelName"], model["PrimaryContainer"]["ModelDataUrl"]
     with boto_errors():
-        if any(known["ModelName"] == name for known in client.list_models(NameContains=name)["Models"]):
+        if any(
+            known["ModelName"] == name for known in client.list_models(NameContains=name)["Models"]
+        ):
             raise UserError(f"job: there is a model '{name}' already; --delete removes it")
     bucket, _, key = url.removeprefix("s3://").partition("/")
     try:
@@ -201,7 +238,11 @@ def _wait(kind: str, name: str) -> Outcome:
         status = answer[f"{word}Status"]
         done = status in ("InService", "Completed")
         text = f"{status}: {answer.get('FailureReason', '')}".rstrip(": ")
-        return status, Outcome(done, text) if done or status in ("Failed", "Stopped", "OutOfService") else None
+        return status, Outcome(done, text) if done or status in (
+            "Failed",
+            "Stopped",
+            "OutOfService",
+        ) else None
 
     return followed(name, poll, POLL_S)
 
@@ -235,9 +276,13 @@ def _compare(name: str, opened: "FinishedRun") -> int:
         ((_, numbers, _),) = predict(opened, [str(file)], torch.device("cpu"), {})
     own = answer(numbers.numpy(), opened.manifest("onnx", "nhwc", False), 5)
     apart = difference(own, served)
-    print(f"kd-launch: the first validation picture: the endpoint answers {_short(served)}, kd-predict {_short(own)}")
+    print(
+        f"kd-launch: the first validation picture: the endpoint answers {_short(served)}, kd-predict {_short(own)}"
+    )
     if apart > ALIKE:
-        print(f"kd-launch: {name}: its answer is {apart:.1%} away from kd-predict's", file=sys.stderr)
+        print(
+            f"kd-launch: {name}: its answer is {apart:.1%} away from kd-predict's", file=sys.stderr
+        )
     return int(apart > ALIKE)
 
 
@@ -272,12 +317,17 @@ def delete(name: str) -> int:
         with boto_errors():
             try:
                 if part == "model":
-                    archive = client.describe_model(ModelName=name)["PrimaryContainer"]["ModelDataUrl"]
+                    archive = client.describe_model(ModelName=name)["PrimaryContainer"][
+                        "ModelDataUrl"
+                    ]
                 getattr(client, f"delete_{part}")(**{key: name})
                 print(f"kd-launch: {name}: {part} removed")
             except ClientError as error:
                 gone = "Could not find" in str(error)
                 left += not gone
                 print(f"kd-launch: {name}: {part} {'not found' if gone else f'is left: {error}'}")
-    print(f"kd-launch: {name}: left: " + (f"the archive {archive}" if archive else "nothing that is known here"))
+    print(
+        f"kd-launch: {name}: left: "
+        + (f"the archive {archive}" if archive else "nothing that is known here")
+    )
     return int(left > 0)

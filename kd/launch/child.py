@@ -27,7 +27,11 @@ def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
         items: the command line.
         popen: further arguments of ``subprocess.Popen``; ``env`` is added to this process's environment.
     """
-    env = {k: v for k, v in os.environ.items() if k not in _OF_A_JOB and not k.startswith(("SLURM_", "TORCHELASTIC_"))}
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in _OF_A_JOB and not k.startswith(("SLURM_", "TORCHELASTIC_"))
+    }
     env |= {**(popen.pop("env", None) or {}), PARENT: str(os.getpid())}
     return subprocess.Popen([sys.executable, "-m", "kd.cli", *items], env=env, **popen)
 
@@ -35,7 +39,9 @@ def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
 def reason_in(log: Path) -> str:
     """Why a ``kd-train`` failed, in a line, by the log of its output."""
     text = text_of(log, LARGEST_LOG, errors="replace") if log.is_file() else ""
-    message = r"kd-(?:train|latency): (?!the traceback|to resume|resume)(?:rank \d+: )?(?:failed: )?(.+)"
+    message = (
+        r"kd-(?:train|latency): (?!the traceback|to resume|resume)(?:rank \d+: )?(?:failed: )?(.+)"
+    )
     return (re.findall(message, text) or text.strip().splitlines() or ["no output"])[-1][:200]
 
 
@@ -47,7 +53,9 @@ def die_with_parent() -> None:
 
 def end_with_parent() -> None:
     """In such a child, as it starts: asks the kernel for a SIGTERM at the parent's end. Elsewhere nothing."""
-    parent = os.environ.pop(PARENT, None)  # popped: processes that this one starts have another parent
+    parent = os.environ.pop(
+        PARENT, None
+    )  # popped: processes that this one starts have another parent
     if parent is None or not sys.platform.startswith("linux"):
         return
     die_with_parent()

@@ -49,25 +49,41 @@ def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:
     from_file: dict[str, Any] = {}
     if resource_file.is_file():
         from_file = read_json(text_of(resource_file), str(resource_file), dict)
-    hosts = read_json(env["SM_HOSTS"], "SM_HOSTS", list) if "SM_HOSTS" in env else from_file.get("hosts")
+    hosts = (
+        read_json(env["SM_HOSTS"], "SM_HOSTS", list)
+        if "SM_HOSTS" in env
+        else from_file.get("hosts")
+    )
     if hosts is None:
         return None
     if not hosts:
         raise UserError("SM_HOSTS: names no machine")
     if sorted(from_file.get("hosts", hosts)) != sorted(hosts):
-        raise UserError(f"SM_HOSTS: {', '.join(hosts)}, but {resource_file} has {', '.join(from_file['hosts'])}")
+        raise UserError(
+            f"SM_HOSTS: {', '.join(hosts)}, but {resource_file} has {', '.join(from_file['hosts'])}"
+        )
     here = env.get("SM_CURRENT_HOST", from_file.get("current_host", ""))
     if here not in hosts:
-        raise UserError(f"SM_CURRENT_HOST: '{here}' is none of the job's hosts {', '.join(sorted(hosts))}")
+        raise UserError(
+            f"SM_CURRENT_HOST: '{here}' is none of the job's hosts {', '.join(sorted(hosts))}"
+        )
     interface = env.get("SM_NETWORK_INTERFACE_NAME", from_file.get("network_interface_name"))
     listed = from_file.get("instance_groups") or []
     if "SM_INSTANCE_GROUPS_DICT" in env:
-        listed = list(read_json(env["SM_INSTANCE_GROUPS_DICT"], "SM_INSTANCE_GROUPS_DICT", dict).values())
-    groups = {g["instance_group_name"]: sorted(g["hosts"]) for g in listed} or {"train": sorted(hosts)}
+        listed = list(
+            read_json(env["SM_INSTANCE_GROUPS_DICT"], "SM_INSTANCE_GROUPS_DICT", dict).values()
+        )
+    groups = {g["instance_group_name"]: sorted(g["hosts"]) for g in listed} or {
+        "train": sorted(hosts)
+    }
     grouped = sorted(host for names in groups.values() for host in names)
     if grouped != sorted(hosts):
-        raise UserError(f"instance_groups: their hosts are {', '.join(grouped)}, the job's {', '.join(sorted(hosts))}")
-    train = groups[_training_group(groups, _current(env, from_file, groups, here), env.get("KD_ROLE"))]
+        raise UserError(
+            f"instance_groups: their hosts are {', '.join(grouped)}, the job's {', '.join(sorted(hosts))}"
+        )
+    train = groups[
+        _training_group(groups, _current(env, from_file, groups, here), env.get("KD_ROLE"))
+    ]
     _check_types(listed, train)
     return Machines(here, train, sorted(set(hosts) - set(train)), interface)
 
@@ -88,24 +104,34 @@ def read_json(text: str, where: str, kind: type[T]) -> T:
     except ValueError as error:
         raise UserError(f"{where}: is not JSON: {error}") from error
     if not isinstance(found, kind):
-        raise UserError(f"{where}: must be a {'list' if kind is list else 'mapping'}, got {text[:100]}")
+        raise UserError(
+            f"{where}: must be a {'list' if kind is list else 'mapping'}, got {text[:100]}"
+        )
     return found
 
 
-def _current(env: Mapping[str, str], from_file: Mapping[str, Any], groups: Mapping[str, list[str]], here: str) -> str:
+def _current(
+    env: Mapping[str, str], from_file: Mapping[str, Any], groups: Mapping[str, list[str]], here: str
+) -> str:
     group = next(name for name, hosts in groups.items() if here in hosts)
     named = {from_file.get(f"current_{key}") for key in ("group_name", "instance_group")}
     named.add(env.get("SM_CURRENT_INSTANCE_GROUP"))
     wrong = (named - {None, "", group}) if len(groups) > 1 else set()
     if wrong:
-        raise UserError(f"current_group_name: {', '.join(map(str, wrong))}, but {here} is listed in '{group}'")
+        raise UserError(
+            f"current_group_name: {', '.join(map(str, wrong))}, but {here} is listed in '{group}'"
+        )
     return group
 
 
 def _training_group(groups: Mapping[str, list[str]], current: str, role: str | None) -> str:
     roles: dict[str, str | None] = {current: "train"} if len(groups) == 1 else {}
     for name in () if roles else groups:
-        known = [role for role, words in _WORDS.items() if words & set(re.split(r"[^a-z]+", name.lower()))]
+        known = [
+            role
+            for role, words in _WORDS.items()
+            if words & set(re.split(r"[^a-z]+", name.lower()))
+        ]
         roles[name] = known[0] if len(known) == 1 else None
     if role:
         roles[current] = role
@@ -113,8 +139,10 @@ def _training_group(groups: Mapping[str, list[str]], current: str, role: str | N
     training = training or [name for name, known in roles.items() if known is None]
     if len(training) != 1:
         what = f"'{', '.join(training)}' would train" if training else "none of them trains"
-        raise UserError(f"instance_groups: {', '.join(groups)}: {what}; one must, and it alone: name it train and the "
-                        "others data, or set KD_ROLE=train or data on each machine")  # fmt: skip
+        raise UserError(
+            f"instance_groups: {', '.join(groups)}: {what}; one must, and it alone: name it train and the "
+            "others data, or set KD_ROLE=train or data on each machine"
+        )
     return training[0]
 
 
@@ -122,8 +150,10 @@ def _check_types(groups: list[dict[str, Any]], train: list[str]) -> None:
     with_gpus = [g["instance_group_name"] for g in groups if has_gpus(g.get("instance_type", ""))]
     training = next((g for g in groups if sorted(g["hosts"]) == train), {})
     if with_gpus and has_gpus(training.get("instance_type", "")) is False:
-        raise UserError(f"instance_groups: '{training['instance_group_name']}' would train on "
-                        f"{training['instance_type']}, which has no GPU, while {', '.join(with_gpus)} has")  # fmt: skip
+        raise UserError(
+            f"instance_groups: '{training['instance_group_name']}' would train on "
+            f"{training['instance_type']}, which has no GPU, while {', '.join(with_gpus)} has"
+        )
 
 
 def has_gpus(instance_type: str) -> bool | None:

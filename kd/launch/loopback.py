@@ -21,7 +21,10 @@ def meet_on_loopback(trainer: Trainer) -> None:
         trainer: Lightning's, before its fit or validation.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
-    ours = isinstance(environment, LightningEnvironment) and not environment.creates_processes_externally
+    ours = (
+        isinstance(environment, LightningEnvironment)
+        and not environment.creates_processes_externally
+    )
     if not ours or trainer.world_size == 1 or trainer.num_nodes > 1:
         return
     listening = socket.socket()

@@ -48,7 +48,9 @@ def started(env: Mapping[str, str] = os.environ) -> Started | None:
         return Started("SLURM", "SLURM_NTASKS", tasks, whole_number(env, nodes, 1, default=1))
     if "SLURM_NTASKS" not in env and whole_number(env, "PMI_SIZE", 1, default=1) > 1:
         return Started("mpiexec", "PMI_SIZE", whole_number(env, "PMI_SIZE", 1))
-    if "LOCAL_RANK" in env and "WORLD_SIZE" in env:  # a launcher of the user's own, or Lightning in its children
+    if (
+        "LOCAL_RANK" in env and "WORLD_SIZE" in env
+    ):  # a launcher of the user's own, or Lightning in its children
         return Started("another program", "WORLD_SIZE", whole_number(env, "WORLD_SIZE", 1))
     return None
 
@@ -66,17 +68,29 @@ def check_processes(trainer: Trainer, env: Mapping[str, str] = os.environ) -> No
     if existing is None:
         _check_alone(env, wanted, nodes, settings)
         if devices > 1 and not _has_a_file():
-            raise UserError(f"trainer.devices: {devices} processes need a program that each of them can start again "
-                            "(python FILE.py, kd-train); this one has no file (python - or -c)")  # fmt: skip
+            raise UserError(
+                f"trainer.devices: {devices} processes need a program that each of them can start again "
+                "(python FILE.py, kd-train); this one has no file (python - or -c)"
+            )
     elif existing.by == "mpiexec":
-        raise UserError(f"PMI_SIZE: mpiexec has started {_count(existing.processes)} that do not know each other; "
-                        "start them with torchrun, srun or Open MPI's mpirun")  # fmt: skip
+        raise UserError(
+            f"PMI_SIZE: mpiexec has started {_count(existing.processes)} that do not know each other; "
+            "start them with torchrun, srun or Open MPI's mpirun"
+        )
     elif existing.processes != wanted:
-        unset = "; unset LOCAL_RANK and WORLD_SIZE if nothing has" if existing.variable == "WORLD_SIZE" else ""
-        raise UserError(f"{existing.variable}: {existing.by} has started {_count(existing.processes)}, but "
-                        f"{settings}{unset if existing.by == 'another program' else ''}")  # fmt: skip
+        unset = (
+            "; unset LOCAL_RANK and WORLD_SIZE if nothing has"
+            if existing.variable == "WORLD_SIZE"
+            else ""
+        )
+        raise UserError(
+            f"{existing.variable}: {existing.by} has started {_count(existing.processes)}, but "
+            f"{settings}{unset if existing.by == 'another program' else ''}"
+        )
     elif existing.machines not in (None, nodes):
-        raise UserError(f"trainer.num_nodes: {nodes}, but {existing.by}'s job has {existing.machines} machines")
+        raise UserError(
+            f"trainer.num_nodes: {nodes}, but {existing.by}'s job has {existing.machines} machines"
+        )
 
 
 def _check_alone(env: Mapping[str, str], wanted: int, nodes: int, settings: str) -> None:
@@ -85,21 +99,34 @@ def _check_alone(env: Mapping[str, str], wanted: int, nodes: int, settings: str)
     node_rank = whole_number(env, "NODE_RANK", default=0)
     if "LOCAL_RANK" in env and (wanted > 1 or whole_number(env, "LOCAL_RANK")):
         means = "in the environment says that another program starts each process, but not how many (WORLD_SIZE)"
-        raise UserErrorOfAll(f"LOCAL_RANK: {env['LOCAL_RANK']} {means}, and {settings}; unset LOCAL_RANK")
+        raise UserErrorOfAll(
+            f"LOCAL_RANK: {env['LOCAL_RANK']} {means}, and {settings}; unset LOCAL_RANK"
+        )
     if whole_number(env, "RANK", default=0):
-        raise UserErrorOfAll(f"RANK: {env['RANK']} {left_over}; unset RANK, or start them with torchrun")
+        raise UserErrorOfAll(
+            f"RANK: {env['RANK']} {left_over}; unset RANK, or start them with torchrun"
+        )
     if whole_number(env, "WORLD_SIZE", 1, default=1) not in (1, wanted):
-        raise UserErrorOfAll(f"WORLD_SIZE: {env['WORLD_SIZE']} {left_over}, and {settings}; unset WORLD_SIZE")
+        raise UserErrorOfAll(
+            f"WORLD_SIZE: {env['WORLD_SIZE']} {left_over}, and {settings}; unset WORLD_SIZE"
+        )
     if node_rank >= nodes:
-        raise UserErrorOfAll(f"NODE_RANK: {node_rank} in the environment, but trainer.num_nodes={nodes}")
+        raise UserErrorOfAll(
+            f"NODE_RANK: {node_rank} in the environment, but trainer.num_nodes={nodes}"
+        )
     if nodes > 1 and not env.get("MASTER_ADDR"):
         how = "start kd-train through a launcher, or set MASTER_ADDR and NODE_RANK on each machine"
-        raise UserErrorOfAll(f"trainer.num_nodes: {nodes}, but MASTER_ADDR does not name the first machine; {how}")
+        raise UserErrorOfAll(
+            f"trainer.num_nodes: {nodes}, but MASTER_ADDR does not name the first machine; {how}"
+        )
 
 
 def _has_a_file() -> bool:
     """Whether this program can be started again by its file or its module, as Lightning starts the other processes."""
-    return getattr(sys.modules["__main__"], "__spec__", None) is not None or Path(sys.argv[0]).is_file()
+    return (
+        getattr(sys.modules["__main__"], "__spec__", None) is not None
+        or Path(sys.argv[0]).is_file()
+    )
 
 
 def _count(processes: int) -> str:

@@ -21,8 +21,10 @@ from kd.launch.cluster import Cluster
 WAIT_S = 1800.0  # for machines of the job that come up later
 ANSWER_S = 5.0
 FIRST_MISSING = "data.engine: ray: the first machine has not answered at {} within half an hour"
-TRAINING_MISSING = ("KD_ROLE: no machine that trains has answered at {} within 30 minutes (it starts Ray with "
-                    "config=remote_data)")  # fmt: skip
+TRAINING_MISSING = (
+    "KD_ROLE: no machine that trains has answered at {} within 30 minutes (it starts Ray with "
+    "config=remote_data)"
+)
 SEEN_DOWN = 5  # times in a row that the first machine does not answer before it counts as gone
 READY = """
 import ray, sys, time
@@ -36,7 +38,11 @@ while sum(n["Alive"] and n["Labels"].get("kd-role") == "data" for n in ray.nodes
 
 
 def _address(cluster: Cluster) -> tuple[str, int]:
-    host = cluster.variables.get("MASTER_ADDR") or os.environ.get("MASTER_ADDR") or socket.gethostname()
+    host = (
+        cluster.variables.get("MASTER_ADDR")
+        or os.environ.get("MASTER_ADDR")
+        or socket.gethostname()
+    )
     return host, int(os.environ.get("KD_RAY_PORT", "6379"))
 
 
@@ -66,7 +72,9 @@ class _Node:
         if self.process.poll() is not None:
             self.log.seek(0)
             words = self.log.read().decode(errors="replace").strip().splitlines() or [""]
-            raise RunError(f"Ray has ended on this machine with status {self.process.returncode}: {words[-1][:300]}")
+            raise RunError(
+                f"Ray has ended on this machine with status {self.process.returncode}: {words[-1][:300]}"
+            )
 
     def end(self) -> None:
         for number, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 5)):
@@ -85,10 +93,21 @@ def _start(*arguments: str, role: str) -> _Node:
         raise UserError(f"machines that prepare data: {needs_extra('ray')}")
     log = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the node's end)
     process = subprocess.Popen(
-        [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats",
-         f"--labels=kd-role={role}", *arguments],
-        stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--block",
+            "--disable-usage-stats",
+            f"--labels=kd-role={role}",
+            *arguments,
+        ],
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
     return _Node(process, log)
 
 
@@ -106,8 +125,10 @@ def check_secret(cluster: Cluster | None) -> None:
     if os.environ.get("RAY_AUTH_MODE") == "disabled" or os.environ.get("RAY_AUTH_TOKEN_PATH"):
         return
     if not os.environ.get("RAY_AUTH_TOKEN"):
-        raise UserError("RAY_AUTH_TOKEN: must be a secret that all machines of the job share; kd-launch gives them one "
-                        "(RAY_AUTH_MODE=disabled does without, where nobody else reaches them)")  # fmt: skip
+        raise UserError(
+            "RAY_AUTH_TOKEN: must be a secret that all machines of the job share; kd-launch gives them one "
+            "(RAY_AUTH_MODE=disabled does without, where nobody else reaches them)"
+        )
     os.environ["RAY_AUTH_MODE"] = "token"
 
 
@@ -126,8 +147,10 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
         yield
         return
     if engine != "ray":
-        raise UserError(f"data.engine: {engine}, but {cluster.data_nodes} machine(s) of the job prepare data; "
-                        "config=remote_data")  # fmt: skip
+        raise UserError(
+            f"data.engine: {engine}, but {cluster.data_nodes} machine(s) of the job prepare data; "
+            "config=remote_data"
+        )
     host, port = address = _address(cluster)
     os.environ["RAY_ADDRESS"] = f"{host}:{port}"
     if any(os.environ.get(name, "0") != "0" for name in ("LOCAL_RANK", "SLURM_LOCALID")):
@@ -135,7 +158,9 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
         _wait_for_data(f"{host}:{port}", cluster.data_nodes)
         yield
         return
-    first = not any(os.environ.get(name, "0") != "0" for name in ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID"))
+    first = not any(
+        os.environ.get(name, "0") != "0" for name in ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID")
+    )
     head = ["--head", f"--port={port}", "--include-dashboard=false", *_own_address(host)]
     where = head if first else [f"--address={host}:{port}"]
     if not first:
@@ -151,7 +176,10 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
 
 
 def _wait_for(
-    address: tuple[str, int], node: _Node | None = None, received: Sequence[int] = (), missing: str = FIRST_MISSING
+    address: tuple[str, int],
+    node: _Node | None = None,
+    received: Sequence[int] = (),
+    missing: str = FIRST_MISSING,
 ) -> None:
     until = time.monotonic() + WAIT_S
     while not _answers(address):
@@ -168,7 +196,14 @@ def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
     """Until this machine's own node is there, and those of all machines that prepare data."""
     until = time.monotonic() + WAIT_S
     while True:
-        ask = [sys.executable, "-c", READY, address, str(count), str(max(0.0, until - time.monotonic()))]
+        ask = [
+            sys.executable,
+            "-c",
+            READY,
+            address,
+            str(count),
+            str(max(0.0, until - time.monotonic())),
+        ]
         done = subprocess.run(ask, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return
@@ -176,7 +211,9 @@ def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
             node.check()
         if time.monotonic() > until:
             message = (done.stderr.strip().splitlines() or ["they have not come"])[-1]
-            raise UserError(f"data.engine: ray: {count} machine(s) should prepare data: {message[:300]}")
+            raise UserError(
+                f"data.engine: ray: {count} machine(s) should prepare data: {message[:300]}"
+            )
         time.sleep(1)
 
 

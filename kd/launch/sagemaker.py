@@ -14,7 +14,9 @@ from kd.launch.groups import base, read_json
 from kd.storage.elsewhere import json_of, text_of
 
 CHANNEL = "channel:"
-_NOT_OURS = re.compile(r"sagemaker_.*|_tuning_objective_metric")  # what SageMaker's own tools put beside the settings
+_NOT_OURS = re.compile(
+    r"sagemaker_.*|_tuning_objective_metric"
+)  # what SageMaker's own tools put beside the settings
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ def container(env: Mapping[str, str] = os.environ) -> Container | None:
     text = env.get("SM_HPS") or (text_of(file) if file.is_file() else "{}")
     given = read_json(text, "SM_HPS" if env.get("SM_HPS") else str(file), dict)
     trial = env.get("TRAINING_JOB_NAME", "") if "_tuning_objective_metric" in given else ""
-    settings = {key: _as_text(value) for key, value in given.items() if not _NOT_OURS.fullmatch(key)}
+    settings = {
+        key: _as_text(value) for key, value in given.items() if not _NOT_OURS.fullmatch(key)
+    }
     return Container(folder, settings, trial)
 
 
@@ -85,12 +89,24 @@ def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
         return value
     name, slash, part = value.removeprefix(CHANNEL).partition("/")
     data = base(env) / "input" / "data"
-    found = {path.name: str(path) for path in sorted(data.iterdir()) if path.is_dir()} if data.is_dir() else {}
-    known = {key.removeprefix("SM_CHANNEL_"): folder for key, folder in env.items() if key.startswith("SM_CHANNEL_")}
-    folder = found.get(name) or known.get(re.sub(r"\W", "_", name).upper()) or known.get(name.upper())
+    found = (
+        {path.name: str(path) for path in sorted(data.iterdir()) if path.is_dir()}
+        if data.is_dir()
+        else {}
+    )
+    known = {
+        key.removeprefix("SM_CHANNEL_"): folder
+        for key, folder in env.items()
+        if key.startswith("SM_CHANNEL_")
+    }
+    folder = (
+        found.get(name) or known.get(re.sub(r"\W", "_", name).upper()) or known.get(name.upper())
+    )
     if folder is None:
         names = ", ".join(found or {key.lower(): None for key in known}) or "none"
-        raise UserError(f"{value}: the job has no channel '{name}' (SM_CHANNEL_{name.upper()}); it has {names}")
+        raise UserError(
+            f"{value}: the job has no channel '{name}' (SM_CHANNEL_{name.upper()}); it has {names}"
+        )
     return folder + slash + part
 
 

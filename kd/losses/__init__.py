@@ -2,7 +2,15 @@
 
 from kd.losses.base import DistillLoss, EachLayer, FeatureLoss, LayersLoss, LogitLoss
 from kd.losses.dense import CWDFeatureLoss, CWDLoss, PairwiseLoss, PixelKDLoss
-from kd.losses.features import ATLoss, HintLoss, MGDLoss, PKDLoss, ReviewKDLoss, SimKDLoss, ViTKDLoss
+from kd.losses.features import (
+    ATLoss,
+    HintLoss,
+    MGDLoss,
+    PKDLoss,
+    ReviewKDLoss,
+    SimKDLoss,
+    ViTKDLoss,
+)
 from kd.losses.logits import (
     BinaryKDLoss,
     DISTLoss,

@@ -33,7 +33,9 @@ def check_maps(loss: nn.Module, *shapes: Shape) -> None:
     for shape in shapes:
         if len(shape) != 4:
             name = type(loss).__name__
-            raise ValueError(f"{name} compares maps, got {shape[1:]} a sample (of a ViT: patch tokens)")
+            raise ValueError(
+                f"{name} compares maps, got {shape[1:]} a sample (of a ViT: patch tokens)"
+            )
 
 
 class Float32(nn.Module):
@@ -42,7 +44,9 @@ class Float32(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def moved(tensor: Tensor) -> Tensor:
             there = fn(tensor)
-            return tensor.to(there.device) if there.dtype in (torch.bfloat16, torch.float16) else there
+            return (
+                tensor.to(there.device) if there.dtype in (torch.bfloat16, torch.float16) else there
+            )
 
         return super()._apply(moved, recurse)
 
@@ -170,7 +174,9 @@ class LogitLoss(DistillLoss):
 
 def equal_on_all_ranks(module: nn.Module) -> list[str]:
     """The names, below ``module``, of the losses' buffers that DDP need not broadcast."""
-    losses = ((path, loss) for path, loss in module.named_modules() if isinstance(loss, DistillLoss))
+    losses = (
+        (path, loss) for path, loss in module.named_modules() if isinstance(loss, DistillLoss)
+    )
     return [f"{path}.{name}" for path, loss in losses for name in loss.equal_on_all_ranks]
 
 
@@ -211,7 +217,9 @@ class LayersLoss(DistillLoss):
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
         """Makes the parameters that depend on the layers' shapes (batch axis included)."""
         if len(student_shapes) != len(teacher_shapes):
-            counts = f"{len(student_shapes)} of the student and {len(teacher_shapes)} of the teacher"
+            counts = (
+                f"{len(student_shapes)} of the student and {len(teacher_shapes)} of the teacher"
+            )
             raise ValueError(f"layers are compared in pairs, got {counts}")
         if self.over_maps:
             check_maps(self, *student_shapes, *teacher_shapes)
@@ -240,9 +248,14 @@ class EachLayer(LayersLoss):
         for loss, student, teacher in zip(self.losses, student_shapes, teacher_shapes, strict=True):
             loss.build(student, teacher)  # type: ignore[operator]
 
-    def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor, **extra: Tensor) -> Tensor:
+    def forward(
+        self, student: list[Tensor], teacher: list[Tensor], target: Tensor, **extra: Tensor
+    ) -> Tensor:
         """The mean of the pairs' losses."""
-        values = [loss(s, t, target, **extra) for loss, s, t in zip(self.losses, student, teacher, strict=True)]
+        values = [
+            loss(s, t, target, **extra)
+            for loss, s, t in zip(self.losses, student, teacher, strict=True)
+        ]
         return sum(values[1:], values[0]) / len(values)
 
     def per_picture(self, student: list[Tensor], teacher: list[Tensor]) -> Tensor:

@@ -19,7 +19,11 @@ class _MapLoss(LogitLoss):
 
     def valid(self, target: Tensor) -> Tensor:
         """Where a pixel takes part, bool ``(N, H, W)``."""
-        return torch.ones_like(target, dtype=torch.bool) if self.ignore_index is None else target != self.ignore_index
+        return (
+            torch.ones_like(target, dtype=torch.bool)
+            if self.ignore_index is None
+            else target != self.ignore_index
+        )
 
 
 class PixelKDLoss(_MapLoss):
@@ -34,7 +38,9 @@ class PixelKDLoss(_MapLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C, H, W)``, ``(N, C, H, W)``, class ids ``(N, H, W)`` -> scalar."""
-        return pixel_kd_loss(student_logits, teacher_logits, target, self.temperature, self.ignore_index)
+        return pixel_kd_loss(
+            student_logits, teacher_logits, target, self.temperature, self.ignore_index
+        )
 
     def counted(self, target: Tensor) -> Tensor:
         """The pixels that take part."""
@@ -76,7 +82,9 @@ class CWDFeatureLoss(_Projected):
 
     over_maps = True
 
-    def __init__(self, temperature: float = 1.0, projection: Projection | None = None, weight: float = 1.0) -> None:
+    def __init__(
+        self, temperature: float = 1.0, projection: Projection | None = None, weight: float = 1.0
+    ) -> None:
         super().__init__(projection, weight)
         check_range("temperature", temperature, "> 0")
         self.temperature = temperature

@@ -64,7 +64,9 @@ class PKDLoss(FeatureLoss):
 
     over_maps = True
 
-    def __init__(self, projection: Projection | None = None, weight: float = 1.0, gather: bool = False) -> None:
+    def __init__(
+        self, projection: Projection | None = None, weight: float = 1.0, gather: bool = False
+    ) -> None:
         super().__init__(weight)
         self.projection, self.gather = projection, gather
 
@@ -100,7 +102,9 @@ class PKDLoss(FeatureLoss):
 
 def _generator(width: int) -> nn.Sequential:
     """3x3 convolution, ReLU, 3x3 convolution: fills hidden positions from their neighbours."""
-    return nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1))
+    return nn.Sequential(
+        nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)
+    )
 
 
 class MGDLoss(_Projected):
@@ -116,7 +120,9 @@ class MGDLoss(_Projected):
 
     over_maps = True
 
-    def __init__(self, mask_ratio: float = 0.5, projection: Projection | None = None, weight: float = 1.0) -> None:
+    def __init__(
+        self, mask_ratio: float = 0.5, projection: Projection | None = None, weight: float = 1.0
+    ) -> None:
         super().__init__(projection, weight)
         check_range("mask_ratio", mask_ratio, "> 0 and < 1")
         self.mask_ratio = mask_ratio
@@ -149,7 +155,9 @@ class ViTKDLoss(LayersLoss):
 
     over_maps = True
 
-    def __init__(self, mask_ratio: float = 0.5, generation_weight: float = 0.05, weight: float = 1.0) -> None:
+    def __init__(
+        self, mask_ratio: float = 0.5, generation_weight: float = 0.05, weight: float = 1.0
+    ) -> None:
         super().__init__(weight)
         check_range("mask_ratio", mask_ratio, "> 0 and < 1")
         self.mask_ratio, self.generation_weight = mask_ratio, generation_weight
@@ -162,7 +170,9 @@ class ViTKDLoss(LayersLoss):
         """
         super().build(student_shapes, teacher_shapes)
         if len(student_shapes) < 2:
-            raise ValueError("ViTKDLoss needs two layers or more, shallow ones and a last one, got 1 of each model")
+            raise ValueError(
+                "ViTKDLoss needs two layers or more, shallow ones and a last one, got 1 of each model"
+            )
         pairs = zip(student_shapes, teacher_shapes, strict=True)
         self.projections = nn.ModuleList([Projection().build(s, t) for s, t in pairs])
         self.mask_token = nn.Parameter(torch.zeros(1, teacher_shapes[-1][1], 1, 1))
@@ -171,7 +181,9 @@ class ViTKDLoss(LayersLoss):
     def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor) -> Tensor:
         """Maps of the student's layers, of the teacher's, unused -> scalar."""
         *shallow, last = (project(x) for project, x in zip(self.projections, student, strict=True))
-        mimic = sum(hint_loss(s, t) for s, t in zip(shallow, teacher[:-1], strict=True)) / len(shallow)
+        mimic = sum(hint_loss(s, t) for s, t in zip(shallow, teacher[:-1], strict=True)) / len(
+            shallow
+        )
         hidden = torch.rand_like(last[:, :1]) < self.mask_ratio
         generated = self.generator(torch.where(hidden, self.mask_token.to(last.dtype), last))
         return mimic + self.generation_weight * masked_hint_loss(generated, teacher[-1], hidden)
@@ -224,11 +236,17 @@ class _Fusion(nn.Module):
 
     def __init__(self, width_in: int, width: int, width_out: int, fuse: bool) -> None:
         super().__init__()
-        self.narrow = nn.Sequential(nn.Conv2d(width_in, width, 1, bias=False), nn.BatchNorm2d(width))
-        self.widen = nn.Sequential(nn.Conv2d(width, width_out, 3, padding=1, bias=False), nn.BatchNorm2d(width_out))
+        self.narrow = nn.Sequential(
+            nn.Conv2d(width_in, width, 1, bias=False), nn.BatchNorm2d(width)
+        )
+        self.widen = nn.Sequential(
+            nn.Conv2d(width, width_out, 3, padding=1, bias=False), nn.BatchNorm2d(width_out)
+        )
         self.attend = nn.Sequential(nn.Conv2d(2 * width, 2, 1), nn.Sigmoid()) if fuse else None
 
-    def forward(self, own: Tensor, deeper: Tensor | None, size: torch.Size) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, own: Tensor, deeper: Tensor | None, size: torch.Size
+    ) -> tuple[Tensor, Tensor]:
         """The layer's map, the fused deeper one, the teacher's grid -> (answer, fused map)."""
         x = self.narrow(own)
         if self.attend is not None and deeper is not None:

@@ -25,9 +25,12 @@ class KDLoss(LogitLoss):
     exclusive = True
 
     def __init__(
-        self, temperature: float = 4.0, weight: float = 1.0, teacher_temperature: float | None = None,
+        self,
+        temperature: float = 4.0,
+        weight: float = 1.0,
+        teacher_temperature: float | None = None,
         final_temperature: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(weight, temperature)
         check_range("teacher_temperature", teacher_temperature, "> 0")
         check_range("final_temperature", final_temperature, "> 0")
@@ -42,7 +45,9 @@ class KDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return pure.kd_loss(student_logits, teacher_logits, self.temperature_now(), self.teacher_temperature)
+        return pure.kd_loss(
+            student_logits, teacher_logits, self.temperature_now(), self.teacher_temperature
+        )
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
         """The teacher's logits over its own temperature, or that of the present epoch."""
@@ -51,13 +56,18 @@ class KDLoss(LogitLoss):
     @property
     def topk_temperature(self) -> float | None:
         """The one temperature of the teacher's side, where there is one: then its largest logits are enough."""
-        one = self.final_temperature is None and self.teacher_temperature in (None, self.temperature)
+        one = self.final_temperature is None and self.teacher_temperature in (
+            None,
+            self.temperature,
+        )
         return float(self.temperature) if one else None
 
     def forward_topk(self, student_logits: Tensor, teacher: TopKLogits, target: Tensor) -> Tensor:
         """As :meth:`forward`, from a cache of the largest logits: see :func:`kd.losses.functional.topk_kd_loss`."""
         tail = teacher.tails[float(self.temperature)]
-        return pure.topk_kd_loss(student_logits, teacher.values, teacher.indices, tail, self.temperature)
+        return pure.topk_kd_loss(
+            student_logits, teacher.values, teacher.indices, tail, self.temperature
+        )
 
 
 class HardKDLoss(LogitLoss):
@@ -93,9 +103,13 @@ class DKDLoss(LogitLoss):
     least_classes = 3
 
     def __init__(
-        self, alpha: float = 1.0, beta: float = 8.0, temperature: float = 4.0, warmup_epochs: int = 0,
+        self,
+        alpha: float = 1.0,
+        beta: float = 8.0,
+        temperature: float = 4.0,
+        warmup_epochs: int = 0,
         weight: float = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(weight, temperature)
         for name, value in (("alpha", alpha), ("beta", beta), ("warmup_epochs", warmup_epochs)):
             check_range(name, value, ">= 0")
@@ -103,7 +117,9 @@ class DKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""
-        loss = pure.dkd_loss(student_logits, teacher_logits, target, self.alpha, self.beta, self.temperature)
+        loss = pure.dkd_loss(
+            student_logits, teacher_logits, target, self.alpha, self.beta, self.temperature
+        )
         return loss * self.warmed_up(self.warmup_epochs)
 
 
@@ -120,7 +136,12 @@ class DISTLoss(LogitLoss):
     exclusive = True
 
     def __init__(
-        self, beta: float = 1.0, gamma: float = 1.0, temperature: float = 1.0, weight: float = 1.0, gather: bool = False
+        self,
+        beta: float = 1.0,
+        gamma: float = 1.0,
+        temperature: float = 1.0,
+        weight: float = 1.0,
+        gather: bool = False,
     ) -> None:
         super().__init__(weight, temperature)
         self.beta, self.gamma, self.gather = beta, gamma, gather
@@ -128,13 +149,17 @@ class DISTLoss(LogitLoss):
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
         """Refuses two classes with ``beta``: any two pairs of numbers correlate by 1 or -1, without a gradient."""
         if num_classes < 3 and self.beta:
-            raise ValueError(f"DISTLoss needs >= 3 classes or beta=0, the data has {num_classes}; KDLoss takes two")
+            raise ValueError(
+                f"DISTLoss needs >= 3 classes or beta=0, the data has {num_classes}; KDLoss takes two"
+            )
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar; over the batches of all processes where it gathers."""
         if self.gather:
             student_logits, teacher_logits = of_all_ranks(student_logits, teacher_logits)
-        return pure.dist_loss(student_logits, teacher_logits, self.beta, self.gamma, self.temperature)
+        return pure.dist_loss(
+            student_logits, teacher_logits, self.beta, self.gamma, self.temperature
+        )
 
 
 class NKDLoss(LogitLoss):
@@ -184,7 +209,9 @@ class MLKDLoss(LogitLoss):
 
     exclusive = True
 
-    def __init__(self, temperatures: tuple[float, ...] = (2.0, 3.0, 4.0, 5.0, 6.0), weight: float = 1.0) -> None:
+    def __init__(
+        self, temperatures: tuple[float, ...] = (2.0, 3.0, 4.0, 5.0, 6.0), weight: float = 1.0
+    ) -> None:
         super().__init__(weight)
         if not temperatures:
             raise ValueError("temperatures must hold at least one, got none")
@@ -234,7 +261,9 @@ class StandardizedLoss(LogitLoss):
     def __init__(self, loss: LogitLoss, weight: float = 1.0) -> None:
         super().__init__(weight)
         if loss.weight != 1:
-            raise ValueError(f"weight must be given to StandardizedLoss, the loss inside it got {loss.weight}")
+            raise ValueError(
+                f"weight must be given to StandardizedLoss, the loss inside it got {loss.weight}"
+            )
         self.loss = loss
         self.needs_class_ids, self.needs_labels = loss.needs_class_ids, loss.needs_labels
         self.needs_index, self.for_maps = loss.needs_index, loss.for_maps
@@ -255,8 +284,12 @@ class StandardizedLoss(LogitLoss):
         """The standardised teacher's logits, softened by the loss inside."""
         return self.loss.softened(pure.standardize_logits(teacher_logits))
 
-    def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor, **extra: Tensor) -> Tensor:
+    def forward(
+        self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor, **extra: Tensor
+    ) -> Tensor:
         """``(N, C)``, ``(N, C)``, the target of the loss inside -> scalar."""
         self.loss.epoch, self.loss.max_epochs = self.epoch, self.max_epochs
-        student, teacher = (pure.standardize_logits(logits) for logits in (student_logits, teacher_logits))
+        student, teacher = (
+            pure.standardize_logits(logits) for logits in (student_logits, teacher_logits)
+        )
         return self.loss(student, teacher, target, **extra)

@@ -29,7 +29,11 @@ class RegressionKDLoss(LogitLoss):
     for_numbers = True
 
     def __init__(
-        self, form: str = "smooth_l1", bounded: bool = False, margin: float = 0.0, weight: float = 1.0
+        self,
+        form: str = "smooth_l1",
+        bounded: bool = False,
+        margin: float = 0.0,
+        weight: float = 1.0,
     ) -> None:
         super().__init__(weight)
         if form not in FORMS:

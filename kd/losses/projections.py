@@ -35,7 +35,9 @@ class Projection(nn.Module):
             )
         is_map = len(teacher_shape) == 4
         self.size = teacher_shape[2:] if is_map else ()
-        width, teacher_width = (s[1] if len(s) == 4 else s[-1] for s in (student_shape, teacher_shape))
+        width, teacher_width = (
+            s[1] if len(s) == 4 else s[-1] for s in (student_shape, teacher_shape)
+        )
         self.layers = self.make(width, teacher_width, is_map)
         return self
 
@@ -80,12 +82,16 @@ class ConvProjection(Projection):
             ValueError: the features are not maps.
         """
         if not is_map:
-            raise ValueError("projection must be Projection or MLPProjection without a grid, got ConvProjection")
+            raise ValueError(
+                "projection must be Projection or MLPProjection without a grid, got ConvProjection"
+            )
         hidden = max(width, teacher_width)
         return nn.Sequential(
-            nn.Conv2d(width, hidden, 3, padding=1, bias=False), nn.BatchNorm2d(hidden), nn.ReLU(),
+            nn.Conv2d(width, hidden, 3, padding=1, bias=False),
+            nn.BatchNorm2d(hidden),
+            nn.ReLU(),
             nn.Conv2d(hidden, teacher_width, 1),
-        )  # fmt: skip
+        )
 
 
 class MLPProjection(Projection):
@@ -94,7 +100,10 @@ class MLPProjection(Projection):
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
         """Two layers with GELU in between, as wide as the wider of both sides."""
         hidden = max(width, teacher_width)
-        first, second = super().make(width, hidden, is_map), super().make(hidden, teacher_width, is_map)
+        first, second = (
+            super().make(width, hidden, is_map),
+            super().make(hidden, teacher_width, is_map),
+        )
         return nn.Sequential(first, nn.GELU(), second)
 
 
@@ -109,7 +118,9 @@ class _Cayley(_Orthogonal):
         rows, columns = tall.shape
         lower = F.pad(tall.tril(), (0, rows - columns))
         skew, one = lower - lower.mT, torch.eye(rows, dtype=x.dtype, device=x.device)
-        turned, _ = torch.linalg.solve_ex(torch.add(one, skew, alpha=-0.5), torch.add(one, skew, alpha=0.5))
+        turned, _ = torch.linalg.solve_ex(
+            torch.add(one, skew, alpha=-0.5), torch.add(one, skew, alpha=0.5)
+        )
         turned = self.base @ turned[:, :columns]
         return turned if tall is x else turned.mT
 
@@ -126,14 +137,18 @@ class OrthogonalProjection(Float32, Projection):
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
         """A linear layer whose weight is parametrised to be orthonormal (Cayley map)."""
         layer = nn.Linear(width, teacher_width, bias=False, dtype=torch.float32)
-        register_parametrization(layer, "weight", _Cayley(layer.weight, _OrthMaps.cayley), unsafe=True)
+        register_parametrization(
+            layer, "weight", _Cayley(layer.weight, _OrthMaps.cayley), unsafe=True
+        )
         return layer
 
     def project(self, features: Tensor) -> Tensor:
         """As :meth:`Projection.project`; the weight is made in float32, since rounded products would not be
         orthonormal.
         """
-        with torch.autocast(features.device.type, enabled=False):  # rounded products would not be orthonormal
+        with torch.autocast(
+            features.device.type, enabled=False
+        ):  # rounded products would not be orthonormal
             weight: Tensor = self.layers.weight  # type: ignore[assignment]  # a parametrized layer's
         is_map = features.ndim == 4
         rows = F.linear(features.movedim(1, -1) if is_map else features, weight.to(features.dtype))
@@ -150,7 +165,9 @@ def resize(features: Tensor, size: tuple[int, ...]) -> Tensor:
     """``(N, C, H, W)`` -> ``(N, C, *size)``, bilinear, with averaging where it gets smaller. Keeps the dtype."""
     if features.shape[2:] == size:
         return features
-    resized = F.interpolate(wide(features), size, mode="bilinear", antialias=True)  # bfloat16: not on the CPU
+    resized = F.interpolate(
+        wide(features), size, mode="bilinear", antialias=True
+    )  # bfloat16: not on the CPU
     return resized.to(features.dtype)
 
 

@@ -25,7 +25,12 @@ def without_gather() -> Iterator[None]:
 
 def in_parallel() -> bool:
     """Whether losses gather over several processes now."""
-    return not _without_gather and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return (
+        not _without_gather
+        and dist.is_available()
+        and dist.is_initialized()
+        and dist.get_world_size() > 1
+    )
 
 
 class _AllGather(Function):
@@ -52,7 +57,9 @@ def of_all_ranks(*tensors: Tensor) -> tuple[Tensor, ...]:
     alike, or of which each computes its own rows' share, then has the gradient of one process with the whole batch,
     once DDP has averaged the parameters' gradients. All processes must have as many rows.
     """
-    return tensors if not in_parallel() else tuple(_AllGather.apply(x.contiguous()) for x in tensors)
+    return (
+        tensors if not in_parallel() else tuple(_AllGather.apply(x.contiguous()) for x in tensors)
+    )
 
 
 def share_of_all_ranks(counts: Tensor) -> Tensor:

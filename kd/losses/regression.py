@@ -27,7 +27,10 @@ class FeatureRegression(_Projected):
     """
 
     def __init__(
-        self, projection: Projection | None = None, standardize: Standardization = "none", weight: float = 1.0
+        self,
+        projection: Projection | None = None,
+        standardize: Standardization = "none",
+        weight: float = 1.0,
     ) -> None:
         super().__init__(projection, weight)
         self.standardize = standardize
@@ -91,9 +94,12 @@ class SmoothL1Loss(FeatureRegression):
     """
 
     def __init__(
-        self, beta: float = 1.0, projection: Projection | None = None, standardize: Standardization = "none",
+        self,
+        beta: float = 1.0,
+        projection: Projection | None = None,
+        standardize: Standardization = "none",
         weight: float = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(projection, standardize, weight)
         check_range("beta", beta, "> 0")
         self.beta = beta
@@ -121,9 +127,12 @@ class RADIOLoss(FeatureRegression):
     """
 
     def __init__(
-        self, cosine_share: float = 0.9, projection: Projection | None = None, standardize: Standardization = "none",
+        self,
+        cosine_share: float = 0.9,
+        projection: Projection | None = None,
+        standardize: Standardization = "none",
         weight: float = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(projection, standardize, weight)
         check_range("cosine_share", cosine_share, ">= 0 and <= 1")
         self.cosine_share = cosine_share

@@ -8,7 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kd.losses.base import FeatureLoss, Float32, KnownOnHost, Shape, check_range
-from kd.losses.functional import cka_loss, crd_loss, gram_kl_loss, pseudo_class_loss, rkd_loss, sp_loss
+from kd.losses.functional import (
+    cka_loss,
+    crd_loss,
+    gram_kl_loss,
+    pseudo_class_loss,
+    rkd_loss,
+    sp_loss,
+)
 from kd.losses.functional._checks import matmul, wide
 from kd.losses.projections import Projection, _Projected, on_one_grid
 from kd.losses.ranks import in_parallel, of_all_ranks, own_rows
@@ -27,7 +34,11 @@ class RKDLoss(FeatureLoss):
     least_batch = 3
 
     def __init__(
-        self, distance_weight: float = 25.0, angle_weight: float = 50.0, weight: float = 1.0, gather: bool = True
+        self,
+        distance_weight: float = 25.0,
+        angle_weight: float = 50.0,
+        weight: float = 1.0,
+        gather: bool = True,
     ) -> None:
         super().__init__(weight)
         self.distance_weight, self.angle_weight, self.gather = distance_weight, angle_weight, gather
@@ -55,7 +66,11 @@ class _OfTheBatch(FeatureLoss):
         self.gather = gather
 
     def together(self, student_features: Tensor, teacher_features: Tensor) -> Sequence[Tensor]:
-        return of_all_ranks(student_features, teacher_features) if self.gather else (student_features, teacher_features)
+        return (
+            of_all_ranks(student_features, teacher_features)
+            if self.gather
+            else (student_features, teacher_features)
+        )
 
 
 class SPLoss(_OfTheBatch):
@@ -103,11 +118,19 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
     scale: Tensor
 
     def __init__(
-        self, embed_dim: int = 128, negatives: int = 4096, temperature: float = 0.07, momentum: float = 0.5,
+        self,
+        embed_dim: int = 128,
+        negatives: int = 4096,
+        temperature: float = 0.07,
+        momentum: float = 0.5,
         weight: float = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(weight)
-        for name, value in (("embed_dim", embed_dim), ("negatives", negatives), ("temperature", temperature)):
+        for name, value in (
+            ("embed_dim", embed_dim),
+            ("negatives", negatives),
+            ("temperature", temperature),
+        ):
             check_range(name, value, "> 0")
         check_range("momentum", momentum, ">= 0 and < 1")
         self.embed_dim, self.negatives = embed_dim, negatives
@@ -119,16 +142,23 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         self.num_samples = num_samples
         for name in ("memory_student", "memory_teacher"):
             self.register_buffer(name, F.normalize(torch.randn(num_samples, self.embed_dim), dim=1))
-        self.register_buffer("scale", torch.full((2,), float("nan")))  # log of the two normalisers, of the first batch
+        self.register_buffer(
+            "scale", torch.full((2,), float("nan"))
+        )  # log of the two normalisers, of the first batch
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the linear projections of both models' features to ``embed_dim``."""
         self.project_student, self.project_teacher = (
-            nn.Linear(torch.Size(shape[1:]).numel(), self.embed_dim) for shape in (student_shape, teacher_shape)
+            nn.Linear(torch.Size(shape[1:]).numel(), self.embed_dim)
+            for shape in (student_shape, teacher_shape)
         )
 
     def forward(
-        self, student_features: Tensor, teacher_features: Tensor, target: Tensor, index: Tensor | None = None
+        self,
+        student_features: Tensor,
+        teacher_features: Tensor,
+        target: Tensor,
+        index: Tensor | None = None,
     ) -> Tensor:
         """``(N, D_s)``, ``(N, D_t)``, unused, the samples' numbers ``(N,)`` (needed: it remembers them) -> scalar.
 
@@ -138,8 +168,12 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         if index is None:
             raise ValueError("index must hold the samples' numbers (N,) for CRDLoss, got none")
         self._share()
-        student = F.normalize(self.project_student(wide(student_features).flatten(1)).float(), dim=1)
-        teacher = F.normalize(self.project_teacher(wide(teacher_features.detach()).flatten(1)).float(), dim=1)
+        student = F.normalize(
+            self.project_student(wide(student_features).flatten(1)).float(), dim=1
+        )
+        teacher = F.normalize(
+            self.project_teacher(wide(teacher_features.detach()).flatten(1)).float(), dim=1
+        )
         if not self.known:
             self.known = int(not self.scale.isnan().any())
         others = torch.randint(self.num_samples, (self.negatives,), device=index.device)
@@ -148,7 +182,9 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         self._remember(student.detach(), teacher.detach(), index)
         return loss
 
-    def _contrast(self, anchors: Tensor, memory: Tensor, index: Tensor, others: Tensor, side: int) -> Tensor:
+    def _contrast(
+        self, anchors: Tensor, memory: Tensor, index: Tensor, others: Tensor, side: int
+    ) -> Tensor:
         partner = (anchors * memory[index]).sum(dim=1, keepdim=True)
         scores = torch.cat([partner, matmul(anchors, memory[others].T)], dim=1) / self.temperature
         if not self.known:
@@ -212,9 +248,12 @@ class PseudoClassLoss(KnownOnHost, _Projected):
     seen: Tensor
 
     def __init__(
-        self, queue_size: int = 1024, temperature: float = 0.07, projection: Projection | None = None,
+        self,
+        queue_size: int = 1024,
+        temperature: float = 0.07,
+        projection: Projection | None = None,
         weight: float = 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(projection, weight)
         for name, value in (("queue_size", queue_size), ("temperature", temperature)):
             check_range(name, value, "> 0")
@@ -233,7 +272,9 @@ class PseudoClassLoss(KnownOnHost, _Projected):
             )
         super().build(student_shape, teacher_shape)
         self.register_buffer("queue", torch.zeros(self.queue_size, teacher_shape[1]))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.long))  # pictures so far; the next goes to its rest
+        self.register_buffer(
+            "seen", torch.zeros((), dtype=torch.long)
+        )  # pictures so far; the next goes to its rest
 
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """``(N, D_s)`` (maps are averaged), ``(N, D_t)`` -> ``(N,)``."""
@@ -244,14 +285,17 @@ class PseudoClassLoss(KnownOnHost, _Projected):
         filled = self.queue[: self.known]
         classes = filled if len(filled) else teacher_features
         return pseudo_class_loss(
-            self.projection(student_features, teacher_features), teacher_features, classes, self.temperature
+            self.projection(student_features, teacher_features),
+            teacher_features,
+            classes,
+            self.temperature,
         )
 
     def _remember(self, new: Tensor) -> None:
         assert self.known is not None
         first, new = self.known + max(0, len(new) - self.queue_size), new[-self.queue_size :]
-        self.queue[torch.arange(first, first + len(new), device=new.device) % self.queue_size] = new.to(
-            self.queue.dtype
+        self.queue[torch.arange(first, first + len(new), device=new.device) % self.queue_size] = (
+            new.to(self.queue.dtype)
         )
         self.known = first + len(new)
         self.seen.fill_(self.known)

@@ -47,7 +47,9 @@ class Standardizer(KnownOnHost, Float32):
             try:
                 hadamard(width)
             except ValueError as error:
-                raise ValueError(f"standardize=phi_s: {error}; standardize=variance takes any width") from error
+                raise ValueError(
+                    f"standardize=phi_s: {error}; standardize=variance takes any width"
+                ) from error
             self.register_buffer("turn", torch.zeros(shape))
 
     def forward(self, features: Tensor) -> Tensor:

@@ -13,11 +13,15 @@ LARGEST = 65_536
 REPEATS = re.compile(r"depth|layers|blocks|stages|repeats")
 
 
-def check_arguments(given: Mapping[str, Any], key: str, holds: Mapping[str, object] | None = None) -> None:
+def check_arguments(
+    given: Mapping[str, Any], key: str, holds: Mapping[str, object] | None = None
+) -> None:
     """Refuses arguments that fetch weights, or that no machine could build."""
     loads = next((name for name in given if name in LOADS), None)
     if loads:
-        raise UserError(f"{key}{loads}: can't be an argument of the architecture; a file of weights is a checkpoint")
+        raise UserError(
+            f"{key}{loads}: can't be an argument of the architecture; a file of weights is a checkpoint"
+        )
     for name, value in given.items():
         most = len(holds) if holds is not None and REPEATS.search(name) else LARGEST
         sizes = [abs(number) for number in _whole_numbers(value)]
@@ -27,8 +31,16 @@ def check_arguments(given: Mapping[str, Any], key: str, holds: Mapping[str, obje
 
 def architecture_alone(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration of transformers without what fetches code or weights: kernels of the hub go by ``owner/name``."""
-    kernels = {name for name, value in config.items() if name.endswith("_implementation") and "/" in str(value)}
-    return {name: value for name, value in config.items() if not FETCHES.fullmatch(name) and name not in kernels}
+    kernels = {
+        name
+        for name, value in config.items()
+        if name.endswith("_implementation") and "/" in str(value)
+    }
+    return {
+        name: value
+        for name, value in config.items()
+        if not FETCHES.fullmatch(name) and name not in kernels
+    }
 
 
 def _whole_numbers(value: object) -> Iterator[int]:

@@ -21,12 +21,20 @@ from kd.models.weights import about, say
 from kd.run.settings import height_width
 
 Spec = TypeVar("Spec", bound=ModelSpec)
-PATCHES, AUTO = "patch_size", "auto"  # kd's own value of timm's argument, of a student that inherits
+PATCHES, AUTO = (
+    "patch_size",
+    "auto",
+)  # kd's own value of timm's argument, of a student that inherits
 _checked: set[str] = set()  # models whose forward has been tried in this process
 
 
 def build_model(
-    spec: ModelSpec, num_classes: int, key: str, classes: Sequence[str] = (), head: bool = False, dense: bool = False
+    spec: ModelSpec,
+    num_classes: int,
+    key: str,
+    classes: Sequence[str] = (),
+    head: bool = False,
+    dense: bool = False,
 ) -> nn.Module:
     """Builds a timm model and loads its weights.
 
@@ -53,7 +61,9 @@ def build_model(
     if dense:
         model = DenseModel(model, num_classes)
     if spec.checkpoint:
-        load_checkpoint(model, Path(spec.checkpoint), f"{key}.checkpoint", classes, head, spec.checkpoint_key)
+        load_checkpoint(
+            model, Path(spec.checkpoint), f"{key}.checkpoint", classes, head, spec.checkpoint_key
+        )
     tried = f"{spec} {num_classes} {dense}"
     if spec.builder is not None or tried not in _checked:
         _check_forward(model, spec, key)
@@ -63,14 +73,20 @@ def build_model(
 
 def _built(
     spec: ModelSpec, builder: Builder, num_classes: int, key: str, head: bool, dense: bool
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     if dense:
-        raise UserError(f"{key}.builder: dense prediction is built on timm's models alone, give {key}.arch")
+        raise UserError(
+            f"{key}.builder: dense prediction is built on timm's models alone, give {key}.arch"
+        )
     own = getattr(builder, "num_classes", None)
     if own is not None and num_classes and own != num_classes and not spec.checkpoint:
         what = f"names {own} classes, the data has {num_classes}" if own else "has no classifier"
         if head:
-            without = f" ({key}.head=false: its features teach)" if not own else f"; {key}.classes says which those are"
+            without = (
+                f" ({key}.head=false: its features teach)"
+                if not own
+                else f"; {key}.classes says which those are"
+            )
             raise UserError(f"{key}.builder: {name_of(builder)} {what}{without}")
         say(f"{key}: {name_of(builder)} {what}: its backbone is taken, the classifier is new")
     size = None if spec.img_size is None else height_width(spec.img_size)
@@ -81,7 +97,9 @@ def _built(
 def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
     """A forward without values (meta tensors) finds arguments that a model can be built with and not run with."""
     size = preprocess_for(model, spec.img_size).size
-    weights = {name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())}
+    weights = {
+        name: t.to("meta") for name, t in (*model.named_parameters(), *model.named_buffers())
+    }
     with evaluating(model):
         try:
             torch.func.functional_call(model, weights, (torch.empty(1, 3, *size, device="meta"),))
@@ -96,22 +114,34 @@ def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
 def hidden_pixels(model: nn.Module) -> str:
     """What a ViT does not see of its pictures, as timm leaves out pixels that fill no patch; or an empty text."""
     embed = getattr(backbone_of(model), "patch_embed", None)
-    size, sides, grid = (getattr(embed, name, None) for name in ("img_size", "patch_size", "grid_size"))
+    size, sides, grid = (
+        getattr(embed, name, None) for name in ("img_size", "patch_size", "grid_size")
+    )
     if not (size and sides and grid) or getattr(embed, "dynamic_img_pad", False):
         return ""
     seen = tuple(side * count for side, count in zip(sides, grid, strict=True))
     whole = all(a >= b for a, b in zip(seen, size, strict=True))
-    return "" if whole else (f"pictures of {size[0]}x{size[1]} are no multiple of its patches of {sides[0]}x{sides[1]} "
-                             f"pixels: it sees {seen[0]}x{seen[1]} of them")  # fmt: skip
+    return (
+        ""
+        if whole
+        else (
+            f"pictures of {size[0]}x{size[1]} are no multiple of its patches of {sides[0]}x{sides[1]} "
+            f"pixels: it sees {seen[0]}x{seen[1]} of them"
+        )
+    )
 
 
 def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
     kwargs = dict(spec.kwargs)
     check_arguments(kwargs, f"{key}.kwargs.")
     if kwargs.get("in_chans", 3) != 3:
-        raise UserError(f"{key}.kwargs.in_chans: must be 3, as pictures are read in RGB, got {kwargs['in_chans']!r}")
+        raise UserError(
+            f"{key}.kwargs.in_chans: must be 3, as pictures are read in RGB, got {kwargs['in_chans']!r}"
+        )
     if kwargs.get(PATCHES) == AUTO:
-        raise UserError(f"{key}.kwargs.{PATCHES}: {AUTO} is for model.student alone, as it means its teacher's")
+        raise UserError(
+            f"{key}.kwargs.{PATCHES}: {AUTO} is for model.student alone, as it means its teacher's"
+        )
     if spec.img_size is not None:
         kwargs["img_size"] = spec.img_size
     pretrained = spec.pretrained and not spec.checkpoint
@@ -120,7 +150,9 @@ def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
     except OSError as error:
         raise UserError(f"{key}.pretrained: no weights for {spec.arch}: {plain(error)}") from error
     except Exception as error:  # whatever an architecture has against its arguments
-        given = f" with {', '.join(f'{k}={v}' for k, v in spec.kwargs.items())}" if spec.kwargs else ""
+        given = (
+            f" with {', '.join(f'{k}={v}' for k, v in spec.kwargs.items())}" if spec.kwargs else ""
+        )
         raise UserError(f"{key}: {spec.arch} can't be built{given}: {plain(error)}") from error
 
 
@@ -148,12 +180,18 @@ def check_arch(arch: str, key: str) -> None:
         UserError: none given, a name of the Hugging Face hub, or unknown; the message has the nearest name.
     """
     if not arch:
-        raise UserError(f"{key}.arch: which model? Give one of timm.list_models(), or a {key}.checkpoint with its name")
+        raise UserError(
+            f"{key}.arch: which model? Give one of timm.list_models(), or a {key}.checkpoint with its name"
+        )
     if arch.startswith(("hf_hub:", "hf-hub:")):
         loads = f"{key}.builder={HUGGING_FACE} {key}.builder.path={arch[7:]}"
-        raise UserError(f"{key}.arch: '{arch}' is not a timm model; download it ({key}.checkpoint=DIR), or {loads}")
+        raise UserError(
+            f"{key}.arch: '{arch}' is not a timm model; download it ({key}.checkpoint=DIR), or {loads}"
+        )
     if not timm.is_model(arch):
-        raise UserError(f"{key}.arch: timm has no model '{arch}'{did_you_mean(arch, timm.list_models(), 0.5)}")
+        raise UserError(
+            f"{key}.arch: timm has no model '{arch}'{did_you_mean(arch, timm.list_models(), 0.5)}"
+        )
 
 
 def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> None:
@@ -169,27 +207,43 @@ def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> No
 def completed(spec: Spec, key: str) -> Spec:
     """``spec`` completed from its checkpoint, whose architecture overrides a teacher's settings."""
     said = about(spec.checkpoint)
-    moments: dict[str, Any] = {"mean": spec.mean or _three(said.mean), "std": spec.std or _three(said.std)}
+    moments: dict[str, Any] = {
+        "mean": spec.mean or _three(said.mean),
+        "std": spec.std or _three(said.std),
+    }
     if spec.builder is not None:
         name = name_of(spec.builder)
         if spec.arch not in ("", name):
             say(f"{key}: built by {name}, not timm's {spec.arch}")
         return replace(spec, arch=name, **moments)
-    if said.builder == TRANSFORMERS or (said.two_token_head and isinstance(spec, TeacherSpec) and spec.head):
-        raise UserError(f"{key}.checkpoint: {spec.checkpoint} is a model of transformers, not timm's; in its place: "
-                        f"{key}.builder={HUGGING_FACE} {key}.builder.path={spec.checkpoint}")  # fmt: skip
+    if said.builder == TRANSFORMERS or (
+        said.two_token_head and isinstance(spec, TeacherSpec) and spec.head
+    ):
+        raise UserError(
+            f"{key}.checkpoint: {spec.checkpoint} is a model of transformers, not timm's; in its place: "
+            f"{key}.builder={HUGGING_FACE} {key}.builder.path={spec.checkpoint}"
+        )
     if said.builder:
-        raise UserError(f"{key}.builder: {spec.checkpoint} was built by {said.builder}; name it and its arguments")
+        raise UserError(
+            f"{key}.builder: {spec.checkpoint} was built by {said.builder}; name it and its arguments"
+        )
     of_teacher = isinstance(spec, TeacherSpec)
-    if not said.arch or (said.foreign and spec.arch):  # timm may have several names for a foreign model
+    if not said.arch or (
+        said.foreign and spec.arch
+    ):  # timm may have several names for a foreign model
         return replace(spec, **moments)
     if of_teacher and said.arch != spec.arch:
-        size = said.img_size and (said.img_size[0] if said.img_size[0] == said.img_size[1] else said.img_size)
+        size = said.img_size and (
+            said.img_size[0] if said.img_size[0] == said.img_size[1] else said.img_size
+        )
         before = f", not the settings' {spec.arch}" if spec.arch else ""
         say(f"{key}: {said.arch} at {size} px, as {spec.checkpoint} says{before}")
         return replace(spec, arch=said.arch, img_size=size, kwargs=said.kwargs, **moments)
     if of_teacher or not spec.arch:
-        known: dict[str, Any] = {"img_size": spec.img_size or said.img_size, "kwargs": {**said.kwargs, **spec.kwargs}}
+        known: dict[str, Any] = {
+            "img_size": spec.img_size or said.img_size,
+            "kwargs": {**said.kwargs, **spec.kwargs},
+        }
         return replace(spec, arch=said.arch, **known, **moments)
     return replace(spec, **moments) if said.arch == spec.arch else spec
 
@@ -200,4 +254,6 @@ def _three(values: Sequence[float] | None) -> list[float] | None:
 
 def count_parameters(model: nn.Module) -> int:
     """The number of parameters, trainable or not, also where DeepSpeed has sharded them."""
-    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())  # DeepSpeed empties what is in shards
+    return sum(
+        getattr(p, "ds_numel", p.numel()) for p in model.parameters()
+    )  # DeepSpeed empties what is in shards

@@ -12,7 +12,10 @@ from kd.run.settings import height_width
 from kd.storage.elsewhere import json_of, text_of
 
 HUGGING_FACE, TRANSFORMERS = "kd.models.hugging_face.HuggingFace", "transformers"
-ANCHORS = {"embeddings.patch_embeddings.projection.weight": "transformers", "conv_proj.weight": "torchvision"}
+ANCHORS = {
+    "embeddings.patch_embeddings.projection.weight": "transformers",
+    "conv_proj.weight": "torchvision",
+}
 NAMES = {  # the first that matches
     "transformers": (
         (r"embeddings\.cls_token", "cls_token"), (r"embeddings\.position_embeddings", "pos_embed"),
@@ -40,11 +43,21 @@ NAMES = {  # the first that matches
     ),
 }  # fmt: skip
 UNUSED = re.compile(r"pooler\.")
-MOBILENETS = {"features.1.conv.0.0.weight": 1e-5, "features.1.block.0.0.weight": 1e-3}  # V2's, V3's epsilon of norms
-SIZES = {(192, 12, 3): "tiny", (384, 12, 6): "small", (768, 12, 12): "base", (1024, 24, 16): "large"}
+MOBILENETS = {
+    "features.1.conv.0.0.weight": 1e-5,
+    "features.1.block.0.0.weight": 1e-3,
+}  # V2's, V3's epsilon of norms
+SIZES = {
+    (192, 12, 3): "tiny",
+    (384, 12, 6): "small",
+    (768, 12, 12): "base",
+    (1024, 24, 16): "large",
+}
 
 
-def foreign_models(tensors: Mapping[str, Tensor], model: nn.Module) -> Iterator[tuple[str, dict[str, Tensor], str]]:
+def foreign_models(
+    tensors: Mapping[str, Tensor], model: nn.Module
+) -> Iterator[tuple[str, dict[str, Tensor], str]]:
     """Every model of another library in a file's tensors, under timm's names.
 
     Args:
@@ -67,7 +80,9 @@ def foreign_models(tensors: Mapping[str, Tensor], model: nn.Module) -> Iterator[
 
 def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dict[str, Tensor]:
     """The tensors of the ViT below the prefix ``inner`` under timm's names, queries, keys and values in one layer."""
-    outer = inner[: inner.rstrip(".").rfind(".") + 1]  # transformers' classifier is beside the model
+    outer = inner[
+        : inner.rstrip(".").rfind(".") + 1
+    ]  # transformers' classifier is beside the model
     named: dict[str, Tensor] = {}
     for key, value in tensors.items():
         if key.startswith(inner):
@@ -82,24 +97,34 @@ def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dic
     for first in [name for name in named if ".attn.q." in name]:
         names = [first.replace(".attn.q.", f".attn.{kind}.") for kind in "qkv"]
         if all(name in named for name in names):
-            named[first.replace(".attn.q.", ".attn.qkv.")] = torch.cat([named.pop(name) for name in names])
+            named[first.replace(".attn.q.", ".attn.qkv.")] = torch.cat(
+                [named.pop(name) for name in names]
+            )
     return named
 
 
 def _mobilenet_renamed(
     tensors: Mapping[str, Tensor], before: str, norm: str, model: nn.Module
-) -> dict[str, Tensor]:  # fmt: skip
+) -> dict[str, Tensor]:
     """The MobileNet below the prefix ``before``; the variances of V3's norms make up for another epsilon."""
     parts = tuple(f"{before}{part}." for part in ("features", "classifier"))
-    inner = {key.removeprefix(before): value for key, value in tensors.items() if key.startswith(parts)}
+    inner = {
+        key.removeprefix(before): value for key, value in tensors.items() if key.startswith(parts)
+    }
     ours = list(dict.fromkeys(key.rpartition(".")[0] for key in model.state_dict()))
-    names = dict(zip(sorted({key.rpartition(".")[0] for key in inner}, key=_in_order), ours, strict=False))
+    names = dict(
+        zip(sorted({key.rpartition(".")[0] for key in inner}, key=_in_order), ours, strict=False)
+    )
     eps = MOBILENETS[norm] - next(m.eps for m in model.modules() if isinstance(m, nn.BatchNorm2d))
     named: dict[str, Tensor] = {}
     for key, value in inner.items():
         module, _, last = key.rpartition(".")
         if module in names:
-            value = value[..., None, None] if names[module] == "conv_head" and value.ndim == 2 else value
+            value = (
+                value[..., None, None]
+                if names[module] == "conv_head" and value.ndim == 2
+                else value
+            )
             named[f"{names[module]}.{last}"] = value + eps if last == "running_var" else value
     return named
 
@@ -107,30 +132,55 @@ def _mobilenet_renamed(
 def _in_order(module: str) -> tuple[bool, list[tuple[int, str]]]:
     """Sorts the layers of torchvision's MobileNets as pictures pass them."""
     parts = module.split(".")
-    return parts[0] == "classifier", [(int(part), "") if part.isdigit() else (0, part) for part in parts]
+    return parts[0] == "classifier", [
+        (int(part), "") if part.isdigit() else (0, part) for part in parts
+    ]
 
 
 def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What the ``config.json`` of ``save_pretrained`` says: fields of :class:`kd.models.weights.About`."""
-    if config["model_type"] not in ("vit", "dinov2", "dinov2_with_registers") or config.get("use_swiglu_ffn"):
+    if config["model_type"] not in ("vit", "dinov2", "dinov2_with_registers") or config.get(
+        "use_swiglu_ffn"
+    ):
         return {"builder": TRANSFORMERS}
-    width, depth, heads = (config[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    width, depth, heads = (
+        config[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    )
     ratio = config.get("mlp_ratio") or config["intermediate_size"] / width
     patch = config["patch_size"]
-    dino, registers = config["model_type"].startswith("dinov2"), config.get("num_register_tokens", 0)
+    dino, registers = (
+        config["model_type"].startswith("dinov2"),
+        config.get("num_register_tokens", 0),
+    )
     size = SIZES.get((width, depth, heads), "")
     kind = f"14{'_reg4' * bool(registers)}_dinov2" if dino else f"{patch}_224"
-    fits = size and ratio == 4 and config.get("qkv_bias", True) and (patch == 14 or not dino) and registers in (0, 4)
-    kwargs = {"patch_size": patch, "embed_dim": width, "depth": depth, "num_heads": heads, "mlp_ratio": ratio,
-              "qkv_bias": config.get("qkv_bias", True), **({"reg_tokens": registers} if registers else {})}  # fmt: skip
+    fits = (
+        size
+        and ratio == 4
+        and config.get("qkv_bias", True)
+        and (patch == 14 or not dino)
+        and registers in (0, 4)
+    )
+    kwargs = {
+        "patch_size": patch,
+        "embed_dim": width,
+        "depth": depth,
+        "num_heads": heads,
+        "mlp_ratio": ratio,
+        "qkv_bias": config.get("qkv_bias", True),
+        **({"reg_tokens": registers} if registers else {}),
+    }
     file = folder / "preprocessor_config.json"
     pixels = json_of(text_of(file)) if file.is_file() else {}
     return {
         "arch": f"vit_{size if fits else 'base'}_patch{kind if fits or dino else '16_224'}",
         "kwargs": {} if fits else kwargs,
         "img_size": height_width(config["image_size"]),
-        "mean": pixels.get("image_mean") or [0.5] * 3, "std": pixels.get("image_std") or [0.5] * 3,
+        "mean": pixels.get("image_mean") or [0.5] * 3,
+        "std": pixels.get("image_std") or [0.5] * 3,
         "foreign": True,
-        "two_token_head": any(name.endswith("ForImageClassification") for name in config.get("architectures") or [])
+        "two_token_head": any(
+            name.endswith("ForImageClassification") for name in config.get("architectures") or []
+        )
         and dino,
-    }  # fmt: skip
+    }

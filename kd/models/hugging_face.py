@@ -86,7 +86,9 @@ class HuggingFace:
 
     def __post_init__(self) -> None:
         if bool(self.path) == bool(self.config):
-            raise UserError("HuggingFace takes a path (a folder, or a name on the hub) or a config with its model_type")
+            raise UserError(
+                "HuggingFace takes a path (a folder, or a name on the hub) or a config with its model_type"
+            )
 
     @property
     def name(self) -> str:
@@ -99,7 +101,11 @@ class HuggingFace:
         if not self.path:
             return None
         own = self._config()
-        return own.num_labels if any("ForImageClassification" in name for name in own.architectures or []) else 0
+        return (
+            own.num_labels
+            if any("ForImageClassification" in name for name in own.architectures or [])
+            else 0
+        )
 
     @property
     def class_names(self) -> list[str]:
@@ -113,7 +119,11 @@ class HuggingFace:
         """See :class:`kd.models.own.Builder`; a classifier of other classes than the weights' starts anew."""
         config = self._config(img_size)
         if num_classes:
-            config.num_labels, kind, own = num_classes, _transformers().AutoModelForImageClassification, config
+            config.num_labels, kind, own = (
+                num_classes,
+                _transformers().AutoModelForImageClassification,
+                config,
+            )
         else:
             kind, own = _transformers().AutoModel, getattr(config, "vision_config", config)
         model = self._load(kind, own) if self.path else kind.from_config(own)
@@ -121,9 +131,14 @@ class HuggingFace:
             _without_unused(model)
         pixels = self._pixels()
         size = img_size or _size(pixels) or height_width(getattr(config, "image_size", 224))
-        made_by = {"class_path": f"{__name__}.HuggingFace", "init_args": {"config": model.config.to_dict()}}
+        made_by = {
+            "class_path": f"{__name__}.HuggingFace",
+            "init_args": {"config": model.config.to_dict()},
+        }
         mean, std = (pixels.get(f"image_{name}") or HALF for name in ("mean", "std"))
-        return HuggingFaceModel(model, num_classes, size, mean, std, json_of(json.dumps(made_by, default=str)))
+        return HuggingFaceModel(
+            model, num_classes, size, mean, std, json_of(json.dumps(made_by, default=str))
+        )
 
     def _config(self, img_size: Size | None = None) -> "transformers.PretrainedConfig":
         transformers = _transformers()
@@ -132,7 +147,9 @@ class HuggingFace:
                 regular_files(Path(self.path))
                 found = transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=False)
                 if "/" in str(found._attn_implementation):
-                    raise ValueError(f"attn_implementation is code of the hub ({found._attn_implementation})")
+                    raise ValueError(
+                        f"attn_implementation is code of the hub ({found._attn_implementation})"
+                    )
                 _check_family(found.model_type)
                 return found
             _check_family(self.config.get("model_type", ""))
@@ -158,7 +175,9 @@ class HuggingFace:
             output_loading_info=True,
             trust_remote_code=False,
         )
-        missing = [key for key in found["missing_keys"] if not key.startswith(("classifier.", "pooler."))]
+        missing = [
+            key for key in found["missing_keys"] if not key.startswith(("classifier.", "pooler."))
+        ]
         if missing:
             lacks = ", ".join(sorted(missing)[:3])
             raise UserError(f"{self.path} does not fit {type(model).__name__}: {lacks} missing")
@@ -181,12 +200,20 @@ class HuggingFaceModel(OwnModel):
     def __init__(self, model: "transformers.PreTrainedModel", *args: Any) -> None:
         super().__init__(model, *args)
         for name, parameter in model.named_parameters():
-            if name.endswith("mask_token"):  # for masked training alone: it would never get a gradient
+            if name.endswith(
+                "mask_token"
+            ):  # for masked training alone: it would never get a gradient
                 parameter.requires_grad_(False)
-        native = height_width(getattr(getattr(model.config, "vision_config", model.config), "image_size", 0))
+        native = height_width(
+            getattr(getattr(model.config, "vision_config", model.config), "image_size", 0)
+        )
         takes = signature(model.forward).parameters
         other_size = native != self.pretrained_cfg["input_size"][1:]
-        self._options = {"interpolate_pos_encoding": True} if other_size and "interpolate_pos_encoding" in takes else {}
+        self._options = (
+            {"interpolate_pos_encoding": True}
+            if other_size and "interpolate_pos_encoding" in takes
+            else {}
+        )
 
     @property
     def num_features(self) -> int:
@@ -200,7 +227,13 @@ class HuggingFaceModel(OwnModel):
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay leaves alone: special tokens and position embeddings."""
-        kinds = ("cls_token", "register_tokens", "position_embeddings", "position_embedding.weight", "class_embedding")
+        kinds = (
+            "cls_token",
+            "register_tokens",
+            "position_embeddings",
+            "position_embedding.weight",
+            "class_embedding",
+        )
         return {name for name, _ in self.named_parameters() if name.endswith(kinds)}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -217,21 +250,35 @@ class HuggingFaceModel(OwnModel):
         return tokens[:, 0] if self.num_prefix_tokens else tokens.mean(1)
 
     def save_folder(
-        self, folder: Path, state: Mapping[str, Tensor], classes: list[str], crop_ratio: float, want: Preprocess
+        self,
+        folder: Path,
+        state: Mapping[str, Tensor],
+        classes: list[str],
+        crop_ratio: float,
+        want: Preprocess,
     ) -> None:
         """Writes ``state`` for transformers: ``AutoModelForImageClassification.from_pretrained(folder)`` reads it."""
         model: Any = self.model
         model.config.id2label = dict(enumerate(classes))
         model.config.label2id = {name: i for i, name in enumerate(classes)}
-        model.save_pretrained(folder_for(folder), state_dict={k.removeprefix("model."): v for k, v in state.items()})
+        model.save_pretrained(
+            folder_for(folder), state_dict={k.removeprefix("model."): v for k, v in state.items()}
+        )
         height, width = want.size
         pixels = {
-            "image_processor_type": "CLIPImageProcessor", "do_convert_rgb": True, "do_resize": True, "resample": 2,
+            "image_processor_type": "CLIPImageProcessor",
+            "do_convert_rgb": True,
+            "do_resize": True,
+            "resample": 2,
             "size": {"shortest_edge": round(min(want.size) / crop_ratio)},
-            "do_center_crop": True, "crop_size": {"height": height, "width": width},
-            "do_rescale": True, "rescale_factor": 1 / 255,
-            "do_normalize": True, "image_mean": list(want.mean), "image_std": list(want.std),
-        }  # fmt: skip
+            "do_center_crop": True,
+            "crop_size": {"height": height, "width": width},
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(want.mean),
+            "image_std": list(want.std),
+        }
         write_json(folder / PIXELS, pixels)
 
 
@@ -250,7 +297,9 @@ def _check_family(name: object) -> None:
 
 def _without_unused(model: nn.Module) -> None:
     """ViT's pooler is made for text-like tasks and random in published vision weights: the class token speaks."""
-    if type(getattr(model, "pooler", None)).__name__.endswith("Pooler") and hasattr(model.pooler, "dense"):
+    if type(getattr(model, "pooler", None)).__name__.endswith("Pooler") and hasattr(
+        model.pooler, "dense"
+    ):
         model.pooler = None  # type: ignore[assignment]
 
 

@@ -25,7 +25,10 @@ from kd.models.foreign import foreign_models
 COUNTER = ".num_batches_tracked"  # of BatchNorm, which only reads it without a momentum; many files lack it
 DEEPEST = 12  # dots of a name behind which no prefix ends
 PRETRAINING = ("decoder_", "mask_token")  # of masked autoencoders: parts that no classifier has
-AVERAGES = {"state_dict_ema": "state_dict", "model_ema": "model"}  # timm's order of what its trainer saves
+AVERAGES = {
+    "state_dict_ema": "state_dict",
+    "model_ema": "model",
+}  # timm's order of what its trainer saves
 CLEARLY = 0.8  # of the squared difference between neighbours on a square grid
 ROW_ENDS = 2.0  # how many times the difference between neighbours one row's end and the next one's begin differ
 Size = Sequence[int]
@@ -41,7 +44,9 @@ class FileModel:
     positions: str = ""  # what was found out about its position embeddings, for the user
     same_shape: int = 0  # how many of the wanted model's tensors it has, with their shapes
     same_name: int = 0  # how many with any shape
-    rivals: list[str] = field(default_factory=list)  # the prefixes of other models that were passed over
+    rivals: list[str] = field(
+        default_factory=list
+    )  # the prefixes of other models that were passed over
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -50,8 +55,13 @@ class FileModel:
 
 
 def choose(
-    tensors: Mapping[str, Tensor], model: nn.Module, img_size: Size | None, part: str | None, name: str, key: str
-) -> FileModel:  # fmt: skip
+    tensors: Mapping[str, Tensor],
+    model: nn.Module,
+    img_size: Size | None,
+    part: str | None,
+    name: str,
+    key: str,
+) -> FileModel:
     """The place in a file whose tensors fit the model best.
 
     Args:
@@ -72,19 +82,33 @@ def choose(
     if part is not None:
         fitting = _below_part(fitting, part, f"{name} ({key}_key)")
     best = max(fitting, key=lambda layout: layout.rank, default=FileModel("", dict(tensors)))
-    others = [layout for layout in fitting if layout.same_shape >= half and not _same_weights(layout, best)]
+    others = [
+        layout
+        for layout in fitting
+        if layout.same_shape >= half and not _same_weights(layout, best)
+    ]
     replaced = [layout for layout in others if _is_plain_of(layout.prefix, best.prefix)]
-    equal = [layout for layout in others if layout.same_shape == best.same_shape and layout not in replaced]
+    equal = [
+        layout
+        for layout in others
+        if layout.same_shape == best.same_shape and layout not in replaced
+    ]
     average = next((layout for layout in equal if _is_plain_of(best.prefix, layout.prefix)), None)
     if average is not None and len(equal) == 1:
         replaced, equal, best = [best], [], average
     if equal:
         shown = _distinct_prefixes([best, *equal])
         listed = f"{', '.join(shown[:-1])} and {shown[-1]}"
-        raise UserError(f"{name} holds {len(shown)} models that fit equally well, below {listed}; "
-                        f"{key}_key=NAME says which, for example {key}_key={shown[0].strip(chr(39))}")  # fmt: skip
+        raise UserError(
+            f"{name} holds {len(shown)} models that fit equally well, below {listed}; "
+            f"{key}_key=NAME says which, for example {key}_key={shown[0].strip(chr(39))}"
+        )
     best.rivals = [layout.prefix for layout in [*others, *replaced] if layout is not best]
-    best.state = {k: v for k, v in best.state.items() if not k.startswith(PRETRAINING) or k in model.state_dict()}
+    best.state = {
+        k: v
+        for k, v in best.state.items()
+        if not k.startswith(PRETRAINING) or k in model.state_dict()
+    }
     return best
 
 
@@ -100,7 +124,9 @@ def _below_part(layouts: list[FileModel], part: str, name: str) -> list[FileMode
     chosen = [layout for layout in layouts if f".{part}." in f".{layout.prefix}"]
     if not chosen:
         prefixes = sorted({layout.prefix[:-1] or "." for layout in layouts})
-        raise UserError(f"{name}: no model below '{part}'; models are below: {', '.join(prefixes) or 'nothing'}")
+        raise UserError(
+            f"{name}: no model below '{part}'; models are below: {', '.join(prefixes) or 'nothing'}"
+        )
     return chosen
 
 
@@ -109,7 +135,10 @@ def _same_weights(one: FileModel, other: FileModel) -> bool:
     shared = one.state.keys() & other.state.keys()
     return all(
         one.state[name] is other.state[name]
-        or (one.state[name].shape == other.state[name].shape and torch.equal(one.state[name], other.state[name]))
+        or (
+            one.state[name].shape == other.state[name].shape
+            and torch.equal(one.state[name], other.state[name])
+        )
         for name in shared
     )
 
@@ -131,9 +160,13 @@ def _distinct_prefixes(layouts: Sequence[FileModel]) -> list[str]:
 # -- every place and every way --------
 
 
-def _layouts(tensors: Mapping[str, Tensor], model: nn.Module, img_size: Size | None) -> Iterator[FileModel]:
+def _layouts(
+    tensors: Mapping[str, Tensor], model: nn.Module, img_size: Size | None
+) -> Iterator[FileModel]:
     """Every way to read the file as the model. Where a place has its names and shapes, no other way is tried there."""
-    expected = {name: value for name, value in model.state_dict().items() if not name.endswith(COUNTER)}
+    expected = {
+        name: value for name, value in model.state_dict().items() if not name.endswith(COUNTER)
+    }
     below, shaped = Counter[str](), Counter[str]()
     for name, value in tensors.items():
         for prefix, rest in _splits(name):
@@ -142,7 +175,11 @@ def _layouts(tensors: Mapping[str, Tensor], model: nn.Module, img_size: Size | N
     exact = {prefix for prefix, count in shaped.items() if count == len(expected)}
     places = exact or {prefix for prefix, count in below.items() if 3 * count >= len(expected)}
     for prefix in sorted(places):
-        state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        state = {
+            name.removeprefix(prefix): value
+            for name, value in tensors.items()
+            if name.startswith(prefix)
+        }
         for variant in _variants(state, expected):
             yield _fitted(prefix, variant, "", model, expected, img_size)
     if not exact:
@@ -161,20 +198,32 @@ def _splits(name: str) -> Iterator[tuple[str, str]]:
         place = name.find(".", place) + 1
 
 
-def _variants(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def _variants(
+    state: dict[str, Tensor], expected: Mapping[str, Tensor]
+) -> Iterator[dict[str, Tensor]]:
     yield state
-    if all(name.startswith("model.") for name in expected):  # a builder's module, trained outside of ours
+    if all(
+        name.startswith("model.") for name in expected
+    ):  # a builder's module, trained outside of ours
         yield {f"model.{name}": value for name, value in state.items()}
-    if "register_tokens" in state and "mask_token" not in state:  # by which timm's filter knows DINOv2's layout
+    if (
+        "register_tokens" in state and "mask_token" not in state
+    ):  # by which timm's filter knows DINOv2's layout
         yield {**state, "mask_token": state["register_tokens"]}
-    if "class_embedding" in state:  # CLIP's picture tower alone: timm's filter reads it as a part of CLIP
+    if (
+        "class_embedding" in state
+    ):  # CLIP's picture tower alone: timm's filter reads it as a part of CLIP
         yield {f"visual.{name}": value for name, value in state.items()}
 
 
 def _fitted(
-    prefix: str, state: dict[str, Tensor], library: str, model: nn.Module, expected: Mapping[str, Tensor],
+    prefix: str,
+    state: dict[str, Tensor],
+    library: str,
+    model: nn.Module,
+    expected: Mapping[str, Tensor],
     img_size: Size | None,
-) -> FileModel:  # fmt: skip
+) -> FileModel:
     """The state through the architecture's filter, and how well it fits."""
     state, positions = _in_the_models_layout(state, model, img_size)
     same_name = [name for name in expected if name in state]
@@ -189,12 +238,18 @@ def _in_the_models_layout(
     backbone = getattr(model, "backbone", None)
     if not isinstance(backbone, nn.Module):
         return _filtered(state, model, img_size)
-    inner = {name.removeprefix("backbone."): value for name, value in state.items() if name.startswith("backbone.")}
+    inner = {
+        name.removeprefix("backbone."): value
+        for name, value in state.items()
+        if name.startswith("backbone.")
+    }
     if inner:
         rest = {name: value for name, value in state.items() if not name.startswith("backbone.")}
         filtered, positions = _filtered(inner, backbone, img_size)
         return {**_prefixed(filtered), **rest}, positions
-    wanted = backbone.state_dict()  # a file for classification holds more: layers after the last level, a classifier
+    wanted = (
+        backbone.state_dict()
+    )  # a file for classification holds more: layers after the last level, a classifier
     filtered, positions = _filtered(state, backbone, img_size)
     return _prefixed({name: value for name, value in filtered.items() if name in wanted}), positions
 
@@ -205,7 +260,7 @@ def _prefixed(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _filtered(
     state: dict[str, Tensor], model: nn.Module, img_size: Size | None
-) -> tuple[dict[str, Tensor], str]:  # fmt: skip
+) -> tuple[dict[str, Tensor], str]:
     """timm keeps a filter for foreign layouts and other position embeddings beside the model class."""
     state, positions = _with_positions(state, model, img_size)
     convert: Callable[..., dict[str, Tensor]] | None = getattr(
@@ -214,12 +269,18 @@ def _filtered(
     if convert is None or _is_exact(state, model):
         return state, positions
     options: dict[str, Any] = {}
-    if "adapt_layer_scale" in inspect.signature(convert).parameters:  # DeiT III's authors write gamma_1 for ls1.gamma
+    if (
+        "adapt_layer_scale" in inspect.signature(convert).parameters
+    ):  # DeiT III's authors write gamma_1 for ls1.gamma
         options["adapt_layer_scale"] = any("gamma_" in name for name in state)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # some print what they try
-            return convert(dict(state), model, **options), positions  # a copy: some take tensors out
-    except Exception:  # a file of another architecture: the comparison of keys and shapes says it better
+            return convert(
+                dict(state), model, **options
+            ), positions  # a copy: some take tensors out
+    except (
+        Exception
+    ):  # a file of another architecture: the comparison of keys and shapes says it better
         return state, positions
 
 
@@ -236,7 +297,7 @@ def _is_exact(state: Mapping[str, Tensor], model: nn.Module) -> bool:
 
 def _with_positions(
     state: dict[str, Tensor], model: nn.Module, img_size: Size | None
-) -> tuple[dict[str, Tensor], str]:  # fmt: skip
+) -> tuple[dict[str, Tensor], str]:
     """Resamples position embeddings from a grid that is not square, which timm's filter does not know.
 
     The grid is what the file names. Else it is square, as timm takes it, unless the embeddings clearly show another.
@@ -246,7 +307,11 @@ def _with_positions(
     positions, patch = state.get("pos_embed"), state.get("patch_embed.proj.weight")
     if new is None or positions is None or patch is None or positions.ndim != 3 or patch.ndim != 4:
         return state, ""
-    before = 0 if getattr(model, "no_embed_class", False) else int(getattr(model, "num_prefix_tokens", 0))
+    before = (
+        0
+        if getattr(model, "no_embed_class", False)
+        else int(getattr(model, "num_prefix_tokens", 0))
+    )
     if img_size is not None:
         grid = [side // step for side, step in zip(img_size, patch.shape[-2:], strict=True)]
         if positions.shape[1] - grid[0] * grid[1] != before:  # another layout: the filter knows it
@@ -254,13 +319,23 @@ def _with_positions(
         report = ""
     else:
         grid = _grid_of(positions[0], before, int(getattr(model, "num_prefix_tokens", 0)))
-        report = f"position embeddings of {grid[0]}x{grid[1]} patches (by how alike neighbours are)" if grid else ""
+        report = (
+            f"position embeddings of {grid[0]}x{grid[1]} patches (by how alike neighbours are)"
+            if grid
+            else ""
+        )
         if report and positions.shape == model.state_dict()["pos_embed"].shape:
-            return state, f"{report} are loaded unchanged into a model of {new[0]}x{new[1]}; is img_size right?"
+            return (
+                state,
+                f"{report} are loaded unchanged into a model of {new[0]}x{new[1]}; is img_size right?",
+            )
         report = report and f"{report} for {new[0]}x{new[1]}"
     if not grid or grid == list(new):
         return state, ""
-    return {**state, "pos_embed": resample_abs_pos_embed(positions, list(new), grid, num_prefix_tokens=before)}, report
+    return {
+        **state,
+        "pos_embed": resample_abs_pos_embed(positions, list(new), grid, num_prefix_tokens=before),
+    }, report
 
 
 def _grid_of(positions: Tensor, before: int, prefix_tokens: int) -> list[int]:

@@ -10,7 +10,14 @@ from kd.models.foreign import HUGGING_FACE
 from kd.models.layouts import COUNTER, FileModel, choose
 from kd.models.weights import read_weights, say
 
-WRAPPINGS = ("state_dict", "state_dict_ema", "model_ema", "model_state_dict", "model", "module")  # of trainers
+WRAPPINGS = (
+    "state_dict",
+    "state_dict_ema",
+    "model_ema",
+    "model_state_dict",
+    "model",
+    "module",
+)  # of trainers
 NEW = "kd_new_classifier"  # an attribute of a model whose classifier has no weights from its file
 
 
@@ -48,12 +55,20 @@ def load_checkpoint(
     of_head, of_files_head = _below(expected, names), _below(state, names)
     if not of_head:  # a model that was built without a classifier
         state = {k: v for k, v in state.items() if k not in of_files_head}
-    last = _below(of_head, ["head.classifier"]) or of_head  # a dense model's head is more than its classifier
+    last = (
+        _below(of_head, ["head.classifier"]) or of_head
+    )  # a dense model's head is more than its classifier
     other = _other_classes(about.classes, classes, state, expected, last)
     if other and head:
         hint = f"; {key.removesuffix('.checkpoint')}.classes=FILE (one name a line) says which those are"
         raise UserError(f"{key}: {file} {other}{'' if about.classes else hint}")
-    if not other and not head and of_head and of_files_head and not _same_form(state, expected, last):
+    if (
+        not other
+        and not head
+        and of_head
+        and of_files_head
+        and not _same_form(state, expected, last)
+    ):
         other, last = "has a classifier of another form", of_files_head
     if other:
         state = {k: v for k, v in state.items() if k not in last}
@@ -65,7 +80,11 @@ def load_checkpoint(
         for k, v in expected.items()
         if k in state and state[k].shape != v.shape
     ]
-    missing = [k for k in expected if k not in state and (head or k not in of_head) and not k.endswith(COUNTER)]
+    missing = [
+        k
+        for k in expected
+        if k not in state and (head or k not in of_head) and not k.endswith(COUNTER)
+    ]
     wrong += [f"{k} is missing" for k in missing]
     wrong += [f"{k} is not in the model" for k in state if k not in expected]
     if wrong:
@@ -84,14 +103,18 @@ def load_checkpoint(
     setattr(model, NEW, not all(k in state for k in last))
 
 
-def _same_form(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], last: Sequence[str]) -> bool:
+def _same_form(
+    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], last: Sequence[str]
+) -> bool:
     """Whether the file's classifier has the same layers, with the same shapes."""
     modules = {name.rpartition(".")[0] for name in last}
     in_file = [name for name in state if any(name.startswith(f"{module}.") for module in modules)]
     return {*in_file} == {*last} and all(state[name].shape == expected[name].shape for name in last)
 
 
-def _reads_two_tokens(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], last: Sequence[str]) -> bool:
+def _reads_two_tokens(
+    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], last: Sequence[str]
+) -> bool:
     """Whether the file's classifier takes twice the wanted one's width, as transformers' DINOv2 does."""
     weights = [name for name in last if name.endswith("weight") and name in state]
     return any(state[name].shape[1:] == (2 * expected[name].shape[1],) for name in weights)
@@ -103,9 +126,12 @@ def has_new_classifier(model: nn.Module) -> bool:
 
 
 def _other_classes(
-    names: Sequence[str], classes: Sequence[str], state: Mapping[str, Tensor], expected: Mapping[str, Tensor],
+    names: Sequence[str],
+    classes: Sequence[str],
+    state: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
     last: Sequence[str],
-) -> str:  # fmt: skip
+) -> str:
     """How the file's classes differ from the data's; empty where they don't, or nothing is known."""
     for k in last:
         given, wanted = tuple(state[k].shape) if k in state else (), tuple(expected[k].shape)
@@ -116,7 +142,9 @@ def _other_classes(
     i = next((i for i, (a, b) in enumerate(zip(names, classes, strict=False)) if a != b), None)
     if i is None:
         return f"names {len(names)} classes, the data has {len(classes)}"
-    return f"was trained on other classes: class {i} is {names[i]!r} there, {classes[i]!r} in the data"
+    return (
+        f"was trained on other classes: class {i} is {names[i]!r} there, {classes[i]!r} in the data"
+    )
 
 
 def classifier_names(model: nn.Module) -> list[str]:
@@ -139,12 +167,14 @@ def _say_prefix(layout: FileModel, left_out: int, name: str) -> None:
         return
     left = f", {left_out} tensors beside it are left out" if left_out > 0 else ""
     others = f" (another model: '{layout.rivals[0][:-1] or '.'}')" if layout.rivals else ""
-    say(f"{name}: the weights below '{'.'.join(parts) or layout.prefix[:-1]}' are taken{left}{others}")
+    say(
+        f"{name}: the weights below '{'.'.join(parts) or layout.prefix[:-1]}' are taken{left}{others}"
+    )
 
 
 def _head_beside(
     tensors: Mapping[str, Tensor], layout: FileModel, missing: set[str], model: nn.Module
-) -> dict[str, Tensor]:  # fmt: skip
+) -> dict[str, Tensor]:
     """The one linear layer beside a wrapped backbone that is of the classifier's width, where the backbone has none."""
     names = [name for name in classifier_names(model) if f"{name}.weight" in missing]
     if len(names) != 1 or not layout.prefix:
@@ -154,12 +184,19 @@ def _head_beside(
     beside = [
         name.removesuffix("weight")
         for name, value in tensors.items()
-        if name.endswith("weight") and value.ndim == 2 and value.shape[1:] == width and not name.startswith(others)
+        if name.endswith("weight")
+        and value.ndim == 2
+        and value.shape[1:] == width
+        and not name.startswith(others)
     ]
     if len(beside) != 1:
         return {}
     parts = ("weight", "bias")
-    return {f"{names[0]}.{part}": tensors[f"{beside[0]}{part}"] for part in parts if f"{beside[0]}{part}" in tensors}
+    return {
+        f"{names[0]}.{part}": tensors[f"{beside[0]}{part}"]
+        for part in parts
+        if f"{beside[0]}{part}" in tensors
+    }
 
 
 def freeze_backbone(model: nn.Module, arch: str) -> tuple[str, ...]:
@@ -172,6 +209,8 @@ def freeze_backbone(model: nn.Module, arch: str) -> tuple[str, ...]:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith(tuple(f"{head}." for head in trained)))
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError(f"model.student.freeze: nothing is left to train of {arch}, whose classifier "
-                        f"({', '.join(trained)}) has no weights")  # fmt: skip
+        raise UserError(
+            f"model.student.freeze: nothing is left to train of {arch}, whose classifier "
+            f"({', '.join(trained)}) has no weights"
+        )
     return trained

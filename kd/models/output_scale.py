@@ -19,7 +19,9 @@ def scale_output(model: nn.Module, scales: Sequence[tuple[float, float]], in_uni
     """
     found = getattr(model, "get_classifier", lambda: None)()
     if not isinstance(found, nn.Linear) or found.bias is None:
-        raise ValueError(f"numbers need a linear classifier with a bias, {type(model).__name__} has none")
+        raise ValueError(
+            f"numbers need a linear classifier with a bias, {type(model).__name__} has none"
+        )
     scale, offset = found.weight.new_tensor(scales, dtype=torch.float32).T.flip(0).contiguous()
     if in_units:
         found.bias.copy_((found.bias - offset) / scale)

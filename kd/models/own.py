@@ -51,8 +51,10 @@ def logits_of(output: object) -> Tensor:
     if isinstance(found, Tensor):
         return found
     given = type(output).__name__
-    raise UserError(f"a model must give a tensor, an output with .logits, a dict with 'logits' or 'out', or a "
-                    f"tuple, got {given}")  # fmt: skip
+    raise UserError(
+        f"a model must give a tensor, an output with .logits, a dict with 'logits' or 'out', or a "
+        f"tuple, got {given}"
+    )
 
 
 def classes_of(model: nn.Module) -> int:
@@ -64,7 +66,10 @@ def classes_of(model: nn.Module) -> int:
         head = model[-1] if isinstance(model, nn.Sequential) else classifier_of(model, "student")
     except UserError:
         return 0
-    outputs = [getattr(layer, "out_features", getattr(layer, "out_channels", 0)) for layer in head.modules()]
+    outputs = [
+        getattr(layer, "out_features", getattr(layer, "out_channels", 0))
+        for layer in head.modules()
+    ]
     return next((count for count in reversed(outputs) if count), 0)
 
 
@@ -72,18 +77,29 @@ class OwnModel(nn.Module):
     """Any module under the names that timm's models have; its layers are below ``model``."""
 
     def __init__(
-        self, model: nn.Module, num_classes: int, img_size: Size, mean: Sequence[float], std: Sequence[float],
+        self,
+        model: nn.Module,
+        num_classes: int,
+        img_size: Size,
+        mean: Sequence[float],
+        std: Sequence[float],
         made_by: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.model, self.num_classes = model, num_classes
         self.made_by = dict(made_by or {})
-        linear = [(path, layer) for path, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-        self.classifier = next((path for path, layer in linear[::-1] if layer.out_features == num_classes), "")
+        linear = [
+            (path, layer) for path, layer in model.named_modules() if isinstance(layer, nn.Linear)
+        ]
+        self.classifier = next(
+            (path for path, layer in linear[::-1] if layer.out_features == num_classes), ""
+        )
         self.pretrained_cfg: dict[str, Any] = {
-            "input_size": (3, *img_size), "mean": tuple(mean), "std": tuple(std),
+            "input_size": (3, *img_size),
+            "mean": tuple(mean),
+            "std": tuple(std),
             "classifier": f"model.{self.classifier}" if self.classifier else "model.head",
-        }  # fmt: skip
+        }
         self.num_prefix_tokens = sum(
             value.shape[-2] if name.endswith("register_tokens") else 1
             for name, value in model.named_parameters()
@@ -107,7 +123,9 @@ class OwnModel(nn.Module):
         """
         switch: Any = getattr(self.model, "set_grad_checkpointing", None)
         if switch is None:
-            raise UserError(f"grad_checkpointing: {type(self.model).__name__} has no set_grad_checkpointing")
+            raise UserError(
+                f"grad_checkpointing: {type(self.model).__name__} has no set_grad_checkpointing"
+            )
         switch(enable)
 
     def no_weight_decay(self) -> set[str]:
@@ -121,9 +139,13 @@ class OwnModel(nn.Module):
 
 
 def build_own(
-    builder: Builder, num_classes: int, img_size: Size | None, mean: Sequence[float] | None,
-    std: Sequence[float] | None, key: str,
-) -> nn.Module:  # fmt: skip
+    builder: Builder,
+    num_classes: int,
+    img_size: Size | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    key: str,
+) -> nn.Module:
     """What a builder makes; under timm's names unless it has them.
 
     Raises:
@@ -135,15 +157,28 @@ def build_own(
         reason = str(error) if isinstance(error, UserError) else plain(error)
         raise UserError(f"{key}.builder: {reason}") from error
     if not isinstance(model, nn.Module):
-        raise UserError(f"{key}.builder: {name_of(builder)} must build a torch module, got {type(model).__name__}")
+        raise UserError(
+            f"{key}.builder: {name_of(builder)} must build a torch module, got {type(model).__name__}"
+        )
     if hasattr(model, "pretrained_cfg") and hasattr(model, "get_classifier"):
         return model
     wanted = {"img_size": img_size, "mean": mean, "std": std}
-    said: dict[str, Any] = {name: value or getattr(model, name, None) for name, value in wanted.items()}
+    said: dict[str, Any] = {
+        name: value or getattr(model, name, None) for name, value in wanted.items()
+    }
     for name, value in said.items():
         if value is None:
-            raise UserError(f"{key}.{name}: {name_of(builder)} does not say what its model takes, so the settings must")
-    return OwnModel(model, num_classes, height_width(said["img_size"]), said["mean"], said["std"], remade(builder))
+            raise UserError(
+                f"{key}.{name}: {name_of(builder)} does not say what its model takes, so the settings must"
+            )
+    return OwnModel(
+        model,
+        num_classes,
+        height_width(said["img_size"]),
+        said["mean"],
+        said["std"],
+        remade(builder),
+    )
 
 
 def name_of(builder: Builder) -> str:
@@ -154,7 +189,10 @@ def name_of(builder: Builder) -> str:
 def remade(builder: Builder) -> dict[str, Any]:
     """Class path and arguments by which the builder is made again, where its attributes are its arguments."""
     kind = type(builder)
-    made_by = {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": dict(vars(builder))}
+    made_by = {
+        "class_path": f"{kind.__module__}.{kind.__qualname__}",
+        "init_args": dict(vars(builder)),
+    }
     try:
         return json_of(json.dumps(made_by))
     except TypeError:  # arguments that no file can hold

@@ -31,15 +31,23 @@ class Preprocess:
     """
 
     def __init__(
-        self, img_size: int | Sequence[int], mean: Sequence[float], std: Sequence[float], channels_last: bool = False
+        self,
+        img_size: int | Sequence[int],
+        mean: Sequence[float],
+        std: Sequence[float],
+        channels_last: bool = False,
     ) -> None:
         self.size = height_width(img_size)
         self.channels_last = channels_last
         self.mean, self.std = tuple(mean), tuple(std)
         if not all(self.std):
             raise ValueError(f"std must not be 0, got {std}")
-        self.floats: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # mean and std of float pictures
-        self.dtype = torch.float32  # of the output; that of the weights where a run trains in half precision throughout
+        self.floats: tuple[tuple[float, ...], tuple[float, ...]] | None = (
+            None  # mean and std of float pictures
+        )
+        self.dtype = (
+            torch.float32
+        )  # of the output; that of the weights where a run trains in half precision throughout
         self._moments: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, images: Images) -> Tensor:
@@ -54,7 +62,13 @@ class Preprocess:
             images = tvf.resize(images, list(self.size), antialias=True)
         mean, std = self._moments_on(images.device)
         order = torch.channels_last if self.channels_last else torch.preserve_format
-        return images.to(torch.float32, memory_format=order).mul_(1 / 255).sub_(mean).div_(std).to(self.dtype)
+        return (
+            images.to(torch.float32, memory_format=order)
+            .mul_(1 / 255)
+            .sub_(mean)
+            .div_(std)
+            .to(self.dtype)
+        )
 
     def _renormalised(self, images: Tensor) -> Tensor:
         if self.floats is None or self.floats == (self.mean, self.std):
@@ -68,7 +82,9 @@ class Preprocess:
     def _moments_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation ``(3, 1, 1)``, copied to each device once: a copy waits for all that runs."""
         if device not in self._moments:
-            mean, std = torch.tensor([self.mean, self.std], dtype=torch.float32, device=device)[..., None, None]
+            mean, std = torch.tensor([self.mean, self.std], dtype=torch.float32, device=device)[
+                ..., None, None
+            ]
             self._moments[device] = (mean, std)
         return self._moments[device]
 
@@ -109,15 +125,19 @@ class Given:
         name: whose input it is, named in errors.
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor] | None, name: str, argument: str = "prepare") -> None:
+    def __init__(
+        self, function: Callable[[Tensor], Tensor] | None, name: str, argument: str = "prepare"
+    ) -> None:
         self.function, self.name, self.argument = function, name, argument
         self.size: Size = (224, 224)
 
     def __call__(self, images: Tensor) -> Tensor:
         if images.dtype == torch.uint8:
             if self.function is None:
-                raise UserError(f"{self.name}: how it wants uint8 pictures is not known; give float pictures, or "
-                                f"{self.argument}=kd.Preprocess(size, mean, std) or a function")  # fmt: skip
+                raise UserError(
+                    f"{self.name}: how it wants uint8 pictures is not known; give float pictures, or "
+                    f"{self.argument}=kd.Preprocess(size, mean, std) or a function"
+                )
             images = self.function(images)
         self.size = (images.shape[-2], images.shape[-1])
         return images
@@ -160,7 +180,9 @@ def input_of(
 ) -> Prepare:
     """What is given, or what timm says of the model; for other models it must be given, or float pictures."""
     if prepare is not None and not callable(prepare):
-        raise TypeError(f"{argument}: must be a kd.Preprocess or a function of uint8 pictures, got {prepare!r}")
+        raise TypeError(
+            f"{argument}: must be a kd.Preprocess or a function of uint8 pictures, got {prepare!r}"
+        )
     if isinstance(prepare, Preprocess):
         return prepare
     if prepare is None and isinstance(model, nn.Module) and getattr(model, "pretrained_cfg", None):

@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from kd.errors import UserError
 
-HEAD_STRIDE = 4  # the head works on a grid of a quarter of the picture: finer costs much and gains little
+HEAD_STRIDE = (
+    4  # the head works on a grid of a quarter of the picture: finer costs much and gains little
+)
 LEVELS = 4
 TimmModel: TypeAlias = Any  # torch types its parts as bare modules
 
@@ -38,12 +40,18 @@ class DenseModel(nn.Module):
         super().__init__()
         self.backbone = backbone
         if not hasattr(backbone, "forward_intermediates"):
-            raise UserError(f"arch: {type(backbone).__name__} gives no intermediate features for dense prediction")
+            raise UserError(
+                f"arch: {type(backbone).__name__} gives no intermediate features for dense prediction"
+            )
         info: Any = backbone.feature_info
         count = len(info)
         is_vit = len({level["reduction"] for level in info}) == 1
         last = min(LEVELS, count)
-        self.indices = [count * (i + 1) // last - 1 for i in range(last)] if is_vit else [*range(count - last, count)]
+        self.indices = (
+            [count * (i + 1) // last - 1 for i in range(last)]
+            if is_vit
+            else [*range(count - last, count)]
+        )
         backbone.prune_intermediate_layers(self.indices, prune_norm=not is_vit, prune_head=True)  # type: ignore[operator]
         self.norm = is_vit
         self.head = DenseHead([info[i]["num_chs"] for i in self.indices], width, num_classes)
@@ -84,7 +92,9 @@ class DenseHead(nn.Module):
         super().__init__()
         self.levels = nn.ModuleList([nn.Conv2d(w, width, 1) for w in widths])
         self.fuse = nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
         )
         self.classifier = nn.Conv2d(width, num_classes, 1)
 
@@ -98,5 +108,8 @@ class DenseHead(nn.Module):
         Returns:
             Logits ``(N, C, *size)``.
         """
-        maps = [F.interpolate(level(x), size, mode="bilinear") for level, x in zip(self.levels, features, strict=True)]
+        maps = [
+            F.interpolate(level(x), size, mode="bilinear")
+            for level, x in zip(self.levels, features, strict=True)
+        ]
         return self.classifier(self.fuse(sum(maps[1:], maps[0])))

@@ -20,7 +20,9 @@ def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
     for parent in reversed(list(model.modules())):
         if isinstance(parent, (nn.ModuleList, nn.Sequential)):
             kinds = Counter(type(member) for member in parent)
-            yield from (m for m in parent if kinds[type(m)] > 1 and next(m.parameters(), None) is not None)
+            yield from (
+                m for m in parent if kinds[type(m)] > 1 and next(m.parameters(), None) is not None
+            )
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, *, frozen: bool = False) -> None:
@@ -58,7 +60,9 @@ def own(tensor: Tensor) -> Tensor:
     part, size = getattr(tensor, "ds_tensor", None), getattr(tensor, "ds_numel", 0)
     if part is None:
         return tensor
-    return part[: max(0, size - part.numel() * distributed.get_rank())]  # what follows is padding, of any value
+    return part[
+        : max(0, size - part.numel() * distributed.get_rank())
+    ]  # what follows is padding, of any value
 
 
 def whole(tensor: Tensor) -> Tensor:

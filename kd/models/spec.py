@@ -44,7 +44,9 @@ class WholeBatches:
         if batch == self._last or mode not in self._known:
             self._known |= {mode, batch}
         self._last = batch
-        return (self.compiled if batch in self._known else self.model._call_impl)(images, *args, **kwargs)
+        return (self.compiled if batch in self._known else self.model._call_impl)(
+            images, *args, **kwargs
+        )
 
 
 @dataclass

@@ -16,12 +16,16 @@ from kd.models.preprocess import Prepare, Size, evaluating
 
 PRELOGITS = "prelogits"  # the name of the classifier's input, which in most models is not a module
 MAPS = "maps"  # the name of whichever layer gives a model's last map, before its classifier
-MAPS_AT = re.compile(r"maps@([1-9]\d*)/([1-9]\d*)")  # the map after such a share of the blocks or stages
+MAPS_AT = re.compile(
+    r"maps@([1-9]\d*)/([1-9]\d*)"
+)  # the map after such a share of the blocks or stages
 TRIAL = 2  # pictures of the forward that finds the layers' shapes
 KEY = "model.taps"  # the setting that names layers, where no other is given
 
 
-def layer_paths(model: nn.Module, patterns: Sequence[str], key: str, besides: Sequence[str] = ()) -> list[str]:
+def layer_paths(
+    model: nn.Module, patterns: Sequence[str], key: str, besides: Sequence[str] = ()
+) -> list[str]:
     """The layers that patterns match, in the model's order; ``besides`` are names that count as layers too.
 
     Args:
@@ -36,7 +40,11 @@ def layer_paths(model: nn.Module, patterns: Sequence[str], key: str, besides: Se
     names = [*(path for path, _ in model.named_modules() if path), *besides]
     found: list[str] = []
     for pattern in patterns:
-        matches = [name for name in names if (name == pattern if name in besides else _matches(name, pattern))]
+        matches = [
+            name
+            for name in names
+            if (name == pattern if name in besides else _matches(name, pattern))
+        ]
         if not matches:
             outer = [*(name for name, _ in model.named_children()), *besides]
             near = difflib.get_close_matches(pattern.replace("*", "0"), names, 3, 0.5)
@@ -59,7 +67,9 @@ class Taps:
     outside a block, in particular not in the second forward of gradient checkpointing.
     """
 
-    def __init__(self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size | Prepare) -> None:
+    def __init__(
+        self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size | Prepare
+    ) -> None:
         self._model, self._input_size = model, size
         self._layers = dict(model.named_modules())
         self._caught: dict[str, Tensor] | None = None
@@ -73,7 +83,9 @@ class Taps:
     def _size(self) -> Size:
         return self._input_size if isinstance(self._input_size, tuple) else self._input_size.size
 
-    def add(self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = KEY) -> None:
+    def add(
+        self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = KEY
+    ) -> None:
         """Adds layers to read; ``run`` runs one small forward, by which ``maps`` is found."""
         for path in self.paths(patterns, run, key):
             self._keys.setdefault(path, key)
@@ -85,7 +97,9 @@ class Taps:
             else:
                 self._layers[path].register_forward_hook(partial(self._catch, path))
 
-    def paths(self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = KEY) -> list[str]:
+    def paths(
+        self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = KEY
+    ) -> list[str]:
         """The layers that patterns name, in the model's order.
 
         Args:
@@ -112,9 +126,15 @@ class Taps:
         names = [feature["module"] for feature in getattr(self._model, "feature_info", ())]
         place = max(1, math.ceil(len(names) * int(share[1]) / int(share[2])))
         if place > len(names):
-            raise UserError(f"{key}: '{pattern}' is beyond timm's {len(names)} features of {_title(self._model)}")
+            raise UserError(
+                f"{key}: '{pattern}' is beyond timm's {len(names)} features of {_title(self._model)}"
+            )
         normed = f"blocks.{place}.norm1"
-        return normed if names[place - 1] == f"blocks.{place - 1}" and normed in self._layers else names[place - 1]
+        return (
+            normed
+            if names[place - 1] == f"blocks.{place - 1}" and normed in self._layers
+            else names[place - 1]
+        )
 
     def _run(self) -> None:
         self._model(next(self._model.parameters()).new_zeros(TRIAL, 3, *self._size))
@@ -137,8 +157,11 @@ class Taps:
             features.extend(x for _, x in given if x is output)
             return output
 
-        hooks = [m.register_forward_hook(lambda _m, _i, out, path=path: note(path, out))
-                 for path, m in self._layers.items() if path]  # fmt: skip
+        hooks = [
+            m.register_forward_hook(lambda _m, _i, out, path=path: note(path, out))
+            for path, m in self._layers.items()
+            if path
+        ]
         try:
             if own is not None:
                 self._model.forward_features = watched  # type: ignore[assignment]
@@ -150,14 +173,22 @@ class Taps:
                 hook.remove()
         spread = [x for _, x in given if x.ndim == 3 or x.shape[2] * x.shape[3] > 1]
         if not given or not (features or spread):
-            raise UserError(f"{key}: {_title(self._model)} has no map before its classifier: name a layer")
+            raise UserError(
+                f"{key}: {_title(self._model)} has no map before its classifier: name a layer"
+            )
         last = (features or spread)[-1]
-        return min(reversed([path for path, x in given if x is last]), key=lambda path: path.count("."))
+        return min(
+            reversed([path for path, x in given if x is last]), key=lambda path: path.count(".")
+        )
 
     def _is_map(self, x: Tensor) -> bool:
         if x.ndim == 4:
             return min(self._turned(x)) < 0.7
-        count = x.shape[1] - int(getattr(self._model, "num_prefix_tokens", 0) or 0) if x.ndim == 3 else 0
+        count = (
+            x.shape[1] - int(getattr(self._model, "num_prefix_tokens", 0) or 0)
+            if x.ndim == 3
+            else 0
+        )
         return count > 1 and x.shape[2] > 1 and math.prod(self._grid(count)) == count
 
     def __enter__(self) -> dict[str, Tensor]:
@@ -167,7 +198,9 @@ class Taps:
     def __exit__(self, *_: object) -> None:
         self._caught = None
 
-    def _catch(self, path: str, _module: nn.Module, _inputs: object, output: Tensor | Sequence[Tensor]) -> None:
+    def _catch(
+        self, path: str, _module: nn.Module, _inputs: object, output: Tensor | Sequence[Tensor]
+    ) -> None:
         if self._caught is not None:
             self._caught[path] = output[0] if isinstance(output, Sequence) else output
 
@@ -175,13 +208,17 @@ class Taps:
         if self._caught is not None:
             self._caught[PRELOGITS] = inputs[0]
 
-    def read(self, caught: dict[str, Tensor], patterns: str | list[str], tokens: str) -> list[Tensor]:
+    def read(
+        self, caught: dict[str, Tensor], patterns: str | list[str], tokens: str
+    ) -> list[Tensor]:
         """What the layers gave in the forward that filled ``caught``, in the form that ``tokens`` asks for."""
         paths = self.paths(patterns)
         for path in paths:
             if path not in caught:
                 key = self._keys.get(path, KEY)
-                raise UserError(f"{key}: layer '{path}' of {_title(self._model)} gives nothing in a forward")
+                raise UserError(
+                    f"{key}: layer '{path}' of {_title(self._model)} gives nothing in a forward"
+                )
         return [self._form(caught[path], tokens, path) for path in paths]
 
     def _form(self, x: Tensor, tokens: str, path: str) -> Tensor:
@@ -193,7 +230,9 @@ class Taps:
         if tokens == "class":
             if not prefix:
                 key = self._keys.get(path, KEY)
-                raise UserError(f"{key}: layer '{path}' of {_title(self._model)} has no class token (tokens=patch)")
+                raise UserError(
+                    f"{key}: layer '{path}' of {_title(self._model)} has no class token (tokens=patch)"
+                )
             return x[:, 0]
         for skipped in (prefix, 0):  # blocks may not have the class token, which joins later (CaiT)
             height, width = self._grid(x.shape[1] - skipped)
@@ -208,17 +247,25 @@ class Taps:
     def _turned(self, x: Tensor) -> tuple[float, float]:
         """How far the sides are from the picture's where channels come first, and where they come last."""
         wanted = math.log(self._size[0] / self._size[1])
-        return abs(math.log(x.shape[2] / x.shape[3]) - wanted), abs(math.log(x.shape[1] / x.shape[2]) - wanted)
+        return abs(math.log(x.shape[2] / x.shape[3]) - wanted), abs(
+            math.log(x.shape[1] / x.shape[2]) - wanted
+        )
 
     def _is_channels_last(self, x: Tensor) -> bool:
         """By the picture's shape; where that leaves it open, by what timm says of the model."""
         first, last = self._turned(x)
-        return getattr(self._model, "output_fmt", "NCHW") == "NHWC" if abs(first - last) < 0.05 else last < first
+        return (
+            getattr(self._model, "output_fmt", "NCHW") == "NHWC"
+            if abs(first - last) < 0.05
+            else last < first
+        )
 
 
 def _matches(path: str, pattern: str) -> bool:
     parts, wanted = path.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(fnmatchcase(a, b) for a, b in zip(parts, wanted, strict=True))
+    return len(parts) == len(wanted) and all(
+        fnmatchcase(a, b) for a, b in zip(parts, wanted, strict=True)
+    )
 
 
 def classifier_of(model: nn.Module, key: str) -> nn.Module:
@@ -231,8 +278,10 @@ def classifier_of(model: nn.Module, key: str) -> nn.Module:
     named = (getattr(model, name, None) for name in ("head", "fc", "classifier"))
     found = get() if get is not None else next((m for m in named if isinstance(m, nn.Module)), None)
     if found is None:
-        raise UserError(f"{key}: {type(model).__name__} has no get_classifier() and no head, fc or classifier, so "
-                        "'prelogits' is unknown: name a layer")  # fmt: skip
+        raise UserError(
+            f"{key}: {type(model).__name__} has no get_classifier() and no head, fc or classifier, so "
+            "'prelogits' is unknown: name a layer"
+        )
     return found[0] if isinstance(found, (tuple, list, nn.ModuleList)) else found
 
 

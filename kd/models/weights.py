@@ -29,7 +29,16 @@ WRAPPERS = re.compile(
     r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )  # torch puts them into names
 OUR_STUDENTS = re.compile(r"students\.[^.]+\.(?:model|average)\.")
-NAMES = ("class_names", "classes", "label_names", "labels", "categories", "id2label", "idx_to_class", "class_to_idx")
+NAMES = (
+    "class_names",
+    "classes",
+    "label_names",
+    "labels",
+    "categories",
+    "id2label",
+    "idx_to_class",
+    "class_to_idx",
+)
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".pkl")
 TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
 NOT_PASSED_ON = ("num_classes", "img_size", *LOADS)
@@ -137,7 +146,9 @@ def weights_file(path: Path, key: str) -> Path:
         place = f"{url[1]}://{url[2]}" + ("" if path.suffix in FILES else "/student.safetensors")
         return fetched(place, key or "checkpoint")
     path = run_folder(path)
-    candidates = [path / name for name in ("student.safetensors", *TIMM_FILES)] if path.is_dir() else [path]
+    candidates = (
+        [path / name for name in ("student.safetensors", *TIMM_FILES)] if path.is_dir() else [path]
+    )
     for file in candidates:
         if file.is_file():
             return file
@@ -181,7 +192,11 @@ def about(checkpoint: str | None) -> About:
 
 def _from_metadata(meta: Mapping[str, str]) -> About:
     """Of a ``student.safetensors``; a segmentation student is no plain timm model, so its architecture stays unsaid."""
-    said = {name: json_of(meta[name]) for name in ("kwargs", "img_size", "mean", "std", "classes") if name in meta}
+    said = {
+        name: json_of(meta[name])
+        for name in ("kwargs", "img_size", "mean", "std", "classes")
+        if name in meta
+    }
     size = said.get("img_size")
     return About(
         "" if "dense" in meta or "builder" in meta else meta.get("arch", ""),
@@ -213,7 +228,9 @@ def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _load_pickle(file: Path) -> object:
     _warn_of_old_torch()
-    with torch.serialization.safe_globals([argparse.Namespace]):  # the settings in timm's training checkpoints
+    with torch.serialization.safe_globals(
+        [argparse.Namespace]
+    ):  # the settings in timm's training checkpoints
         return read_tensors(file, mmap=zipfile.is_zipfile(file))
 
 
@@ -239,7 +256,10 @@ def _names_in(content: object) -> list[str]:
     """Class names beside the weights: a list, or a dict by or to the class id."""
     if not isinstance(content, Mapping):
         return []
-    for place in [content, *(content[k] for k in ("meta", "hyper_parameters") if isinstance(content.get(k), Mapping))]:
+    for place in [
+        content,
+        *(content[k] for k in ("meta", "hyper_parameters") if isinstance(content.get(k), Mapping)),
+    ]:
         for name in NAMES:
             found = _name_list(place.get(name))
             if found:
@@ -254,7 +274,11 @@ def _name_list(value: object) -> list[str]:
             value = sorted(value, key=value.get)  # type: ignore[arg-type]
         elif all(str(k).isdigit() for k in value):
             value = [value[k] for k in sorted(value, key=int)]
-    return list(value) if isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value) else []
+    return (
+        list(value)
+        if isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value)
+        else []
+    )
 
 
 def read_names(file: Path, key: str) -> list[str]:
@@ -265,12 +289,18 @@ def read_names(file: Path, key: str) -> list[str]:
     """
     try:
         text = text_of(file)
-        names = json_of(text) if file.suffix == ".json" else [line.strip() for line in text.splitlines()]
+        names = (
+            json_of(text)
+            if file.suffix == ".json"
+            else [line.strip() for line in text.splitlines()]
+        )
         names = [str(name) for name in names if str(name)]
     except RefusedFile as error:
         raise UserError(f"{key}: {error}") from error
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{key}: {file} can't be read as a list of names ({type(error).__name__})") from error
+        raise UserError(
+            f"{key}: {file} can't be read as a list of names ({type(error).__name__})"
+        ) from error
     if not names:
         raise UserError(f"{key}: {file} holds no names")
     return names

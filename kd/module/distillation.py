@@ -29,7 +29,14 @@ from kd.losses.base import equal_on_all_ranks
 from kd.models import TapSpec
 from kd.module.evaluation import Validation
 from kd.module.inference import Inference
-from kd.module.pace import clip, keep_targets_exact, log_terms, pace_of, scale_for_short_accumulation, seed_step
+from kd.module.pace import (
+    clip,
+    keep_targets_exact,
+    log_terms,
+    pace_of,
+    scale_for_short_accumulation,
+    seed_step,
+)
 from kd.module.resume import Resume
 from kd.optim import OptimSpec, Pace, as_optim
 from kd.tasks import Task
@@ -75,7 +82,10 @@ class DistillationModule(Inference):
         taps: Mapping[str, TapSpec] | None = None,
         teacher_of: Mapping[str, str] | None = None,
         ema_decay: float | None = None,
-        optim: OptimSpec | Mapping[str, Any] | Callable[[list[nn.Parameter]], Optimizer] | None = None,
+        optim: OptimSpec
+        | Mapping[str, Any]
+        | Callable[[list[nn.Parameter]], Optimizer]
+        | None = None,
         data: DataInfo | None = None,
         prepare: Callable[[Tensor], Tensor] | None = None,
         teacher_prepare: Callable[[Tensor], Tensor] | None = None,
@@ -84,10 +94,14 @@ class DistillationModule(Inference):
         object.__setattr__(self, "teacher", as_teacher(teacher, teacher_prepare))
         self.teacher: RunTeacher | None
         self.answer_by(self.teacher)
-        self.answering_teacher: RunTeacher | None  # who answers in training: the teacher, or a cache in front of it
+        self.answering_teacher: (
+            RunTeacher | None
+        )  # who answers in training: the teacher, or a cache in front of it
         if not isinstance(student, Student):
             objective = objective_of(task, losses, task_loss_weight, taps, teacher_of)
-            student = make_student(student, self.teacher, objective, data, prepare, ema_decay, as_optim(optim))
+            student = make_student(
+                student, self.teacher, objective, data, prepare, ema_decay, as_optim(optim)
+            )
         self.take(Students(student))
         self._range = RangeCheck()
         self.memory: Memory | None = None
@@ -116,7 +130,9 @@ class DistillationModule(Inference):
         """
         first = next(iter(modules.values()))
         if any(module.resume.teacher != first.resume.teacher for module in modules.values()):
-            raise UserError("students: all must have the same model.teacher, which answers once for all")
+            raise UserError(
+                "students: all must have the same model.teacher, which answers once for all"
+            )
         if len({type(module.task) for module in modules.values()}) > 1:
             raise UserError("students: all must have the same model.task")
         first.take(Students({name: module.student_of_one for name, module in modules.items()}))
@@ -157,7 +173,9 @@ class DistillationModule(Inference):
             if lines and self.trainer.is_global_zero:
                 print("\n".join(lines), flush=True)
         if self.teacher is not None:
-            self.teacher.to(self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision)))
+            self.teacher.to(
+                self.trainer.strategy.root_device, dtype_for(str(self.trainer.precision))
+            )
             self.teacher.forget_original()
         if stage != "fit":
             return
@@ -165,17 +183,30 @@ class DistillationModule(Inference):
             settle_losses(self.students, self.teacher, sample, self.trainer.strategy.broadcast)
         if self.data is not None:
             self.answer_by(apply_auto(self, self.data))
-            run_ahead(self, self.data, self.teacher, lambda batch: self.students.ask(self.answering_teacher, batch))
+            run_ahead(
+                self,
+                self.data,
+                self.teacher,
+                lambda batch: self.students.ask(self.answering_teacher, batch),
+            )
             if self.trainer.is_global_zero:
                 self.memory = Memory(self)  # now: later its layers may be sharded
         self.students.compile_in_place()
 
-    def begin(self, sample: Callable[[int], Tensor] | None, data: DistillationDataModule | None) -> list[str]:
+    def begin(
+        self, sample: Callable[[int], Tensor] | None, data: DistillationDataModule | None
+    ) -> list[str]:
         """Gives the students their first weights, while the teacher is whole and not yet placed; returns messages."""
         self.begun = True
         labelled = data.sample if data is not None else None
-        pairs = zip(self.students.begin(self.teacher, sample), self.students.named().values(), strict=True)
-        return [text for said, student in pairs if (text := said or fit_new_classifier(student, labelled))]
+        pairs = zip(
+            self.students.begin(self.teacher, sample), self.students.named().values(), strict=True
+        )
+        return [
+            text
+            for said, student in pairs
+            if (text := said or fit_new_classifier(student, labelled))
+        ]
 
     def answer_by(self, teacher: RunTeacher | None) -> None:
         """From now on ``teacher`` answers in training; it is no submodule."""
@@ -206,7 +237,9 @@ class DistillationModule(Inference):
                 "optim: the run's end is not known in steps (trainer.max_steps), so the learning rate stays at its peak"
             )
         students = self.students.named().values()
-        if self.trainer.accumulate_grad_batches > 1 and any(student.objective.lacks_labels for student in students):
+        if self.trainer.accumulate_grad_batches > 1 and any(
+            student.objective.lacks_labels for student in students
+        ):
             notes.append(
                 "trainer.accumulate_grad_batches: where labels are missing, losses over labels or pixels are means "
                 "over those of one batch, so that each counts more in a batch with few"
@@ -219,7 +252,9 @@ class DistillationModule(Inference):
         ]
         if moving and self.planned_epochs < 2:
             names = ", ".join(sorted(set(moving)))
-            notes.append(f"final_temperature of {names}: moves over the epochs, and the run has one: it is not reached")
+            notes.append(
+                f"final_temperature of {names}: moves over the epochs, and the run has one: it is not reached"
+            )
         return notes
 
     def on_fit_start(self) -> None:
@@ -240,7 +275,11 @@ class DistillationModule(Inference):
         self._range.look(batch.get("image"))
         trainer = trainer_of(self)
         if trainer is None or not trainer.training:
-            return self.validation.with_known(batch) if trainer is not None and trainer.validating else batch
+            return (
+                self.validation.with_known(batch)
+                if trainer is not None and trainer.validating
+                else batch
+            )
         return self.answering_teacher.fetch(batch) if self.answering_teacher is not None else batch
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -256,13 +295,23 @@ class DistillationModule(Inference):
                 ``answer``.
         """
         batch = as_batch(batch)
-        answer = batch["answer"]() if "answer" in batch else self.students.ask(self.answering_teacher, batch)
+        answer = (
+            batch["answer"]()
+            if "answer" in batch
+            else self.students.ask(self.answering_teacher, batch)
+        )
         terms = self.students.learn(batch, answer, lambda: self._seed(batch_idx))
-        totals = [own.total for own in terms.values()]  # the students' parameters, and so their gradients, are apart
+        totals = [
+            own.total for own in terms.values()
+        ]  # the students' parameters, and so their gradients, are apart
         loss = totals[0] if len(totals) == 1 else torch.stack(totals).sum()
         log_terms(self, terms, loss)
         named = {name: own.named for name, own in terms.items()}
-        return {"loss": scale_for_short_accumulation(loss, self, batch_idx), "terms": named, "answer": answer}
+        return {
+            "loss": scale_for_short_accumulation(loss, self, batch_idx),
+            "terms": named,
+            "answer": answer,
+        }
 
     def _seed(self, batch_idx: int) -> None:
         """Dropout and the like by (seed, step, rank): a resumed run draws what the uninterrupted one drew."""
@@ -272,7 +321,10 @@ class DistillationModule(Inference):
         seed_step((self.data.seed * 7_919 + step) * 4_096 + self.global_rank, self.device)
 
     def configure_gradient_clipping(
-        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clips each student's gradients by their own norm, as if it were trained alone."""
         clip(self, optimizer, gradient_clip_val, gradient_clip_algorithm)
@@ -309,4 +361,8 @@ class DistillationModule(Inference):
         if self.trainer.state.fn == TrainerFn.FITTING:
             self.resume.check_states(checkpoint, self.trainer, self)
         if self.data is not None:
-            self.answer_by(restore_auto(self, self.answering_teacher, self.data, checkpoint.get("kd_cached", False)))
+            self.answer_by(
+                restore_auto(
+                    self, self.answering_teacher, self.data, checkpoint.get("kd_cached", False)
+                )
+            )

@@ -85,7 +85,9 @@ class Validation:
     def __init__(self, students: Students, teacher: RunTeacher | None) -> None:
         self.students, self.teacher = students, teacher
         self.known: Tensor | None = None
-        self.taught: tuple[Tensor, Tensor] | None = None  # numbers (N,) and the teacher's logits of the last batch
+        self.taught: tuple[Tensor, Tensor] | None = (
+            None  # numbers (N,) and the teacher's logits of the last batch
+        )
 
     def with_known(self, batch: Batch) -> Batch:
         """Adds what the teacher decided before: on the host, while the batch is there."""
@@ -106,7 +108,9 @@ class Validation:
                 classifier.
         """
         measured = self.students.measured
-        headless = [student for student in measured.values() if isinstance(student, HeadlessStudent)]
+        headless = [
+            student for student in measured.values() if isinstance(student, HeadlessStudent)
+        ]
         if headless and self.teacher is not None:
             answer = self.teacher.answer({"image": batch["image"]}, self.students.wanted)
             for own in headless:
@@ -130,7 +134,9 @@ class Validation:
         found: dict[str, Tensor] = {}
         for name, student in self.students.measured.items():
             prefix = f"{name}/val/" if name else "val/"
-            found |= {f"{prefix}{metric}": value for metric, value in student.task.compute().items()}
+            found |= {
+                f"{prefix}{metric}": value for metric, value in student.task.compute().items()
+            }
             student.task.reset()
         return found
 
@@ -158,26 +164,34 @@ class Labelled:
 
 @torch.no_grad()
 def look_at(
-    models: Mapping[str, Callable[[Tensor], Tensor]], data: DistillationDataModule, batches: Iterable[Batch],
+    models: Mapping[str, Callable[[Tensor], Tensor]],
+    data: DistillationDataModule,
+    batches: Iterable[Batch],
     device: torch.device,
-) -> Labelled:  # fmt: skip
+) -> Labelled:
     """Features ``(N, D)`` of the split ``probe`` by model; each process runs its share, and all get the whole."""
     parts: list[dict[str, Tensor]] = []
     for batch in batches:
         images = batch["image"].to(device)
         own = {f" {name}": model(images).float() for name, model in models.items()}
-        parts.append({"index": batch["index"].to(device), "target": batch["target"].to(device), **own})
+        parts.append(
+            {"index": batch["index"].to(device), "target": batch["target"].to(device), **own}
+        )
     whole = {name: of_all_ranks(torch.cat([part[name] for part in parts]))[0] for name in parts[0]}
     order = whole["index"].argsort()[int((whole["index"] < 0).sum()) :]  # padding comes first
     pictures = data.split("probe")
     assert isinstance(pictures, Joined)
-    return Labelled({name: whole[f" {name}"][order] for name in models}, whole["target"][order], pictures.border)
+    return Labelled(
+        {name: whole[f" {name}"][order] for name in models}, whole["target"][order], pictures.border
+    )
 
 
 class Listener(Protocol):
     """Takes in every batch's logits (:class:`kd.tasks.fidelity.Fidelity`)."""
 
-    def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
+    def update(
+        self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
+    ) -> None:
         """A batch: logits of both, at the target's size; targets; the pictures' numbers ``(N,)``."""
 
 
@@ -210,7 +224,9 @@ def evaluate(
         if seen.index is not None:
             for listener in listeners:
                 listener.update(seen.logits[""], taught, seen.target, seen.index)
-    return {name: {k: float(v) for k, v in found.compute().items()} for name, found in tasks.items()}
+    return {
+        name: {k: float(v) for k, v in found.compute().items()} for name, found in tasks.items()
+    }
 
 
 @dataclass
@@ -224,11 +240,18 @@ class Answers:
     rows: dict[int, dict[str, str]] = field(default_factory=dict)
     """Cells by column, by the picture's number."""
 
-    def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
+    def update(
+        self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
+    ) -> None:
         """Adds a batch: logits ``(N, C)`` of both, ids ``(N,)`` or labels ``(N, C)``, numbers of the pictures."""
-        given = {"label": target, "student": student} | ({} if teacher is None else {"teacher": teacher})
-        columns = {f"{name}{ending}": column for name, answer in given.items()
-                   for ending, column in self.task.rows(answer, self.classes).items()}  # fmt: skip
+        given = {"label": target, "student": student} | (
+            {} if teacher is None else {"teacher": teacher}
+        )
+        columns = {
+            f"{name}{ending}": column
+            for name, answer in given.items()
+            for ending, column in self.task.rows(answer, self.classes).items()
+        }
         for place, i in enumerate(index.tolist()):
             self.rows[i] = {key: column[place] for key, column in columns.items()}
 
@@ -241,4 +264,7 @@ class Answers:
         same.
         """
         right, others = self.right(), other.right()
-        return (sum(right[i] and not others[i] for i in right), sum(others[i] and not right[i] for i in right))
+        return (
+            sum(right[i] and not others[i] for i in right),
+            sum(others[i] and not right[i] for i in right),
+        )

@@ -52,13 +52,17 @@ class Inference(LightningModule):
             state = todays_names(read_checkpoint(checkpoint_path)["state_dict"])
             module.load_state_dict(state, strict=strict)
         except Exception as error:  # whatever a damaged or foreign file makes the readers raise
-            raise UserError(f"checkpoint_path: {checkpoint_path} can't be loaded: {plain(error)}") from error
+            raise UserError(
+                f"checkpoint_path: {checkpoint_path} can't be loaded: {plain(error)}"
+            ) from error
         return module if map_location is None else module.to(map_location)
 
     def validation_step(self, batch: object, batch_idx: int) -> ValidationLogits:
         """Adds one batch to each student's metrics; padding (index -1) is left out."""
         trainer = trainer_of(self)  # none where it is called by hand
-        return self.validation.add(as_batch(batch), trainer is not None and isinstance(trainer.strategy, Sharding))
+        return self.validation.add(
+            as_batch(batch), trainer is not None and isinstance(trainer.strategy, Sharding)
+        )
 
     def on_validation_epoch_end(self) -> None:
         """Logs the task's metrics over all processes, as ``val/<name>`` or ``<student>/val/<name>``."""
@@ -82,4 +86,9 @@ class Inference(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """Logs the metrics under ``test/``."""
-        self.log_dict({name.replace("val/", "test/"): value for name, value in self.validation.results().items()})
+        self.log_dict(
+            {
+                name.replace("val/", "test/"): value
+                for name, value in self.validation.results().items()
+            }
+        )

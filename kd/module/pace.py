@@ -44,7 +44,9 @@ def keep_targets_exact(trainer: Trainer) -> None:
         plugin.convert_input = _without_targets(convert)
 
 
-def _without_targets(convert: Callable[[object], Mapping[str, object]]) -> Callable[[object], Mapping[str, object]]:
+def _without_targets(
+    convert: Callable[[object], Mapping[str, object]],
+) -> Callable[[object], Mapping[str, object]]:
     def convert_input(given: object) -> Mapping[str, object]:
         if isinstance(given, dict) and "ahead" in given:  # converted already
             return given
@@ -100,7 +102,9 @@ def logs_now(module: LightningModule) -> bool:
     )
 
 
-def clip(module: LightningModule, optimizer: Optimizer, value: float | None, algorithm: str | None) -> None:
+def clip(
+    module: LightningModule, optimizer: Optimizer, value: float | None, algorithm: str | None
+) -> None:
     """Clips each optimizer's gradients as Lightning does, also beside a fused optimizer."""
     strategy = module.trainer.strategy
     if isinstance(strategy, Sharding) and strategy.clips_gradients:
@@ -109,4 +113,6 @@ def clip(module: LightningModule, optimizer: Optimizer, value: float | None, alg
         if scales_gradients(module.trainer) or algorithm == "value" or not value:
             module.clip_gradients(own, value, algorithm)
             continue
-        torch.nn.utils.clip_grad_norm_([p for group in own.param_groups for p in group["params"]], value)
+        torch.nn.utils.clip_grad_norm_(
+            [p for group in own.param_groups for p in group["params"]], value
+        )

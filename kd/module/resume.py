@@ -26,10 +26,14 @@ class Resume:
     def __init__(self, students: Students, teacher: Mapping[str, Any]) -> None:
         self.students, self.teacher = students, teacher
         self._classes = list(students.data_info.classes)
-        self.optim_before: dict[str, Any] | None = None  # the settings of the run that is resumed, by student
+        self.optim_before: dict[str, Any] | None = (
+            None  # the settings of the run that is resumed, by student
+        )
         self._made_with: list[list[dict[str, Any]]] = []
         self._schedules: object = []
-        self._optimizer_states: tuple[object, Mapping[str, Any]] | None = None  # of a checkpoint, and its weights
+        self._optimizer_states: tuple[object, Mapping[str, Any]] | None = (
+            None  # of a checkpoint, and its weights
+        )
 
     def content(self, data: DistillationDataModule | None, cached: bool) -> dict[str, Any]:
         """What is stored: who the teacher was (its weights stay out), the classes, the settings that count."""
@@ -37,7 +41,9 @@ class Resume:
             "kd_teacher": self.teacher,
             "kd_classes": self._classes,
             "kd_cached": cached,
-            "kd_optim": {name: student.optim.settings() for name, student in self.students.named().items()},
+            "kd_optim": {
+                name: student.optim.settings() for name, student in self.students.named().items()
+            },
         }
         if data is None:
             return found
@@ -62,14 +68,20 @@ class Resume:
             then = checkpoint.get(key, now)
             if then != now:
                 what = key.removeprefix("kd_")
-                raise UserError(f"resume: the checkpoint was made with another {what} ({then}, now {now})")
+                raise UserError(
+                    f"resume: the checkpoint was made with another {what} ({then}, now {now})"
+                )
         if data is not None and "batch_size" in data.auto:
             size = checkpoint.get("kd_batch_size", data.batch_size)
             if type(size) is not int or size < 1:
-                raise UserError(f"resume: the checkpoint's data.batch_size must be >= 1, got {size!r:.60}")
+                raise UserError(
+                    f"resume: the checkpoint's data.batch_size must be >= 1, got {size!r:.60}"
+                )
             data.batch_size = size
 
-    def check_states(self, checkpoint: Mapping[str, Any], trainer: Trainer, module: nn.Module) -> None:
+    def check_states(
+        self, checkpoint: Mapping[str, Any], trainer: Trainer, module: nn.Module
+    ) -> None:
         """Compares what Lightning loads from a checkpoint with this run's own; the optimizers are made later.
 
         Raises:
@@ -81,10 +93,15 @@ class Resume:
         check_form(loops, {**loops, "fit_loop": trainer.fit_loop.state_dict()}, f"{place}: loops")
         plugin = type(trainer.precision_plugin).__qualname__
         if plugin in checkpoint:
-            check_form(checkpoint[plugin], trainer.precision_plugin.state_dict(), f"{place}: {plugin}")
+            check_form(
+                checkpoint[plugin], trainer.precision_plugin.state_dict(), f"{place}: {plugin}"
+            )
         for key in ("global_step", "epoch"):
             check_form(checkpoint.get(key, 0), 0, f"{place}: {key}")
-        self._optimizer_states = checkpoint.get("optimizer_states"), checkpoint.get("state_dict", {})
+        self._optimizer_states = (
+            checkpoint.get("optimizer_states"),
+            checkpoint.get("state_dict", {}),
+        )
         self._schedules = checkpoint.get("lr_schedulers", [])
 
     def note(self, trainer: Trainer, module: nn.Module) -> None:
@@ -109,7 +126,10 @@ class Resume:
         keys = {"weight_decay"}
         for name, student in students.items():
             keys |= {*self.optim_before.get(name, {}).get("kwargs", {}), *student.optim.kwargs}
-        (optimizer,), (schedule,) = trainer.optimizers, (config.scheduler for config in trainer.lr_scheduler_configs)
+        (optimizer,), (schedule,) = (
+            trainer.optimizers,
+            (config.scheduler for config in trainer.lr_scheduler_configs),
+        )
         assert isinstance(schedule, LambdaLR)
         position = schedule.last_epoch
         if data.position.at is not None:
@@ -120,5 +140,9 @@ class Resume:
 def _position(trainer: Trainer, epoch: int, samples: int, data: DistillationDataModule) -> int:
     per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
     by_epochs = epoch * per_epoch + data.batches_before(samples) // trainer.accumulate_grad_batches
-    epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else math.inf
+    epochs = (
+        trainer.max_epochs
+        if trainer.max_epochs is not None and trainer.max_epochs > 0
+        else math.inf
+    )
     return steps_done(trainer.global_step, by_epochs, epochs * per_epoch, trainer.max_steps)

@@ -21,7 +21,11 @@ from kd.optim import Together, each_of
 
 MOST = 2**53  # of counters: whole numbers that a float64 holds
 OF_LOADERS = "combined_loader"  # Lightning keeps the states of the user's own stateful loaders here
-SINGLE = {"fused": None, "foreach": False, "capturable": False}  # steps that run on any device, with the same state
+SINGLE = {
+    "fused": None,
+    "foreach": False,
+    "capturable": False,
+}  # steps that run on any device, with the same state
 
 
 def check_form(value: object, own: object, place: str) -> None:
@@ -70,7 +74,9 @@ def _check_keys(value: object, own: Mapping[Any, Any], place: str) -> None:
 def _check_number(value: object, own: float, place: str) -> None:
     """A finite number, whole where the run's own is, and negative only where that is."""
     if not _is_number(value) or (isinstance(own, int) and not isinstance(value, int)):
-        raise UserError(f"{place}: must be a finite number{', whole' * isinstance(own, int)}, got {_shown(value)}")
+        raise UserError(
+            f"{place}: must be a finite number{', whole' * isinstance(own, int)}, got {_shown(value)}"
+        )
     if own >= 0 > value:  # type: ignore[operator]
         raise UserError(f"{place}: must not be negative, got {_shown(value)}")
 
@@ -82,8 +88,12 @@ def check_numbers(value: object, place: str) -> None:
     for key, part in value.items():
         if isinstance(part, Mapping):
             check_numbers(part, f"{place}.{key}")
-        elif not isinstance(key, str) or isinstance(part, bool) or not isinstance(part, int | float):
-            raise UserError(f"{place}: must map names to numbers, got {_shown(key)}: {_shown(part)}")
+        elif (
+            not isinstance(key, str) or isinstance(part, bool) or not isinstance(part, int | float)
+        ):
+            raise UserError(
+                f"{place}: must map names to numbers, got {_shown(key)}: {_shown(part)}"
+            )
 
 
 def check_weights(state: Mapping[str, Any], module: nn.Module, place: str) -> None:
@@ -95,12 +105,19 @@ def check_weights(state: Mapping[str, Any], module: nn.Module, place: str) -> No
     own = module.state_dict()
     for name in own.keys() & state.keys():
         value = state[name]
-        if not isinstance(value, Tensor) or value.is_floating_point() != own[name].is_floating_point():
+        if (
+            not isinstance(value, Tensor)
+            or value.is_floating_point() != own[name].is_floating_point()
+        ):
             raise UserError(f"{place}: {name} must be {_described(own[name])}, got {_shown(value)}")
 
 
 def check_optimizers(
-    optimizers: Sequence[Optimizer], states: object, weights: Mapping[str, Tensor], module: nn.Module, place: str
+    optimizers: Sequence[Optimizer],
+    states: object,
+    weights: Mapping[str, Tensor],
+    module: nn.Module,
+    place: str,
 ) -> None:
     """Compares the optimizers' states in a checkpoint with the weights that they are for, before they are loaded.
 
@@ -115,24 +132,40 @@ def check_optimizers(
         UserError: the first state that does not fit.
     """
     if not isinstance(states, list) or len(states) != len(optimizers):
-        raise UserError(f"{place}: must have {len(optimizers)} optimizer_states, got {_shown(states)}")
+        raise UserError(
+            f"{place}: must have {len(optimizers)} optimizer_states, got {_shown(states)}"
+        )
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     for optimizer, state in zip(optimizers, states, strict=True):
-        parts = state.get("optimizers") if isinstance(optimizer, Together) and isinstance(state, Mapping) else [state]
+        parts = (
+            state.get("optimizers")
+            if isinstance(optimizer, Together) and isinstance(state, Mapping)
+            else [state]
+        )
         if not isinstance(parts, list) or len(parts) != len(each_of(optimizer)):
-            raise UserError(f"{place}: must have the states of {len(each_of(optimizer))} students' optimizers")
+            raise UserError(
+                f"{place}: must have the states of {len(each_of(optimizer))} students' optimizers"
+            )
         for one, part in zip(each_of(optimizer), parts, strict=True):
             _check_optimizer(one, part, weights, names, place)
 
 
 def _check_optimizer(
-    optimizer: Optimizer, state: object, weights: Mapping[str, Tensor], names: Mapping[int, str], place: str
+    optimizer: Optimizer,
+    state: object,
+    weights: Mapping[str, Tensor],
+    names: Mapping[int, str],
+    place: str,
 ) -> None:
     if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping):
-        raise UserError(f"{place}: an optimizer's state must have state and param_groups, got {_shown(state)}")
+        raise UserError(
+            f"{place}: an optimizer's state must have state and param_groups, got {_shown(state)}"
+        )
     groups, place = state.get("param_groups"), f"{place}: the optimizer's"
     if not isinstance(groups, list) or len(groups) != len(optimizer.param_groups):
-        raise UserError(f"{place} param_groups must be {len(optimizer.param_groups)}, got {_shown(groups)}")
+        raise UserError(
+            f"{place} param_groups must be {len(optimizer.param_groups)}, got {_shown(groups)}"
+        )
 
     # torch numbers the parameters of all groups from 0, in their order
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -149,19 +182,32 @@ def _check_optimizer(
     for number, (group, own) in enumerate(zip(groups, after_step, strict=True)):
         check_form(_settings(group), _any_number(own), f"{place} param_groups.{number}")
     expected = _Rehearsal(
-        optimizer, [{**own, **_settings(group)} for group, own in zip(groups, own_settings, strict=True)]
+        optimizer,
+        [{**own, **_settings(group)} for group, own in zip(groups, own_settings, strict=True)],
     )
 
-    unknown = [key for key in state["state"] if type(key) is not int or not 0 <= key < len(parameters)]
+    unknown = [
+        key for key in state["state"] if type(key) is not int or not 0 <= key < len(parameters)
+    ]
     if unknown:
-        raise UserError(f"{place} state is of parameter {_shown(unknown[0])}, which it does not have")
-    casts = not isinstance(optimizer, ZeroRedundancyOptimizer)  # torch converts states to the parameters' dtype
-    group_of = [number for number, group in enumerate(optimizer.param_groups) for _ in group["params"]]
+        raise UserError(
+            f"{place} state is of parameter {_shown(unknown[0])}, which it does not have"
+        )
+    casts = not isinstance(
+        optimizer, ZeroRedundancyOptimizer
+    )  # torch converts states to the parameters' dtype
+    group_of = [
+        number for number, group in enumerate(optimizer.param_groups) for _ in group["params"]
+    ]
     for number, content in state["state"].items():
         parameter = parameters[number]
         name = names.get(id(parameter), f"parameter {number}")
         saved = weights.get(name)
-        dtype = saved.dtype if casts and saved is not None and saved.is_floating_point() else parameter.dtype
+        dtype = (
+            saved.dtype
+            if casts and saved is not None and saved.is_floating_point()
+            else parameter.dtype
+        )
         own_state = expected.state_of(group_of[number], parameter.shape, dtype)
         of_this = f"{place} state of {name}"
         if own_state is None:
@@ -178,7 +224,9 @@ class _Rehearsal:
 
     def __init__(self, optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
         self._groups = optimizer.param_groups
-        self._optimizer = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+        self._optimizer = (
+            optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
+        )
         self._settings = settings  # of each group
         self._states: dict[tuple[int, torch.Size, torch.dtype], dict[str, Any]] = {}
         self._can_foresee = type(self._optimizer).__module__.startswith(("torch.", "timm.", "kd."))
@@ -189,7 +237,9 @@ class _Rehearsal:
             return self._settings
         found = []
         for settings, group in zip(self._settings, self._groups, strict=True):
-            after = _settings(self._step(settings, group["params"][0].shape, group["params"][0].dtype)[1])
+            after = _settings(
+                self._step(settings, group["params"][0].shape, group["params"][0].dtype)[1]
+            )
             found.append({**after, **{name: settings[name] for name in SINGLE if name in settings}})
         return found
 
@@ -210,14 +260,24 @@ class _Rehearsal:
         on_cpu = {name: value for name, value in SINGLE.items() if name in settings}
         copied = object.__new__(type(self._optimizer))
         # an attribute ``step`` is the wrapper that a schedule puts around the real optimizer's
-        copied.__dict__.update({name: value for name, value in vars(self._optimizer).items() if name != "step"})
-        copied._optimizer_step_pre_hooks, copied._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-        copied.state, copied.param_groups = defaultdict(dict), [{**settings, **on_cpu, "params": [parameter]}]
+        copied.__dict__.update(
+            {name: value for name, value in vars(self._optimizer).items() if name != "step"}
+        )
+        copied._optimizer_step_pre_hooks, copied._optimizer_step_post_hooks = (
+            OrderedDict(),
+            OrderedDict(),
+        )
+        copied.state, copied.param_groups = (
+            defaultdict(dict),
+            [{**settings, **on_cpu, "params": [parameter]}],
+        )
         try:
             with torch.random.fork_rng(devices=[]):
                 copied.step()
         except Exception as error:
-            problem = f"resume: the optimizer can't work with the checkpoint's settings: {plain(error)}"
+            problem = (
+                f"resume: the optimizer can't work with the checkpoint's settings: {plain(error)}"
+            )
             raise UserError(problem) from error
         return dict(copied.state[parameter]), copied.param_groups[0]
 
@@ -238,7 +298,9 @@ def _check_any_state(content: object, parameter: Tensor, place: str) -> None:
     for key, value in content.items():
         for tensor in _tensors(value):
             if tensor.numel() != 1 and tensor.shape != parameter.shape:
-                raise UserError(f"{place}: {key} must have the shape {tuple(parameter.shape)}, got {_shown(tensor)}")
+                raise UserError(
+                    f"{place}: {key} must have the shape {tuple(parameter.shape)}, got {_shown(tensor)}"
+                )
             _check_finite(tensor, f"{place}: {key}")
 
 
@@ -274,4 +336,6 @@ def _described(value: Tensor) -> str:
 
 
 def _shown(value: object) -> str:
-    return _described(value) if isinstance(value, Tensor) else f"{type(value).__name__} {value!r:.60}"
+    return (
+        _described(value) if isinstance(value, Tensor) else f"{type(value).__name__} {value!r:.60}"
+    )

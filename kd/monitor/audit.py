@@ -33,13 +33,24 @@ class Audit(Callback):
         folder = RunContext.of(trainer).folder / "records"
         self._file = folder / f"samples.rank{trainer.global_rank}.jsonl"
         for file in folder.glob("samples.rank*.jsonl"):
-            gone = int(file.stem.removeprefix("samples.rank")) >= trainer.world_size  # a rank of the run before
+            gone = (
+                int(file.stem.removeprefix("samples.rank")) >= trainer.world_size
+            )  # a rank of the run before
             if file == self._file or (gone and trainer.is_global_zero):
-                kept = [json.dumps(line) + "\n" for line in read(file) if line["step"] <= trainer.global_step]
+                kept = [
+                    json.dumps(line) + "\n"
+                    for line in read(file)
+                    if line["step"] <= trainer.global_step
+                ]
                 write_text(file, "".join(kept))
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
+        batch_idx: int,
     ) -> None:
         """Adds the batch to its step, and writes the step's line (epoch, step, sample numbers, mean loss) once it is
         complete.
@@ -51,7 +62,12 @@ class Audit(Callback):
         if not after_step(trainer, batch_idx):
             return
         loss = sum(self._losses) / len(self._losses)
-        line = {"epoch": trainer.current_epoch, "step": trainer.global_step, "index": self._index, "loss": loss}
+        line = {
+            "epoch": trainer.current_epoch,
+            "step": trainer.global_step,
+            "index": self._index,
+            "loss": loss,
+        }
         with appended(self._file) as file:
             file.write(json.dumps(line) + "\n")
         self._index, self._losses = [], []

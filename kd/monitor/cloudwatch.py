@@ -18,7 +18,13 @@ from kd.report.step_facts import mean
 from kd.run.settings import MonitorSettings
 
 AT_ONCE = 1000  # metrics in one request, at most
-UNITS = {"s": "Seconds", "%": "Percent", "By": "Bytes", "By/s": "Bytes/Second", "1/s": "Count/Second"}
+UNITS = {
+    "s": "Seconds",
+    "%": "Percent",
+    "By": "Bytes",
+    "By/s": "Bytes/Second",
+    "1/s": "Count/Second",
+}
 
 
 class CloudWatch(Outlet):
@@ -61,10 +67,16 @@ class CloudWatch(Outlet):
         """Alarms and dashboard are the namespace's: all runs write the same ones."""
         for request in alarms(str(self._spec.cloudwatch), self._spec.cloudwatch_topic):
             self._client.put_metric_alarm(**request)
-        self._client.put_dashboard(**cloudwatch(str(self._spec.cloudwatch), self._client.meta.region_name))
+        self._client.put_dashboard(
+            **cloudwatch(str(self._spec.cloudwatch), self._client.meta.region_name)
+        )
 
     def _run(self) -> None:
-        if self._spec.cloudwatch_alarms and self.numbers.trainer is not None and self.numbers.trainer.is_global_zero:
+        if (
+            self._spec.cloudwatch_alarms
+            and self.numbers.trainer is not None
+            and self.numbers.trainer.is_global_zero
+        ):
             self._try(self._make_alarms)
         while not self._end.wait(self._spec.send_every_s):
             self._send()
@@ -74,7 +86,11 @@ class CloudWatch(Outlet):
         data = list(self._data())
         for start in range(0, len(data), AT_ONCE):
             part = data[start : start + AT_ONCE]
-            self._try(partial(self._client.put_metric_data, Namespace=self._spec.cloudwatch, MetricData=part))
+            self._try(
+                partial(
+                    self._client.put_metric_data, Namespace=self._spec.cloudwatch, MetricData=part
+                )
+            )
 
     def _try(self, call: Callable[[], object]) -> None:
         try:
@@ -90,11 +106,17 @@ class CloudWatch(Outlet):
                 labels, values = (), {(): mean(list(values.values()))}
             for key, value in values.items():
                 if math.isfinite(value):  # it takes no other numbers
-                    of = self._own | {k: v for k, v in zip(labels, key, strict=True) if v}  # nor empty names
+                    of = self._own | {
+                        k: v for k, v in zip(labels, key, strict=True) if v
+                    }  # nor empty names
                     dimensions = [{"Name": k, "Value": v} for k, v in of.items()]
                     yield {
-                        "MetricName": name, "Dimensions": dimensions, "Timestamp": now, "Value": value, "Unit": unit,
-                    }  # fmt: skip
+                        "MetricName": name,
+                        "Dimensions": dimensions,
+                        "Timestamp": now,
+                        "Value": value,
+                        "Unit": unit,
+                    }
 
     def close(self, trainer: Trainer) -> None:
         """Has the thread send the last values; waits for at most 30 seconds."""

@@ -50,9 +50,15 @@ class Confusion(Recording):
         run = RunContext.of(trainer)
         classes = len(run.students.data_info.classes)
         for name in list(self._counts):
-            matrix = trainer.strategy.reduce(self._counts.pop(name), reduce_op="sum").view(classes, -1)
+            matrix = trainer.strategy.reduce(self._counts.pop(name), reduce_op="sum").view(
+                classes, -1
+            )
             if trainer.is_global_zero and run.module.folder is not None and int(matrix.sum()):
-                self._write(run, matrix, {"epoch": trainer.current_epoch} | ({"student": name} if name else {}))
+                self._write(
+                    run,
+                    matrix,
+                    {"epoch": trainer.current_epoch} | ({"student": name} if name else {}),
+                )
 
     def _write(self, run: RunContext, matrix: Tensor, about: dict[str, Any]) -> None:
         classes = run.students.data_info.classes
@@ -64,6 +70,16 @@ class Confusion(Recording):
         values, places = wrong.flatten().topk(min(PAIRS, wrong.numel()))
         found = zip(places.tolist(), values.tolist(), strict=True)
         pairs = [[place // len(classes), place % len(classes), count] for place, count in found]
-        shares = [round(r / n, 4) if n else None for r, n in zip(right.tolist(), counts.tolist(), strict=True)]
-        self._writer.write({"kind": "confusion", **about, "right": shares, "counts": counts.tolist(),
-                            "pairs": [pair for pair in pairs if pair[2]]})  # fmt: skip
+        shares = [
+            round(r / n, 4) if n else None
+            for r, n in zip(right.tolist(), counts.tolist(), strict=True)
+        ]
+        self._writer.write(
+            {
+                "kind": "confusion",
+                **about,
+                "right": shares,
+                "counts": counts.tolist(),
+                "pairs": [pair for pair in pairs if pair[2]],
+            }
+        )

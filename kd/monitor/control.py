@@ -76,7 +76,12 @@ class Control(Callback):
             self._old = read(RunContext.of(trainer).folder)
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
     ) -> None:
         """Follows the file where it has changed; rank 0 reads, all ranks act at the same step."""
         if not ranks_meet(trainer, batch_idx):

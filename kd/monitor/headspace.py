@@ -49,9 +49,18 @@ class Remembered:
     """
 
     def __init__(
-        self, teacher: RunTeacher, answers: dict[int, Answer], number: Callable[[], int], remembering: bool
+        self,
+        teacher: RunTeacher,
+        answers: dict[int, Answer],
+        number: Callable[[], int],
+        remembering: bool,
     ) -> None:
-        self.teacher, self.answers, self.number, self.remembering = teacher, answers, number, remembering
+        self.teacher, self.answers, self.number, self.remembering = (
+            teacher,
+            answers,
+            number,
+            remembering,
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.teacher, name)
@@ -83,12 +92,20 @@ class Headspace(Callback):
         """
         run = RunContext.of(trainer)
         if trainer.max_epochs != 3:
-            raise UserError(f"trainer.max_epochs: must be 3 in a headspace run, got {trainer.max_epochs}")
+            raise UserError(
+                f"trainer.max_epochs: must be 3 in a headspace run, got {trainer.max_epochs}"
+            )
         teacher = run.module.teacher
-        if teacher is not None and teacher.cache_modes != {"off"}:  # it would keep answers to views of another epoch
-            raise UserError("model.teacher.cache: must be off in a headspace run, which repeats an epoch's views")
+        if teacher is not None and teacher.cache_modes != {
+            "off"
+        }:  # it would keep answers to views of another epoch
+            raise UserError(
+                "model.teacher.cache: must be off in a headspace run, which repeats an epoch's views"
+            )
         if teacher is not None and any(member.spec.overlap for member in teacher.members.values()):
-            raise UserError("model.teacher.overlap: must be false in a headspace run, which removes the teacher")
+            raise UserError(
+                "model.teacher.overlap: must be false in a headspace run, which removes the teacher"
+            )
         run.data.wrap_loader = Replay
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -106,12 +123,19 @@ class Headspace(Callback):
         replayed: Any = Remembered(run.teacher, self._answers, lambda: self._batch_idx, remembering)
         run.module.answer_by(replayed)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
         """Notes the batch's number, under which the teacher's answer is remembered."""
         self._batch_idx = batch_idx
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
+        batch_idx: int,
     ) -> None:
         """Notes the time where counting begins, and at the end."""
         run = RunContext.of(trainer)
@@ -132,7 +156,10 @@ class Headspace(Callback):
         writer = Writer(run.folder / "records" / "headspace.jsonl", {"of": "headspace"})
         writer.write({"kind": "event", "name": "headspace", **found})
         writer.close()
-        lines = [f"a step takes {now:.1f} ms", f"with a perfect input {free_input:.1f} ms ({now / free_input:.2f}x)"]
+        lines = [
+            f"a step takes {now:.1f} ms",
+            f"with a perfect input {free_input:.1f} ms ({now / free_input:.2f}x)",
+        ]
         if run.module.teacher is not None:
             lines.append(f"with a free teacher as well {both:.1f} ms ({now / both:.2f}x)")
         print("\nheadspace: " + "; ".join(lines), flush=True)

@@ -24,7 +24,11 @@ from kd.models.taps import layer_paths
 from kd.report.records import Writer
 from kd.teachers.answer import ALL
 
-ENDS: dict[type[nn.Module], tuple[float, float]] = {nn.Sigmoid: (0, 1), nn.Hardsigmoid: (0, 1), nn.Tanh: (-1, 1)}
+ENDS: dict[type[nn.Module], tuple[float, float]] = {
+    nn.Sigmoid: (0, 1),
+    nn.Hardsigmoid: (0, 1),
+    nn.Tanh: (-1, 1),
+}
 END = 0.01  # of the range of such a layer counts as its end
 LAYERS = 8  # whose activations are looked at, spread evenly over the student
 
@@ -63,30 +67,47 @@ class Health(Recording):
         if not run.trainer.is_global_zero:
             return
         if self._writer is None:
-            counts = {split: _class_counts(run.data.split(split).targets) for split in ("train", "val")}
-            header = {"of": "health", "counts": {split: found for split, found in counts.items() if found}}
+            counts = {
+                split: _class_counts(run.data.split(split).targets) for split in ("train", "val")
+            }
+            header = {
+                "of": "health",
+                "counts": {split: found for split, found in counts.items() if found},
+            }
             self._writer = Writer(run.folder / "records" / "health.jsonl", header)
         self._writer.write(record)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
         """Hooks into the students for a batch that is due; compiled models run eagerly in it."""
         run = RunContext.of(trainer)
         if not self.every or trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
             return
-        self._eager = any(s.model._compiled_call_impl is not None for s in run.students.named().values())
+        self._eager = any(
+            s.model._compiled_call_impl is not None for s in run.students.named().values()
+        )
         if self._eager:  # hooks don't run in a compiled graph, or make it another one
             torch.compiler.set_stance("force_eager")
         self._readings = [
-            _Reading(name, student, self._chosen(student.model)) for name, student in run.students.named().items()
+            _Reading(name, student, self._chosen(student.model))
+            for name, student in run.students.named().items()
         ]
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
         """Measures the gradients, and keeps a few weights to see how far the step moves them."""
         for reading in self._readings:
             reading.before_step([p for group in optimizer.param_groups for p in group["params"]])
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, batch: Batch, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
+        batch_idx: int,
     ) -> None:
         """Writes the reading of a batch that was hooked."""
         if not self._readings:
@@ -98,7 +119,11 @@ class Health(Recording):
         teacher = _logits(next((x for name, x in logits.items() if name), None))
         teacher = _logits(logits.get(ALL)) if teacher is None else teacher
         for reading in self._readings:
-            record = {"kind": "health", "step": trainer.fit_loop.epoch_loop.total_batch_idx, "inputs": inputs}
+            record = {
+                "kind": "health",
+                "step": trainer.fit_loop.epoch_loop.total_batch_idx,
+                "inputs": inputs,
+            }
             record |= {"student": reading.name} if reading.name else {}
             record |= reading.values(teacher, out["terms"][reading.name])
             self.newest[reading.name] = record
@@ -130,7 +155,9 @@ class _Reading:
         self._handles = [student.model.register_forward_hook(self._keep_output)]
         for path, layer in layers:
             note = partial(self._layer, path)
-            self._handles.append(layer.register_forward_hook(note, prepend=True))  # before its output is scaled
+            self._handles.append(
+                layer.register_forward_hook(note, prepend=True)
+            )  # before its output is scaled
 
     def _keep_output(self, _module: nn.Module, _inputs: object, out: object) -> None:
         self._student = _logits(out)
@@ -138,13 +165,22 @@ class _Reading:
     def _layer(self, path: str, layer: nn.Module, _inputs: object, out: object) -> None:
         out = out[0] if isinstance(out, list | tuple) and out else out
         if isinstance(out, Tensor):
-            found = {"spread": out.detach().float().std(), "zeros": (out.detach() == 0).float().mean()}
+            found = {
+                "spread": out.detach().float().std(),
+                "zeros": (out.detach() == 0).float().mean(),
+            }
             if isinstance(layer, tuple(ENDS)):
                 low, high = ENDS[type(layer)]
                 near = END * (high - low)
-                found["saturated"] = ((out.detach() < low + near) | (out.detach() > high - near)).float().mean()
+                found["saturated"] = (
+                    ((out.detach() < low + near) | (out.detach() > high - near)).float().mean()
+                )
             if isinstance(layer, nn.ReLU):
-                units = out.detach().flatten(0, -2) if out.ndim < 4 else out.detach().transpose(0, 1).flatten(1).T
+                units = (
+                    out.detach().flatten(0, -2)
+                    if out.ndim < 4
+                    else out.detach().transpose(0, 1).flatten(1).T
+                )
                 found["dead"] = (units <= 0).all(0).float().mean()
             for name, value in found.items():
                 self._layers.setdefault(name, {})[path] = value
@@ -163,27 +199,41 @@ class _Reading:
             norms = [whole(norm) for norm in torch._foreach_norm(gradients)]
             self._grad_norm = torch.linalg.vector_norm(torch.stack(norms))
         weights = [p for p in parameters if p.ndim >= 2]
-        self._before = [(p, p.detach().clone()) for p in weights[:: max(1, len(weights) // LAYERS)][:LAYERS]]
+        self._before = [
+            (p, p.detach().clone()) for p in weights[:: max(1, len(weights) // LAYERS)][:LAYERS]
+        ]
 
     @torch.no_grad()
     def values(self, teacher: Tensor | None, terms: Mapping[str, Tensor]) -> dict[str, Any]:
         read: dict[str, Any] = {"terms": dict(terms), "ratios": []}
         if self._grad_norm is not None:
             read["grad_norm"] = self._grad_norm
-            ratios = [whole((p.detach() - old).norm()) / whole(old.norm()).clamp_min(1e-12) for p, old in self._before]
-            read |= {"ratios": ratios, "update_ratio": torch.stack(ratios).median() if ratios else None}
+            ratios = [
+                whole((p.detach() - old).norm()) / whole(old.norm()).clamp_min(1e-12)
+                for p, old in self._before
+            ]
+            read |= {
+                "ratios": ratios,
+                "update_ratio": torch.stack(ratios).median() if ratios else None,
+            }
         if teacher is not None:
             task = self.student.task
             entropy = task.entropy(self.student.objective.softened(teacher))
             read |= {"teacher_entropy": entropy} if entropy is not None else {}
             if self._student is not None and self._student.shape == teacher.shape:
-                read["agreement"] = task.same(self._student, teacher.to(self._student.device)).float().mean()
+                read["agreement"] = (
+                    task.same(self._student, teacher.to(self._student.device)).float().mean()
+                )
         read = _on_host(read | self._layers)
         shares = _loss_shares(self.student.objective, read.pop("terms"))
-        still = [p for (p, _), ratio in zip(self._before, read.pop("ratios"), strict=False) if ratio == 0]
+        still = [
+            p for (p, _), ratio in zip(self._before, read.pop("ratios"), strict=False) if ratio == 0
+        ]
         if self._grad_norm is not None:
             read["unchanged"] = [self._names.get(id(p), "a weight of a loss") for p in still]
-        return apply_to_collection(read, float, _finite) | ({"loss_shares": shares} if shares else {})
+        return apply_to_collection(read, float, _finite) | (
+            {"loss_shares": shares} if shares else {}
+        )
 
 
 def _on_host(tree: dict[str, Any]) -> dict[str, Any]:
@@ -216,9 +266,10 @@ def _inputs(images: Tensor) -> dict[str, Any]:
     return {
         "constant": constant,
         "duplicated": round(1 - len(some.unique(dim=0)) / len(some), 4),
-        "low": least, "high": most,
+        "low": least,
+        "high": most,
         "bytes": not images.is_floating_point(),
-    }  # fmt: skip
+    }
 
 
 def _class_counts(targets: Sequence[Target]) -> list[int]:
@@ -234,7 +285,11 @@ def _loss_shares(objective: Objective, terms: Mapping[str, float]) -> dict[str, 
     weights["task"] = float(objective.task_loss_weight)
     values = {n: w * abs(terms[f"{n}_loss"]) for n, w in weights.items() if f"{n}_loss" in terms}
     total = sum(values.values())
-    return {n: round(v / total, 4) for n, v in values.items()} if total and math.isfinite(total) else {}
+    return (
+        {n: round(v / total, 4) for n, v in values.items()}
+        if total and math.isfinite(total)
+        else {}
+    )
 
 
 def _finite(number: float) -> float | None:

@@ -17,7 +17,14 @@ from kd.report.records import Writer
 from kd.storage.writing import file_for
 
 TOP = 15
-NO_RANGES = ("ProfilerStep", "Optimizer.", "DistributedDataParallel.", "autograd::", "aten::", "enumerate(")
+NO_RANGES = (
+    "ProfilerStep",
+    "Optimizer.",
+    "DistributedDataParallel.",
+    "autograd::",
+    "aten::",
+    "enumerate(",
+)
 GROUPS = {  # the first group whose word is in an operation's name
     "communication": ("nccl", "allreduce", "all_reduce", "allgather", "gloo", "c10d"),
     "attention": ("attention", "flash", "fmha"),
@@ -43,10 +50,16 @@ class Kernels(Closing):
         if self._profile is None:
             self.at, self.steps = at, steps
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
         """Starts the profiler one batch before the window, which is its warm-up."""
         run = RunContext.of(trainer)
-        if self._profile is not None or self.at is None or trainer.fit_loop.epoch_loop.total_batch_idx != self.at - 1:
+        if (
+            self._profile is not None
+            or self.at is None
+            or trainer.fit_loop.epoch_loop.total_batch_idx != self.at - 1
+        ):
             return
         cuda = run.device.type == "cuda"
         if cuda and self.memory:
@@ -82,7 +95,9 @@ class Kernels(Closing):
             torch.cuda.memory._record_memory_history(enabled=None)
         writer = Writer(place / f"kernels.rank{rank}.jsonl", {"of": "kernels", "rank": rank})
         last = first + self.steps - 1
-        writer.write({"kind": "kernels", "first": first, "last": last, "trace": trace.name, **window})
+        writer.write(
+            {"kind": "kernels", "first": first, "last": last, "trace": trace.name, **window}
+        )
         writer.close()
 
     def close(self, trainer: Trainer) -> None:
@@ -104,8 +119,14 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
         ``top`` (``name``, ``range``, ``ms`` and ``calls`` a step, ``share``), ``groups``, ``busy`` (``None`` on a CPU).
     """
     events = list(events)
-    user = [e for e in events if e.is_user_annotation and e.device_type == torch.autograd.DeviceType.CPU]
-    ranges = sorted((e.time_range.start, e.time_range.end, e.name) for e in user if not e.name.startswith(NO_RANGES))
+    user = [
+        e for e in events if e.is_user_annotation and e.device_type == torch.autograd.DeviceType.CPU
+    ]
+    ranges = sorted(
+        (e.time_range.start, e.time_range.end, e.name)
+        for e in user
+        if not e.name.startswith(NO_RANGES)
+    )
     starts = [start for start, _, _ in ranges]
     time_ms: dict[tuple[str, str], float] = defaultdict(float)
     calls: dict[tuple[str, str], int] = defaultdict(int)
@@ -123,15 +144,27 @@ def summarize(events: Iterable[Any], steps: int, cuda: bool) -> dict[str, Any]:
     for (name, _), ms in time_ms.items():
         groups[group_of(name)] += ms / total
     rows = [
-        {"name": key[0][:100], "range": key[1], "ms": round(time_ms[key] / steps, 4),
-         "share": round(time_ms[key] / total, 4), "calls": round(calls[key] / steps, 1)} for key in top
-    ]  # fmt: skip
-    return {"top": rows, "groups": {k: round(v, 4) for k, v in groups.items()}, "busy": _busy(events) if cuda else None}
+        {
+            "name": key[0][:100],
+            "range": key[1],
+            "ms": round(time_ms[key] / steps, 4),
+            "share": round(time_ms[key] / total, 4),
+            "calls": round(calls[key] / steps, 1),
+        }
+        for key in top
+    ]
+    return {
+        "top": rows,
+        "groups": {k: round(v, 4) for k, v in groups.items()},
+        "busy": _busy(events) if cuda else None,
+    }
 
 
 def _innermost(ranges: list[tuple[float, float, str]], starts: list[float], at: float) -> str:
     """The range that was opened last of those that are open."""
-    for start, end, name in reversed(ranges[max(0, bisect_right(starts, at) - 64) : bisect_right(starts, at)]):
+    for start, end, name in reversed(
+        ranges[max(0, bisect_right(starts, at) - 64) : bisect_right(starts, at)]
+    ):
         if start <= at <= end:
             return name
     return ""
@@ -144,12 +177,17 @@ def group_of(operation: str) -> str:
     ('attention', 'other')
     """
     name = operation.lower()
-    return next((group for group, words in GROUPS.items() if any(word in name for word in words)), "other")
+    return next(
+        (group for group, words in GROUPS.items() if any(word in name for word in words)), "other"
+    )
 
 
 def _busy(events: list[Any]) -> float | None:
-    spans = sorted((e.time_range.start, e.time_range.end) for e in events
-                   if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation)  # fmt: skip
+    spans = sorted(
+        (e.time_range.start, e.time_range.end)
+        for e in events
+        if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation
+    )
     if not spans:
         return None
     covered, reached = 0.0, spans[0][0]

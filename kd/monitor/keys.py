@@ -34,7 +34,9 @@ class MonitorSpec(MonitorSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.prices is None) != (self.instances is None):
-            raise UserError("monitor.prices, monitor.instances: must be given together, a table and the machines in it")
+            raise UserError(
+                "monitor.prices, monitor.instances: must be given together, a table and the machines in it"
+            )
         if self.prices is not None and self.instances is not None:
             self.price_per_hour = price_of(self.instances, self.price_table())
         if self.budget is not None and not self.price_per_hour:
@@ -56,7 +58,11 @@ class MonitorSpec(MonitorSettings):
         """What the run's records keep of prices, by the records' names; what is not known is left out."""
         table = self.price_table()
         prices = by_kind(self.instances or [], table)
-        found = {"price_per_hour": self.price_per_hour, "input_machines": input_machines(table), "prices": prices}
+        found = {
+            "price_per_hour": self.price_per_hour,
+            "input_machines": input_machines(table),
+            "prices": prices,
+        }
         return {name: value for name, value in found.items() if value not in (None, {})}
 
     def _check_rules(self) -> None:
@@ -64,7 +70,9 @@ class MonitorSpec(MonitorSettings):
             _known(f"monitor.actions.{rule}", rule, list(RULES))
             if action == "webhook" and not re.match(r"https?://.", self.webhook or ""):
                 given = f"'{self.webhook}'" if self.webhook else "nothing"
-                raise UserError(f"monitor.webhook: an http(s) address to post {rule} to, got {given}")
+                raise UserError(
+                    f"monitor.webhook: an http(s) address to post {rule} to, got {given}"
+                )
         for rule, values in by_rule(self.thresholds or {}).items():
             _known(f"monitor.thresholds.{rule}", rule, list(RULES))
             for name in values:
@@ -74,7 +82,9 @@ class MonitorSpec(MonitorSettings):
 def _known(key: str, name: str, names: list[str]) -> None:
     if name not in names:
         near = difflib.get_close_matches(name, names, 1) or names
-        raise UserError(f"{key}: no '{name}'; known: {', '.join(near if len(near) == 1 else names) or 'none'}")
+        raise UserError(
+            f"{key}: no '{name}'; known: {', '.join(near if len(near) == 1 else names) or 'none'}"
+        )
 
 
 def monitors(spec: MonitorSpec, preemption: Preemption) -> list[Callback]:
@@ -91,7 +101,15 @@ def monitors(spec: MonitorSpec, preemption: Preemption) -> list[Callback]:
     health = Health(spec.health_every, spec.activations)
     kernels = Kernels(spec.kernels_at, spec.kernels_steps, spec.kernels_memory)
     watch = Watch(preemption, spec) if spec.rules_every_s or spec.max_hours or spec.budget else None
-    found: list[Callback | None] = [phases, system, TierRecord(), Confusion(), watch, health, kernels]
+    found: list[Callback | None] = [
+        phases,
+        system,
+        TierRecord(),
+        Confusion(),
+        watch,
+        health,
+        kernels,
+    ]
     numbers = RunNumbers(phases, system, health, watch)
     found.append(Control(health, kernels, phases))
     if spec.prometheus_port is not None:

@@ -15,7 +15,9 @@ from kd.monitor.watch import Watch
 from kd.report.rules import NAMES, RULES
 from kd.report.step_facts import mean
 
-Values = dict[tuple[str, ...], float]  # By the values of a gauge's labels; of one without labels by ``()``
+Values = dict[
+    tuple[str, ...], float
+]  # By the values of a gauge's labels; of one without labels by ``()``
 HEALTH = ("grad_norm", "update_ratio", "agreement", "teacher_entropy")
 MB = 2**20
 
@@ -30,29 +32,42 @@ class RunNumbers:
         watch: rules and verdict (rank 0), where there is one.
     """
 
-    def __init__(self, phases: Phases, system: System, health: Health, watch: Watch | None = None) -> None:
+    def __init__(
+        self, phases: Phases, system: System, health: Health, watch: Watch | None = None
+    ) -> None:
         self.phases, self.system, self.health, self.watch = phases, system, health, watch
         self.trainer: Trainer | None = None
 
     def read(self) -> dict[str, Values]:
         """The values of each of :data:`GAUGES` that has some now."""
-        return {name: values for name, values in (self._of_run() | self._of_machine()).items() if values}
+        return {
+            name: values for name, values in (self._of_run() | self._of_machine()).items() if values
+        }
 
     def _of_run(self) -> dict[str, Values]:
         logged = self.trainer.callback_metrics.copy() if self.trainer is not None else {}
-        health = [((name, student), r.get(name)) for student, r in list(self.health.newest.items()) for name in HEALTH]
+        health = [
+            ((name, student), r.get(name))
+            for student, r in list(self.health.newest.items())
+            for name in HEALTH
+        ]
         found: dict[str, Values] = {
             "metric": {(name,): float(value) for name, value in logged.items()},
             "health": {key: float(value) for key, value in health if value is not None},
         }
         if steps := list(self.phases.recent):
-            seconds, names = mean([s["ms"] for s in steps]) / 1000, sorted({name for s in steps for name in s["p"]})
+            seconds, names = (
+                mean([s["ms"] for s in steps]) / 1000,
+                sorted({name for s in steps for name in s["p"]}),
+            )
             found |= {
                 "step": {(): float(steps[-1]["step"] + 1)},
                 "epoch": {(): float(steps[-1]["epoch"])},
                 "step_seconds": {(): seconds},
                 "images_per_second": {(): self.phases.images_per_step / max(seconds, 1e-9)},
-                "phase_seconds": {(name,): mean([s["p"].get(name, 0.0) for s in steps]) / 1000 for name in names},
+                "phase_seconds": {
+                    (name,): mean([s["p"].get(name, 0.0) for s in steps]) / 1000 for name in names
+                },
             }
         if self.watch and (newest := self.watch.newest):
             verdict, fired = newest["verdict"], {finding["rule"] for finding in newest["findings"]}
@@ -61,7 +76,9 @@ class RunNumbers:
             found |= {
                 "verdict": {(name,): float(name == verdict["bound"]) for name in NAMES},
                 "limit_speedup": {(bound,): float(gain) for bound, gain in gains.items() if gain},
-                "rule_fired": {(rule,): float(rule in fired) for rule in RULES},  # an alarm needs the 0 too
+                "rule_fired": {
+                    (rule,): float(rule in fired) for rule in RULES
+                },  # an alarm needs the 0 too
             }
         return found
 
@@ -70,11 +87,17 @@ class RunNumbers:
 
         def of(factor: float = 1.0, **keys: str) -> Values:
             """By direction; of a number without, by ``()``."""
-            return {(label,) if label else (): factor * sample[key] for key, label in keys.items() if key in sample}
+            return {
+                (label,) if label else (): factor * sample[key]
+                for key, label in keys.items()
+                if key in sample
+            }
 
         waits = sample.get("thread_wait")
         return {
-            "cpu_percent": {(str(core),): float(use) for core, use in enumerate(sample.get("cpu", []))},
+            "cpu_percent": {
+                (str(core),): float(use) for core, use in enumerate(sample.get("cpu", []))
+            },
             "iowait_percent": of(iowait=""),
             "memory_percent": of(mem=""),
             "training_memory_bytes": of(MB, rss_mb=""),
@@ -82,9 +105,15 @@ class RunNumbers:
             "thread_wait_percent": {(): max(waits)} if waits else {},
             "network_bytes_per_second": of(MB, net_r="received", net_w="sent"),
             "disk_bytes_per_second": of(MB, disk_r="read", disk_w="written"),
-            **{name: {(str(i),): float(gpu[key]) for i, gpu in enumerate(gpus) if key in gpu}
-               for name, key in (("gpu_percent", "util"), ("gpu_memory_percent", "mem"), ("gpu_watts", "w"))},
-        }  # fmt: skip
+            **{
+                name: {(str(i),): float(gpu[key]) for i, gpu in enumerate(gpus) if key in gpu}
+                for name, key in (
+                    ("gpu_percent", "util"),
+                    ("gpu_memory_percent", "mem"),
+                    ("gpu_watts", "w"),
+                )
+            },
+        }
 
 
 class Gauge(NamedTuple):

@@ -38,9 +38,16 @@ class Otlp(Outlet):
         except ImportError as error:
             raise UserError(f"monitor.otlp: {needs_extra('otel')}") from error
         run, host = RunContext.of(trainer).folder, socket.gethostname()
-        of = {"service.name": "kd", "kd.recipe": run.parent.name, "kd.run": run.name, "host.name": host}
+        of = {
+            "service.name": "kd",
+            "kd.recipe": run.parent.name,
+            "kd.run": run.name,
+            "host.name": host,
+        }
         exporter: Any = OTLPMetricExporter(endpoint=self.endpoint, timeout=TIMEOUT_S)
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # several lines a failed sending
+        logging.getLogger("opentelemetry.exporter").setLevel(
+            logging.CRITICAL
+        )  # several lines a failed sending
         exporter.export = self._reporting(exporter.export)
         reader = PeriodicExportingMetricReader(exporter, 1000 * self.every_s, 1000 * TIMEOUT_S)
         self._provider = MeterProvider([reader], Resource.create(of), shutdown_on_exit=False)

@@ -41,8 +41,14 @@ class Prometheus(Outlet):
         try:
             self._server, _ = start_http_server(self.port, self.address, registry)
         except OSError as error:
-            where = "" if self.address == "127.0.0.1" else f" at {self.address} (monitor.prometheus_host)"
-            raise UserError(f"monitor.prometheus_port: {self.port} can't be opened{where}: {error.strerror}") from error
+            where = (
+                ""
+                if self.address == "127.0.0.1"
+                else f" at {self.address} (monitor.prometheus_host)"
+            )
+            raise UserError(
+                f"monitor.prometheus_port: {self.port} can't be opened{where}: {error.strerror}"
+            ) from error
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Opens the port and closes it again: one that is taken is reported before the run has a folder."""
@@ -59,7 +65,9 @@ class Prometheus(Outlet):
         from prometheus_client.core import GaugeMetricFamily
 
         for name, values in self.numbers.read().items():
-            family = GaugeMetricFamily(f"kd_{name}", GAUGES[name].text, labels=GAUGES[name].dimensions)
+            family = GaugeMetricFamily(
+                f"kd_{name}", GAUGES[name].text, labels=GAUGES[name].dimensions
+            )
             for labels, value in values.items():
                 family.add_metric(labels, value)
             yield family

@@ -24,7 +24,9 @@ class Ring(Callback):
         times = [(size, _median_s(size, run.device)) for size in SIZES]
         if trainer.is_global_zero:
             writer = Writer(run.folder / "records" / "ring.jsonl", {"of": "ring"})
-            writer.write({"kind": "event", "name": "ring", "processes": trainer.world_size, "times": times})
+            writer.write(
+                {"kind": "event", "name": "ring", "processes": trainer.world_size, "times": times}
+            )
             writer.close()
 
 

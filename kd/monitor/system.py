@@ -21,7 +21,9 @@ from kd.report.records import Writer
 
 MB = 2**20
 SELDOM = ("thread_wait", "thread", "loader_wait")  # read with some samples alone
-LOOK_FOR_CHILDREN = 8  # samples between two searches for new processes and readings of all threads: many files
+LOOK_FOR_CHILDREN = (
+    8  # samples between two searches for new processes and readings of all threads: many files
+)
 
 
 def gpu_id(device: torch.device) -> str:
@@ -48,10 +50,16 @@ class Gpus:
         except Exception:  # no package, no driver, no permission: there is nothing to watch
             return
         self._nvml = pynvml
-        self._handles = [handle for uuid in dict.fromkeys(ids) if uuid and (handle := self._handle(uuid)) is not None]
+        self._handles = [
+            handle
+            for uuid in dict.fromkeys(ids)
+            if uuid and (handle := self._handle(uuid)) is not None
+        ]
         self._reasons = {
-            "heat": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
-            "power": pynvml.nvmlClocksThrottleReasonSwPowerCap | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+            "heat": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
+            | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+            "power": pynvml.nvmlClocksThrottleReasonSwPowerCap
+            | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
         }
 
     def _handle(self, uuid: str) -> object:
@@ -110,10 +118,15 @@ class Delays:
         now = time.monotonic()
         spent, self._at = now - self._at, now
         read = {pid: _queue_ns(pid) for pid in (*ranks, *loaders)}
-        before, self._before = self._before, {(p, t): ns for p, threads in read.items() for t, ns in threads.items()}
+        before, self._before = (
+            self._before,
+            {(p, t): ns for p, threads in read.items() for t, ns in threads.items()},
+        )
         worst: dict[int, tuple[float, int]] = {}
         for pid, threads in read.items():
-            late = [(ns - before[pid, tid], tid) for tid, ns in threads.items() if (pid, tid) in before]
+            late = [
+                (ns - before[pid, tid], tid) for tid, ns in threads.items() if (pid, tid) in before
+            ]
             if late and spent > 0:
                 longest, tid = max(late)
                 worst[pid] = min(100.0, round(longest / spent / 1e7, 1)), tid
@@ -175,7 +188,10 @@ class Machine:
         with suppress(Exception):
             net = psutil.net_io_counters()
             counted |= {"net_r": net.bytes_recv, "net_w": net.bytes_sent}
-        rates = {k: round(max(0.0, v - self._before.get(k, v)) / MB / seconds, 3) for k, v in counted.items()}
+        rates = {
+            k: round(max(0.0, v - self._before.get(k, v)) / MB / seconds, 3)
+            for k, v in counted.items()
+        }
         self._before = counted
         return rates
 
@@ -202,7 +218,9 @@ class Machine:
             with suppress(psutil.Error):
                 found |= {child.pid: child for child in rank.children(recursive=True)}
         ranks = {rank.pid for rank in self._ranks}
-        return {pid: self._children.get(pid, child) for pid, child in found.items() if pid not in ranks}
+        return {
+            pid: self._children.get(pid, child) for pid, child in found.items() if pid not in ranks
+        }
 
 
 class System(Callback):
@@ -220,13 +238,17 @@ class System(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the sampling in the first process of each machine; outside of a job SIGUSR2 turns it off and on."""
         mine = socket.gethostname(), os.getpid(), gpu_id(trainer.strategy.root_device)
-        here = [process for process in of_all_processes(mine) if process[0] == mine[0]]  # however they were started
+        here = [
+            process for process in of_all_processes(mine) if process[0] == mine[0]
+        ]  # however they were started
         ranks, gpus = [pid for _, pid, _ in here], [gpu for _, _, gpu in here]
         if trainer.local_rank != 0:
             return
         main = threading.current_thread() is threading.main_thread()
         if main and hasattr(signal, "SIGUSR2") and not in_job():  # a job's SIGUSR2 warns of its end
-            self._before = signal.signal(signal.SIGUSR2, lambda *_: setattr(self, "on", not self.on))
+            self._before = signal.signal(
+                signal.SIGUSR2, lambda *_: setattr(self, "on", not self.on)
+            )
         self._stop.clear()
         of = RunContext.of(trainer).folder, trainer.node_rank, ranks, gpus
         self._thread = threading.Thread(target=self._run, args=of, name="kd-system", daemon=True)
@@ -236,18 +258,24 @@ class System(Callback):
         machine = Machine(ranks, gpus)
         name = f"{node}-{socket.gethostname()}"
         header = {
-            "of": "system", "node": name, "cores": os.cpu_count(), "usable_cores": cores(),
+            "of": "system",
+            "node": name,
+            "cores": os.cpu_count(),
+            "usable_cores": cores(),
             "core_ids": core_ids(),
-            "memory_mb": round(psutil.virtual_memory().total / MB), "gpus": machine.gpus.names(),
+            "memory_mb": round(psutil.virtual_memory().total / MB),
+            "gpus": machine.gpus.names(),
             "interval_s": self.interval_s,
-        }  # fmt: skip
+        }
         writer = Writer(folder / "records" / f"system.{name}.jsonl", header)
         while not self._stop.wait(self.interval_s):
             self._obey(read(folder))
             if self.on:
                 sample = machine.read()
                 writer.write({"kind": "sample", **sample})
-                self.newest = {key: self.newest[key] for key in SELDOM if key in self.newest} | sample
+                self.newest = {
+                    key: self.newest[key] for key in SELDOM if key in self.newest
+                } | sample
         writer.close()
 
     def _obey(self, said: tuple[str, int]) -> None:
@@ -256,13 +284,18 @@ class System(Callback):
         self._said = said
         with suppress(ValueError):  # rank 0 has reported it
             command = parse(said[0])
-            self.on, self.interval_s = command.get("on", self.on), command.get("interval", self.interval_s)
+            self.on, self.interval_s = (
+                command.get("on", self.on),
+                command.get("interval", self.interval_s),
+            )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops the thread; Lightning has given its signals back only now."""
         self._end()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Stops the thread."""
         self._end()
 

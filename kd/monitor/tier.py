@@ -22,7 +22,12 @@ class TierRecord(Recording):
         tier = run.data.tier
         if tier is None:
             return
-        header = {"of": "tier", "rank": trainer.global_rank, "label": tier.spec.label, "queue_mb": tier.spec.queue_mb}
+        header = {
+            "of": "tier",
+            "rank": trainer.global_rank,
+            "label": tier.spec.label,
+            "queue_mb": tier.spec.queue_mb,
+        }
         file = run.folder / "records" / f"tier.rank{trainer.global_rank}.jsonl"
         self._writer = Writer(file, {**header, "t": time.time()})
         self._write(trainer)

@@ -67,7 +67,9 @@ class Watch(Closing):
         """Time and budget, in a thread that waits for nothing else."""
         limits = []
         if self._spec.max_hours:
-            limits.append((3600 * self._spec.max_hours, "MaxHours", f"{self._spec.max_hours} hours"))
+            limits.append(
+                (3600 * self._spec.max_hours, "MaxHours", f"{self._spec.max_hours} hours")
+            )
         if self._spec.budget and self._spec.price_per_hour:
             seconds = 3600 * self._spec.budget / self._spec.price_per_hour
             limits.append((seconds, "BudgetSpent", f"a budget of {self._spec.budget}"))
@@ -86,14 +88,25 @@ class Watch(Closing):
         self._fired.add(rule)
         if action == "stop":  # whatever fails below
             self._preemption.stop_for(rule)
-        event = {"rule": rule, "text": text, "lever": lever, "action": action, "step": self._trainer.global_step}
+        event = {
+            "rule": rule,
+            "text": text,
+            "lever": lever,
+            "action": action,
+            "step": self._trainer.global_step,
+        }
         if action is not None:
             tqdm.write(f"kd-train: {rule}: {text}; {lever}", file=sys.stderr)
         try:
             with self._writing:
-                self._writer.write({"kind": "event", "name": "finding", "t": round(time.time(), 1), **event})
+                self._writer.write(
+                    {"kind": "event", "name": "finding", "t": round(time.time(), 1), **event}
+                )
             if action == "webhook" and self._spec.webhook is not None:
-                post(self._spec.webhook, {"run": str(self._folder), "host": socket.gethostname(), **event})
+                post(
+                    self._spec.webhook,
+                    {"run": str(self._folder), "host": socket.gethostname(), **event},
+                )
         except Exception as error:
             key = "monitor.webhook" if action == "webhook" else "monitor"
             tqdm.write(f"kd-train: {key}: {rule}: {first_line(error)}", file=sys.stderr)
@@ -122,9 +135,13 @@ class Watch(Closing):
 def ask_rules(folder: Path) -> dict[str, Any]:
     """``verdict`` and ``findings`` so far, computed in another process; empty where that fails."""
     command = [sys.executable, "-m", "kd.report", str(folder)]
-    paths = os.pathsep.join(p for p in (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")) if p)
+    paths = os.pathsep.join(
+        p for p in (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")) if p
+    )
     try:
-        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, timeout=300)
+        done = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, timeout=300
+        )
         return dict(json_of(done.stdout))
     except (OSError, TypeError, ValueError, subprocess.SubprocessError):
         return {}

@@ -13,8 +13,13 @@ PERIOD_S = 60  # of CloudWatch's values and alarms
 def _alert(name: str, expression: str, held: str, summary: str) -> dict[str, Any]:
     """Prometheus's rule on the series of ``monitor.prometheus_port`` or of kd-serve's ``/metrics``; in PromQL."""
     summary = f"{{{{ $labels.instance }}}}: {summary}"
-    return {"alert": name, "expr": expression, "for": held, "labels": {"severity": "warning"},
-            "annotations": {"summary": summary}}  # fmt: skip
+    return {
+        "alert": name,
+        "expr": expression,
+        "for": held,
+        "labels": {"severity": "warning"},
+        "annotations": {"summary": summary},
+    }
 
 
 def summary_of(rule: str) -> str:
@@ -52,14 +57,20 @@ def alarms(namespace: str, topic: str | None = None) -> list[dict[str, Any]]:
             "ActionsEnabled": topic is not None,
             "AlarmActions": [topic] if topic else [],
             "Metrics": [
-                {"Id": "fires", "Expression": f"SELECT MAX(rule_fired) FROM \"{namespace}\" WHERE rule = '{rule}'",
-                 "Period": PERIOD_S, "ReturnData": True}
+                {
+                    "Id": "fires",
+                    "Expression": f"SELECT MAX(rule_fired) FROM \"{namespace}\" WHERE rule = '{rule}'",
+                    "Period": PERIOD_S,
+                    "ReturnData": True,
+                }
             ],
-            "EvaluationPeriods": 1, "Threshold": 0.0, "ComparisonOperator": "GreaterThanThreshold",
+            "EvaluationPeriods": 1,
+            "Threshold": 0.0,
+            "ComparisonOperator": "GreaterThanThreshold",
             "TreatMissingData": "notBreaching",
         }
         for rule in RULES
-    ]  # fmt: skip
+    ]
 
 
 PANELS = [  # title, expression, legend, unit, stacked
@@ -87,7 +98,9 @@ PANELS = [  # title, expression, legend, unit, stacked
 ]  # fmt: skip
 
 
-def panel(number: int, title: str, expression: str, legend: str, unit: str, stacked: bool) -> dict[str, Any]:
+def panel(
+    number: int, title: str, expression: str, legend: str, unit: str, stacked: bool
+) -> dict[str, Any]:
     """One time series of a Grafana dashboard; two panels a row.
 
     Args:
@@ -98,24 +111,33 @@ def panel(number: int, title: str, expression: str, legend: str, unit: str, stac
         unit: as Grafana names it (``ms``, ``percent``).
         stacked: areas on top of each other.
     """
-    custom = {"fillOpacity": 60 if stacked else 0, "stacking": {"mode": "normal" if stacked else "none"}}
+    custom = {
+        "fillOpacity": 60 if stacked else 0,
+        "stacking": {"mode": "normal" if stacked else "none"},
+    }
     return {
-        "id": number + 1, "type": "timeseries", "title": title,
+        "id": number + 1,
+        "type": "timeseries",
+        "title": title,
         "datasource": {"type": "prometheus", "uid": "${source}"},
         "gridPos": {"h": 8, "w": 12, "x": 12 * (number % 2), "y": 8 * (number // 2)},
         "fieldConfig": {"defaults": {"unit": unit, "min": 0, "custom": custom}, "overrides": []},
         "targets": [{"refId": "A", "expr": expression, "legendFormat": legend}],
-    }  # fmt: skip
+    }
 
 
 def grafana() -> dict[str, Any]:
     """Grafana's dashboard of a training run as plain values, to be written as JSON."""
     source = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
     return {
-        "title": "kd training", "uid": "kd-training", "schemaVersion": 39, "refresh": "5s",
-        "time": {"from": "now-1h", "to": "now"}, "templating": {"list": [source]},
+        "title": "kd training",
+        "uid": "kd-training",
+        "schemaVersion": 39,
+        "refresh": "5s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [source]},
         "panels": [panel(number, *row) for number, row in enumerate(PANELS)],
-    }  # fmt: skip
+    }
 
 
 def cloudwatch(namespace: str, region: str) -> dict[str, Any]:
@@ -124,10 +146,20 @@ def cloudwatch(namespace: str, region: str) -> dict[str, Any]:
     for number, (title, expression, _, _, stacked) in enumerate(PANELS):
         names = dict.fromkeys(re.findall(r"kd_(\w+)", expression))
         shown = [
-            [{"expression": f"SEARCH('Namespace=\"{namespace}\" MetricName=\"{name}\"', 'Average', {PERIOD_S})"}]
+            [
+                {
+                    "expression": f"SEARCH('Namespace=\"{namespace}\" MetricName=\"{name}\"', 'Average', {PERIOD_S})"
+                }
+            ]
             for name in names
         ]
-        properties = {"title": title, "view": "timeSeries", "stacked": stacked, "region": region, "metrics": shown}
+        properties = {
+            "title": title,
+            "view": "timeSeries",
+            "stacked": stacked,
+            "region": region,
+            "metrics": shown,
+        }
         place = {"x": 12 * (number % 2), "y": 6 * (number // 2), "width": 12, "height": 6}
         widgets.append({"type": "metric", **place, "properties": properties})
     name = re.sub(r"[^\w-]+", "-", namespace)

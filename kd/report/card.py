@@ -30,7 +30,10 @@ LOST = 10  # classes in the list of those that lost most
 
 
 def card(
-    run: Run, license_name: str | None = None, teacher_license: str | None = None, data_license: str | None = None
+    run: Run,
+    license_name: str | None = None,
+    teacher_license: str | None = None,
+    data_license: str | None = None,
 ) -> str:
     """The model card of a finished run, Markdown with the hub's metadata.
 
@@ -40,7 +43,10 @@ def card(
         teacher_license: likewise, of the teacher.
         data_license: likewise, of the pictures.
     """
-    fidelity, latency = mapping_of(run.folder / "fidelity.json"), mapping_of(run.folder / "export" / "latency.json")
+    fidelity, latency = (
+        mapping_of(run.folder / "fidelity.json"),
+        mapping_of(run.folder / "export" / "latency.json"),
+    )
     summary, student = run.summary, run.summary.get("student") or {}
     model, data = run.config.get("model") or {}, summary.get("data") or {}
     features = not (model.get("student") or {}).get("head", True)
@@ -50,24 +56,43 @@ def card(
     name = f"{summary.get('recipe', run.folder.name)} {student.get('arch', 'student')}"
     best = student.get("best_val") or student.get("val") or {}
     rows = fidelity.get("per_class") or []
-    licenses = {"student": license_name, "teacher": teacher_license, "training pictures": data_license}
+    licenses = {
+        "student": license_name,
+        "teacher": teacher_license,
+        "training pictures": data_license,
+    }
     environment = Environment(keep_trailing_newline=True, finalize=_plain)
     environment.filters["percent"] = "{:.1%}".format
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
-        front=Raw(_front(name, task, best, str(data.get("source", "own pictures")), license_name)), table=_table,
-        name=name, task=task, student=student, teacher=summary.get("teacher"), data=data, features=features,
-        making=_making(run), goodness=_goodness(best, (summary.get("teacher") or {}).get("val") or {}, fidelity),
+        front=Raw(_front(name, task, best, str(data.get("source", "own pictures")), license_name)),
+        table=_table,
+        name=name,
+        task=task,
+        student=student,
+        teacher=summary.get("teacher"),
+        data=data,
+        features=features,
+        making=_making(run),
+        goodness=_goodness(best, (summary.get("teacher") or {}).get("val") or {}, fidelity),
         fidelity=fidelity,
-        classes=[(r["name"], r["count"], _percent(r.get("teacher")), _percent(r["student"])) for r in rows],
-        latency=latency, speed=_speed(latency), exports=_exports(mapping_of(run.folder / "export" / "export.json")),
-        lost=lost_classes(rows)[:LOST], unseen=data.get("classes", len(rows)) - len(rows) if rows else 0,
+        classes=[
+            (r["name"], r["count"], _percent(r.get("teacher")), _percent(r["student"]))
+            for r in rows
+        ],
+        latency=latency,
+        speed=_speed(latency),
+        exports=_exports(mapping_of(run.folder / "export" / "export.json")),
+        lost=lost_classes(rows)[:LOST],
+        unseen=data.get("classes", len(rows)) - len(rows) if rows else 0,
         licenses=[(what, name or "not stated") for what, name in licenses.items()],
         few=sum(r["count"] < 10 for r in rows) if fidelity.get("kind") == "classification" else 0,
-    )  # fmt: skip
+    )
 
 
-def _front(name: str, task: str, best: dict[str, float], source: str, license_name: str | None) -> str:
+def _front(
+    name: str, task: str, best: dict[str, float], source: str, license_name: str | None
+) -> str:
     metrics = [
         {
             "type": METRICS[key].replace(" ", "-"),
@@ -77,7 +102,11 @@ def _front(name: str, task: str, best: dict[str, float], source: str, license_na
         for key, value in best.items()
         if key in METRICS
     ]
-    content: dict[str, Any] = {"library_name": "timm", "pipeline_tag": task, "tags": ["knowledge-distillation", task]}
+    content: dict[str, Any] = {
+        "library_name": "timm",
+        "pipeline_tag": task,
+        "tags": ["knowledge-distillation", task],
+    }
     if license_name:
         content["license"] = license_name
     if metrics:
@@ -95,8 +124,12 @@ def _making(run: Run) -> list[tuple[str, Any]]:
         rows.append(("without labels", f"{data['unlabeled']} of them"))
     rows.append(("loss on the labels", f"weight {model.get('task_loss_weight', 1)}"))
     for name, loss in (model.get("distill_losses") or {}).items():
-        arguments = ", ".join(f"{k} {v}" for k, v in (loss.get("init_args") or {}).items() if v is not None)
-        rows.append((f"loss {name}", f"{str(loss.get('class_path', '')).rpartition('.')[2]} ({arguments})"))
+        arguments = ", ".join(
+            f"{k} {v}" for k, v in (loss.get("init_args") or {}).items() if v is not None
+        )
+        rows.append(
+            (f"loss {name}", f"{str(loss.get('class_path', '')).rpartition('.')[2]} ({arguments})")
+        )
     if (model.get("student") or {}).get("inherit"):
         rows.append(("start", "from the teacher's layers, cut down to size"))
     rows += [
@@ -109,30 +142,46 @@ def _making(run: Run) -> list[tuple[str, Any]]:
     return rows
 
 
-def _goodness(best: dict[str, float], teacher: dict[str, float], fidelity: dict[str, Any]) -> list[tuple[str, ...]]:
+def _goodness(
+    best: dict[str, float], teacher: dict[str, float], fidelity: dict[str, Any]
+) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         (METRICS[key], *(format_metric(key, of.get(key)) for of in (teacher, best)))
         for key in METRICS
         if key in (best | teacher)
     ]
     errors = fidelity.get("ece", {})
-    shown = ("" if errors.get(who) is None else f"{errors[who]:.3f}" for who in ("teacher", "student"))
+    shown = (
+        "" if errors.get(who) is None else f"{errors[who]:.3f}" for who in ("teacher", "student")
+    )
     return [*rows, ("expected calibration error", *shown)] if "ece" in fidelity else rows
 
 
 def _speed(latency: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [
         (
-            r["model"], r["runtime"], r["threads"], r["batch"], f"{r['median_ms']:.2f}", f"{r['p95_ms']:.2f}",
-            f"{r['images_per_s']:.0f}", r.get("times_the_teacher", ""),
+            r["model"],
+            r["runtime"],
+            r["threads"],
+            r["batch"],
+            f"{r['median_ms']:.2f}",
+            f"{r['p95_ms']:.2f}",
+            f"{r['images_per_s']:.0f}",
+            r.get("times_the_teacher", ""),
         )
         for r in latency.get("rows") or []
-    ]  # fmt: skip
+    ]
 
 
 def _exports(exports: dict[str, Any]) -> list[tuple[str, ...]]:
     return [
-        (name, f"{e['size_mb']:.1f}", f"{e['agreement']:.2%}", _percent(e.get("export")), f"{e['max_difference']:.2g}")
+        (
+            name,
+            f"{e['size_mb']:.1f}",
+            f"{e['agreement']:.2%}",
+            _percent(e.get("export")),
+            f"{e['max_difference']:.2g}",
+        )
         for name, e in exports.items()
         if e.get("kept")
     ]

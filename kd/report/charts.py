@@ -13,9 +13,18 @@ from kd.report.step_facts import gpus_of
 
 BINS = 160  # columns of a chart: what a screen shows, whatever the run's length
 MACHINE = {
-    "CPU{} (% of a core)": {"training processes CPU": "main", "loader processes CPU": "loaders", "I/O wait": "iowait"},
+    "CPU{} (% of a core)": {
+        "training processes CPU": "main",
+        "loader processes CPU": "loaders",
+        "I/O wait": "iowait",
+    },
     "Memory{} (MB)": {"training and loaders": "rss_mb", "swap": "swap_mb"},
-    "Disk and network{} (MB/s)": {"disk read": "disk_r", "disk write": "disk_w", "received": "net_r", "sent": "net_w"},
+    "Disk and network{} (MB/s)": {
+        "disk read": "disk_r",
+        "disk write": "disk_w",
+        "received": "net_r",
+        "sent": "net_w",
+    },
 }
 GPU = {"%": {"utilisation": "util", "memory": "mem"}, "W": {"power": "w"}, "MHz": {"clock": "mhz"}}
 METRICS = [("Training losses", "train/", False), ("Validation", "val/", False), ("Validation, in units", "val/", True),
@@ -23,15 +32,25 @@ METRICS = [("Training losses", "train/", False), ("Validation", "val/", False), 
 Section = dict[str, Any]  # of a page
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], **more: object) -> Section:
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], **more: object
+) -> Section:
     """A section with a table; ``more`` are its further keys (``note``, ``sort``)."""
     return {"kind": "table", "title": title, "columns": columns, "rows": rows, **more}
 
 
-def line_chart(title: str, x: Sequence[float], x_name: str, series: Mapping[str, Sequence[float]]) -> Section | None:
+def line_chart(
+    title: str, x: Sequence[float], x_name: str, series: Mapping[str, Sequence[float]]
+) -> Section | None:
     """Lines without any value are left out."""
-    shown = {name: values for name, values in series.items() if any(math.isfinite(v) for v in values)}
-    return {"kind": "lines", "title": title, "x": x, "x_name": x_name, "series": shown} if shown else None
+    shown = {
+        name: values for name, values in series.items() if any(math.isfinite(v) for v in values)
+    }
+    return (
+        {"kind": "lines", "title": title, "x": x, "x_name": x_name, "series": shown}
+        if shown
+        else None
+    )
 
 
 def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Section | None:
@@ -42,13 +61,17 @@ def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Sect
         series: by name, the value of each epoch (from 0); missing epochs leave a gap.
     """
     epochs = sorted({epoch for values in series.values() for epoch in values})
-    lines = {name: [values.get(epoch, math.nan) for epoch in epochs] for name, values in series.items()}
+    lines = {
+        name: [values.get(epoch, math.nan) for epoch in epochs] for name, values in series.items()
+    }
     return line_chart(title, [epoch + 1 for epoch in epochs], "epoch", lines)
 
 
 def by_epoch(run: Run, metric: str) -> dict[float, float]:
     """The last value of a metric in each epoch that has one, in order; epochs from 0."""
-    return dict(sorted({r["epoch"]: r[metric] for r in run.metrics if metric in r and "epoch" in r}.items()))
+    return dict(
+        sorted({r["epoch"]: r[metric] for r in run.metrics if metric in r and "epoch" in r}.items())
+    )
 
 
 def _binned(items: Sequence[Any], value: Callable[[Sequence[Any]], Any]) -> list[Any]:
@@ -62,9 +85,16 @@ def _average(values: Sequence[float | None]) -> float:
     return round(ratio(sum(known), len(known), otherwise=math.nan), 4)
 
 
-def _chart(title: str, x: Sequence[float], x_name: str, rows: Sequence[Any], keys: Mapping[str, str]) -> Section | None:
+def _chart(
+    title: str, x: Sequence[float], x_name: str, rows: Sequence[Any], keys: Mapping[str, str]
+) -> Section | None:
     """A line of each of ``keys``: its label, and its name in the ``rows``."""
-    return line_chart(title, x, x_name, {k: _binned([r.get(key) for r in rows], _average) for k, key in keys.items()})
+    return line_chart(
+        title,
+        x,
+        x_name,
+        {k: _binned([r.get(key) for r in rows], _average) for k, key in keys.items()},
+    )
 
 
 def phase_chart(facts: Facts) -> Section | None:
@@ -78,13 +108,18 @@ def phase_chart(facts: Facts) -> Section | None:
         own = f" Writing these records took {ratio(total['own_ms'], total['ms']):.2%} of it."
     clock = "the host's clock" if facts.cpu else "the device's clock (events)"
     return {
-        "kind": "phases", "title": "Phases of a step (ms)", "names": used,
-        "bars": _binned(facts.steps, lambda part: [_average([s["p"].get(name, 0.0) for s in part]) for name in used]),
+        "kind": "phases",
+        "title": "Phases of a step (ms)",
+        "names": used,
+        "bars": _binned(
+            facts.steps,
+            lambda part: [_average([s["p"].get(name, 0.0) for s in part]) for name in used],
+        ),
         "x": _binned(facts.steps, lambda part: part[0]["step"]),
         "share": [round(ratio(facts.phases.get(name, 0.0), step), 4) for name in used],
         "mean": [round(facts.phases.get(name, 0.0), 2) for name in used],
         "note": f"Rank {facts.rank}, by {clock}; the phases add up to the step.{own}",
-    }  # fmt: skip
+    }
 
 
 def _seconds(samples: Sequence[Sample]) -> list[float]:
@@ -98,7 +133,10 @@ def heat(run: Run) -> Section | None:
         where = f"{node} " if len(run.samples) > 1 else ""
         cores = zip_longest(*(s["cpu"] for s in samples))
         rows += [(f"{where}core {number}", use) for number, use in enumerate(cores)]
-        rows += [(f"{where}GPU {i}", [g.get("util") for g in gpu]) for i, gpu in enumerate(gpus_of(samples))]
+        rows += [
+            (f"{where}GPU {i}", [g.get("util") for g in gpu])
+            for i, gpu in enumerate(gpus_of(samples))
+        ]
     if not rows:
         return None
     shown = [[name, _binned(use, _average)] for name, use in rows]
@@ -112,9 +150,14 @@ def machine_lines(run: Run) -> list[Section | None]:
     for node, samples in run.samples.items():
         name, x = f" of {node}" if len(run.samples) > 1 else "", _seconds(samples)
         rows = [{**s, "loaders": sum(s.get("workers", []))} for s in samples]
-        charts += [_chart(title.format(name), x, "s", rows, keys) for title, keys in MACHINE.items()]
+        charts += [
+            _chart(title.format(name), x, "s", rows, keys) for title, keys in MACHINE.items()
+        ]
         for number, gpu in enumerate(gpus_of(samples)):
-            charts += [_chart(f"GPU {number}{name} ({unit})", x, "s", gpu, keys) for unit, keys in GPU.items()]
+            charts += [
+                _chart(f"GPU {number}{name} ({unit})", x, "s", gpu, keys)
+                for unit, keys in GPU.items()
+            ]
     return charts
 
 
@@ -122,7 +165,11 @@ def _is_shown(metric: str, prefix: str) -> bool:
     """The rate has a chart of its own, as features' accuracy; a line a class is too much, a rank has another scale."""
     if metric.rpartition("/")[2] in (*PROBE, "rankme"):
         return False
-    return metric.startswith(prefix) and "/iou_" not in metric and (metric.endswith("/lr") == prefix.endswith("/lr"))
+    return (
+        metric.startswith(prefix)
+        and "/iou_" not in metric
+        and (metric.endswith("/lr") == prefix.endswith("/lr"))
+    )
 
 
 def metric_lines(run: Run) -> list[Section | None]:
@@ -132,16 +179,22 @@ def metric_lines(run: Run) -> list[Section | None]:
     for student in run.students:
         place, of = (f"{student}/", f" of {student}") if student else ("", "")
         for title, prefix, units in METRICS:
-            names = sorted(k for k in known if _is_shown(k, place + prefix) and in_units(k) == units)
+            names = sorted(
+                k for k in known if _is_shown(k, place + prefix) and in_units(k) == units
+            )
             rows = [row for row in run.metrics if any(n in row for n in names)]
             x = _binned(rows, lambda part: part[-1].get("step", 0.0))
-            charts.append(_chart(f"{title}{of}", x, "step", rows, {n.removeprefix(place): n for n in names}))
+            charts.append(
+                _chart(f"{title}{of}", x, "step", rows, {n.removeprefix(place): n for n in names})
+            )
     return charts
 
 
 def health_lines(run: Run) -> list[Section | None]:
     """Gradients, updates, activations, teacher and student over the steps."""
-    return [chart for student in run.students for chart in _health_of(run.health_of(student), student)]
+    return [
+        chart for student in run.students for chart in _health_of(run.health_of(student), student)
+    ]
 
 
 def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[Section | None]:
@@ -154,10 +207,21 @@ def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[Section |
 
     return [
         _chart(f"Gradient norm{of}", x, "step", health, {"before clipping": "grad_norm"}),
-        _chart(f"Update of the weights over their size{of}", x, "step", health, {"ratio": "update_ratio"}),
-        _chart(f"Teacher and {student or 'student'} on training batches", x, "step", health, {
-            "agreement": "agreement", "teacher entropy / maximum": "teacher_entropy"}),
+        _chart(
+            f"Update of the weights over their size{of}",
+            x,
+            "step",
+            health,
+            {"ratio": "update_ratio"},
+        ),
+        _chart(
+            f"Teacher and {student or 'student'} on training batches",
+            x,
+            "step",
+            health,
+            {"agreement": "agreement", "teacher entropy / maximum": "teacher_entropy"},
+        ),
         group(f"Loss shares{of}", "loss_shares"),
         group(f"Activations' standard deviation{of}", "spread"),
         group(f"Units that never fire{of}", "dead"),
-    ]  # fmt: skip
+    ]

@@ -90,7 +90,10 @@ class Facts(StepFacts):
         setting = (self.run.config.get("trainer") or {}).get("max_epochs")
         limits = [self.header.get("max_epochs", setting)]
         if (self.header.get("max_steps") or -1) > 0:
-            limits.append(self.header["max_steps"] * ratio(self.header.get("accumulate", 1), self.batches_per_epoch))
+            limits.append(
+                self.header["max_steps"]
+                * ratio(self.header.get("accumulate", 1), self.batches_per_epoch)
+            )
         return min([n for n in limits if n is not None and n > 0], default=math.inf)
 
     @cached_property
@@ -119,7 +122,11 @@ class Facts(StepFacts):
     def epoch_s(self) -> float | None:
         """Seconds an epoch with its validation, from the mean step and the epoch's length."""
         whole = self.step_ms + self.phases.get("validation", 0.0)
-        return whole * self.batches_per_epoch / 1000 if whole and math.isfinite(self.batches_per_epoch) else None
+        return (
+            whole * self.batches_per_epoch / 1000
+            if whole and math.isfinite(self.batches_per_epoch)
+            else None
+        )
 
     @cached_property
     def planned_s(self) -> float | None:
@@ -146,7 +153,9 @@ class Facts(StepFacts):
     @cached_property
     def price(self) -> float | None:
         """Of an hour of the whole job: as the run knew it, by number or by table."""
-        return self.header.get("price_per_hour", (self.run.config.get("monitor") or {}).get("price_per_hour"))
+        return self.header.get(
+            "price_per_hour", (self.run.config.get("monitor") or {}).get("price_per_hour")
+        )
 
     @cached_property
     def devices(self) -> int:
@@ -156,12 +165,18 @@ class Facts(StepFacts):
     @cached_property
     def length(self) -> float | None:
         """Epochs of the whole run: as many as it had, or is to have where it still trains."""
-        return self.epochs_done if "status" in self.run.summary or not math.isfinite(self.epochs) else self.epochs
+        return (
+            self.epochs_done
+            if "status" in self.run.summary or not math.isfinite(self.epochs)
+            else self.epochs
+        )
 
     @cached_property
     def hours(self) -> float | None:
         """Of the run so far, from the process's start."""
-        wall = self.run.summary.get("wall_s") or self.wall_s or 0.0  # the first: from the start of its fit
+        wall = (
+            self.run.summary.get("wall_s") or self.wall_s or 0.0
+        )  # the first: from the start of its fit
         return max(wall, self.recorded_s) / 3600 or None
 
     @cached_property
@@ -182,7 +197,11 @@ class Facts(StepFacts):
     @cached_property
     def cached(self) -> bool:
         """Whether the run has a cache of the teacher's answers: as measured (``auto``), else as set."""
-        setting = self._teacher.get("cache") in (True, "on", "only")  # YAML 1.1 reads a bare on as a truth value
+        setting = self._teacher.get("cache") in (
+            True,
+            "on",
+            "only",
+        )  # YAML 1.1 reads a bare on as a truth value
         return self.header.get("cached", setting)
 
     @cached_property
@@ -200,7 +219,9 @@ class Facts(StepFacts):
         """Of the run's batches, those whose answers the teacher computed: the others were read from a cache."""
         cache = self.run.summary.get("cache") if self.cached else None
         counts = [cache] if cache and "answers_read" in cache else list((cache or {}).values())
-        read, computed = (sum(c[f"answers_{what}"] for c in counts) for what in ("read", "computed"))
+        read, computed = (
+            sum(c[f"answers_{what}"] for c in counts) for what in ("read", "computed")
+        )
         if read + computed:
             return ratio(computed, read + computed)
         return min(1.0, ratio(self.views, self.epochs_done or self.epochs)) if self.cached else 1.0
@@ -208,7 +229,11 @@ class Facts(StepFacts):
     @cached_property
     def teacher_ms(self) -> float | None:
         """Ms of the teacher in a step that computes its answers; ``None``: no step has."""
-        return ratio(self.phases.get("teacher", 0.0), self.computed_share) if self.computed_share else None
+        return (
+            ratio(self.phases.get("teacher", 0.0), self.computed_share)
+            if self.computed_share
+            else None
+        )
 
     @cached_property
     def views_before(self) -> float:
@@ -226,7 +251,9 @@ class Facts(StepFacts):
         if not data:
             return None
         kept = self._teacher.get("cache_topk")
-        answer = 8 + (4 * kept if kept else 2 * data["classes"]) + self.header.get("feature_bytes", 0)
+        answer = (
+            8 + (4 * kept if kept else 2 * data["classes"]) + self.header.get("feature_bytes", 0)
+        )
         return data["train"] * min(self.views, self.epochs) * answer
 
     # -- what was learnt -----------------------------------------------------------------------------------------------
@@ -250,12 +277,19 @@ def tier_of(run: Run) -> TierFacts | None:
     for readings in whole:
         before = {m["node"]: m for m in readings[0]["machines"]}
         for machine in readings[-1]["machines"]:
-            known = machines.setdefault(machine["node"], {**machine, "makers": 0, "batches": 0, "busy_s": 0.0, "mb": 0})
+            known = machines.setdefault(
+                machine["node"], {**machine, "makers": 0, "batches": 0, "busy_s": 0.0, "mb": 0}
+            )
             known["makers"] += machine["makers"]
             for what in ("batches", "busy_s", "mb"):
                 known[what] += machine[what] - before.get(machine["node"], {}).get(what, 0)
     ready = [reading["ready"] for readings in whole for reading in readings]
     return TierFacts(
-        machines, max(r[-1]["t"] - r[0]["t"] for r in whole), ratio(sum(ready), len(ready)), whole[0][-1]["may_ask"],
-        len(whole), sum(r[-1]["made_again"] for r in whole), sum(r[-1]["made_twice"] for r in whole),
-    )  # fmt: skip
+        machines,
+        max(r[-1]["t"] - r[0]["t"] for r in whole),
+        ratio(sum(ready), len(ready)),
+        whole[0][-1]["may_ask"],
+        len(whole),
+        sum(r[-1]["made_again"] for r in whole),
+        sum(r[-1]["made_twice"] for r in whole),
+    )

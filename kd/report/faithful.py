@@ -34,7 +34,11 @@ def faithful(run: Run) -> list[Section]:
         try:
             content = json_of(text_of(file))
             if content["kind"] == "numbers":
-                found += [section for target in content["targets"] for section in _target(content, target, of)]
+                found += [
+                    section
+                    for target in content["targets"]
+                    for section in _target(content, target, of)
+                ]
                 continue
             parts = [make(content, of) for make in (_numbers, _bars, _matrix, _calibration)]
             found += [section for section in (*parts, *_pictures(content, of)) if section]
@@ -51,8 +55,13 @@ def _numbers(content: dict[str, Any], of: str) -> Section:
             ["mean KL(teacher || student), nats", f"{content['kl']:.3f}"],
             *([text, f"{content['outcomes'][outcome]:.1%}"] for outcome, text in OUTCOMES.items()),
         ]
-    rows += [[f"calibration error of the {name}", f"{value:.3f}"] for name, value in content["ece"].items()]
-    counted = {"classification": "pictures", "multilabel": "labels", "segmentation": "pixels"}[content["kind"]]
+    rows += [
+        [f"calibration error of the {name}", f"{value:.3f}"]
+        for name, value in content["ece"].items()
+    ]
+    counted = {"classification": "pictures", "multilabel": "labels", "segmentation": "pixels"}[
+        content["kind"]
+    ]
     note = f"Of {content['pictures']} validation pictures; shares are of {counted}."
     return table(f"How faithful the student{of} is", ["", "value"], rows, note=note)
 
@@ -60,17 +69,26 @@ def _numbers(content: dict[str, Any], of: str) -> Section:
 def _target(content: dict[str, Any], target: dict[str, Any], of: str) -> list[Section]:
     """Of one number: how close the models are to the targets and to each other, and where on the scale."""
     name = target["name"]
-    rows = [[f"mean absolute error of the {model}", short(value)] for model, value in target["mae"].items()]
+    rows = [
+        [f"mean absolute error of the {model}", short(value)]
+        for model, value in target["mae"].items()
+    ]
     if "correlation" in target:
-        rows += [["mean absolute difference of student and teacher", short(target["difference"])],
-                 ["their correlation", f"{target['correlation']:.3f}"]]  # fmt: skip
+        rows += [
+            ["mean absolute difference of student and teacher", short(target["difference"])],
+            ["their correlation", f"{target['correlation']:.3f}"],
+        ]
     note = f"Of {content['pictures']} validation pictures, in the units of the targets."
     numbers = table(f"{name}: student{of} and teacher", ["", "value"], rows, note=note)
     models = [model for model in ("teacher", "student") if model in target["mae"]]
     series = {model: [part[model] for part in target["deciles"]] for model in models}
-    lines = {"kind": "lines", "title": f"{name}: mean absolute error{of} by the target's size, tenths of the pictures",
-             "x": [(part["from"] + part["to"]) / 2 for part in target["deciles"]], "x_name": name,
-             "series": series}  # fmt: skip
+    lines = {
+        "kind": "lines",
+        "title": f"{name}: mean absolute error{of} by the target's size, tenths of the pictures",
+        "x": [(part["from"] + part["to"]) / 2 for part in target["deciles"]],
+        "x_name": name,
+        "series": series,
+    }
     return [numbers, lines] if target["deciles"] else [numbers]
 
 
@@ -91,23 +109,35 @@ def _bars(content: dict[str, Any], of: str) -> Section | None:
 
 def _matrix(content: dict[str, Any], of: str) -> Section | None:
     """The student's confusions among the classes of the largest; a row's colours are shares of it."""
-    pairs, counts = content["confusions"], {row["name"]: row["count"] for row in content["per_class"]}
+    pairs, counts = (
+        content["confusions"],
+        {row["name"]: row["count"] for row in content["per_class"]},
+    )
     if not pairs:
         return None
-    chosen = list(dict.fromkeys(name for pair in pairs for name in (pair["is"], pair["called"])))[:MATRIX]
+    chosen = list(dict.fromkeys(name for pair in pairs for name in (pair["is"], pair["called"])))[
+        :MATRIX
+    ]
     names = [row["name"] for row in content["per_class"] if row["name"] in chosen]
     names += sorted(set(chosen) - set(names))  # called so, and never there
     known = {(p["is"], p["called"]): p for p in pairs}
     scores = {row["name"]: row.get("recall", row["student"]) for row in content["per_class"]}
     cells = [
         [
-            scores.get(a) if a == b else ratio(known[a, b]["student"], counts[a]) if (a, b) in known else 0.0
+            scores.get(a)
+            if a == b
+            else ratio(known[a, b]["student"], counts[a])
+            if (a, b) in known
+            else 0.0
             for b in names
         ]
         for a in names
     ]
     taught = " (teacher {teacher})" if "teacher" in content["ece"] else ""
-    most = [f"{p['is']} called {p['called']} {p['student']} times{taught.format_map(p)}" for p in pairs[:PAIRS]]
+    most = [
+        f"{p['is']} called {p['called']} {p['student']} times{taught.format_map(p)}"
+        for p in pairs[:PAIRS]
+    ]
     note = f"Rows: what it is; columns: what it is called; share of the row. Most often: {'; '.join(most)}."
     title = f"What the student{of} takes for what"
     return {"kind": "matrix", "title": title, "names": names, "cells": cells, "note": note}
@@ -125,18 +155,38 @@ def _calibration(content: dict[str, Any], of: str) -> Section:
                 series[name][min(BINS - 1, int(confidence * BINS))] = round(right, 4)
         elif name != "teacher":
             series[name] = list(middles)
-    return {"kind": "lines", "title": f"Share right by confidence{of}", "x": middles, "x_name": "confidence",
-            "series": series}  # fmt: skip
+    return {
+        "kind": "lines",
+        "title": f"Share right by confidence{of}",
+        "x": middles,
+        "x_name": "confidence",
+        "series": series,
+    }
 
 
 def _pictures(content: dict[str, Any], of: str) -> list[Section]:
     found = []
     for kind, examples in content.get("examples", {}).items():
         title = TITLES["alone" if kind == "both_wrong" and "agreement" not in content else kind]
-        items = [_item(example) for example in examples if example["image"].startswith("data:image/jpeg;base64,")]
+        items = [
+            _item(example)
+            for example in examples
+            if example["image"].startswith("data:image/jpeg;base64,")
+        ]
         if items:
-            colours = {name: c for name, c in content.get("colours", {}).items() if re.fullmatch("#[0-9a-f]{6}", c)}
-            found.append({"kind": "pictures", "title": f"{title}{of}", "items": items, "legend": list(colours.items())})
+            colours = {
+                name: c
+                for name, c in content.get("colours", {}).items()
+                if re.fullmatch("#[0-9a-f]{6}", c)
+            }
+            found.append(
+                {
+                    "kind": "pictures",
+                    "title": f"{title}{of}",
+                    "items": items,
+                    "legend": list(colours.items()),
+                }
+            )
     return found
 
 
@@ -147,4 +197,9 @@ def _item(example: dict[str, Any]) -> Section:
             lines.append([model, ", ".join(f"{name} {p:.0%}" for name, p in example[model])])
     if "panels" in example:
         lines.append(["from left", ", ".join(example["panels"])])
-    return {"image": example["image"], "name": example["name"], "lines": lines, "wide": "panels" in example}
+    return {
+        "image": example["image"],
+        "name": example["name"],
+        "lines": lines,
+        "wide": "panels" in example,
+    }

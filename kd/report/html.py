@@ -18,24 +18,32 @@ PAGE = Path(__file__).parent / "page.html"
 def write_report(explained: Explained, file: Path) -> Path:
     """Writes the page of one run to ``file``; returns it."""
     run = explained.run
-    return write_page(file, f"{run.summary.get('recipe', 'run')} {run.folder.name}", report(explained))
+    return write_page(
+        file, f"{run.summary.get('recipe', 'run')} {run.folder.name}", report(explained)
+    )
 
 
 def write_comparison(runs: Sequence[Run], file: Path) -> Path:
     """Writes the page that compares two runs or more; the first is the one that the others are held against."""
     explained = [Explained(run) for run in runs]
-    return write_page(file, " and ".join(label(one.facts) for one in explained), comparison(explained))
+    return write_page(
+        file, " and ".join(label(one.facts) for one in explained), comparison(explained)
+    )
 
 
 def write_page(file: Path, title: str, sections: Sequence[dict[str, Any] | None]) -> Path:
     """Writes a page; a browser that reloads never sees half of it. Sections that are ``None`` are left out."""
-    write_text(file, page({"title": title, "sections": [section for section in sections if section]}))
+    write_text(
+        file, page({"title": title, "sections": [section for section in sections if section]})
+    )
     return file
 
 
 def page(content: dict[str, Any]) -> str:
     """One HTML page that needs no network, from its title and sections."""
-    text = json.dumps(finite(content), separators=(",", ":")).replace("<", "\\u003c")  # no text opens markup
+    text = json.dumps(finite(content), separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )  # no text opens markup
     return PAGE.read_text(encoding="utf-8").replace("{{DATA}}", text)
 
 

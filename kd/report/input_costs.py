@@ -10,7 +10,17 @@ from kd.report.limits import cores_needed
 from kd.report.metric import short
 from kd.report.prices import counted
 from kd.report.step_facts import part
-from kd.report.what_if import Change, DataMachines, Outlook, batch_ms, machines_needed, predict, present, waits, wanted
+from kd.report.what_if import (
+    Change,
+    DataMachines,
+    Outlook,
+    batch_ms,
+    machines_needed,
+    predict,
+    present,
+    waits,
+    wanted,
+)
 
 MANY = 100_000  # machines: more than any job has
 MOST = 1000  # of which the cheapest number is looked for
@@ -64,12 +74,23 @@ def _larger(facts: Facts, rest: float) -> Iterator[Way]:
     own = next((name for name in counts if known.get(name, {}).get("gpus")), None)
     if own is None:
         return
-    kinds = {n: (n.rpartition(".")[0], n.endswith(":spot"), machine["gpus"]) for n, machine in known.items()}
+    kinds = {
+        n: (n.rpartition(".")[0], n.endswith(":spot"), machine["gpus"])
+        for n, machine in known.items()
+    }
     for name, machine in known.items():
         if kinds[name] != kinds[own] or machine["vcpus"] <= known[own]["vcpus"]:
             continue
-        made = facts.processes * (facts.loading_busy * batch_ms(facts) + facts.threads * rest) / machine["vcpus"]
-        dearer = None if facts.price is None else facts.price + counts[own] * (machine["price"] - known[own]["price"])
+        made = (
+            facts.processes
+            * (facts.loading_busy * batch_ms(facts) + facts.threads * rest)
+            / machine["vcpus"]
+        )
+        dearer = (
+            None
+            if facts.price is None
+            else facts.price + counts[own] * (machine["price"] - known[own]["price"])
+        )
         workers = int(machine["vcpus"] // facts.processes) - facts.threads
         yield Way(f"{name} with data.num_workers={workers}", max(rest, made), dearer)
 
@@ -79,11 +100,21 @@ def costs_by_kind(facts: Facts) -> Section | None:
     prices = facts.header.get("prices")
     if not prices:
         return None
-    seconds = (facts.step_ms, facts.epoch_s, facts.planned_s)  # 1000 steps take as many seconds as one takes ms
-    rows = [[kind, short(hour), *(short(hour * s / 3600 if s else None) for s in seconds)]
-            for kind, hour in prices.items()]  # fmt: skip
-    note = "An interrupted machine repeats what came after the last checkpoint; that is not counted."
-    return table("Cost by price", ["", "an hour", "1000 steps", "an epoch", "the run"], rows, note=note)
+    seconds = (
+        facts.step_ms,
+        facts.epoch_s,
+        facts.planned_s,
+    )  # 1000 steps take as many seconds as one takes ms
+    rows = [
+        [kind, short(hour), *(short(hour * s / 3600 if s else None) for s in seconds)]
+        for kind, hour in prices.items()
+    ]
+    note = (
+        "An interrupted machine repeats what came after the last checkpoint; that is not counted."
+    )
+    return table(
+        "Cost by price", ["", "an hour", "1000 steps", "an epoch", "the run"], rows, note=note
+    )
 
 
 def input_costs(facts: Facts) -> Section | None:
@@ -92,12 +123,20 @@ def input_costs(facts: Facts) -> Section | None:
     if wanted is None:
         return None
     now, *_ = found = ways(facts)
-    rows = [[w.name, round(w.step_ms, 1), short(w.price), short(w.cost), _saved(now, w)] for w in found]
+    rows = [
+        [w.name, round(w.step_ms, 1), short(w.price), short(w.cost), _saved(now, w)] for w in found
+    ]
     note = f"{wanted[0]} cores a GPU needed, {wanted[1]:g} there. The first row is measured, the others are at best."
     if now.price:
         worth = now.price * (now.step_ms / found[1].step_ms - 1)
         note += f" Feeding the GPUs pays while it costs less than {worth:.3g} an hour more."
-    columns = ["input", "ms a step", "an hour", "1000 steps", f"saves ({'cost' if now.cost else 'time'}, %)"]
+    columns = [
+        "input",
+        "ms a step",
+        "an hour",
+        "1000 steps",
+        f"saves ({'cost' if now.cost else 'time'}, %)",
+    ]
     return table("What another input would cost", columns, rows, note=note)
 
 
@@ -115,12 +154,16 @@ def tier_table(facts: Facts) -> Section | None:
         return None
     rows = [
         [
-            f"{machine['name']} ({machine['node']})" + (" gone" if machine["gone"] else ""), machine["cores"],
-            machine["makers"], machine["batches"], _rate(machine["batches"], tier.seconds),
-            _rate(machine["mb"], tier.seconds), _rate(machine["busy_s"], tier.seconds),
+            f"{machine['name']} ({machine['node']})" + (" gone" if machine["gone"] else ""),
+            machine["cores"],
+            machine["makers"],
+            machine["batches"],
+            _rate(machine["batches"], tier.seconds),
+            _rate(machine["mb"], tier.seconds),
+            _rate(machine["busy_s"], tier.seconds),
         ]
         for machine in tier.machines.values()
-    ]  # fmt: skip
+    ]
     note = (
         f"{tier.ready:.1f} batches were ready on average, of {tier.may_ask} that a training process may ask for ahead "
         f"(data.tier.queue_mb); {tier.made_again} were made again after an end, {tier.made_twice} twice."
@@ -168,16 +211,21 @@ def _without(now: Outlook, then: Outlook) -> list[str]:
 
 
 def _speed(
-    facts: Facts, change: Change, machines: DataMachines, had: DataMachines | None, now: Outlook, then: Outlook
+    facts: Facts,
+    change: Change,
+    machines: DataMachines,
+    had: DataMachines | None,
+    now: Outlook,
+    then: Outlook,
 ) -> str:
     instead = f" instead of {had.count} of {had.cores:g} cores" if had else ""
     few = fewest(facts, change)
-    text = (
-        f"with {_count(machines.count)} ({machines.named}){instead} a step would take {_ms(then)} instead of {_ms(now)}"
-    )
+    text = f"with {_count(machines.count)} ({machines.named}){instead} a step would take {_ms(then)} instead of {_ms(now)}"
     if few > machines.count:
         return f"{text}, and still wait for batches up to {few} machines"
-    return f"{text}; {'as few as' if few < machines.count else ''} {few} would do".replace("  ", " ")
+    return f"{text}; {'as few as' if few < machines.count else ''} {few} would do".replace(
+        "  ", " "
+    )
 
 
 def fewest(facts: Facts, change: Change) -> int:
@@ -185,7 +233,11 @@ def fewest(facts: Facts, change: Change) -> int:
     least = predict(facts, replace(change, data_machines=MANY)).step_ms * (1 + 1e-9)
     counts = range(1, MANY)
     return counts[
-        bisect_left(counts, True, key=lambda n: predict(facts, replace(change, data_machines=n)).step_ms <= least)
+        bisect_left(
+            counts,
+            True,
+            key=lambda n: predict(facts, replace(change, data_machines=n)).step_ms <= least,
+        )
     ]
 
 
@@ -194,11 +246,15 @@ def _cost(now: Outlook, then: Outlook) -> str:
     saved = 1 - then.cost / now.cost if now.cost else 0.0
     if saved > 0:
         return f"it pays: the run costs {saved:.0%} less"
-    faster = f", and is {now.step_ms / then.step_ms:.2g}x as fast" if then.step_ms < now.step_ms else ""
+    faster = (
+        f", and is {now.step_ms / then.step_ms:.2g}x as fast" if then.step_ms < now.step_ms else ""
+    )
     return f"it does not pay: the run costs {-saved:.0%} more{faster}"
 
 
-def _counts(facts: Facts, change: Change, machines: DataMachines, had: DataMachines | None, now: Outlook) -> list[str]:
+def _counts(
+    facts: Facts, change: Change, machines: DataMachines, had: DataMachines | None, now: Outlook
+) -> list[str]:
     """From which number on it pays; beyond the fewest that do each more only costs more."""
     if change.price is not None or machines.price is None or now.cost is None:
         return []
@@ -206,7 +262,11 @@ def _counts(facts: Facts, change: Change, machines: DataMachines, had: DataMachi
     costs = ((n, predict(facts, replace(change, data_machines=n)).cost) for n in range(1, few + 1))
     known = {n: cost for n, cost in costs if cost is not None}
     if had is not None:
-        return [f"of all numbers of them {min(known, key=known.__getitem__)} would cost least"] if known else []
+        return (
+            [f"of all numbers of them {min(known, key=known.__getitem__)} would cost least"]
+            if known
+            else []
+        )
     paying = [n for n, cost in known.items() if cost < now.cost]
     if not paying:
         return [f"no number of these machines pays, at {machines.price:.4g} an hour each"]
@@ -215,7 +275,12 @@ def _counts(facts: Facts, change: Change, machines: DataMachines, had: DataMachi
 
 
 def _price(
-    facts: Facts, before: Change, machines: DataMachines, had: DataMachines | None, now: Outlook, then: Outlook
+    facts: Facts,
+    before: Change,
+    machines: DataMachines,
+    had: DataMachines | None,
+    now: Outlook,
+    then: Outlook,
 ) -> list[str]:
     """The price of one machine at which the run costs as much as before."""
     more = machines.count - (had.count if had else 0)
@@ -248,7 +313,9 @@ def _network(facts: Facts, then: Outlook) -> list[str]:
     else:
         return []
     rate = 1000 * megabytes * facts.processes / then.step_ms
-    return [f"a training machine would receive {rate:,.0f} MB/s of batches: its network must take that"]
+    return [
+        f"a training machine would receive {rate:,.0f} MB/s of batches: its network must take that"
+    ]
 
 
 def _count(number: int) -> str:

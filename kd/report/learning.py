@@ -14,7 +14,9 @@ HARDEST = 10  # classes, and mistakes, that are shown
 def learning(facts: Facts) -> list[Section | None]:
     """The page's first sections: metrics, sizes, hardest classes and mistakes, for each student."""
     run = facts.run
-    confused = [(student, newest) for student in run.students if (newest := run.confusion_of(student))]
+    confused = [
+        (student, newest) for student in run.students if (newest := run.confusion_of(student))
+    ]
     return [
         *(section for student in run.students for section in feature_lines(run, student)),
         *metric_lines(run),
@@ -30,13 +32,22 @@ def feature_lines(run: Run, student: str) -> list[Section | None]:
     own = {f"{who} {metric}": by_epoch(run, f"{place}val/{metric}") for metric in PROBE}
     epochs = {epoch for values in own.values() for epoch in values}
     teacher = run.summary.get("teacher") or {}
-    members = {f"teacher {name}": model.get("val") or {} for name, model in (teacher.get("members") or {}).items()}
+    members = {
+        f"teacher {name}": model.get("val") or {}
+        for name, model in (teacher.get("members") or {}).items()
+    }
     models = members or {"teacher": teacher.get("val") or {}}
-    taught = {f"{name} {metric}": dict.fromkeys(epochs, values[metric])
-              for name, values in models.items() for metric in PROBE if metric in values}  # fmt: skip
+    taught = {
+        f"{name} {metric}": dict.fromkeys(epochs, values[metric])
+        for name, values in models.items()
+        for metric in PROBE
+        if metric in values
+    }
     ranks = {f"{who} rankme": by_epoch(run, f"{place}val/rankme")}
-    return [epoch_chart(f"Accuracy of the features{of}, without training on labels", {**taught, **own}),
-            epoch_chart(f"Directions that the features use{of} (RankMe)", ranks)]  # fmt: skip
+    return [
+        epoch_chart(f"Accuracy of the features{of}, without training on labels", {**taught, **own}),
+        epoch_chart(f"Directions that the features use{of} (RankMe)", ranks),
+    ]
 
 
 def headline(facts: Facts) -> Section | None:
@@ -51,7 +62,10 @@ def headline(facts: Facts) -> Section | None:
     teacher = run.summary.get("teacher") or {}
     reached, metric = (teacher.get("val") or {}).get(run.primary), run.primary
     if not reached:
-        return {"kind": "headline", "text": f"{who} reaches {metric} {format_metric(metric, score)}"}
+        return {
+            "kind": "headline",
+            "text": f"{who} reaches {metric} {format_metric(metric, score)}",
+        }
     own, whole = format_metric(metric, score), format_metric(metric, reached)
     text = f"{who} keeps {ratio(score, reached):.1%} of its teacher's {metric} ({own} of {whole})"
     if not is_share(metric):
@@ -71,10 +85,16 @@ def _sizes(run: Run) -> Section | None:
     known = {name: model for name, model in models.items() if model.get("params")}
     if not known:
         return None
-    settings = list(dict.fromkeys((r["runtime"], r["threads"], r["batch"]) for r in run.latency))[:6]
-    timed = {(r["model"], r["runtime"], r["threads"], r["batch"]): r["median_ms"] for r in run.latency}
-    rows = [["model", *(model.get("arch", "") for model in known.values())],
-            ["parameters (M)", *(f"{model['params'] / 1e6:.3g}" for model in known.values())]]  # fmt: skip
+    settings = list(dict.fromkeys((r["runtime"], r["threads"], r["batch"]) for r in run.latency))[
+        :6
+    ]
+    timed = {
+        (r["model"], r["runtime"], r["threads"], r["batch"]): r["median_ms"] for r in run.latency
+    }
+    rows = [
+        ["model", *(model.get("arch", "") for model in known.values())],
+        ["parameters (M)", *(f"{model['params'] / 1e6:.3g}" for model in known.values())],
+    ]
     for kind, threads, batch in settings:
         what = f"ms, {kind}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
         rows.append([what, *(timed.get((name, kind, threads, batch), "") for name in known)])
@@ -87,8 +107,11 @@ def _of(student: str) -> str:
 
 
 def _hardest(run: Run, student: str, newest: dict[str, Any]) -> Section:
-    found = [(right, name, n) for right, name, n in zip(newest["right"], run.classes, newest["counts"], strict=False)
-             if right is not None]  # fmt: skip
+    found = [
+        (right, name, n)
+        for right, name, n in zip(newest["right"], run.classes, newest["counts"], strict=False)
+        if right is not None
+    ]
     rows = [[name, f"{100 * right:.1f}", n] for right, name, n in sorted(found)[:HARDEST]]
     title = f"Hardest classes{_of(student)} (epoch {newest['epoch'] + 1})"
     return table(title, ["class", "right (%)", "pictures"], rows)
@@ -96,8 +119,10 @@ def _hardest(run: Run, student: str, newest: dict[str, Any]) -> Section:
 
 def _mistakes(run: Run, student: str, newest: dict[str, Any]) -> Section:
     counts, names = newest["counts"], run.classes
-    rows = [[f"{names[true]} \u2192 {names[given]}", n, f"{100 * ratio(n, counts[true]):.1f}"]
-            for true, given, n in newest["pairs"][:HARDEST]]  # fmt: skip
+    rows = [
+        [f"{names[true]} \u2192 {names[given]}", n, f"{100 * ratio(n, counts[true]):.1f}"]
+        for true, given, n in newest["pairs"][:HARDEST]
+    ]
     title = f"Mistakes{_of(student)} (epoch {newest['epoch'] + 1})"
     columns = ["class \u2192 taken for", "times", "% of the class"]
     return table(title, columns, rows, empty="None: every validation picture is right.")

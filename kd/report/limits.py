@@ -18,7 +18,9 @@ WORTH = 1.1  # a lever below this gain is not worth naming
 LEADS = 1.25  # a limit below this gain is no headline
 EMULATED = 10.0  # times as long as in float32, or longer: bfloat16 is computed in software
 SWINGS = 1.5  # a computing phase swings from this ratio of its percentiles
-FUSED_OPTIMIZER_SHARE = 0.05  # what a fused optimizer is expected to take, over the rest of the step
+FUSED_OPTIMIZER_SHARE = (
+    0.05  # what a fused optimizer is expected to take, over the rest of the step
+)
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,15 @@ def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
         text += f"; {cores_needed(facts)} cores a GPU would be enough, there are {ratio(cores, processes):g}"
     if wanted > workers and gain >= (LEADS if speedup(step, rest) >= LEADS else WORTH):
         return Limit("data", text, f"data.num_workers={wanted} instead of {workers}", gain)
-    if facts.cached and not facts.has_pixels and math.isfinite(facts.epochs) and facts.epochs > facts.views:
-        lever = f"model.teacher.cache_pixels=true decodes nothing after {facts.views} epochs: at most"
+    if (
+        facts.cached
+        and not facts.has_pixels
+        and math.isfinite(facts.epochs)
+        and facts.epochs > facts.views
+    ):
+        lever = (
+            f"model.teacher.cache_pixels=true decodes nothing after {facts.views} epochs: at most"
+        )
         later = (facts.epochs - facts.views) * share(rest, step)
         return Limit("data", text, lever, speedup(facts.epochs, facts.views + later))
     lever = "" if facts.cpu else "data.engine=device (or dali), "
@@ -83,53 +92,77 @@ def tier_bound(facts: Facts) -> Limit | None:
     if tier is None or not tier.makers or part(facts.phases, "data") < AT:
         return None
     rest = max(step - wait, 0.01 * step)
-    text = (
-        f"the step waits {wait:.0f} of its {step:.0f} ms ({share(wait, step):.0%}) for a batch of the data tier, whose "
-    )
+    text = f"the step waits {wait:.0f} of its {step:.0f} ms ({share(wait, step):.0%}) for a batch of the data tier, whose "
     text += f"{tier.makers} makers work {tier.busy:.0%} of the time"
     if tier.queue_is_short:
         return Limit(
-            "data", text, f"a larger data.tier.queue_mb ({tier.may_ask} batches fit): at most", speedup(step, rest)
+            "data",
+            text,
+            f"a larger data.tier.queue_mb ({tier.may_ask} batches fit): at most",
+            speedup(step, rest),
         )
     if tier.busy < BUSY:
         rate = ratio(tier.total("mb"), tier.seconds)
         text += f", and send {rate:,.0f} MB/s"
         return Limit(
-            "data", text, "a faster network to the data machines, smaller pictures: at most", speedup(step, rest)
+            "data",
+            text,
+            "a faster network to the data machines, smaller pictures: at most",
+            speedup(step, rest),
         )
-    made_ms = 1000 * tier.batch_s * tier.ranks  # of one maker that makes the batches of all processes
+    made_ms = (
+        1000 * tier.batch_s * tier.ranks
+    )  # of one maker that makes the batches of all processes
     needed = math.ceil(ratio(made_ms, rest))
     each = max(1.0, ratio(tier.cores, len(tier.present)))
     more = max(1, math.ceil(ratio(needed - tier.makers, each)))
     gain = speedup(step, max(rest, ratio(made_ms, tier.makers + more * each)))
-    return Limit("data", text, f"{more} more data machine{'s' * (more > 1)} of {each:.0f} cores", gain)
+    return Limit(
+        "data", text, f"{more} more data machine{'s' * (more > 1)} of {each:.0f} cores", gain
+    )
 
 
 def cores_needed(facts: Facts) -> int:
     """Cores for each training process, of its loaders and itself, with which no step would wait for its batch."""
     step, wait = facts.step_ms, facts.phases.get("data", 0.0)
     cost = wait if facts.workers == 0 else facts.workers * step
-    return math.ceil(ratio(facts.loading_busy * cost, max(step - wait, 0.01 * step))) + facts.threads
+    return (
+        math.ceil(ratio(facts.loading_busy * cost, max(step - wait, 0.01 * step))) + facts.threads
+    )
 
 
 def fewer_workers(facts: Facts, needed: float = math.inf) -> int:
     """Loader processes that leave a training process a core, at least one fewer than now; ``needed``: for loading."""
     most = math.ceil(needed) if math.isfinite(needed) else facts.workers
-    return min(facts.workers - 1, max(1, min(int(ratio(facts.cores, facts.processes)) - facts.threads, most)))
+    return min(
+        facts.workers - 1,
+        max(1, min(int(ratio(facts.cores, facts.processes)) - facts.threads, most)),
+    )
 
 
 def teacher_bound(facts: Facts, at: float = 0.3) -> Limit | None:
     """The teacher's forward pass takes a share ``at`` of the step. A cache still computes each view once."""
-    step, taken, epochs, views = facts.step_ms, part(facts.phases, "teacher"), facts.epochs, facts.views
+    step, taken, epochs, views = (
+        facts.step_ms,
+        part(facts.phases, "teacher"),
+        facts.epochs,
+        facts.views,
+    )
     if taken < at:
         return None
-    text = f"the teacher takes {facts.phases['teacher']:.0f} of the step's {step:.0f} ms ({taken:.0%})"
+    text = (
+        f"the teacher takes {facts.phases['teacher']:.0f} of the step's {step:.0f} ms ({taken:.0%})"
+    )
     free = without(taken)
     if facts.cached:  # as reading it costs next to nothing, it was being filled
         text += " to compute the answers that its cache keeps"
-        return Limit("teacher", text, "later epochs, and runs like this one, read them: at most", free)
+        return Limit(
+            "teacher", text, "later epochs, and runs like this one, read them: at most", free
+        )
     if not facts.header.get("cacheable", True):
-        return Limit("teacher", text, "a smaller teacher, or smaller pictures for it: at most", free)
+        return Limit(
+            "teacher", text, "a smaller teacher, or smaller pictures for it: at most", free
+        )
     needs = f" (needs {readable_bytes(facts.cache_bytes)})" if facts.cache_bytes else ""
     if math.isinf(epochs):
         return Limit("teacher", text, f"model.teacher.cache=on{needs}, once filled,", free)
@@ -139,7 +172,12 @@ def teacher_bound(facts: Facts, at: float = 0.3) -> Limit | None:
         kept = f"model.teacher.cache=on gives {gain:.2f}x in the run's {epochs:g} epochs of {computed:g} views"
         if epochs <= views:
             kept = f"model.teacher.cache=on pays in runs of more than {views} epochs, this one has {epochs:g}"
-        return Limit("teacher", text, f"a smaller teacher, or smaller pictures for it ({kept}): at most", free)
+        return Limit(
+            "teacher",
+            text,
+            f"a smaller teacher, or smaller pictures for it ({kept}): at most",
+            free,
+        )
     lever = f"model.teacher.cache=on{needs} in the run's {epochs:g} epochs of {computed:g} view{'s' * (computed > 1)}"
     return Limit("teacher", text, lever, gain)
 
@@ -155,7 +193,12 @@ def communication_bound(facts: Facts, at: float = 0.15) -> Limit | None:
         rank, extra = slow
         text += f" because rank {rank} computes {extra:.0f} ms longer than the others"
         extra = min(extra, phases["communication"])
-        return Limit("communication", text, f"check rank {rank}'s machine, or remove it", speedup(step, step - extra))
+        return Limit(
+            "communication",
+            text,
+            f"check rank {rank}'s machine, or remove it",
+            speedup(step, step - extra),
+        )
     lever = (
         "config=bf16_gradients (half the traffic) or config=powersgd, larger batches or gradient accumulation "
         "(trainer.accumulate_grad_batches), a faster network: at most"
@@ -179,12 +222,17 @@ def optimizer_bound(facts: Facts, at: float = 0.25) -> Limit | None:
         return None
     text = f"the optimizer takes {facts.phases['optimizer']:.0f} of {facts.step_ms:.0f} ms ({taken:.0%})"
     gain = speedup(1.0, (1 - taken) * (1 + FUSED_OPTIMIZER_SHARE))
-    return Limit("student", text, "a fused optimizer (optim.name=adamw, with an optim.lr of its own)", gain)
+    return Limit(
+        "student", text, "a fused optimizer (optim.name=adamw, with an optim.lr of its own)", gain
+    )
 
 
 def precision_bound(facts: Facts) -> Limit | None:
     """A CPU computes in the one of float32 and bfloat16 that it is slower in."""
-    precision, bfloat16_time = facts.header.get("precision", ""), facts.header.get("bfloat16_time")  # none on a GPU
+    precision, bfloat16_time = (
+        facts.header.get("precision", ""),
+        facts.header.get("bfloat16_time"),
+    )  # none on a GPU
     used, other = ("bfloat16", "float32") if precision == "bf16-mixed" else ("float32", "bfloat16")
     if not bfloat16_time or precision not in ("bf16-mixed", "32-true") or not facts.step_ms:
         return None
@@ -192,7 +240,9 @@ def precision_bound(facts: Facts) -> Limit | None:
     if slower < LEADS:
         return None
     computing = sum(part(facts.phases, name) for name in ("teacher", "student", "loss", "backward"))
-    text = f"products of matrices in {used} take {slower:.1f} times as long as in {other} on this CPU"
+    text = (
+        f"products of matrices in {used} take {slower:.1f} times as long as in {other} on this CPU"
+    )
     if used == "bfloat16" and slower >= EMULATED:
         text = "training is in bf16-mixed, and this CPU has no bfloat16 instructions"
     lever = f"trainer.precision={'32-true' if used == 'bfloat16' else 'bf16-mixed'}: at most"
@@ -205,7 +255,9 @@ def checkpoint_bound(facts: Facts, at: float = 0.05) -> Limit | None:
     if taken < at:
         return None
     text = f"saving checkpoints takes {taken:.0%} of the training time ({facts.phases['checkpoint']:.0f} ms a step)"
-    return Limit("checkpoint", text, "save less often, or to a faster disk: at most", without(taken))
+    return Limit(
+        "checkpoint", text, "save less often, or to a faster disk: at most", without(taken)
+    )
 
 
 def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit | None:
@@ -228,7 +280,11 @@ def student_bound(facts: Facts, alone: bool = True, at: float = 0.5) -> Limit | 
     text = f"the student's own training takes {own:.0%} of the step"
     if alone:
         text += "; nothing around it holds it up"
-    levers = ["model.student.compile=true", facts.larger_batch, "a faster device, more of them, or a smaller student"]
+    levers = [
+        "model.student.compile=true",
+        facts.larger_batch,
+        "a faster device, more of them, or a smaller student",
+    ]
     return Limit("student", text, ", ".join(lever for lever in levers if lever), None)
 
 
@@ -255,16 +311,32 @@ class Swing(NamedTuple):
 
 def swing(facts: Facts) -> Swing | None:
     """The phase that swings most: p95 over p50, or p50 over p5, is at least :data:`SWINGS`; no cached teacher's."""
-    found = [Swing(name, *times) for name, times in facts.swings.items() if name != "teacher" or not facts.cached]
+    found = [
+        Swing(name, *times)
+        for name, times in facts.swings.items()
+        if name != "teacher" or not facts.cached
+    ]
     most = max(found, key=lambda s: s.high - s.low, default=None)
-    swings = most and max(ratio(most.high, max(most.middle, 1e-6)), ratio(most.middle, max(most.low, 1e-6))) >= SWINGS
+    swings = (
+        most
+        and max(ratio(most.high, max(most.middle, 1e-6)), ratio(most.middle, max(most.low, 1e-6)))
+        >= SWINGS
+    )
     return most if swings else None
 
 
 def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
     """Training and loader processes wait for a core for a share ``at`` of the step: too many of them, or other jobs."""
-    step, workers, cores, threads, processes = facts.step_ms, facts.workers, facts.cores, facts.threads, facts.processes
-    queued = facts.queued if workers else 0.0  # without loader processes it is the training's own delay
+    step, workers, cores, threads, processes = (
+        facts.step_ms,
+        facts.workers,
+        facts.cores,
+        facts.threads,
+        facts.processes,
+    )
+    queued = (
+        facts.queued if workers else 0.0
+    )  # without loader processes it is the training's own delay
     ready_ms, crowded = facts.ready_ms + queued, processes * (workers + threads) > cores
     swings = swing(facts) if facts.thread_wait is None else None
     if not step:
@@ -287,14 +359,20 @@ def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
         text = f"{missing}, though not all of the {cores} cores are taken"
         lever = "let the processes use all cores (taskset, srun --cpu-bind, docker --cpus): at most"
         return Limit("host", text, lever, speedup(step, free))
-    counted = {"training process": processes * (processes > 1), "loader process": processes * workers,
-               "compute thread": processes * threads}  # fmt: skip
+    counted = {
+        "training process": processes * (processes > 1),
+        "loader process": processes * workers,
+        "compute thread": processes * threads,
+    }
     named = [_count(count, what) for what, count in counted.items() if count]
     shared = f"{', '.join(named[:-1])}{' and ' * (len(named) > 1)}{named[-1]} share {_count(cores, 'core')}"
     text = f"{shared}{f', {facts.hot}' if facts.hot else ''}: {missing}"
     if processes * threads > cores:
         return Limit(
-            "host", text, "fewer processes (trainer.devices) or threads, or more cores: at most", speedup(step, free)
+            "host",
+            text,
+            "fewer processes (trainer.devices) or threads, or more cores: at most",
+            speedup(step, free),
         )
     pressed = bool(facts.hot or swings)
     fewer = fewer_workers(facts, 1 if pressed else ratio(facts.loading_cores, processes))
@@ -304,7 +382,10 @@ def cpu_contention(facts: Facts, at: float = 0.2) -> Limit | None:
     if gain >= WORTH:
         return Limit("host", text, lever, gain)
     return Limit(
-        "host", text, f"{lever}, and cheaper pictures (resized once, ahead of training): at most", speedup(step, free)
+        "host",
+        text,
+        f"{lever}, and cheaper pictures (resized once, ahead of training): at most",
+        speedup(step, free),
     )
 
 
@@ -314,11 +395,20 @@ def _count(count: int, what: str) -> str:
 
 def launch_bound(facts: Facts, at: float = 0.9, busy_below: float = 0.8) -> Limit | None:
     """The host launches kernels for a share ``at`` of the step, and the GPU computes less than ``busy_below``."""
-    step, launch_ms, gpu_busy, larger = facts.step_ms, facts.per_step("launch_ms"), facts.gpu_busy, facts.larger_batch
+    step, launch_ms, gpu_busy, larger = (
+        facts.step_ms,
+        facts.per_step("launch_ms"),
+        facts.gpu_busy,
+        facts.larger_batch,
+    )
     if gpu_busy is None or share(launch_ms, step) < at or gpu_busy >= busy_below:
         return None
     text = f"the GPU computes {gpu_busy:.0%} of the time, while the host launches for {launch_ms:.0f} of {step:.0f} ms"
-    lever = f"{larger}: kernels grow, their number does not" if larger else "model.student.compile=reduce-overhead"
+    lever = (
+        f"{larger}: kernels grow, their number does not"
+        if larger
+        else "model.student.compile=reduce-overhead"
+    )
     return Limit("host", text, f"{lever}: at most", speedup(1.0, gpu_busy))
 
 

@@ -48,12 +48,21 @@ class Live(ThreadingHTTPServer):
         return self._kept[folder][1]
 
     def _list(self) -> dict[str, Any]:
-        found = [f for f in (*self.folder.glob("*/*"), *self.folder.glob("*")) if not f.is_symlink() and is_run(f)]
+        found = [
+            f
+            for f in (*self.folder.glob("*/*"), *self.folder.glob("*"))
+            if not f.is_symlink() and is_run(f)
+        ]
         rows = []
         for folder in sorted(found, key=_changed, reverse=True)[:50]:
             one = Explained(read_run(folder))
-            name, best = folder.relative_to(self.folder).as_posix(), one.facts.best_val(one.run.students[0])
-            rows.append([name, status(one.run), format_metric(one.run.primary, best), one.verdict["text"]])
+            name, best = (
+                folder.relative_to(self.folder).as_posix(),
+                one.facts.best_val(one.run.students[0]),
+            )
+            rows.append(
+                [name, status(one.run), format_metric(one.run.primary, best), one.verdict["text"]]
+            )
         columns = ["run", "status", "best", "verdict"]
         runs = table("Runs", columns, rows, links=True, long=True, empty="None yet.")
         return {"title": str(self.folder), "sections": [runs], "every": 5 * EVERY_S}

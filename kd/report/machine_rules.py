@@ -15,7 +15,12 @@ from kd.report.step_facts import hot, mean
 
 
 def cpu_bottleneck(
-    cpu: Sequence[float], gpu: Sequence[float], high: float = 90, low: float = 10, share: float = 0.5, skip: int = 100
+    cpu: Sequence[float],
+    gpu: Sequence[float],
+    high: float = 90,
+    low: float = 10,
+    share: float = 0.5,
+    skip: int = 100,
 ) -> Finding | None:
     """CPUs above ``high`` % while GPUs are below ``low`` %, for more than ``share`` of the samples."""
     hits = mean([c > high and g < low for c, g in zip(cpu, gpu, strict=False)][skip:])
@@ -26,16 +31,22 @@ def cpu_bottleneck(
 
 
 def io_bottleneck(
-    io_wait: Sequence[float], gpu: Sequence[float],
-    high: float = 50, low: float = 70, share: float = 0.5, skip: int = 1000,
-) -> Finding | None:  # fmt: skip
+    io_wait: Sequence[float],
+    gpu: Sequence[float],
+    high: float = 50,
+    low: float = 70,
+    share: float = 0.5,
+    skip: int = 1000,
+) -> Finding | None:
     """I/O wait above ``high`` % and GPUs (none: 0 %) below ``low`` %, in more than ``share`` of the samples."""
     waits = zip(io_wait, gpu or [0.0] * len(io_wait), strict=False)
     hits = mean([wait > high and use < low for wait, use in waits][skip:])
     if not hits > share:
         return None
     text = f"I/O wait above {high:.0f} % in {hits:.0%} of the samples"
-    return Finding("IOBottleneck", text, "a faster disk, a local copy of the data, or fewer and larger files")
+    return Finding(
+        "IOBottleneck", text, "a faster disk, a local copy of the data, or fewer and larger files"
+    )
 
 
 def low_gpu_utilization(
@@ -47,7 +58,9 @@ def low_gpu_utilization(
         return None
     p95, p5 = percentile(recent, 95), percentile(recent, 5)
     if p95 < low:
-        return Finding("LowGPUUtilization", f"p95 of GPU utilisation is {p95:.0f} %", "see the verdict")
+        return Finding(
+            "LowGPUUtilization", f"p95 of GPU utilisation is {p95:.0f} %", "see the verdict"
+        )
     if p5 < floor:
         text = f"GPU utilisation varies between {p5:.0f} and {p95:.0f} % (p5, p95)"
         return Finding("LowGPUUtilization", text, "the GPU waits at times; see the verdict")
@@ -55,9 +68,13 @@ def low_gpu_utilization(
 
 
 def batch_size(
-    cpu: Sequence[float], gpu: Sequence[float], gpu_memory: Sequence[float], low: float = 70, window: int = 500,
+    cpu: Sequence[float],
+    gpu: Sequence[float],
+    gpu_memory: Sequence[float],
+    low: float = 70,
+    window: int = 500,
     skip: int = 100,
-) -> Finding | None:  # fmt: skip
+) -> Finding | None:
     """p95 of CPU, GPU and GPU memory are all below ``low`` %: there is room for a larger batch."""
     recent = [values[skip:][-window:] for values in (cpu, gpu, gpu_memory)]
     if not all(recent):
@@ -84,19 +101,36 @@ def memory_leak(
     return _growth("MemoryLeak", "memory", " MB", rest[len(rest) // 3 :], increase, least_mb)
 
 
-def _growth(rule: str, what: str, unit: str, values: Sequence[float], increase: float, least: float) -> Finding | None:
+def _growth(
+    rule: str, what: str, unit: str, values: Sequence[float], increase: float, least: float
+) -> Finding | None:
     if len(values) < 20:
         return None
-    blocks = [mean(values[a:b]) for a, b in pairwise([round(i * len(values) / 10) for i in range(11)])]
-    rises = sorted(b - a for a, b in pairwise(blocks))  # one jump, as when validation's loader starts, is no leak
+    blocks = [
+        mean(values[a:b]) for a, b in pairwise([round(i * len(values) / 10) for i in range(11)])
+    ]
+    rises = sorted(
+        b - a for a, b in pairwise(blocks)
+    )  # one jump, as when validation's loader starts, is no leak
     grown = blocks[-1] - blocks[0]
-    if rises[1] <= 0 or percentile(rises, 50) < mean(rises) / 2 or grown < increase * blocks[0] or grown < least:
+    if (
+        rises[1] <= 0
+        or percentile(rises, 50) < mean(rises) / 2
+        or grown < increase * blocks[0]
+        or grown < least
+    ):
         return None
     text = f"{what} grew steadily from {blocks[0]:.0f} to {blocks[-1]:.0f}{unit}"
-    return Finding(rule, text, "something keeps tensors or objects alive: lists of losses, logged tensors with a graph")
+    return Finding(
+        rule,
+        text,
+        "something keeps tensors or objects alive: lists of losses, logged tensors with a graph",
+    )
 
 
-def load_balancing(gpus: Sequence[Sequence[float]], imbalance: float = 0.5, skip: int = 10) -> Finding | None:
+def load_balancing(
+    gpus: Sequence[Sequence[float]], imbalance: float = 0.5, skip: int = 10
+) -> Finding | None:
     """Mean utilisation of the idlest GPU is ``imbalance`` below the busiest one's."""
     means = [mean(values[skip:]) for values in gpus if len(values) > skip]
     if len(means) < 2 or share(max(means) - min(means), max(means)) < imbalance:
@@ -136,24 +170,37 @@ def max_initialization_time(startup_s: float, limit_s: float = 20 * 60) -> Findi
 
 
 def dataloader(
-    data_share: float, num_workers: int, threads: int, cores: int, low: float = 0.1, processes: int = 1,
+    data_share: float,
+    num_workers: int,
+    threads: int,
+    cores: int,
+    low: float = 0.1,
+    processes: int = 1,
     others: float = 0.0,
-) -> Finding | None:  # fmt: skip
+) -> Finding | None:
     """More loader processes and threads than cores; or waits above ``low`` of the step with cores to spare."""
     taken = processes * (num_workers + threads)
     idle = round(cores - taken - others)
     if processes * num_workers > max(1, cores) or (num_workers > 1 and taken > cores + 1):
         text = f"{processes * num_workers} loader processes and {processes * threads} compute threads on "
         text += f"{cores} core{'s' * (cores > 1)}"
-        return Finding("Dataloader", text, "data.num_workers=auto tries 0, 1, 2, ... under the real step")
+        return Finding(
+            "Dataloader", text, "data.num_workers=auto tries 0, 1, 2, ... under the real step"
+        )
     if data_share > low and idle >= 1:
         unused = "1 core is" if idle == 1 else f"{idle} cores are"
         text = f"{data_share:.0%} of the step waits for data while {unused} not used"
-        return Finding("Dataloader", text, f"data.num_workers={num_workers + max(1, int(ratio(idle, processes)))}")
+        return Finding(
+            "Dataloader",
+            text,
+            f"data.num_workers={num_workers + max(1, int(ratio(idle, processes)))}",
+        )
     return None
 
 
-def hot_cores(cores: Sequence[Sequence[float]], gpu: Sequence[float] = (), busy: float = 70) -> Finding | None:
+def hot_cores(
+    cores: Sequence[Sequence[float]], gpu: Sequence[float] = (), busy: float = 70
+) -> Finding | None:
     """A few cores are full while the others have time, and the GPUs are below ``busy`` %.
 
     Args:
@@ -173,7 +220,9 @@ def efa_missing(network: str) -> Finding | None:
     if network != "Socket":
         return None
     text = "the machines have EFA, but NCCL sends over TCP (its log: Using network Socket)"
-    return Finding("EfaMissing", text, "an image with AWS's plugin aws-ofi-nccl (kd/strategies/README.md)")
+    return Finding(
+        "EfaMissing", text, "an image with AWS's plugin aws-ofi-nccl (kd/strategies/README.md)"
+    )
 
 
 def phase_variation(swing: Swing | None) -> Finding | None:
@@ -184,7 +233,9 @@ def phase_variation(swing: Swing | None) -> Finding | None:
     return Finding("PhaseVariation", f"{swing.text()} although nothing changes its shapes", lever)
 
 
-def scheduler_delay(training: float | None, loading: float | None, thread: str = "", at: float = 0.2) -> Finding | None:
+def scheduler_delay(
+    training: float | None, loading: float | None, thread: str = "", at: float = 0.2
+) -> Finding | None:
     """Threads wait for a core for ``at`` of the time.
 
     Args:
@@ -216,4 +267,6 @@ def swapping(swap_mb: Sequence[float], grown_mb: float = 200) -> Finding | None:
     """Memory was moved to disk during the run."""
     if not swap_mb or (grown := max(swap_mb) - swap_mb[0]) < grown_mb:
         return None
-    return Finding("Swap", f"swap grew by {grown:.0f} MB", "fewer loader processes, smaller batches")
+    return Finding(
+        "Swap", f"swap grew by {grown:.0f} MB", "fewer loader processes, smaller batches"
+    )

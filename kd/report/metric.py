@@ -4,7 +4,10 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-PROBE = ("knn1", "probe1")  # Accuracy of features: of their 20 nearest neighbours, and of a ridge probe
+PROBE = (
+    "knn1",
+    "probe1",
+)  # Accuracy of features: of their 20 nearest neighbours, and of a ridge probe
 
 COSTS = ("params", "step_ms_median", "peak_memory_mb", "wall_s", "latency_ms")
 """Numbers of a run other than its validation metrics of which less is better."""
@@ -26,7 +29,9 @@ def in_units(metric: str) -> bool:
 
 def is_share(metric: str) -> bool:
     """Whether it is a share of 1, which people read in per cent."""
-    return not (metric.endswith("_loss") or metric == "rankme" or in_units(metric) or _kind(metric) == "r2")
+    return not (
+        metric.endswith("_loss") or metric == "rankme" or in_units(metric) or _kind(metric) == "r2"
+    )
 
 
 def format_metric(metric: str, value: float | None) -> str:
@@ -66,7 +71,10 @@ def in_tables(metric: str) -> bool:
 
 def lost_classes(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of ``fidelity.json`` whose student is worse than the teacher, those that lost most first."""
-    return sorted((r for r in rows if r.get("teacher", 0) > r["student"]), key=lambda r: r["student"] - r["teacher"])
+    return sorted(
+        (r for r in rows if r.get("teacher", 0) > r["student"]),
+        key=lambda r: r["student"] - r["teacher"],
+    )
 
 
 def _kind(metric: str) -> str:

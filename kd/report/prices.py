@@ -29,25 +29,35 @@ def read_prices(file: Path) -> dict[str, dict[str, float]]:
 def _kinds(file: Path, name: str, value: object) -> dict[str, float]:
     kinds = value if isinstance(value, dict) else {"on_demand": value}
     known = ("on_demand", "spot", *PARTS)
-    wrong = [k for k, v in kinds.items() if k not in known or not isinstance(v, int | float) or v < 0]
+    wrong = [
+        k for k, v in kinds.items() if k not in known or not isinstance(v, int | float) or v < 0
+    ]
     if wrong or not set(kinds) - PARTS:
-        raise UserError(f"monitor.prices: {file}: {name}: must be a price, or on_demand and spot, got {value}")
+        raise UserError(
+            f"monitor.prices: {file}: {name}: must be a price, or on_demand and spot, got {value}"
+        )
     return {kind: float(price) for kind, price in kinds.items() if isinstance(price, int | float)}
 
 
 def counted(instances: Iterable[object]) -> list[tuple[int, str]]:
     """Machines of each ``[COUNT*]NAME[:spot]``, and its name in :func:`by_name`."""
     found = [(item, INSTANCE.fullmatch(str(item))) for item in instances]
-    return [(int(match[1] or 1), f"{match[2]}{':spot' * (match[3] == 'spot')}") if match else (1, str(item))
-            for item, match in found]  # fmt: skip
+    return [
+        (int(match[1] or 1), f"{match[2]}{':spot' * (match[3] == 'spot')}")
+        if match
+        else (1, str(item))
+        for item, match in found
+    ]
 
 
 def by_name(prices: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Price of an hour of ``NAME`` and of ``NAME:spot``."""
     return {
         f"{name}{':spot' * (kind == 'spot')}": price
-        for name, kinds in prices.items() for kind, price in kinds.items() if kind not in PARTS
-    }  # fmt: skip
+        for name, kinds in prices.items()
+        for kind, price in kinds.items()
+        if kind not in PARTS
+    }
 
 
 def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]) -> float:
@@ -63,11 +73,15 @@ def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]
     known, machines = by_name(prices), counted(instances)
     for item, (_, name) in zip(instances, machines, strict=True):
         if name not in known:
-            raise UserError(f"monitor.instances: no price of '{item}'; known: {', '.join(list(known)[:20])}")
+            raise UserError(
+                f"monitor.instances: no price of '{item}'; known: {', '.join(list(known)[:20])}"
+            )
     return sum(count * known[name] for count, name in machines)
 
 
-def by_kind(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def by_kind(
+    instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
     """An hour of all ``instances`` on demand, at the table's spot prices, and of a run with half of its hours on each.
 
     Machines without a spot price stay on demand. Empty where no machine has both prices.
@@ -75,16 +89,29 @@ def by_kind(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]])
     >>> by_kind(["big", "2*small"], {"big": {"on_demand": 37}, "small": {"on_demand": 4, "spot": 1.5}})
     {'on demand': 45.0, 'spot': 40.0, 'half of the hours on spot': 42.5}
     """
-    known = [(count, prices.get(name.removesuffix(":spot"), {})) for count, name in counted(instances)]
-    if not all("on_demand" in kinds for _, kinds in known) or not any("spot" in kinds for _, kinds in known):
+    known = [
+        (count, prices.get(name.removesuffix(":spot"), {})) for count, name in counted(instances)
+    ]
+    if not all("on_demand" in kinds for _, kinds in known) or not any(
+        "spot" in kinds for _, kinds in known
+    ):
         return {}
     full = sum(count * kinds["on_demand"] for count, kinds in known)
     spot = sum(count * kinds.get("spot", kinds["on_demand"]) for count, kinds in known)
-    return {"on demand": float(full), "spot": float(spot), "half of the hours on spot": (full + spot) / 2}
+    return {
+        "on demand": float(full),
+        "spot": float(spot),
+        "half of the hours on spot": (full + spot) / 2,
+    }
 
 
 def input_machines(prices: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Those of the table whose ``vcpus`` are known: with them ``price`` of an hour and ``gpus``, by name."""
-    found = {name: (price, prices[name.removesuffix(":spot")]) for name, price in by_name(prices).items()}
-    return {name: {"price": price, "vcpus": machine["vcpus"], "gpus": machine.get("gpus", 0)}
-            for name, (price, machine) in found.items() if machine.get("vcpus")}  # fmt: skip
+    found = {
+        name: (price, prices[name.removesuffix(":spot")]) for name, price in by_name(prices).items()
+    }
+    return {
+        name: {"price": price, "vcpus": machine["vcpus"], "gpus": machine.get("gpus", 0)}
+        for name, (price, machine) in found.items()
+        if machine.get("vcpus")
+    }

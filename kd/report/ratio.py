@@ -31,7 +31,9 @@ def without(part: float) -> float:
 
 def times(before: float | None, after: float | None) -> str:
     """``after / before`` for people, the one direction of all comparisons; empty where one is 0 or not known."""
-    known = before is not None and after is not None and math.isfinite(before) and math.isfinite(after)
+    known = (
+        before is not None and after is not None and math.isfinite(before) and math.isfinite(after)
+    )
     if not known or not before:
         return ""
     quotient = ratio(after or 0.0, before)

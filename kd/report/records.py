@@ -37,12 +37,21 @@ LIMIT = 20_000  # lines a file: a few MB
 THINNED = ("step", "sample", "tier")
 Kind = type | tuple[type, ...]
 NUMBER = (int, float)
-NEEDED: dict[str, dict[str, Kind]] = {  # what each kind of record must hold; of a number that it is finite
+NEEDED: dict[
+    str, dict[str, Kind]
+] = {  # what each kind of record must hold; of a number that it is finite
     "header": {"of": str},
     "step": {"step": int, "epoch": int, "t": NUMBER, "ms": NUMBER, "p": dict},
     "total": {"steps": int, "p": dict},
     "sample": {"t": NUMBER, "cpu": list, "mem": NUMBER},
-    "tier": {"t": NUMBER, "machines": list, "ready": NUMBER, "may_ask": int, "made_again": int, "made_twice": int},
+    "tier": {
+        "t": NUMBER,
+        "machines": list,
+        "ready": NUMBER,
+        "may_ask": int,
+        "made_again": int,
+        "made_twice": int,
+    },
     "event": {"name": str},
     "health": {"step": int},
     "confusion": {"epoch": int, "pairs": list, "right": list, "counts": list},
@@ -57,7 +66,9 @@ NEEDED_OF: dict[str, dict[str, Kind]] = {  # what the header of a file must hold
 MAY_HAVE: dict[str, Kind] = {  # a record of any kind
     "schema": int, "share": NUMBER, "n": int, "t": NUMBER, "counts": (dict, list),
 }  # fmt: skip
-_SPREAD = 2_654_435_761  # Knuth's multiplicative hash: spreads consecutive numbers evenly over 32 bits
+_SPREAD = (
+    2_654_435_761  # Knuth's multiplicative hash: spreads consecutive numbers evenly over 32 bits
+)
 OF_STUDENTS = ("grad_norm", "update_ratio", "agreement", "teacher_entropy")
 OF_LAYERS = ("spread", "zeros", "dead", "saturated")
 
@@ -194,7 +205,10 @@ class Run:
     @property
     def primary(self) -> str:
         """The task's main metric; ``acc1`` where the records do not name it."""
-        known = [*(header.get("primary") for header in self.headers.values()), self.summary.get("primary")]
+        known = [
+            *(header.get("primary") for header in self.headers.values()),
+            self.summary.get("primary"),
+        ]
         return next((name for name in known if name), "acc1")
 
     @property
@@ -204,7 +218,11 @@ class Run:
 
     def model_of(self, student: str) -> dict[str, Any]:
         """A student's part of ``summary.json``; {} where it has none."""
-        return ((self.summary.get("students") or {}).get(student) if student else self.summary.get("student")) or {}
+        return (
+            (self.summary.get("students") or {}).get(student)
+            if student
+            else self.summary.get("student")
+        ) or {}
 
     def health_of(self, student: str) -> list[dict[str, Any]]:
         """A student's health records; those without a name are the first's."""
@@ -217,9 +235,15 @@ class Run:
         for record in self.health:
             student = record.get("student", "")
             read = {("", name): record[name] for name in OF_STUDENTS if name in record}
-            read |= {(layer, name): value for name in OF_LAYERS for layer, value in record.get(name, {}).items()}
+            read |= {
+                (layer, name): value
+                for name in OF_LAYERS
+                for layer, value in record.get(name, {}).items()
+            }
             for (layer, name), value in read.items():
-                series = found.setdefault((student, layer, name), TensorSeries(student, layer, name, [], []))
+                series = found.setdefault(
+                    (student, layer, name), TensorSeries(student, layer, name, [], [])
+                )
                 series.steps.append(record["step"])
                 series.values.append(value)
         return list(found.values())
@@ -251,7 +275,9 @@ class Writer:
     def __init__(self, path: Path, header: dict[str, Any], limit: int = LIMIT) -> None:
         self.path, self.limit, self.share = path, limit, 1.0
         earlier, _ = read_lines(path, LARGEST_LOG) if file_for(path).is_file() else ([], [])
-        self.share = min([r.get("share", 1.0) for r in earlier if r["kind"] == "header"], default=1.0)
+        self.share = min(
+            [r.get("share", 1.0) for r in earlier if r["kind"] == "header"], default=1.0
+        )
         self.last_total = next((r for r in reversed(earlier) if r["kind"] == "total"), None)
         self._lines = len(earlier)
         self._number = max((r.get("n", 0) for r in earlier), default=0)
@@ -279,7 +305,11 @@ class Writer:
         totals = [r for r in records if r["kind"] == "total"][-1:]
         rest = [r for r in records if r["kind"] not in ("total", *THINNED)]
         headers = [{**r, "share": self.share} if r["kind"] == "header" else r for r in rest]
-        lines = headers + totals + [r for r in records if r["kind"] in THINNED and kept(r["n"], self.share)]
+        lines = (
+            headers
+            + totals
+            + [r for r in records if r["kind"] in THINNED and kept(r["n"], self.share)]
+        )
         self._file.close()
         write_text(self.path, "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in lines))
         self._file = appended(self.path)
@@ -315,7 +345,9 @@ def read_lines(path: Path, largest: int = LARGEST) -> tuple[list[dict[str, Any]]
             continue
         schema = record.get("schema", 0) if record["kind"] == "header" else 0
         if isinstance(schema, int) and schema > SCHEMA:
-            notes.append(f"{path.name}: schema {schema} is newer than this kd reads ({SCHEMA}): left out")
+            notes.append(
+                f"{path.name}: schema {schema} is newer than this kd reads ({SCHEMA}): left out"
+            )
             return [], notes
         records.append(record)
     if torn:
@@ -341,7 +373,10 @@ def is_whole(record: dict[str, Any]) -> bool:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder holds anything that a run writes."""
-    return any((folder / name).exists() for name in ("config.yaml", "summary.json", "metrics.csv", "records"))
+    return any(
+        (folder / name).exists()
+        for name in ("config.yaml", "summary.json", "metrics.csv", "records")
+    )
 
 
 def read_results(folder: Path) -> Run:
@@ -364,7 +399,9 @@ def read_run(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     if not is_run(folder):
-        raise UserError(f"{folder} is no run's folder: it has no config.yaml, summary.json or records")
+        raise UserError(
+            f"{folder} is no run's folder: it has no config.yaml, summary.json or records"
+        )
     run = read_results(folder)
     if (folder / "job.json").exists():
         run.job = _mapping(folder / "job.json", run.notes)
@@ -373,9 +410,13 @@ def read_run(folder: str | Path) -> Run:
         needed = {"model", "runtime", "threads", "batch", "median_ms"}
         run.latency = [row for row in found or [] if isinstance(row, dict) and needed <= set(row)]
     found = sorted((folder / "records").glob("*.jsonl"))
-    files = [file for file in found if not file.name.startswith("samples.")]  # those are an audit's, not for a report
+    files = [
+        file for file in found if not file.name.startswith("samples.")
+    ]  # those are an audit's, not for a report
     if not files:
-        run.notes.append("the run has no records (monitor.enabled=false, or it stopped before the first step)")
+        run.notes.append(
+            "the run has no records (monitor.enabled=false, or it stopped before the first step)"
+        )
     for file in files:
         try:
             lines, notes = read_lines(file)
@@ -386,24 +427,45 @@ def read_run(folder: str | Path) -> Run:
         run.notes += notes
         if missing := len(lines) - len(records):
             lack = f"{missing} record{'s' * (missing > 1)} left out"
-            run.notes.append(f"{file.name}: {lack}: a field is missing, or a number is NaN or infinite")
-        whole = records[next((i for i, record in enumerate(records) if record["kind"] == "header"), len(records)) :]
+            run.notes.append(
+                f"{file.name}: {lack}: a field is missing, or a number is NaN or infinite"
+            )
+        whole = records[
+            next(
+                (i for i, record in enumerate(records) if record["kind"] == "header"), len(records)
+            ) :
+        ]
         if len(whole) < len(records):
-            run.notes.append(f"{file.name}: its header is torn: records before the next one are left out")
+            run.notes.append(
+                f"{file.name}: its header is torn: records before the next one are left out"
+            )
         _sort_in(run, whole)
-    for rank, steps in run.steps.items():  # a resumed run repeats the steps after its checkpoint: the newest counts
+    for (
+        rank,
+        steps,
+    ) in (
+        run.steps.items()
+    ):  # a resumed run repeats the steps after its checkpoint: the newest counts
         run.steps[rank] = sorted({s["step"]: s for s in steps}.values(), key=lambda s: s["step"])
     run.health.sort(key=lambda record: record["step"])
     file = folder / "summary.json"  # of a run that was resumed since, it describes the first part
-    if file.is_file() and any(header.get("t", 0.0) > file.stat().st_mtime for header in run.headers.values()):
-        run.summary = {key: value for key, value in run.summary.items() if key not in ("status", "error")}
+    if file.is_file() and any(
+        header.get("t", 0.0) > file.stat().st_mtime for header in run.headers.values()
+    ):
+        run.summary = {
+            key: value for key, value in run.summary.items() if key not in ("status", "error")
+        }
     return run
 
 
 def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, float]]]:
     """Rows of ``metrics.csv`` of the other runs of a recipe, the newest few."""
     here = folder.resolve()
-    found = [f for f in here.parent.glob("*/metrics.csv") if f.parent != here and not f.parent.is_symlink()]
+    found = [
+        f
+        for f in here.parent.glob("*/metrics.csv")
+        if f.parent != here and not f.parent.is_symlink()
+    ]
     files = sorted(found, key=lambda file: file.stat().st_mtime_ns)[-newest:]
     return {f"{file.parent.parent.name}/{file.parent.name}": _metrics(file, []) for file in files}
 
@@ -426,7 +488,9 @@ def _sort_in(run: Run, records: Iterable[Any]) -> None:
         elif kind == "kernels":
             run.kernels.append({"rank": header.get("rank", 0), **record})
         else:
-            {"event": run.events, "health": run.health, "confusion": run.confusion}.get(kind, []).append(record)
+            {"event": run.events, "health": run.health, "confusion": run.confusion}.get(
+                kind, []
+            ).append(record)
 
 
 def _keep_header(run: Run, record: dict[str, Any]) -> None:

@@ -16,14 +16,29 @@ from kd.report.ratio import share
 from kd.report.records import PHASES, Run, Sample, read_siblings
 from kd.report.step_facts import gpus_of, known_utilisation, mean, part
 
-BOUNDS = ("data", "teacher", "student", "communication", "host", "startup", "checkpoint", "precision")
-NAMES = {**{name: f"{name}-bound" for name in BOUNDS}, "startup": "start-up-bound", "none": "balanced"}
+BOUNDS = (
+    "data",
+    "teacher",
+    "student",
+    "communication",
+    "host",
+    "startup",
+    "checkpoint",
+    "precision",
+)
+NAMES = {
+    **{name: f"{name}-bound" for name in BOUNDS},
+    "startup": "start-up-bound",
+    "none": "balanced",
+}
 FEWEST = 20  # steps that a verdict needs
 STAYS = 1.15  # a headline that is shown already stays down to this gain
 AHEAD = 1.1  # and gives way to another from this multiple of its gain
 
 Rule = Callable[..., Finding | None]
-Thresholds = Mapping[str, float | Mapping[str, float]]  # By rule and argument, or by ``<rule>.<argument>``
+Thresholds = Mapping[
+    str, float | Mapping[str, float]
+]  # By rule and argument, or by ``<rule>.<argument>``
 
 RULES: dict[str, Rule] = {
     "CPUBottleneck": machine_rules.cpu_bottleneck, "IOBottleneck": machine_rules.io_bottleneck,
@@ -54,12 +69,22 @@ RULES: dict[str, Rule] = {
 
 READ = ("processes", "others")  # arguments of rules that are read, not set
 # they need no steps
-ALWAYS = ("MaxInitializationTime", "StalledTraining", "TeacherNearChance", "ClassImbalance", "EfaMissing")
+ALWAYS = (
+    "MaxInitializationTime",
+    "StalledTraining",
+    "TeacherNearChance",
+    "ClassImbalance",
+    "EfaMissing",
+)
 
 
 def thresholds_of(rule: str) -> dict[str, float]:
     """What of a rule can be set, with its default."""
-    found = {name: p.default for name, p in inspect.signature(RULES[rule]).parameters.items() if name not in READ}
+    found = {
+        name: p.default
+        for name, p in inspect.signature(RULES[rule]).parameters.items()
+        if name not in READ
+    }
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
@@ -89,7 +114,9 @@ class Rulebook:
         rule = partial(RULES[name], **self._own.get(name, {}))
         finding = attempt(f"rule {name}", self._failures, lambda: ask(rule))
         if finding is not None:
-            self.findings.append(replace(finding, text=f"{student}: {finding.text}") if student else finding)
+            self.findings.append(
+                replace(finding, text=f"{student}: {finding.text}") if student else finding
+            )
 
     def thresholds_of(self, name: str) -> dict[str, float]:
         """What the user has set of a rule."""
@@ -126,9 +153,13 @@ def _one_machine(samples: Sequence[Sample], book: Rulebook, held_up: bool) -> No
     cpu = [mean(s["cpu"]) for s in whole]
     readings = gpus_of(whole)
     gpus, memories = _by_gpu(readings, "util"), _by_gpu(readings, "mem")
-    if not any(map(any, gpus)):  # 0 % while a run trains is what NVML reports where it can't measure
+    if not any(
+        map(any, gpus)
+    ):  # 0 % while a run trains is what NVML reports where it can't measure
         gpus = []
-    gpu, memory = ([mean(values) for values in zip(*each, strict=True)] for each in (gpus, memories))
+    gpu, memory = (
+        [mean(values) for values in zip(*each, strict=True)] for each in (gpus, memories)
+    )
     book.apply("CPUBottleneck", lambda rule: rule(cpu, gpu))
     book.apply("IOBottleneck", lambda rule: rule([s.get("iowait", 0.0) for s in whole], gpu))
     book.apply("LowGPUUtilization", lambda rule: rule(gpu))
@@ -150,20 +181,33 @@ def _call(values: object, rule: Rule) -> Finding | None:
 def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list[list[float]]:
     """A reading's values of each GPU; a GPU that lacks one is left out: unknown is not 0."""
     values = [[reading.get(key) for reading in gpu] for gpu in readings]
-    return [[value for value in of_gpu if value is not None] for of_gpu in values if None not in of_gpu]
+    return [
+        [value for value in of_gpu if value is not None] for of_gpu in values if None not in of_gpu
+    ]
 
 
 def _steps(facts: Facts, book: Rulebook) -> None:
     book.apply("StepOutlier", lambda rule: rule(facts.steps_ms))
     book.apply("MaxInitializationTime", lambda rule: rule(facts.startup["s"]))
     if facts.header and not facts.run.tier:
-        book.apply("Dataloader", lambda rule: rule(
-            part(facts.phases, "data"), facts.workers, facts.threads, facts.cores, processes=facts.processes,
-            others=facts.other_cores))  # fmt: skip
+        book.apply(
+            "Dataloader",
+            lambda rule: rule(
+                part(facts.phases, "data"),
+                facts.workers,
+                facts.threads,
+                facts.cores,
+                processes=facts.processes,
+                others=facts.other_cores,
+            ),
+        )
     book.apply("SlowRank", lambda rule: rule(facts.compute_ms))
     book.apply("EfaMissing", lambda rule: rule(facts.header.get("efa_network", "")))
     book.apply("PhaseVariation", lambda rule: rule(swing(facts)))
-    book.apply("SchedulerDelay", lambda rule: rule(facts.thread_wait, facts.loader_wait, facts.delayed_thread))
+    book.apply(
+        "SchedulerDelay",
+        lambda rule: rule(facts.thread_wait, facts.loader_wait, facts.delayed_thread),
+    )
     if "status" not in facts.run.summary and facts.steps:
         book.apply("StalledTraining", lambda rule: rule(time.time() - facts.steps[-1]["t"]))
 
@@ -173,9 +217,17 @@ def _training(facts: Facts, book: Rulebook) -> None:
     teacher = (run.summary.get("teacher") or {}).get("val") or {}
     val_counts = run.counts.get("val", [])
     losses = [row["train/loss"] for row in run.metrics if "train/loss" in row]
-    loss = {row["step"]: row["train/loss"] for row in run.metrics if "train/loss" in row and "step" in row}
+    loss = {
+        row["step"]: row["train/loss"]
+        for row in run.metrics
+        if "train/loss" in row and "step" in row
+    }
     others = {
-        name: {row["step"]: row["train/loss"] for row in metrics if "train/loss" in row and "step" in row}
+        name: {
+            row["step"]: row["train/loss"]
+            for row in metrics
+            if "train/loss" in row and "step" in row
+        }
         for name, metrics in (read_siblings(run.folder).items() if len(loss) >= 5 else ())
     }
     book.apply("LossNotDecreasing", lambda rule: rule(losses))
@@ -190,7 +242,9 @@ def _training(facts: Facts, book: Rulebook) -> None:
     for student in run.students:
         whose = student or "the student"
         book.apply_all(f"{whose}'s metrics", partial(_learning, run, student, book))
-        book.apply_all(f"{whose}'s tensors", partial(_health, run.health_of(student), student, book))
+        book.apply_all(
+            f"{whose}'s tensors", partial(_health, run.health_of(student), student, book)
+        )
         book.apply_all(f"{whose}'s mistakes", partial(_mistakes, run, student, book))
 
 
@@ -226,7 +280,9 @@ def _health(health: list[dict[str, Any]], student: str, book: Rulebook) -> None:
     }
     for name, values in numbers.items():
         book.apply(name, partial(_call, values), student)
-    low = book.thresholds_of("TemperatureTooLow")  # one rule has two names, each with its own threshold
+    low = book.thresholds_of(
+        "TemperatureTooLow"
+    )  # one rule has two names, each with its own threshold
     book.apply("TemperatureTooHigh", lambda rule: rule(entropy, **low), student)
 
 
@@ -237,17 +293,26 @@ def _learning(run: Run, student: str, book: Rulebook) -> None:
         return list(by_epoch(run, name).values())
 
     metric = f"{place}val/{run.primary}"
-    scores = [] if less_is_better(run.primary) else values(metric)  # the rules read what should rise
-    columns = {column for row in run.metrics for column in row if column.startswith(f"{place}train/")}
+    scores = (
+        [] if less_is_better(run.primary) else values(metric)
+    )  # the rules read what should rise
+    columns = {
+        column for row in run.metrics for column in row if column.startswith(f"{place}train/")
+    }
     names = sorted(c for c in columns if c.endswith("_loss") and c != f"{place}train/task_loss")
     agreement, start = values(f"{place}val/agreement"), run.model_of(student).get("start", "")
     pictures = next((header.get("val", 0) for header in run.headers.values()), 0)
     book.apply("Overfit", lambda rule: rule(values(f"{place}train/loss"), scores, metric=metric))
     book.apply("Overtraining", lambda rule: rule(scores, values(f"{place}val/kl"), metric=metric))
     book.apply("FeaturesCollapse", lambda rule: rule(values(f"{place}val/rankme"), pictures))
-    book.apply("StudentIgnoresTeacher", lambda rule: rule(agreement, {name: values(name) for name in names}))
+    book.apply(
+        "StudentIgnoresTeacher",
+        lambda rule: rule(agreement, {name: values(name) for name in names}),
+    )
     if run.summary.get("status") == "done":
-        book.apply("StudentUnderTrained", lambda rule: rule(scores, agreement, start=start, metric=metric))
+        book.apply(
+            "StudentUnderTrained", lambda rule: rule(scores, agreement, start=start, metric=metric)
+        )
 
 
 # -- what limits the run ----------------------------------------------------------------------------------------------
@@ -278,11 +343,24 @@ def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) 
     if not facts.phases:
         return []
     failures = [] if failures is None else failures
-    candidates = [attempt(f"limit {name}", failures, partial(limit, facts)) for name, limit in LIMITS.items()]
-    found = [limit for limit in candidates if limit is not None and (limit.gain or 0) >= WORTH / 1.05]
+    candidates = [
+        attempt(f"limit {name}", failures, partial(limit, facts)) for name, limit in LIMITS.items()
+    ]
+    found = [
+        limit for limit in candidates if limit is not None and (limit.gain or 0) >= WORTH / 1.05
+    ]
     found.sort(key=lambda limit: -(limit.gain or 0))
-    leader = next((limit for limit in found if (limit.gain or 0) >= (STAYS if limit.bound == shown else LEADS)), None)
-    held = next((limit for limit in found if limit.bound == shown and (limit.gain or 0) >= STAYS), None)
+    leader = next(
+        (
+            limit
+            for limit in found
+            if (limit.gain or 0) >= (STAYS if limit.bound == shown else LEADS)
+        ),
+        None,
+    )
+    held = next(
+        (limit for limit in found if limit.bound == shown and (limit.gain or 0) >= STAYS), None
+    )
     if held and leader and (leader.gain or 0) < AHEAD * (held.gain or 0):
         leader = held
     if leader:
@@ -295,7 +373,12 @@ def _largest(facts: Facts) -> Limit:
     groups["the student's own training"] = sum(part(facts.phases, name) for name in OWN)
     name = max(groups, key=lambda group: groups[group])
     named = f"the {name}" if name in PHASES else name
-    return Limit("none", f"no part of the step stands out; most of it ({groups[name]:.0%}) is {named}", "", None)
+    return Limit(
+        "none",
+        f"no part of the step stands out; most of it ({groups[name]:.0%}) is {named}",
+        "",
+        None,
+    )
 
 
 def sentence(limit: Limit) -> str:
@@ -311,12 +394,21 @@ class Explained:
 
     def __init__(self, run: Run) -> None:
         self.run, self.facts = run, Facts(run)
-        self.failures: list[str] = []  # rules, limits and sections that could not be worked out, and why
+        self.failures: list[
+            str
+        ] = []  # rules, limits and sections that could not be worked out, and why
 
     @cached_property
     def limits(self) -> list[Limit]:
         """What limits the run, the largest gain first."""
-        return attempt("the limits of the speed", self.failures, lambda: limits_of(self.facts, "", self.failures)) or []
+        return (
+            attempt(
+                "the limits of the speed",
+                self.failures,
+                lambda: limits_of(self.facts, "", self.failures),
+            )
+            or []
+        )
 
     @cached_property
     def verdict(self) -> dict[str, Any]:
@@ -325,7 +417,13 @@ class Explained:
         phases = {name: round(ms, 3) for name, ms in facts.phases.items() if name in PHASES}
         if not self.limits or facts.steps_counted < FEWEST:
             text = f"too few steps were recorded to find the limit of the speed ({facts.steps_counted} of {FEWEST})"
-            return {"bound": "none", "text": text, "lever": "", "predicted_speedup": None, "phases_ms": phases}
+            return {
+                "bound": "none",
+                "text": text,
+                "lever": "",
+                "predicted_speedup": None,
+                "phases_ms": phases,
+            }
         first, *others = self.limits
         return {
             "bound": first.bound,
@@ -340,10 +438,16 @@ class Explained:
     def findings(self) -> list[Finding]:
         """All rules that fire, with the thresholds of the run's settings."""
         facts = self.facts
-        book = Rulebook((self.run.config.get("monitor") or {}).get("thresholds") or {}, self.failures)
+        book = Rulebook(
+            (self.run.config.get("monitor") or {}).get("thresholds") or {}, self.failures
+        )
         held_up = any(limit.bound in ("host", "data", "communication") for limit in self.limits[:1])
         book.apply_all("the machines", lambda: _machine(facts, book, held_up))
         book.apply_all("the steps", lambda: _steps(facts, book))
         book.apply_all("the training", lambda: _training(facts, book))
-        few = 0 < (attempt("the number of steps", self.failures, lambda: facts.steps_counted) or 0) < FEWEST
+        few = (
+            0
+            < (attempt("the number of steps", self.failures, lambda: facts.steps_counted) or 0)
+            < FEWEST
+        )
         return [finding for finding in book.findings if finding.rule in ALWAYS or not few]

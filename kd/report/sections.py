@@ -44,7 +44,9 @@ def report(explained: Explained) -> list[Section]:
         "cost by price": lambda: [costs_by_kind(facts)],
     }
     rest: dict[str, Parts] = {
-        **(results | speed if done else speed | results),  # of one that trains, or failed, the speed first of all
+        **(
+            results | speed if done else speed | results
+        ),  # of one that trains, or failed, the speed first of all
         "headspace": lambda: [_headspace(run)],
         "input costs": lambda: [input_costs(facts)],
         "data tier": lambda: [tier_table(facts)],
@@ -60,7 +62,11 @@ def report(explained: Explained) -> list[Section]:
         "environment": lambda: [_environment(facts)],
     }
     opening, body = (_worked_out(parts, explained.failures) for parts in (first, rest))
-    return [*opening, *filter(None, [notes(run, explained.failures)]), *body]  # the notes last: they name failures
+    return [
+        *opening,
+        *filter(None, [notes(run, explained.failures)]),
+        *body,
+    ]  # the notes last: they name failures
 
 
 def _worked_out(parts: Mapping[str, Parts], failures: list[str]) -> list[Section]:
@@ -69,7 +75,9 @@ def _worked_out(parts: Mapping[str, Parts], failures: list[str]) -> list[Section
 
 
 def _settings(run: Run) -> Section | None:
-    return table("Settings", ["key", "value"], flat(run.config), folded=True) if run.config else None
+    return (
+        table("Settings", ["key", "value"], flat(run.config), folded=True) if run.config else None
+    )
 
 
 def _verdict(explained: Explained) -> Section:
@@ -86,23 +94,52 @@ def _cards(facts: Facts) -> Section:
     teacher, metric = summary.get("teacher") or {}, run.primary
     middle, high = (percentile(facts.steps_ms, q) for q in (50, 95))
     spread = f"step {middle:.0f} ms, p95 {high:.0f} ms" if facts.steps_ms else ""
-    state = ("status", status(run), (summary.get("error") or "").splitlines()[0] if summary.get("error") else "")
+    state = (
+        "status",
+        status(run),
+        (summary.get("error") or "").splitlines()[0] if summary.get("error") else "",
+    )
     rows = [
         *([state] if state[1] != "done" else []),
         *(_progress(facts) if state[1] == "running" else []),
-        *((name or "student", format_metric(metric, facts.best_val(name)),
-           _about(f"best val {metric}", run.model_of(name))) for name in run.students),
-        ("teacher", format_metric(metric, (teacher.get("val") or {}).get(metric)), _about(f"val {metric}", teacher)),
-        *((f"{name or 'student'} keeps", _kept(facts, name), "of its teacher") for name in run.students),
+        *(
+            (
+                name or "student",
+                format_metric(metric, facts.best_val(name)),
+                _about(f"best val {metric}", run.model_of(name)),
+            )
+            for name in run.students
+        ),
+        (
+            "teacher",
+            format_metric(metric, (teacher.get("val") or {}).get(metric)),
+            _about(f"val {metric}", teacher),
+        ),
+        *(
+            (f"{name or 'student'} keeps", _kept(facts, name), "of its teacher")
+            for name in run.students
+        ),
         *([state] if state[1] == "done" else []),
         ("images/s", "" if facts.images_per_s is None else f"{facts.images_per_s:,.0f}", spread),
-        ("start-up", duration(facts.startup["s"]) if facts.startup["s"] else "", _longest_part(facts)),
-        ("time per epoch", duration(facts.epoch_s), f"{len({s['epoch'] for s in facts.steps})} epochs seen"),
+        (
+            "start-up",
+            duration(facts.startup["s"]) if facts.startup["s"] else "",
+            _longest_part(facts),
+        ),
+        (
+            "time per epoch",
+            duration(facts.epoch_s),
+            f"{len({s['epoch'] for s in facts.steps})} epochs seen",
+        ),
         *([card] if (card := card_of(run.folder, run.config)) else []),
         ("cost per epoch", _cost(facts, facts.epoch_s), f"at {facts.price} an hour"),
-        ("cost per 1000 steps", _cost(facts, facts.step_ms), "of the mean step"),  # a step's ms are 1000 steps' seconds
+        (
+            "cost per 1000 steps",
+            _cost(facts, facts.step_ms),
+            "of the mean step",
+        ),  # a step's ms are 1000 steps' seconds
         ("time left", duration(facts.left_s), "at the pace so far"),
-    ]  # fmt: skip
+    ]
     return {"kind": "cards", "cards": [list(row) for row in rows if row[1]]}
 
 
@@ -130,7 +167,9 @@ def _progress(facts: Facts) -> list[tuple[str, str, str]]:
     of = facts.epochs * facts.batches_per_epoch
     loss = [row["train/loss"] for row in facts.run.metrics if "train/loss" in row][-1:]
     step, epoch = facts.steps[-1]["step"] + 1, facts.steps[-1]["epoch"] + 1
-    rest = f"of {of:.0f}, epoch {epoch} of {facts.epochs:g}" if math.isfinite(of) else f"epoch {epoch}"
+    rest = (
+        f"of {of:.0f}, epoch {epoch} of {facts.epochs:g}" if math.isfinite(of) else f"epoch {epoch}"
+    )
     return [("step", f"{step:,}", rest), ("train/loss", f"{loss[0]:.4g}" if loss else "", "newest")]
 
 
@@ -147,7 +186,11 @@ def _cost(facts: Facts, seconds: float | None) -> str:
 def _cost_by_group(facts: Facts) -> Section | None:
     """Machines, price and cost of each group of ``kd-launch``'s job, by the hours of the place, else the run's."""
     job = facts.run.job
-    groups = [group for group in job.get("groups") or [] if isinstance(group, dict) and "machines" in group]
+    groups = [
+        group
+        for group in job.get("groups") or []
+        if isinstance(group, dict) and "machines" in group
+    ]
     if not groups:
         return None
     hours = job.get("hours") or facts.hours
@@ -161,13 +204,19 @@ def _cost_by_group(facts: Facts) -> Section | None:
     if len(rows) > 1 and total:
         rows.append(["all", "", "", "", f"{total:.4g}"])
     billed = f"; billed: {job['billed_hours']:.4g} h" if job.get("billed_hours") else ""
-    title = f"Machines and cost ({job.get('target', 'kd-launch')}, job {job.get('job', '')}{billed})"
+    title = (
+        f"Machines and cost ({job.get('target', 'kd-launch')}, job {job.get('job', '')}{billed})"
+    )
     return table(title, ["group", "machines", "price an hour", "hours", "cost"], rows, empty="")
 
 
 def notes(run: Run, failures: Sequence[str] = ()) -> Section | None:
     """What could not be read, and what could not be worked out from the rest."""
-    read = [note for note in run.notes if not (note == "summary.json is missing" and status(run) == "running")]
+    read = [
+        note
+        for note in run.notes
+        if not (note == "summary.json is missing" and status(run) == "running")
+    ]
     shown = [*read, *failures]
     return {"kind": "notes", "notes": shown} if shown else None
 
@@ -182,10 +231,15 @@ def _headspace(run: Run) -> Section | None:
     found = run.event("headspace")
     if found is None:
         return None
-    names = {"now_ms": "as it is", "free_input_ms": "with a perfect input",
-             "free_input_and_teacher_ms": "with a free teacher as well"}  # fmt: skip
+    names = {
+        "now_ms": "as it is",
+        "free_input_ms": "with a perfect input",
+        "free_input_and_teacher_ms": "with a free teacher as well",
+    }
     rows = [
-        [text, found[key], f"{ratio(found['now_ms'], found[key]):.2f}x"] for key, text in names.items() if key in found
+        [text, found[key], f"{ratio(found['now_ms'], found[key]):.2f}x"]
+        for key, text in names.items()
+        if key in found
     ]
     return table("Headspace", ["", "ms a step", "speed"], rows)
 
@@ -194,7 +248,9 @@ def _startup(facts: Facts) -> Section | None:
     """The parts of the newest start, before the first step was done."""
     seconds, parts = facts.startup["s"], facts.startup["parts"]
     rows = [[name, f"{s:,.1f}", f"{share(s, seconds):.0%}"] for name, s in parts.items()]
-    return table(f"Start-up ({duration(seconds)})", ["", "s", "of the start"], rows) if rows else None
+    return (
+        table(f"Start-up ({duration(seconds)})", ["", "s", "of the start"], rows) if rows else None
+    )
 
 
 def _percentiles(facts: Facts) -> Section | None:
@@ -209,8 +265,13 @@ def _percentiles(facts: Facts) -> Section | None:
         columns[f"memory{where} (%)"] = [s["mem"] for s in samples]
         for number, gpu in enumerate(gpus_of(samples)):
             for key, label in (("util", "utilisation"), ("mem", "memory")):
-                columns[f"GPU {number} {label}{where} (%)"] = [g[key] for g in gpu if g.get(key) is not None]
-    rows = [[name, *(round(percentile(v, q), 2) for q in PERCENTILES.values())] for name, v in columns.items()]
+                columns[f"GPU {number} {label}{where} (%)"] = [
+                    g[key] for g in gpu if g.get(key) is not None
+                ]
+    rows = [
+        [name, *(round(percentile(v, q), 2) for q in PERCENTILES.values())]
+        for name, v in columns.items()
+    ]
     return table("Percentiles", ["", *PERCENTILES], rows) if rows else None
 
 
@@ -218,7 +279,10 @@ def _operations(facts: Facts) -> Section | None:
     if not facts.windows:
         return None
     window = facts.windows[-1]
-    rows = [[op["name"], op["range"], op["ms"], round(100 * op["share"], 1), op["calls"]] for op in window["top"]]
+    rows = [
+        [op["name"], op["range"], op["ms"], round(100 * op["share"], 1), op["calls"]]
+        for op in window["top"]
+    ]
     title = f"Top operations (steps {window['first']} to {window['last']})"
     return table(title, ["operation", "range", "ms a step", "%", "calls a step"], rows, long=True)
 
@@ -226,7 +290,9 @@ def _operations(facts: Facts) -> Section | None:
 def flat(tree: object, prefix: str = "") -> list[list[str]]:
     """Nested settings as rows of dotted key and value, both text."""
     if isinstance(tree, dict) and tree:
-        return [row for k, v in tree.items() for row in flat(v, f"{prefix}.{k}" if prefix else str(k))]
+        return [
+            row for k, v in tree.items() for row in flat(v, f"{prefix}.{k}" if prefix else str(k))
+        ]
     return [[prefix, "" if tree is None else str(tree)]]
 
 
@@ -235,7 +301,10 @@ def _environment(facts: Facts) -> Section:
     run, header = facts.run, facts.header
     rows = [[key, str(header[key])] for key in known if key in header]
     rows += [["GPUs", ", ".join(node["gpus"])] for node in run.nodes.values() if node.get("gpus")]
-    rows += [[key, str(run.summary[key])] for key in ("kd_version", "precision", "strategy", "wall_s", "peak_memory_mb",
-                                                       "seed") if key in run.summary]  # fmt: skip
+    rows += [
+        [key, str(run.summary[key])]
+        for key in ("kd_version", "precision", "strategy", "wall_s", "peak_memory_mb", "seed")
+        if key in run.summary
+    ]
     rows.append(["folder", str(run.folder)])
     return table("Environment", ["", ""], rows, folded=True)

@@ -16,14 +16,22 @@ def folder_of_sizes(runs_dir: Path, recipe: str) -> Path:
     return runs_dir.parent / "sizes" / recipe
 
 
-def candidate_of(run: Path, config: Mapping[str, Any]) -> tuple[Path, dict[str, Any], dict[str, Any]] | None:
+def candidate_of(
+    run: Path, config: Mapping[str, Any]
+) -> tuple[Path, dict[str, Any], dict[str, Any]] | None:
     """The newest ``sizes.json`` that has a run's student among its candidates: file, content and candidate."""
     student = (config.get("model") or {}).get("student") or {}
     place = run.resolve()
-    for file in sorted(folder_of_sizes(place.parent.parent, place.parent.name).glob(f"*/{FILE}"), reverse=True):
+    for file in sorted(
+        folder_of_sizes(place.parent.parent, place.parent.name).glob(f"*/{FILE}"), reverse=True
+    ):
         try:
             found = json_of(text_of(file))
-            rows = [row for row in found["candidates"] if all(row.get(key) == student.get(key) for key in SAME)]
+            rows = [
+                row
+                for row in found["candidates"]
+                if all(row.get(key) == student.get(key) for key in SAME)
+            ]
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if rows:
@@ -39,5 +47,7 @@ def card_of(run: Path, config: Mapping[str, Any]) -> tuple[str, str, str] | None
     if found is None or found[1].get("choice") != found[2]["name"]:
         return None
     file, content, _ = found
-    wanted = ", ".join(f"{key} <= {value:g}" for key, value in (content.get("budget") or {}).items())
+    wanted = ", ".join(
+        f"{key} <= {value:g}" for key, value in (content.get("budget") or {}).items()
+    )
     return "chosen by kd-size", str(content["choice"]), f"{wanted or 'no budget'}; {file.parent}"

@@ -104,9 +104,17 @@ class StepFacts:
     @cached_property
     def swings(self) -> dict[str, tuple[float, float, float]]:
         """p5, p50 and p95 (ms) of the computing phases that take a quarter of the step or more."""
-        large = [n for n in ("teacher", "student", "loss", "backward", "optimizer") if part(self.phases, n) >= 0.25]
+        large = [
+            n
+            for n in ("teacher", "student", "loss", "backward", "optimizer")
+            if part(self.phases, n) >= 0.25
+        ]
         values = {name: [s["p"].get(name, 0.0) for s in self.usual_steps] for name in large}
-        return {n: (percentile(v, 5), percentile(v, 50), percentile(v, 95)) for n, v in values.items() if len(v) >= 20}
+        return {
+            n: (percentile(v, 5), percentile(v, 50), percentile(v, 95))
+            for n, v in values.items()
+            if len(v) >= 20
+        }
 
     # -- processes, cores and GPUs -------------------------------------------------------------------------------------
     @cached_property
@@ -120,7 +128,9 @@ class StepFacts:
         here = [h for h in self.run.headers.values() if h.get("host") == self.header.get("host")]
         own = max(1, self.header.get("cores", 1))
         bound = {core for h in here for core in h.get("core_ids") or []}
-        apart = len(bound) > len(self.header.get("core_ids") or bound)  # each rank has cores of its own
+        apart = len(bound) > len(
+            self.header.get("core_ids") or bound
+        )  # each rank has cores of its own
         return len(bound) if apart else own
 
     @cached_property
@@ -149,7 +159,10 @@ class StepFacts:
         rows = []
         for node, samples in self.run.samples.items():
             ids = self.run.nodes.get(node, {}).get("core_ids")
-            rows += [s["cpu"] if ids is None else [s["cpu"][i] for i in ids if i < len(s["cpu"])] for s in samples]
+            rows += [
+                s["cpu"] if ids is None else [s["cpu"][i] for i in ids if i < len(s["cpu"])]
+                for s in samples
+            ]
         return rows
 
     @cached_property
@@ -177,7 +190,9 @@ class StepFacts:
     @cached_property
     def other_cores(self) -> float:
         """What processes other than the run's use of the cores that it may use, on average."""
-        pairs = [(cpu, s) for cpu, s in zip(self.core_use, self.samples, strict=True) if "main" in s]
+        pairs = [
+            (cpu, s) for cpu, s in zip(self.core_use, self.samples, strict=True) if "main" in s
+        ]
         used = [(sum(cpu) - s["main"] - sum(s["workers"])) / 100 for cpu, s in pairs]
         return max(0.0, mean(used)) if used else 0.0
 
@@ -211,7 +226,9 @@ class StepFacts:
     def crowded_out(self) -> bool:
         """Whether processes other than the job's have the cores that it lacks."""
         taken = self.processes * (self.workers + self.threads)
-        beside = self.loading_cores + (self.processes - 1) * self.threads if taken > self.cores else 0.0
+        beside = (
+            self.loading_cores + (self.processes - 1) * self.threads if taken > self.cores else 0.0
+        )
         return taken + self.other_cores > 0.75 * self.cores and self.other_cores > max(beside, 0.5)
 
     @cached_property
@@ -247,7 +264,10 @@ class StepFacts:
         ways = [(name, room.get(f"more_by_{name}", 0)) for name in ("zero", "fsdp")]
         freed = " and ".join(f"{count} by config={name}" for name, count in ways if count)
         if room["more_fit"]:
-            size, beside = self.header["batch_size"] + room["more_fit"], f", room for {freed}" if freed else ""
+            size, beside = (
+                self.header["batch_size"] + room["more_fit"],
+                f", room for {freed}" if freed else "",
+            )
             return f"data.batch_size={size} ({room['more_fit']} more fit{beside})"
         return f"a larger data.batch_size (room for {freed})" if freed else ""
 
@@ -292,7 +312,13 @@ def gpus_of(samples: Sequence[Sample]) -> list[tuple[dict[str, Any], ...]]:
     return list(zip_longest(*(s.get("gpu", []) for s in samples), fillvalue={}))
 
 
-def hot(cores: Sequence[Sequence[float]], full: float = 95, low: float = 60, most: float = 0.25, skip: int = 20) -> str:
+def hot(
+    cores: Sequence[Sequence[float]],
+    full: float = 95,
+    low: float = 60,
+    most: float = 0.25,
+    skip: int = 20,
+) -> str:
     """That a few cores are full (``full`` %) while the others have time; empty where it is not so.
 
     Args:

@@ -19,9 +19,14 @@ def write_rank_shares(run: Run) -> None:
         UserError: the extra is not installed, or there are no traces of GPUs.
     """
     place = run.folder / "records"
-    files = {int(re.findall(r"\d+", file.name)[0]): str(file) for file in sorted(place.glob("trace.rank*.json"))}
+    files = {
+        int(re.findall(r"\d+", file.name)[0]): str(file)
+        for file in sorted(place.glob("trace.rank*.json"))
+    }
     if not files:
-        raise UserError(f"--traces: {place} has no trace.rank<r>.json (monitor.kernels_at=20 writes them)")
+        raise UserError(
+            f"--traces: {place} has no trace.rank<r>.json (monitor.kernels_at=20 writes them)"
+        )
     if not any(window.get("busy") is not None for window in run.kernels):
         raise UserError(f"--traces: the traces in {place} are of a CPU, only GPUs' can be compared")
     found = rank_shares(files)
@@ -39,8 +44,12 @@ def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
     logging.getLogger("hta").setLevel(logging.ERROR)
     try:
         analysis = TraceAnalysis(trace_files=files)
-        parts: list[dict[str, Any]] = analysis.get_temporal_breakdown(visualize=False).to_dict("records")
-        hidden = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")["comp_comm_overlap_pctg"]
+        parts: list[dict[str, Any]] = analysis.get_temporal_breakdown(visualize=False).to_dict(
+            "records"
+        )
+        hidden = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")[
+            "comp_comm_overlap_pctg"
+        ]
     except Exception as error:  # a torn trace, or one without a kernel, ends anywhere in it
         raise UserError(
             f"--traces: HolisticTraceAnalysis can't compare {', '.join(Path(f).name for f in files.values())} "
@@ -48,12 +57,14 @@ def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
         ) from error
     return [
         {
-            "rank": int(part["rank"]), "computing": float(part["compute_time_pctg"]),
-            "other": float(part["non_compute_time_pctg"]), "idle": float(part["idle_time_pctg"]),
+            "rank": int(part["rank"]),
+            "computing": float(part["compute_time_pctg"]),
+            "other": float(part["non_compute_time_pctg"]),
+            "idle": float(part["idle_time_pctg"]),
             "overlap": float(hidden[part["rank"]]),
         }
         for part in parts
-    ]  # fmt: skip
+    ]
 
 
 def section(run: Run) -> Section | None:
@@ -61,5 +72,8 @@ def section(run: Run) -> Section | None:
     found = run.event("traces")
     if found is None:
         return None
-    rows = [[str(r["rank"]), r["computing"], r["other"], r["idle"], r["overlap"]] for r in found["ranks"]]
+    rows = [
+        [str(r["rank"]), r["computing"], r["other"], r["idle"], r["overlap"]]
+        for r in found["ranks"]
+    ]
     return table("GPU time of each rank in the profiled window (%)", COLUMNS, rows)

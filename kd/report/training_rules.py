@@ -11,7 +11,9 @@ from kd.report.records import percentile
 from kd.report.step_facts import mean
 
 
-def loss_not_decreasing(loss: Sequence[float], percent: float = 0.1, least: int = 20) -> Finding | None:
+def loss_not_decreasing(
+    loss: Sequence[float], percent: float = 0.1, least: int = 20
+) -> Finding | None:
     """The mean of the last fifth is not ``percent`` % below the first fifth's."""
     if len(loss) < least:
         return None
@@ -20,10 +22,14 @@ def loss_not_decreasing(loss: Sequence[float], percent: float = 0.1, least: int 
     if last < first * (1 - percent / 100):
         return None
     text = f"train/loss went from {first:.3f} to {last:.3f}"
-    return Finding("LossNotDecreasing", text, "the learning rate (optim.lr), the labels, the loss weights")
+    return Finding(
+        "LossNotDecreasing", text, "the learning rate (optim.lr), the labels, the loss weights"
+    )
 
 
-def loss_rising(loss: Sequence[float], factor: float = 3, first: int = 3, newest: int = 3) -> Finding | None:
+def loss_rising(
+    loss: Sequence[float], factor: float = 3, first: int = 3, newest: int = 3
+) -> Finding | None:
     """The median of the ``newest`` losses is ``factor`` times the median of the ``first``, or NaN or infinite.
 
     A loss of cross entropy and divergence starts near its largest sensible value: a multiple of it diverges.
@@ -35,11 +41,17 @@ def loss_rising(loss: Sequence[float], factor: float = 3, first: int = 3, newest
         return None
     times = f", {ratio(now, start):.0f} times as much" if math.isfinite(now) else ""
     text = f"train/loss went from {start:.3g} to {now:.3g}{times}"
-    return Finding("LossRising", text, "a lower optim.lr (the usual reason), longer optim.warmup_epochs")
+    return Finding(
+        "LossRising", text, "a lower optim.lr (the usual reason), longer optim.warmup_epochs"
+    )
 
 
 def overfit(
-    train_loss: Sequence[float], val: Sequence[float], drop: float = 0.03, patience: int = 3, metric: str = "val/acc1"
+    train_loss: Sequence[float],
+    val: Sequence[float],
+    drop: float = 0.03,
+    patience: int = 3,
+    metric: str = "val/acc1",
 ) -> Finding | None:
     """Over ``patience`` epochs validation stays ``drop`` below its best while the training loss still falls."""
     if len(val) <= patience or len(train_loss) <= patience:
@@ -49,7 +61,9 @@ def overfit(
         return None
     before, now = format_metric(metric, best), format_metric(metric, val[-1])
     text = f"{metric} fell from {before} to {now} while train/loss still falls"
-    return Finding("Overfit", text, "stronger data.augment, fewer epochs; the best epoch is exported anyway")
+    return Finding(
+        "Overfit", text, "stronger data.augment, fewer epochs; the best epoch is exported anyway"
+    )
 
 
 def class_imbalance(counts: Sequence[int], factor: float = 10) -> Finding | None:
@@ -57,7 +71,9 @@ def class_imbalance(counts: Sequence[int], factor: float = 10) -> Finding | None
     if len(counts) < 2 or max(counts) < factor * max(1, min(counts)):
         return None
     text = f"the most frequent class has {max(counts)} pictures, the rarest {min(counts)}"
-    return Finding("ClassImbalance", text, "data.balance_classes=true, or more pictures of the rare classes")
+    return Finding(
+        "ClassImbalance", text, "data.balance_classes=true, or more pictures of the rare classes"
+    )
 
 
 def teacher_near_chance(acc1: float, chance: float, val: int, sigma: float = 3) -> Finding | None:
@@ -69,9 +85,12 @@ def teacher_near_chance(acc1: float, chance: float, val: int, sigma: float = 3) 
 
 
 def student_ignores_teacher(
-    agreement: Sequence[float], losses: Mapping[str, Sequence[float]], flat: float = 0.01, patience: int = 3,
+    agreement: Sequence[float],
+    losses: Mapping[str, Sequence[float]],
+    flat: float = 0.01,
+    patience: int = 3,
     below: float = 0.8,
-) -> Finding | None:  # fmt: skip
+) -> Finding | None:
     """Over ``patience`` epochs agreement stays below ``below`` and within ``flat``, and no distillation loss falls.
 
     Args:
@@ -85,14 +104,18 @@ def student_ignores_teacher(
     if len(agreement) <= patience or not known:
         return None
     recent = agreement[-patience - 1 :]
-    falling = any(loss[-1] < loss[-1 - patience] - flat * abs(loss[-1 - patience]) for loss in known.values())
+    falling = any(
+        loss[-1] < loss[-1 - patience] - flat * abs(loss[-1 - patience]) for loss in known.values()
+    )
     if falling or max(recent) - min(recent) > flat or recent[-1] >= below:
         return None
     text = (
         f"agreement with the teacher has stayed at {recent[-1]:.1%} for {patience} epochs and "
         f"{', '.join(known)} no longer {'falls' if len(known) == 1 else 'fall'}"
     )
-    return Finding("StudentIgnoresTeacher", text, "the weight of the distillation losses, the temperature")
+    return Finding(
+        "StudentIgnoresTeacher", text, "the weight of the distillation losses, the temperature"
+    )
 
 
 def temperature(entropy: Sequence[float], high: float = 0.98, low: float = 0.02) -> Finding | None:
@@ -123,26 +146,42 @@ def loss_term_dominates(shares: Mapping[str, float], share: float = 0.98) -> Fin
     part = ratio(shares[name], sum(shares.values()))
     if part <= share:
         return None
-    return Finding("LossTermDominates", f"'{name}' is {part:.0%} of the loss", "the weights of the losses")
+    return Finding(
+        "LossTermDominates", f"'{name}' is {part:.0%} of the loss", "the weights of the losses"
+    )
 
 
 def overtraining(
-    val: Sequence[float], kl: Sequence[float] = (), patience: int = 10, delta: float = 0.001, metric: str = "val/acc1"
+    val: Sequence[float],
+    kl: Sequence[float] = (),
+    patience: int = 10,
+    delta: float = 0.001,
+    metric: str = "val/acc1",
 ) -> Finding | None:
     """For ``patience`` epochs the validation metric has not risen by ``delta``, nor the divergence fallen by it."""
     early, late = slice(None, -int(patience)), slice(-int(patience), None)
     known = [values for values in (val, [-x for x in kl]) if len(values) > patience]
-    if len(val) <= patience or any(max(values[late]) >= max(values[early]) + delta for values in known):
+    if len(val) <= patience or any(
+        max(values[late]) >= max(values[early]) + delta for values in known
+    ):
         return None
     text = f"{metric} has been no better than {format_metric(metric, max(val[early]))} for {patience:g} epochs"
     text += f", val/kl no lower than {min(kl[early]):.3f}" if len(kl) > patience else ""
-    return Finding("Overtraining", text, "stop here: the best epoch is exported; or a lower optim.lr")
+    return Finding(
+        "Overtraining", text, "stop here: the best epoch is exported; or a lower optim.lr"
+    )
 
 
 def student_under_trained(
-    val: Sequence[float], agreement: Sequence[float], start: str = "", metric: str = "val/acc1", gain: float = 0.01,
-    part: float = 0.2, below: float = 0.8, least: int = 5,
-) -> Finding | None:  # fmt: skip
+    val: Sequence[float],
+    agreement: Sequence[float],
+    start: str = "",
+    metric: str = "val/acc1",
+    gain: float = 0.01,
+    part: float = 0.2,
+    below: float = 0.8,
+    least: int = 5,
+) -> Finding | None:
     """The metric rose by ``gain`` in the last ``part`` of the run, and agreement is below ``below``.
 
     Args:
@@ -175,10 +214,16 @@ def stalled_training(silent_s: float, limit_s: float = 1800) -> Finding | None:
     if silent_s < limit_s:
         return None
     text = f"no step has ended for {silent_s / 60:.0f} min"
-    return Finding("StalledTraining", text, "a rank that waits for another, a disk or a store that does not answer")
+    return Finding(
+        "StalledTraining",
+        text,
+        "a rank that waits for another, a disk or a store that does not answer",
+    )
 
 
-def features_collapse(rank: Sequence[float], pictures: int, below: float = 10, least: int = 100) -> Finding | None:
+def features_collapse(
+    rank: Sequence[float], pictures: int, below: float = 10, least: int = 100
+) -> Finding | None:
     """The features of at least ``least`` pictures vary in fewer than ``below`` directions, by RankMe.
 
     Args:
@@ -189,12 +234,19 @@ def features_collapse(rank: Sequence[float], pictures: int, below: float = 10, l
     """
     if not rank or pictures < least or rank[-1] >= below:
         return None
-    text = f"the student's features use {rank[-1]:.1f} directions (val/rankme of {pictures} pictures)"
-    return Finding("FeaturesCollapse", text, "model.student.inherit=true, more pictures, more epochs")
+    text = (
+        f"the student's features use {rank[-1]:.1f} directions (val/rankme of {pictures} pictures)"
+    )
+    return Finding(
+        "FeaturesCollapse", text, "model.student.inherit=true, more pictures, more epochs"
+    )
 
 
 def similar_across_runs(
-    own: Mapping[float, float], others: Mapping[str, Mapping[float, float]], least: int = 5, near: float = 1e-6
+    own: Mapping[float, float],
+    others: Mapping[str, Mapping[float, float]],
+    least: int = 5,
+    near: float = 1e-6,
 ) -> Finding | None:
     """Another run has had the same losses at the same steps: what differs between the two has no effect.
 
@@ -206,14 +258,23 @@ def similar_across_runs(
     """
     for name, loss in others.items():
         common = [step for step in own if step in loss]
-        if len(common) >= least and all(abs(own[s] - loss[s]) <= near * max(1.0, abs(own[s])) for s in common):
+        if len(common) >= least and all(
+            abs(own[s] - loss[s]) <= near * max(1.0, abs(own[s])) for s in common
+        ):
             text = f"train/loss is that of {name} in all {len(common)} steps that both have logged"
-            return Finding("SimilarAcrossRuns", text, "the setting that differs has no effect, or nothing differs")
+            return Finding(
+                "SimilarAcrossRuns",
+                text,
+                "the setting that differs has no effect, or nothing differs",
+            )
     return None
 
 
 def confusion(
-    pairs: Sequence[tuple[str, str, int]], counts: Mapping[str, int], share: float = 0.3, least: int = 10
+    pairs: Sequence[tuple[str, str, int]],
+    counts: Mapping[str, int],
+    share: float = 0.3,
+    least: int = 10,
 ) -> Finding | None:
     """More than ``share`` of a class's pictures (at least ``least``) are taken for one other class.
 
@@ -223,24 +284,36 @@ def confusion(
         share: fires above.
         least: pictures of a class: fewer say little.
     """
-    found = [(ratio(n, counts[true]), true, given, n) for true, given, n in pairs if counts.get(true, 0) >= least]
+    found = [
+        (ratio(n, counts[true]), true, given, n)
+        for true, given, n in pairs
+        if counts.get(true, 0) >= least
+    ]
     large = [pair for pair in found if pair[0] > share]
     if not large:
         return None
     part, true, given, n = max(large)
     text = f"{part:.0%} of '{true}' are taken for '{given}' ({n} of {counts[true]})"
     text += f", and {len(large) - 1} more pairs above {share:.0%}" if len(large) > 1 else ""
-    return Finding("Confusion", text, "their labels, more pictures of both; the teacher may mix them up as well")
+    return Finding(
+        "Confusion",
+        text,
+        "their labels, more pictures of both; the teacher may mix them up as well",
+    )
 
 
 # -- gradients, weights, activations, pictures -------------------------------------------------------------------------
-def vanishing_gradient(norms: Sequence[float], least: float = 1e-7, share: float = 0.5) -> Finding | None:
+def vanishing_gradient(
+    norms: Sequence[float], least: float = 1e-7, share: float = 0.5
+) -> Finding | None:
     """The gradient's norm is below ``least`` in more than ``share`` of the readings."""
     small = mean([n < least for n in norms])
     if not small > share:
         return None
     text = f"the gradient's norm is below {least:g} in {small:.0%} of the readings"
-    return Finding("VanishingGradient", text, "activations that saturate, loss weights near 0, a frozen part")
+    return Finding(
+        "VanishingGradient", text, "activations that saturate, loss weights near 0, a frozen part"
+    )
 
 
 def exploding_tensor(norms: Sequence[float | None], factor: float = 100) -> Finding | None:
@@ -250,19 +323,29 @@ def exploding_tensor(norms: Sequence[float | None], factor: float = 100) -> Find
     if bad:
         text = f"{len(bad)} of {len(norms)} gradient norms are not finite"
     elif len(finite) >= 5 and max(finite) > factor * percentile(finite, 50) > 0:
-        text = f"the gradient's norm reached {max(finite):.3g} (median {percentile(finite, 50):.3g})"
+        text = (
+            f"the gradient's norm reached {max(finite):.3g} (median {percentile(finite, 50):.3g})"
+        )
     else:
         return None
-    return Finding("ExplodingTensor", text, "a lower optim.lr, longer optim.warmup_epochs, trainer.gradient_clip_val")
+    return Finding(
+        "ExplodingTensor",
+        text,
+        "a lower optim.lr, longer optim.warmup_epochs, trainer.gradient_clip_val",
+    )
 
 
 def dead_relu(dead: Mapping[str, float], share: float = 0.5) -> Finding | None:
     """More than ``share`` of a layer's units never fire."""
     text = "{} layer{} with dead units, {}: {:.0%} never fire"
-    return _worst_layer("DeadRelu", dead, share, text, "a lower optim.lr or longer optim.warmup_epochs")
+    return _worst_layer(
+        "DeadRelu", dead, share, text, "a lower optim.lr or longer optim.warmup_epochs"
+    )
 
 
-def _worst_layer(rule: str, shares: Mapping[str, float], limit: float, text: str, lever: str) -> Finding | None:
+def _worst_layer(
+    rule: str, shares: Mapping[str, float], limit: float, text: str, lever: str
+) -> Finding | None:
     """``text`` counts the layers above ``limit`` and names the worst."""
     layers = {name: share for name, share in shares.items() if share > limit}
     worst = max(layers, key=layers.__getitem__, default="")
@@ -282,11 +365,18 @@ def poor_weight_initialization(spread: Mapping[str, float], factor: float = 1000
 
 def saturated_activation(saturated: Mapping[str, float], share: float = 0.8) -> Finding | None:
     """More than ``share`` of a sigmoid's or tanh's outputs lie at its ends, where it has no gradient."""
-    text, lever = "{} saturated layer{}, {}: {:.0%} of its outputs", "a lower optim.lr, or smaller weights before it"
-    return _worst_layer("SaturatedActivation", saturated, share, text, f"{lever} (optim.weight_decay)")
+    text, lever = (
+        "{} saturated layer{}, {}: {:.0%} of its outputs",
+        "a lower optim.lr, or smaller weights before it",
+    )
+    return _worst_layer(
+        "SaturatedActivation", saturated, share, text, f"{lever} (optim.weight_decay)"
+    )
 
 
-def weight_update_ratio(ratios: Sequence[float], low: float = 1e-8, high: float = 0.1) -> Finding | None:
+def weight_update_ratio(
+    ratios: Sequence[float], low: float = 1e-8, high: float = 0.1
+) -> Finding | None:
     """The median step moves the weights by less than ``low`` or more than ``high`` of their size."""
     if len(ratios) < 3:
         return None
@@ -319,10 +409,16 @@ def unchanged_tensor(unchanged: Sequence[Sequence[str]], times: int = 3) -> Find
     if not names:
         return None
     text = f"{len(names)} weight{'s' * (len(names) > 1)} did not change, {min(names)} for one"
-    return Finding("UnchangedTensor", text, "a part that gets no gradient (frozen, detached, unused), or a rate of 0")
+    return Finding(
+        "UnchangedTensor",
+        text,
+        "a part that gets no gradient (frozen, detached, unused), or a rate of 0",
+    )
 
 
-def tensor_variance(spread: Mapping[str, float], low: float = 1e-10, high: float = 1e6) -> Finding | None:
+def tensor_variance(
+    spread: Mapping[str, float], low: float = 1e-10, high: float = 1e6
+) -> Finding | None:
     """A layer's outputs have a variance below ``low`` or above ``high``."""
     found = {name: s * s for name, s in spread.items() if not low <= s * s <= high}
     if not found:

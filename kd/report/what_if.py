@@ -19,7 +19,9 @@ KEYS = (
 )
 LEAST = {"workers": 0, "data_machines": 0, "gpus": 1, "epochs": 1, "data_cores": 1}
 WAITS = 0.05  # of the step waits for its batch: below, who makes them keeps up
-ERROR = 0.23  # the worst of followed advice against prediction in scripts/bench/truth_cpu_2026-11-22.md
+ERROR = (
+    0.23  # the worst of followed advice against prediction in scripts/bench/truth_cpu_2026-11-22.md
+)
 
 
 # -- what is to be different -------------------------------------------------------------------------------------------
@@ -48,14 +50,20 @@ class Change:
 
     def __post_init__(self) -> None:
         if self.data_cores and self.data_instance:
-            raise UserError("data_cores: must be left out with data_instance, whose cores are in the table of prices")
+            raise UserError(
+                "data_cores: must be left out with data_instance, whose cores are in the table of prices"
+            )
         if self.data_machines == 0 and (self.data_cores or self.data_instance):
             raise UserError("data_machines: must be >= 1 with data_cores or data_instance, got 0")
 
     @property
     def of_the_tier(self) -> bool:
         """Whether it changes the data tier."""
-        return self.data_machines is not None or self.data_cores is not None or self.data_instance is not None
+        return (
+            self.data_machines is not None
+            or self.data_cores is not None
+            or self.data_instance is not None
+        )
 
 
 def read_change(items: list[str]) -> Change:
@@ -89,7 +97,9 @@ def _number(key: str, value: str, low: int, kind: str) -> float:
         number = float(value)
     except ValueError:
         number = math.nan
-    if not (math.isfinite(number) and number >= low and (kind == "number" or number == int(number))):
+    if not (
+        math.isfinite(number) and number >= low and (kind == "number" or number == int(number))
+    ):
         raise UserError(f"{key}: must be a {kind} >= {low}, got '{value}'")
     return number
 
@@ -129,11 +139,18 @@ def _paid(facts: Facts) -> float | None:
     if facts.tier and all(machine["name"] in hosts for machine in facts.tier.present):
         return 0.0
     for group in facts.run.job.get("groups") or []:
-        if isinstance(group, dict) and group.get("name") == "data" and group.get("price_per_hour") is not None:
+        if (
+            isinstance(group, dict)
+            and group.get("name") == "data"
+            and group.get("price_per_hour") is not None
+        ):
             return float(group["price_per_hour"])
     known, monitor = facts.header.get("input_machines") or {}, facts.run.config.get("monitor") or {}
     machines = counted(monitor.get("instances") or [])
-    return float(sum(count * known[name]["price"] for count, name in machines if name in known)) or None
+    return (
+        float(sum(count * known[name]["price"] for count, name in machines if name in known))
+        or None
+    )
 
 
 def wanted(facts: Facts, change: Change) -> DataMachines | None:
@@ -156,19 +173,27 @@ def wanted(facts: Facts, change: Change) -> DataMachines | None:
     elif now is not None:
         kind = DataMachines(1, now.cores, now.price, f"{now.cores:g} cores each")
     else:
-        raise UserError("data_machines: needs data_cores=N, or data_instance=NAME of the run's table of prices")
+        raise UserError(
+            "data_machines: needs data_cores=N, or data_instance=NAME of the run's table of prices"
+        )
     if change.data_machines is None and now is None:
         raise UserError("data_machines: must be given (data_machines=N): the run had no data tier")
-    return DataMachines(change.data_machines or (now.count if now else 0), kind.cores, kind.price, kind.named)
+    return DataMachines(
+        change.data_machines or (now.count if now else 0), kind.cores, kind.price, kind.named
+    )
 
 
 def _instance(facts: Facts, name: str) -> DataMachines:
     known = facts.header.get("input_machines") or {}
     if not known:
-        raise UserError("data_instance: needs a run with a table of prices and vcpus (monitor.prices=FILE); "
-                        "data_cores=N predicts without prices")  # fmt: skip
+        raise UserError(
+            "data_instance: needs a run with a table of prices and vcpus (monitor.prices=FILE); "
+            "data_cores=N predicts without prices"
+        )
     if name not in known:
-        raise UserError(f"data_instance: no price and vcpus of '{name}'; known: {', '.join(list(known)[:20])}")
+        raise UserError(
+            f"data_instance: no price and vcpus of '{name}'; known: {', '.join(list(known)[:20])}"
+        )
     return DataMachines(1, known[name]["vcpus"], known[name]["price"], name)
 
 
@@ -206,20 +231,34 @@ def maker_ms(facts: Facts) -> float:
 
 def _held_up(facts: Facts) -> bool:
     """Whether the step waits for the transfer to the training processes: makers are idle, or the queue is full."""
-    return facts.tier is not None and waits(facts) and (facts.tier.queue_is_short or facts.tier.busy < BUSY)
+    return (
+        facts.tier is not None
+        and waits(facts)
+        and (facts.tier.queue_is_short or facts.tier.busy < BUSY)
+    )
 
 
 def _makers(facts: Facts, machines: DataMachines, processes: int, workers: int | None) -> float:
     """Makers of a training process: one on each core, shared evenly, or ``data.num_workers`` up to the cores."""
     cores = machines.count * machines.cores
-    fixed = (facts.run.config.get("data") or {}).get("num_workers") if facts.tier is not None else None
+    fixed = (
+        (facts.run.config.get("data") or {}).get("num_workers") if facts.tier is not None else None
+    )
     if workers is None and isinstance(fixed, int):
         workers = fixed
-    return min(workers, cores / processes) if workers else float(cores // processes or cores / processes)
+    return (
+        min(workers, cores / processes)
+        if workers
+        else float(cores // processes or cores / processes)
+    )
 
 
 def tier_step(
-    facts: Facts, phases: Mapping[str, float], machines: DataMachines, processes: int, workers: int | None = None
+    facts: Facts,
+    phases: Mapping[str, float],
+    machines: DataMachines,
+    processes: int,
+    workers: int | None = None,
 ) -> float:
     """Ms of a step with a data tier: the longest of the rest of the step, the makers' time and the transfer."""
     rest = sum(ms for name, ms in phases.items() if name != "data")
@@ -238,10 +277,18 @@ def local_step(facts: Facts, phases: Mapping[str, float], workers: int | None) -
         cost, busy, count = 1000 * facts.tier.batch_s, 1.0, workers
         count = max(1, int(cores - facts.threads)) if count is None else count
     else:
-        cost, busy, count = batch_ms(facts), facts.loading_busy, facts.workers if workers is None else workers
+        cost, busy, count = (
+            batch_ms(facts),
+            facts.loading_busy,
+            facts.workers if workers is None else workers,
+        )
     if count == 0:
         return rest + cost
-    return max(rest, cost / count, (busy * cost + facts.threads * rest) / cores if facts.cpu or count > cores else 0.0)
+    return max(
+        rest,
+        cost / count,
+        (busy * cost + facts.threads * rest) / cores if facts.cpu or count > cores else 0.0,
+    )
 
 
 def machines_needed(facts: Facts, rest: float, cores: float) -> int:
@@ -280,10 +327,20 @@ def predict(facts: Facts, change: Change) -> Outlook:
     if not facts.step_ms or not epochs or not math.isfinite(facts.batches_per_epoch):
         raise UserError(f"{facts.run.folder}: too few records to predict from")
     processes = int(change.gpus or facts.devices)
-    step = facts.step_ms if replace(change, price=None) == Change() else _mean_step(facts, change, epochs, processes)
+    step = (
+        facts.step_ms
+        if replace(change, price=None) == Change()
+        else _mean_step(facts, change, epochs, processes)
+    )
     steps = facts.batches_per_epoch * epochs * facts.devices / processes
-    beside = max(0.0, 3600 * (facts.hours or 0.0) - facts.recorded_s) if facts.length == facts.epochs_done else 0.0
-    hours = (facts.startup["s"] + steps * (step + facts.phases.get("validation", 0.0)) / 1000 + beside) / 3600
+    beside = (
+        max(0.0, 3600 * (facts.hours or 0.0) - facts.recorded_s)
+        if facts.length == facts.epochs_done
+        else 0.0
+    )
+    hours = (
+        facts.startup["s"] + steps * (step + facts.phases.get("validation", 0.0)) / 1000 + beside
+    ) / 3600
     price = _price(facts, change)
     images = 1000 * facts.header["batch_size"] * processes / step
     return Outlook(step, images, hours, None if price is None else price * hours)
@@ -292,18 +349,26 @@ def predict(facts: Facts, change: Change) -> Outlook:
 def _mean_step(facts: Facts, change: Change, epochs: float, processes: int) -> float:
     """Over a run in which some epochs compute the teacher's answers, and a cache's others read them."""
     phases = {name: ms for name, ms in facts.phases.items() if name in PHASES}
-    phases["communication"] = phases.get("communication", 0.0) * _ring(processes) / (_ring(facts.devices) or 1.0)
+    phases["communication"] = (
+        phases.get("communication", 0.0) * _ring(processes) / (_ring(facts.devices) or 1.0)
+    )
     cached = facts.cached if change.cache is None else change.cache
     computed = min(max(0.0, facts.views - facts.views_before), epochs) if cached else epochs
     if computed and facts.teacher_ms is None:
-        raise UserError(f"{facts.run.folder}: its cache was full, so that no step shows the teacher's time")
+        raise UserError(
+            f"{facts.run.folder}: its cache was full, so that no step shows the teacher's time"
+        )
     live = _step(facts, {**phases, "teacher": facts.teacher_ms or 0.0}, change)
     read = _step(facts, {**phases, "teacher": 0.0}, change)
     if change.pixels and not cached:
         raise UserError("pixels: are kept beside a cache's answers; cache=on pixels=on")
     if facts.has_pixels and change.pixels is False:
-        raise UserError(f"{facts.run.folder}: its views' pixels were cached, so that no step shows their cost")
-    made = min(facts.views, epochs) if change.pixels and not facts.has_pixels else epochs  # decoded and augmented
+        raise UserError(
+            f"{facts.run.folder}: its views' pixels were cached, so that no step shows their cost"
+        )
+    made = (
+        min(facts.views, epochs) if change.pixels and not facts.has_pixels else epochs
+    )  # decoded and augmented
     ready = sum(ms for name, ms in phases.items() if name not in ("teacher", "data"))
     return (computed * live + (made - computed) * read + (epochs - made) * ready) / epochs
 
@@ -319,7 +384,9 @@ def _step(facts: Facts, phases: dict[str, float], change: Change) -> float:
     if machines is None:
         return local_step(facts, phases, change.workers)
     if change.workers == 0:
-        raise UserError("workers: must be >= 1 with a data tier, got 0 (data_machines=0 is without one)")
+        raise UserError(
+            "workers: must be >= 1 with a data tier, got 0 (data_machines=0 is without one)"
+        )
     return tier_step(facts, phases, machines, processes, change.workers)
 
 
@@ -327,9 +394,19 @@ def _price(facts: Facts, change: Change) -> float | None:
     """Price of an hour of the changed job; that of the run includes its tier."""
     if change.price is not None or facts.price is None:
         return change.price
-    now, then, more = present(facts), wanted(facts, change), (change.gpus or facts.devices) / facts.devices
+    now, then, more = (
+        present(facts),
+        wanted(facts, change),
+        (change.gpus or facts.devices) / facts.devices,
+    )
     hourly = now.hourly if now else 0.0
-    if now is not None and then is not None and hourly is None and then.cores == now.cores and then.price is not None:
+    if (
+        now is not None
+        and then is not None
+        and hourly is None
+        and then.cores == now.cores
+        and then.price is not None
+    ):
         hourly = now.count * then.price
     if then is not None and then.hourly is not None and hourly is not None:
         return (facts.price - hourly) * more + then.hourly
@@ -347,9 +424,15 @@ def lines(facts: Facts, change: Change) -> list[str]:
         a, b = getattr(now, name), getattr(then, name)
         if a is None and b is None:
             continue
-        rows.append((name.replace("_per_s", "/s").replace("_", " "), short(a), short(b), times(a, b)))
-    found = [f"{name:<10} {before:>12} {after:>12} {change:>8}" for name, before, after, change in rows]
+        rows.append(
+            (name.replace("_per_s", "/s").replace("_", " "), short(a), short(b), times(a, b))
+        )
+    found = [
+        f"{name:<10} {before:>12} {after:>12} {change:>8}" for name, before, after, change in rows
+    ]
     found.append(f"give or take {ERROR:.0%}: the worst error of followed advice in the truth bench")
     if change.gpus and facts.devices == 1 and change.gpus > 1:
-        found.append("a run of one process measures no communication: the figures are the best case")
+        found.append(
+            "a run of one process measures no communication: the figures are the best case"
+        )
     return found

@@ -29,13 +29,20 @@ def as_function(name: str) -> Iterator[None]:
         UserError: another thread runs one: both would seed and set the same process.
     """
     if not _running.acquire(blocking=False):
-        raise UserError(f"kd.{name}: another run is going on in this program; wait for its end, or start kd-{name} as "
-                        "a process of its own")  # fmt: skip
+        raise UserError(
+            f"kd.{name}: another run is going on in this program; wait for its end, or start kd-{name} as "
+            "a process of its own"
+        )
     try:
         with (
-            start_counts_from_now(), _folder(), _environment(), _signals(), _generators(), _torch_settings(),
+            start_counts_from_now(),
+            _folder(),
+            _environment(),
+            _signals(),
+            _generators(),
+            _torch_settings(),
             warnings.catch_warnings(),
-        ):  # fmt: skip
+        ):
             yield
     finally:
         _running.release()
@@ -68,7 +75,9 @@ def _environment() -> Iterator[None]:
 def _signals() -> Iterator[None]:
     main = threading.current_thread() is threading.main_thread()
     numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} if main else set()
-    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
+    before = {
+        number: handler for number in numbers if (handler := signal.getsignal(number)) is not None
+    }
     try:
         yield
     finally:

@@ -41,21 +41,37 @@ def assemble(
     """A module from settings: what recipes hold below ``model``."""
     losses = distill_losses or {}
     if losses and teacher is None and not teachers:
-        raise UserError(f"model.teacher: the distillation losses {', '.join(losses)} need one (or config=no_teacher)")
+        raise UserError(
+            f"model.teacher: the distillation losses {', '.join(losses)} need one (or config=no_teacher)"
+        )
     if not student.head and not losses:
-        raise UserError("model.student.head: false needs model.distill_losses over a teacher's features, got none")
+        raise UserError(
+            "model.student.head: false needs model.distill_losses over a teacher's features, got none"
+        )
     if student.head and data.probed:
-        raise UserError("data.probe.root: is for a student without a classifier (model.student.head=false)")
+        raise UserError(
+            "data.probe.root: is for a student without a classifier (model.student.head=false)"
+        )
     task = _task(task, student.head, data)
-    weight = task_loss_weight if data.labels else min(task_loss_weight, 0.0)  # a negative one is refused
+    weight = (
+        task_loss_weight if data.labels else min(task_loss_weight, 0.0)
+    )  # a negative one is refused
     objective = Objective(task, losses, weight, taps, teacher_of, teacher_drop)
     if student.freeze and not (objective.task_loss_weight or objective.trains_logits):
-        raise UserError("model.student.freeze: backbone needs a loss that trains the classifier: "
-                        "model.task_loss_weight, or a loss over logits (not SimKDLoss)")  # fmt: skip
+        raise UserError(
+            "model.student.freeze: backbone needs a loss that trains the classifier: "
+            "model.task_loss_weight, or a loss over logits (not SimKDLoss)"
+        )
     task.settle(len(data.classes), data.ignore_index)
     student = completed(student, "model.student")
     classes = data.classes if student.head else []
-    build = partial(build_model, num_classes=len(classes), key="model.student", classes=classes, dense=task.dense)
+    build = partial(
+        build_model,
+        num_classes=len(classes),
+        key="model.student",
+        classes=classes,
+        dense=task.dense,
+    )
     model = build(own_patches(student))
     if not student.head:  # then a teacher's classifier is of no use either
         teacher = teacher and replace(teacher, head=False)
@@ -70,9 +86,21 @@ def assemble(
         model.set_grad_checkpointing(True)  # type: ignore[operator]
     average = moving_average(model, ema_decay)
     if student.freeze and start == "scratch":
-        raise UserError("model.student.freeze: backbone would keep random weights; give model.student.checkpoint")
+        raise UserError(
+            "model.student.freeze: backbone would keep random weights; give model.student.checkpoint"
+        )
     learner = student_of(objective)(
-        model, prepare, objective, data, found, average, optim, student, start, begun.note, begun.parent
+        model,
+        prepare,
+        objective,
+        data,
+        found,
+        average,
+        optim,
+        student,
+        start,
+        begun.note,
+        begun.parent,
     )
     return DistillationModule(learner, found)
 
@@ -80,14 +108,20 @@ def assemble(
 def _task(task: Task | None, head: bool, data: DataInfo) -> Task:
     """What is learnt; a student without a classifier has one task, whatever the data's labels."""
     if head and isinstance(task, Features):
-        raise UserError("model.task: Features is for a student without a classifier (model.student.head=false)")
+        raise UserError(
+            "model.task: Features is for a student without a classifier (model.student.head=false)"
+        )
     if head and not data.classes:
-        raise UserError("data.source: its pictures have no labels, which the student's classifier needs; take "
-                        "model.student.head=false, or give labelled pictures and these as data.unlabeled")  # fmt: skip
+        raise UserError(
+            "data.source: its pictures have no labels, which the student's classifier needs; take "
+            "model.student.head=false, or give labelled pictures and these as data.unlabeled"
+        )
     if head:
         return task or Classification()
     if task is not None and type(task) not in (Classification, Features):
-        raise UserError(f"model.task: {type(task).__name__} needs a classifier (model.student.head=false has none)")
+        raise UserError(
+            f"model.task: {type(task).__name__} needs a classifier (model.student.head=false has none)"
+        )
     return Features()
 
 
@@ -104,7 +138,10 @@ class Begun:
 
 
 def begin(
-    asked: StudentSpec, model: nn.Module, teacher: RunTeacher | None, build: Callable[[StudentSpec], nn.Module]
+    asked: StudentSpec,
+    model: nn.Module,
+    teacher: RunTeacher | None,
+    build: Callable[[StudentSpec], nn.Module],
 ) -> Begun:
     """The one place that decides where a student's first weights come from, and what ``patch_size: auto`` means.
 
@@ -123,13 +160,19 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
     start = "pre-trained" if spec.pretrained or spec.checkpoint else "scratch"
     if spec.inherit is True and start == "pre-trained":
         given = "checkpoint" if spec.checkpoint else "pretrained"
-        raise UserError(f"model.student.inherit: true would overwrite the weights of model.student.{given}; "
-                        f"give one of them (inherit=auto takes {given}'s)")  # fmt: skip
+        raise UserError(
+            f"model.student.inherit: true would overwrite the weights of model.student.{given}; "
+            f"give one of them (inherit=auto takes {given}'s)"
+        )
     if not spec.inherit or (spec.inherit == "auto" and (teacher is None or start == "pre-trained")):
         return start, "", ALL
     members = dict(teacher.members) if teacher is not None else {}
     if spec.inherit == "auto" and len(members) > 1:
-        return start, "there are several: model.student.inherit=true takes the first whose layers fit", ALL
+        return (
+            start,
+            "there are several: model.student.inherit=true takes the first whose layers fit",
+            ALL,
+        )
     problems = {name: not_inheritable(model, member) for name, member in members.items()}
     parent = next((name for name, problem in problems.items() if not problem), None)
     if parent is not None:
@@ -137,7 +180,9 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
     problem = next(iter(problems.values()), "needs a model.teacher")
     if spec.inherit == "auto":
         return start, problem, ALL
-    without = "" if teacher is None else "; model.student.inherit=auto trains such a student without them"
+    without = (
+        "" if teacher is None else "; model.student.inherit=auto trains such a student without them"
+    )
     raise UserError(f"model.student.inherit: {problem}{without}")
 
 
@@ -150,7 +195,9 @@ def own_patches(spec: StudentSpec) -> StudentSpec:
     return replace(spec, kwargs={**given, PATCHES: kept} if kept else given)
 
 
-def _patches_of(parent: FrozenTeacher, spec: StudentSpec, model: nn.Module, auto: bool) -> tuple[StudentSpec, str]:
+def _patches_of(
+    parent: FrozenTeacher, spec: StudentSpec, model: nn.Module, auto: bool
+) -> tuple[StudentSpec, str]:
     """The settings of a student that inherits, with its teacher's number of patches if ``auto``; and what to say."""
     from kd.distill.inherit import matching_patches
 
@@ -160,8 +207,14 @@ def _patches_of(parent: FrozenTeacher, spec: StudentSpec, model: nn.Module, auto
         found = replace(spec, kwargs={**spec.kwargs, PATCHES: side})
         return found, f"has patches of {side} pixels, as many as its teacher ({key})"
     if side is not None:
-        return spec, f"has fewer patches than its teacher; {key} gives it as many ({side} pixels): slower, and closer"
-    few = backbone_of(model).patch_embed.num_patches < backbone_of(parent.model).patch_embed.num_patches
+        return (
+            spec,
+            f"has fewer patches than its teacher; {key} gives it as many ({side} pixels): slower, and closer",
+        )
+    few = (
+        backbone_of(model).patch_embed.num_patches
+        < backbone_of(parent.model).patch_embed.num_patches
+    )
     why = f"keeps its own patches, fewer than its teacher's: as many can't be had by {key}"
     return spec, why if auto and few else ""
 

@@ -23,7 +23,7 @@ from kd.storage.elsewhere import json_of
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
 
-CONTAINERS = {dict: (Mapping,), list: (tuple, Iterable, Sequence)}
+CONTAINERS: dict[type, tuple[type, ...]] = {dict: (Mapping,), list: (tuple, Iterable, Sequence)}
 """Other types whose values YAML writes as a mapping or a list."""
 
 
@@ -40,14 +40,19 @@ def data_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> Distillat
 
 def task_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> Task:
     """The task of resolved settings, classification where none is named; ``trusted`` as in :func:`data_of`."""
-    return cast(Task | None, made(Task | None, config["model"].get("task"), "model.task", trusted)) or Classification()
+    return (
+        cast(Task | None, made(Task | None, config["model"].get("task"), "model.task", trusted))
+        or Classification()
+    )
 
 
 def metrics_of(config: dict[str, Any], trusted: Sequence[str] = ()) -> list[str]:
     """Validation metrics of a run with these settings, the primary one first."""
     model = config["model"]
     if not model["student"].get("head", True):
-        return label_free_metrics(model["distill_losses"] or {}, bool((config["data"].get("probe") or {}).get("root")))
+        return label_free_metrics(
+            model["distill_losses"] or {}, bool((config["data"].get("probe") or {}).get("root"))
+        )
     task = task_of(config, trusted)
     names = task.metric_names(bool(model["teacher"] or model.get("teachers")))
     return [task.primary, *(name for name in names if name != task.primary)]
@@ -65,7 +70,11 @@ def teacher_specs(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> dic
 def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The settings of a run's teachers, by key: ``model.teacher``, or ``model.teachers.NAME`` of each."""
     one, several = model.get("teacher"), model.get("teachers") or {}
-    return {"model.teacher": one} if one else {f"model.teachers.{name}": spec for name, spec in several.items()}
+    return (
+        {"model.teacher": one}
+        if one
+        else {f"model.teachers.{name}": spec for name, spec in several.items()}
+    )
 
 
 def student_in(file: Path, trusted: Sequence[str]) -> tuple[nn.Module, Preprocess, list[str]]:
@@ -81,7 +90,9 @@ def student_in(file: Path, trusted: Sequence[str]) -> tuple[nn.Module, Preproces
 def task_in(file: Path, trusted: Sequence[str]) -> Task:
     """The task of the model in ``student.safetensors``, as the file says; without a word of it, classification."""
     content = json_of(read_metadata(file).get("task", "null"))
-    return cast(Task | None, made(Task | None, content, f"{file}: task", trusted)) or Classification()
+    return (
+        cast(Task | None, made(Task | None, content, f"{file}: task", trusted)) or Classification()
+    )
 
 
 def made(kind: object, value: object, key: str, trusted: Sequence[str] = ()) -> object:
@@ -97,20 +108,30 @@ def made(kind: object, value: object, key: str, trusted: Sequence[str] = ()) -> 
         UserError: names ``key``, also where a class refuses its arguments.
     """
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    plain = [one for one in kinds if isinstance(one, type) and get_origin(one) is None and one is not Any]
+    plain = [
+        one for one in kinds if isinstance(one, type) and get_origin(one) is None and one is not Any
+    ]
     if value is None:  # where None is not taken, the class says so
         return None
-    if isinstance(value, str) and str not in plain and any(one.__module__.startswith("kd.") for one in plain):
+    if (
+        isinstance(value, str)
+        and str not in plain
+        and any(one.__module__.startswith("kd.") for one in plain)
+    ):
         value = {"class_path": value}
     if isinstance(value, dict):
         if "class_path" in value:
             takes = next((BASES[one.__name__] for one in plain if one.__name__ in BASES), "")
             return _named(value, takes, key, trusted)
-        group = next((one for one in plain if is_dataclass(one) or one is DistillationDataModule), None)
+        group = next(
+            (one for one in plain if is_dataclass(one) or one is DistillationDataModule), None
+        )
         if group is not None:
             return _object(group, value, key, trusted)
         if not _takes(kinds, dict):
-            raise UserError(f"{key}: takes no settings without a class_path, got {', '.join(map(str, value))[:80]}")
+            raise UserError(
+                f"{key}: takes no settings without a class_path, got {', '.join(map(str, value))[:80]}"
+            )
         inner = _inner(kinds, dict)
         return {name: made(inner, entry, f"{key}.{name}", trusted) for name, entry in value.items()}
     if isinstance(value, list):
@@ -143,7 +164,10 @@ def arguments_of(
     for of in (kind, kind.__init__):
         with suppress(NameError, TypeError):  # of a user's class: plain values are what it gets
             hints |= get_type_hints(of)
-    return {name: made(hints.get(name, Any), value, f"{key}.{name}", trusted) for name, value in given.items()}
+    return {
+        name: made(hints.get(name, Any), value, f"{key}.{name}", trusted)
+        for name, value in given.items()
+    }
 
 
 def _number(value: int | str, key: str) -> float:
@@ -163,7 +187,9 @@ def _named(value: Mapping[str, Any], takes: str, key: str, trusted: Sequence[str
     given = value.get("init_args") or {}
     if kind.__module__.startswith("kd."):
         given = {name: own for name, own in given.items() if name in signature(kind).parameters}
-    given = arguments_allowed(name, takes, {**given, **(value.get("dict_kwargs") or {})}, key, trusted)
+    given = arguments_allowed(
+        name, takes, {**given, **(value.get("dict_kwargs") or {})}, key, trusted
+    )
     try:
         return _object(kind, given, key, trusted)
     except Exception as error:
@@ -174,7 +200,11 @@ def _named(value: Mapping[str, Any], takes: str, key: str, trusted: Sequence[str
 def _refusal(kind: type, given: Mapping[str, Any], key: str, error: Exception) -> str:
     reason = " ".join(str(error).split()) or type(error).__name__
     if "NoneType" in reason:
-        nulls = [p.name for p in signature(kind).parameters.values() if p.default and given.get(p.name, 0) is None]
+        nulls = [
+            p.name
+            for p in signature(kind).parameters.values()
+            if p.default and given.get(p.name, 0) is None
+        ]
         return f"{', '.join(f'{key}.{name}' for name in nulls) or key}: can't be null"
     return f"{key}: {kind.__name__} can't be built: {reason[:200]}"
 
@@ -184,7 +214,9 @@ def _object(kind: type, given: Mapping[str, Any], key: str, trusted: Sequence[st
     try:
         return kind(**arguments)
     except ValueError as error:
-        first, _, rest = " ".join(str(error).split()).partition(" ")  # our constructors name their argument first
+        first, _, rest = " ".join(str(error).split()).partition(
+            " "
+        )  # our constructors name their argument first
         if isinstance(error, UserError) or first not in given:
             raise
         raise UserError(f"{key}.{first}: {rest}") from error

@@ -22,7 +22,12 @@ from kd.run.trust import check_plain
 from kd.storage.elsewhere import yaml_of
 
 # settings that an empty text would turn off in silence
-EMPTY = ("checkpoint.monitor", "data.unlabeled", "model.teacher.checkpoint", "model.student.checkpoint")
+EMPTY = (
+    "checkpoint.monitor",
+    "data.unlabeled",
+    "model.teacher.checkpoint",
+    "model.student.checkpoint",
+)
 
 
 def check_values(config: dict[str, Any]) -> None:
@@ -34,7 +39,9 @@ def check_values(config: dict[str, Any]) -> None:
     check_plain(config)
     for key, value in leaves(config):
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{key.replace('.init_args', '')}: must be a finite number, got {value}")
+            raise UserError(
+                f"{key.replace('.init_args', '')}: must be a finite number, got {value}"
+            )
         if value == "" and key in EMPTY:
             raise UserError(f"{key}: must not be empty; null is none")
     typed.check_values(flatten(config).items(), keys.schema())
@@ -48,8 +55,10 @@ def check_values(config: dict[str, Any]) -> None:
     accumulated = config["trainer"]["accumulate_grad_batches"]
     for key, value in flatten(config).items():
         if key.endswith("student.compile") and value == "reduce-overhead" and accumulated > 1:
-            raise UserError(f"{key}: reduce-overhead needs trainer.accumulate_grad_batches=1, got {accumulated}: its "
-                            "CUDA graphs write a batch's gradients over those of the batch before")  # fmt: skip
+            raise UserError(
+                f"{key}: reduce-overhead needs trainer.accumulate_grad_batches=1, got {accumulated}: its "
+                "CUDA graphs write a batch's gradients over those of the batch before"
+            )
 
 
 def _check_overlap(model: dict[str, Any]) -> None:
@@ -61,11 +70,18 @@ def _check_overlap(model: dict[str, Any]) -> None:
         for name, needed in (("cache", "off"), ("placement", "same"), ("compile", "default")):
             value = own.get(name)
             if value not in (None, False, needed) and (name, value) != ("compile", True):
-                raise UserError(f"{asking}: needs {key}.{name}={needed}, got {'on' if value is True else value}")
+                raise UserError(
+                    f"{asking}: needs {key}.{name}={needed}, got {'on' if value is True else value}"
+                )
 
 
 def _check_strategy(strategy: str | dict[str, Any], optimizer: str) -> None:
-    if "deepspeed.DeepSpeed" in str(strategy) and optimizer not in ("adamw", "adam", "sgd", "momentum"):
+    if "deepspeed.DeepSpeed" in str(strategy) and optimizer not in (
+        "adamw",
+        "adam",
+        "sgd",
+        "momentum",
+    ):
         allowed = "adamw, adam, sgd or momentum with DeepSpeed, whose shards are flat (each has its own optim.lr)"
         raise UserError(f"optim.name: must be {allowed}, got {optimizer}")
 
@@ -76,7 +92,9 @@ def _check_callbacks(trainer: dict[str, Any]) -> None:
         name = callback["class_path"].rpartition(".")[2]
         if name.endswith("ProgressBar"):
             hides = "trainer.enable_progress_bar=false hides it"
-            raise UserError(f"trainer.callbacks: {name} can't be added to the run's own progress bar ({hides})")
+            raise UserError(
+                f"trainer.callbacks: {name} can't be added to the run's own progress bar ({hides})"
+            )
 
 
 def loggers_with_folders(items: Sequence[str]) -> str:
@@ -87,11 +105,15 @@ def loggers_with_folders(items: Sequence[str]) -> str:
         if key == "--trainer.logger":
             loggers = yaml_of(value)
         elif key == "--config":
-            content = yaml_of(value) if "\n" in value else read(Path(value))  # class paths that have moved: as text
+            content = (
+                yaml_of(value) if "\n" in value else read(Path(value))
+            )  # class paths that have moved: as text
             loggers = (content.get("trainer") or {}).get("logger", loggers)
     if not isinstance(loggers, list):
         return ""
-    specs: list[dict[str, Any]] = [{"class_path": logger} if isinstance(logger, str) else logger for logger in loggers]
+    specs: list[dict[str, Any]] = [
+        {"class_path": logger} if isinstance(logger, str) else logger for logger in loggers
+    ]
     for spec in specs:
         if spec["class_path"].rpartition(".")[2] in NEED_A_FOLDER:
             spec["init_args"] = {"save_dir": RUN, **(spec.get("init_args") or {})}
@@ -109,9 +131,15 @@ def check_student(name: str, own: dict[str, Any]) -> None:
         UserError: another setting, or a name with other characters than letters, digits, ``_`` and ``-``.
     """
     foreign = [key for key in flatten(own) if key and not key.startswith(("model.", "optim."))]
-    foreign += [key for key in flatten(own) if key.startswith(("model.teacher.", "model.teachers.", "model.task."))]
+    foreign += [
+        key
+        for key in flatten(own)
+        if key.startswith(("model.teacher.", "model.teachers.", "model.task."))
+    ]
     if foreign:
-        raise UserError(f"students.{name}: may differ in model.student, its losses and optim, not in '{foreign[0]}'")
+        raise UserError(
+            f"students.{name}: may differ in model.student, its losses and optim, not in '{foreign[0]}'"
+        )
     if not re.fullmatch(r"[\w-]+", name):
         raise UserError(f"students: a name is made of letters, digits, _ and -, got '{name}'")
 
@@ -121,9 +149,13 @@ def _check_sizes(data: dict[str, Any]) -> None:
     height, width = height_width(data["img_size"])
     memory, batch = psutil.virtual_memory().total, data["batch_size"]
     if 3 * height * width * (batch if isinstance(batch, int) else 1) > memory:
-        raise UserError(f"data.img_size: a batch of {batch} pictures of {height}x{width} is larger than the memory")
+        raise UserError(
+            f"data.img_size: a batch of {batch} pictures of {height}x{width} is larger than the memory"
+        )
     if data["crop_ratio"] > 0 and 3 * (min(height, width) / data["crop_ratio"]) ** 2 > memory:
-        raise UserError(f"data.crop_ratio: {data['crop_ratio']} makes pictures larger than the memory")
+        raise UserError(
+            f"data.crop_ratio: {data['crop_ratio']} makes pictures larger than the memory"
+        )
 
 
 def check_losses(objective: Objective, key: str, classes: int) -> None:
@@ -143,9 +175,13 @@ def check_losses(objective: Objective, key: str, classes: int) -> None:
             value.backward()
         except Exception:
             continue
-        if not (value.isfinite().all() and logits.grad is not None and logits.grad.isfinite().all()):
+        if not (
+            value.isfinite().all() and logits.grad is not None and logits.grad.isfinite().all()
+        ):
             given = ", ".join(f"{k}={v:g}" for k, v in vars(loss).items() if isinstance(v, float))
-            raise UserError(f"{key}.distill_losses.{name}: is not finite on a trial batch ({given})")
+            raise UserError(
+                f"{key}.distill_losses.{name}: is not finite on a trial batch ({given})"
+            )
 
 
 def told_by_key(error: Exception, config: dict[str, Any]) -> Exception:
@@ -156,5 +192,11 @@ def told_by_key(error: Exception, config: dict[str, Any]) -> Exception:
     message, flat = " ".join(str(error).split()), flatten(config)
     name = message.split(" ", 1)[0]  # our constructors begin a ValueError with the argument's name
     keys = [k for k in flat if k.split(".")[-1] == name]
-    found = [k for k in keys if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")] or keys
-    return UserError(message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message)
+    found = [
+        k
+        for k in keys
+        if message.endswith(f"got {flat[k]}") or message.endswith(f"got '{flat[k]}'")
+    ] or keys
+    return UserError(
+        message.replace(name, found[0].replace(".init_args", "") + ":", 1) if found else message
+    )

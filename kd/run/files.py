@@ -51,7 +51,17 @@ def read(file: Path) -> dict[Any, Any]:
 
 
 BEGIN, END = "---\n", "...\n"  # of a run's config.yaml
-GROUPS = {"recipe", "seed", "runs_dir", "trainer", "data", "model", "optim", "checkpoint", "monitor"}
+GROUPS = {
+    "recipe",
+    "seed",
+    "runs_dir",
+    "trainer",
+    "data",
+    "model",
+    "optim",
+    "checkpoint",
+    "monitor",
+}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -60,13 +70,19 @@ def check_text(tree: object, where: str = "") -> None:
     for key, value in leaves(tree):
         if any(CONTROL.search(str(text)) for text in (key, value)):
             shown = repr(f"{key}={value}" if CONTROL.search(key) else str(value))
-            raise UserError(f"{where}{CONTROL.sub('?', key)}: must hold no control characters, got {shown[:80]}")
+            raise UserError(
+                f"{where}{CONTROL.sub('?', key)}: must hold no control characters, got {shown[:80]}"
+            )
 
 
 def check_whole(file: Path) -> None:
     """Refuses a run's settings that were cut short: what they lack would take its default in silence."""
     given, text = read(file), text_of(file)
-    if not (text.endswith(END) if text.startswith(BEGIN) else text.endswith("\n") and given.keys() >= GROUPS):
+    if not (
+        text.endswith(END)
+        if text.startswith(BEGIN)
+        else text.endswith("\n") and given.keys() >= GROUPS
+    ):
         raise UserError(f"resume: {file} is truncated; give the run's settings (recipe=FILE)")
 
 
@@ -99,5 +115,7 @@ def flatten(tree: object, prefix: str = "") -> dict[str, Any]:
     """
     if not isinstance(tree, dict) or not tree:
         return {prefix: tree}
-    parts = [flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items()]
+    parts = [
+        flatten(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in tree.items()
+    ]
     return {key: value for part in parts for key, value in part.items()}

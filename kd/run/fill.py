@@ -14,7 +14,15 @@ from kd.errors import UserError
 from kd.launch.loopback import meet_on_loopback
 from kd.module.distillation import DistillationModule
 from kd.progress import bar
-from kd.teachers import AnsweringCollate, CachedTeacher, RunTeacher, caches_of, dtype_for, open_cache, reading_of
+from kd.teachers import (
+    AnsweringCollate,
+    CachedTeacher,
+    RunTeacher,
+    caches_of,
+    dtype_for,
+    open_cache,
+    reading_of,
+)
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.cache_layout import PUBLISHED, Layout
@@ -54,7 +62,9 @@ class Fill(LightningModule):
 
     def val_dataloader(self) -> DataLoader:
         """Batches of the pictures whose answers are missing, of this process and of the current view."""
-        answering = (lambda collate: AnsweringCollate(collate, self.caches)) if self._by_tier else None
+        answering = (
+            (lambda collate: AnsweringCollate(collate, self.caches)) if self._by_tier else None
+        )
         place = self.trainer.global_rank, self.trainer.world_size
         loader = self.pictures.fill_dataloader(self.view, self._present, *place, answering)
         label = f"view {self.view + 1}/{next(iter(self.caches.values())).views}"
@@ -68,13 +78,17 @@ class Fill(LightningModule):
             return False
         for member in self.teacher.members.values():
             if member.spec.placement not in ("same", "cpu"):
-                raise UserError(f"{member.key}.placement: must be same or cpu where a data tier computes the answers, "
-                                f"got '{member.spec.placement}'")  # fmt: skip
+                raise UserError(
+                    f"{member.key}.placement: must be same or cpu where a data tier computes the answers, "
+                    f"got '{member.spec.placement}'"
+                )
         return True
 
     def _present(self, view: int, index: np.ndarray) -> np.ndarray:
         found = [cache.present(view, index) for cache in self.caches.values()]
-        found += [cache.pixels.present(view, index) for cache in self.caches.values() if cache.pixels]
+        found += [
+            cache.pixels.present(view, index) for cache in self.caches.values() if cache.pixels
+        ]
         return np.logical_and.reduce(found)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -89,7 +103,12 @@ class Fill(LightningModule):
         self._bar.close()
 
 
-def fill(model: DistillationModule, data: DistillationDataModule, trainer: Trainer, out: str | None = None) -> int:
+def fill(
+    model: DistillationModule,
+    data: DistillationDataModule,
+    trainer: Trainer,
+    out: str | None = None,
+) -> int:
     """Fills all views, on as many processes as the trainer has.
 
     Args:
@@ -107,7 +126,9 @@ def fill(model: DistillationModule, data: DistillationDataModule, trainer: Train
     data.prepare_data()
     teacher, wanted = model.teacher, model.students.wanted
     if teacher is None or not wanted:
-        raise UserError("model.teacher: there is nothing to cache, the recipe has no teacher or no distillation loss")
+        raise UserError(
+            "model.teacher: there is nothing to cache, the recipe has no teacher or no distillation loss"
+        )
     module = Fill(teacher, data, wanted)
     trainer.limit_val_batches = 1.0  # an overlay for short runs must not leave holes
     trainer.callbacks = []  # type: ignore[attr-defined]  # the recipe's are for training
@@ -127,7 +148,11 @@ def fill(model: DistillationModule, data: DistillationDataModule, trainer: Train
     if trainer.is_global_zero and out:
         return _publish(module, data, out)
     if trainer.is_global_zero:
-        key = next(iter(module.caches.values())).live.key if len(module.caches) == 1 else "model.teachers.NAME"
+        key = (
+            next(iter(module.caches.values())).live.key
+            if len(module.caches) == 1
+            else "model.teachers.NAME"
+        )
         print(f"       use them with {key}.cache=on (or only)", flush=True)
     return 0
 
@@ -141,7 +166,10 @@ def _publish(module: Fill, data: DistillationDataModule, out: str) -> int:
             views = bar(range(kept.store.views), label=f"writing {kept.store.folder.name}")
             size = publish(kept.store, data.split("train"), place, views)
             print(f"       {size / 1e6:,.1f} MB in {place}")
-        print(f"       read them with {cache.live.key}.cache=only {cache.live.key}.cache_dir={out}", flush=True)
+        print(
+            f"       read them with {cache.live.key}.cache=only {cache.live.key}.cache_dir={out}",
+            flush=True,
+        )
     return 0
 
 
@@ -153,8 +181,12 @@ def _say(name: str, cache: CachedTeacher, computed: int, seconds: float) -> None
     )
     worst = cache.error("worst")
     if cache.pixels:
-        print(f"       {cache.pixels.disk_bytes / 1e6:,.1f} MB of them are the views' pixels in {cache.pixels.folder}")
-    errors = ", ".join(f"{kind} {error:.3%} (at worst {worst.get(kind, error):.3%})"
-                       for kind, error in cache.error().items())  # fmt: skip
+        print(
+            f"       {cache.pixels.disk_bytes / 1e6:,.1f} MB of them are the views' pixels in {cache.pixels.folder}"
+        )
+    errors = ", ".join(
+        f"{kind} {error:.3%} (at worst {worst.get(kind, error):.3%})"
+        for kind, error in cache.error().items()
+    )
     if errors:
         print(f"       off by, after rounding (relative error): {errors}")

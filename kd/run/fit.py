@@ -41,7 +41,11 @@ def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
     info = cli.datamodule.info
     say(f"data: {cli.datamodule.source.describe()}", flush=True)
     bad = cli.datamodule.splits.skipped
-    left_out = f", {len(bad)} damaged left out ({'; '.join(bad[:3])}{' ...' * (len(bad) > 3)})" if bad else ""
+    left_out = (
+        f", {len(bad)} damaged left out ({'; '.join(bad[:3])}{' ...' * (len(bad) > 3)})"
+        if bad
+        else ""
+    )
     without = f" ({info.unlabeled} without a label)" if info.unlabeled else ""
     say(
         f"      {info.train} training{without} and {info.val} validation pictures, "
@@ -51,16 +55,26 @@ def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
     for note in cli.datamodule.source.notes:
         say(f"      {note}")
     if cli.datamodule.splits.holds_out:
-        say(f"      no validation pictures found: {info.val} training pictures are held out (data.val_fraction)")
+        say(
+            f"      no validation pictures found: {info.val} training pictures are held out (data.val_fraction)"
+        )
     shared = cli.datamodule.splits.shared
     if shared:
         held_out, trained = map(printable, shared[0])
         of_all = f"{len(shared)} of {info.val} validation pictures are training pictures too"
-        say(f"      warning: {of_all}, for example {held_out}{'' if held_out == trained else f' ({trained})'}")
+        say(
+            f"      warning: {of_all}, for example {held_out}{'' if held_out == trained else f' ({trained})'}"
+        )
     if note := cli.model.task.note_on_labels(info.labels):
         say(f"      {note}")
-    limits = {name: getattr(cli.trainer, name) for name in ("limit_train_batches", "limit_val_batches")}
-    short = [f"trainer.{name}={limit}" for name, limit in limits.items() if limit != 1.0 or isinstance(limit, int)]
+    limits = {
+        name: getattr(cli.trainer, name) for name in ("limit_train_batches", "limit_val_batches")
+    }
+    short = [
+        f"trainer.{name}={limit}"
+        for name, limit in limits.items()
+        if limit != 1.0 or isinstance(limit, int)
+    ]
     if short:
         say(f"      an epoch uses some of these pictures: {', '.join(short)}")
 
@@ -68,7 +82,9 @@ def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
 def _all_done(cli: KDCLI) -> str:
     # a message for a resumed run that has no step left to make; empty where it has
     run = cli.folder.resume
-    summary = mapping_of(run / "summary.json") if run else {}  # a run writes a missing or damaged one again
+    summary = (
+        mapping_of(run / "summary.json") if run else {}
+    )  # a run writes a missing or damaged one again
     if not run or summary.get("status") != "done" or not any(run.glob("**/student.safetensors")):
         return ""
     for kind, count in (("epochs", summary["epochs"]), ("steps", summary["steps"])):
@@ -95,7 +111,9 @@ def _fit(cli: KDCLI, resume_from: Path | None) -> int:
         if resume_from and is_rank_zero():
             cli.folder.lock()
         meet_on_loopback(cli.trainer)
-        cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=resume_from, weights_only=True)
+        cli.trainer.fit(
+            cli.model, datamodule=cli.datamodule, ckpt_path=resume_from, weights_only=True
+        )
     except SystemExit as stop:  # Lightning's answer to a signal outside our own training steps
         say("kd-train: interrupted", file=sys.stderr)
         return 143 if type(stop).__name__ == "SIGTERMException" else 130
@@ -104,14 +122,23 @@ def _fit(cli: KDCLI, resume_from: Path | None) -> int:
     except Exception as error:
         return _ended_by(cli, error, resume_from, say)
     if cli.trainer.is_global_zero and cli.folder.path is not None:
-        wanted = cli.model.students.measured and cli.trainer.limit_val_batches and cli.trainer.global_step
+        wanted = (
+            cli.model.students.measured
+            and cli.trainer.limit_val_batches
+            and cli.trainer.global_step
+        )
         if wanted and not cli.summary.content["student"]["val"]:
-            print("no validation: the run ended before the first one (trainer.check_val_every_n_epoch)", flush=True)
+            print(
+                "no validation: the run ended before the first one (trainer.check_val_every_n_epoch)",
+                flush=True,
+            )
         print_summary(cli.summary.content, cli.folder.path)
     return 0
 
 
-def _ended_by(cli: KDCLI, error: Exception, resume_from: Path | None, say: Callable[..., None]) -> int:
+def _ended_by(
+    cli: KDCLI, error: Exception, resume_from: Path | None, say: Callable[..., None]
+) -> int:
     """Says why a run ended before its time; returns the exit status."""
     stop = cli.summary.preemption.interruption(error)
     known = run_error(error)
@@ -119,7 +146,11 @@ def _ended_by(cli: KDCLI, error: Exception, resume_from: Path | None, say: Calla
         kept = stop.checkpoint.is_file()
         where = f"checkpoint: {stop.checkpoint}" if kept else "no checkpoint yet"
         say(f"\nkd-train: {stop} at step {cli.trainer.global_step}; {where}")
-        if isinstance(stop, RunStopped) and cli.trainer.is_global_zero and cli.folder.path is not None:
+        if (
+            isinstance(stop, RunStopped)
+            and cli.trainer.is_global_zero
+            and cli.folder.path is not None
+        ):
             print_summary(cli.summary.content, cli.folder.path)
         if kept:
             say(f"kd-train: to resume: kd-train resume={cli.folder.path}")
@@ -131,7 +162,9 @@ def _ended_by(cli: KDCLI, error: Exception, resume_from: Path | None, say: Calla
         sagemaker.tell_failure(reason(known))
     elif resume_from:
         lines = str(error).strip().splitlines() or [""]
-        raise UserError(f"resume: {resume_from} can't be loaded: {type(error).__name__}: {lines[0][:200]}") from error
+        raise UserError(
+            f"resume: {resume_from} can't be loaded: {type(error).__name__}: {lines[0][:200]}"
+        ) from error
     else:
         raise _named(error, cli.config.trainer) from error
     return 1
@@ -154,11 +187,21 @@ def _tell_failure(cli: KDCLI, error: Exception) -> None:
     sagemaker.tell_failure(reason(error))
     print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)
     if rank == 0 and (folder / "checkpoints" / LAST).is_file():
-        print(f"{who}: to resume from the last checkpoint: kd-train resume={folder}", file=sys.stderr, flush=True)
+        print(
+            f"{who}: to resume from the last checkpoint: kd-train resume={folder}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _status_of_stop(signal_number: int) -> int:
     """128 + signal; but 0 on Lightning's child processes, whose parent takes any other for a crash."""
-    others = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")  # these have started them themselves
-    child = os.environ.get("LOCAL_RANK", "0") != "0" and not any(name in os.environ for name in others)
+    others = (
+        "TORCHELASTIC_RUN_ID",
+        "SLURM_PROCID",
+        "OMPI_COMM_WORLD_RANK",
+    )  # these have started them themselves
+    child = os.environ.get("LOCAL_RANK", "0") != "0" and not any(
+        name in os.environ for name in others
+    )
     return 0 if child else 128 + signal_number

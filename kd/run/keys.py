@@ -16,7 +16,11 @@ from kd.run.suggest import hint
 PACKAGE = Path(__file__).parent.parent
 SETTINGS = Path(__file__).with_name("settings.py")
 FILLED = {"data.seed"}  # from another setting
-CLASSES = {"losses": ("LogitLoss", "FeatureLoss", "LayersLoss"), "sources": ("Source",), "tasks": ("Task",)}
+CLASSES = {
+    "losses": ("LogitLoss", "FeatureLoss", "LayersLoss"),
+    "sources": ("Source",),
+    "tasks": ("Task",),
+}
 
 
 def plain(key: str) -> str:
@@ -37,7 +41,11 @@ class Key:
     def type(self) -> str:
         """The type as text, with its range: ``float > 0``."""
         limit = r"(?:Range\('(.*?)'\)|Like\(.*?\))"
-        return re.sub(rf"Annotated\[(.*?), {limit}\]", r"\1 \2", ast.unparse(self.kind)).replace("  ", " ").strip()
+        return (
+            re.sub(rf"Annotated\[(.*?), {limit}\]", r"\1 \2", ast.unparse(self.kind))
+            .replace("  ", " ")
+            .strip()
+        )
 
 
 @cache
@@ -46,12 +54,20 @@ def _files() -> dict[str, tuple[Path, list[str]]]:
     found: dict[str, tuple[Path, list[str]]] = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         if not {"export", "report"} & set(file.relative_to(PACKAGE).parts):
-            for name, bases in re.findall(r"^class (\w+)(?:\(([^)]*)\))?:", file.read_text("utf-8"), re.M):
+            for name, bases in re.findall(
+                r"^class (\w+)(?:\(([^)]*)\))?:", file.read_text("utf-8"), re.M
+            ):
                 found.setdefault(name, (file, re.findall(r"\w+", bases)))
-    found |= {name: (SETTINGS, found[name][1]) for name in re.findall(r"^class (\w+)", SETTINGS.read_text(), re.M)}
+    found |= {
+        name: (SETTINGS, found[name][1])
+        for name in re.findall(r"^class (\w+)", SETTINGS.read_text(), re.M)
+    }
     lightning = find_spec("pytorch_lightning")
     if lightning and lightning.submodule_search_locations:
-        found["Trainer"] = Path(lightning.submodule_search_locations[0], "trainer", "trainer.py"), []
+        found["Trainer"] = (
+            Path(lightning.submodule_search_locations[0], "trainer", "trainer.py"),
+            [],
+        )
     return found
 
 
@@ -63,7 +79,9 @@ def _parsed(file: Path) -> ast.Module:
 def definition(name: str) -> ast.ClassDef | None:
     """The syntax tree of one of our classes; None for any other name."""
     nodes = _parsed(_files()[name][0]).body if name in _files() else []
-    return next((node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name), None)
+    return next(
+        (node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name), None
+    )
 
 
 def arguments(name: str) -> dict[str, Key]:
@@ -78,13 +96,19 @@ def arguments(name: str) -> dict[str, Key]:
     inherited: dict[str, Key] = {}
     for base in _files()[name][1]:
         inherited |= arguments(base) if base in _files() else {}
-    texts = {key.name: key.text for key in inherited.values()} | _texts(ast.get_docstring(node) or "")
-    init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+    texts = {key.name: key.text for key in inherited.values()} | _texts(
+        ast.get_docstring(node) or ""
+    )
+    init = next(
+        (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None
+    )
     if init is not None:
         return _parameters(init.args, texts | _texts(ast.get_docstring(init) or ""))
     if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         return inherited
-    fields = [n for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+    fields = [
+        n for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+    ]
     own = [_key(ast.unparse(n.target), n.annotation, n.value, texts) for n in fields]
     return inherited | {key.name: key for key in own}
 
@@ -93,15 +117,24 @@ def _parameters(given: ast.arguments, texts: dict[str, str]) -> dict[str, Key]:
     names = [*given.args[1:], *given.kwonlyargs]  # without self
     defaults: list[ast.expr | None] = [None] * (len(given.args) - 1 - len(given.defaults))
     defaults += [*given.defaults, *given.kw_defaults]
-    return {a.arg: _key(a.arg, a.annotation, d, texts) for a, d in zip(names, defaults, strict=True)}
+    return {
+        a.arg: _key(a.arg, a.annotation, d, texts) for a, d in zip(names, defaults, strict=True)
+    }
 
 
-def _key(name: str, annotation: ast.expr | None, default: ast.expr | None, texts: dict[str, str]) -> Key:
+def _key(
+    name: str, annotation: ast.expr | None, default: ast.expr | None, texts: dict[str, str]
+) -> Key:
     given = ast.unparse(default) if default is not None else ""
     factory = re.fullmatch(r"field\(default_factory=(\w+)\)", given)
     if factory:
         given = {"dict": "{}", "list": "[]"}.get(factory[1], factory[1])
-    return Key(name, _Resolved().visit(copy.deepcopy(annotation or ast.Name("Any"))), given, texts.get(name, ""))
+    return Key(
+        name,
+        _Resolved().visit(copy.deepcopy(annotation or ast.Name("Any"))),
+        given,
+        texts.get(name, ""),
+    )
 
 
 class _Resolved(ast.NodeTransformer):
@@ -117,7 +150,10 @@ class _Resolved(ast.NodeTransformer):
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if kind not in ("Optional", "Union"):
             return node
-        return reduce(lambda a, b: ast.BinOp(a, ast.BitOr(), b), parts + [ast.Constant(None)] * (kind == "Optional"))
+        return reduce(
+            lambda a, b: ast.BinOp(a, ast.BitOr(), b),
+            parts + [ast.Constant(None)] * (kind == "Optional"),
+        )
 
 
 @cache
@@ -125,7 +161,9 @@ def _aliases() -> dict[str, ast.expr]:
     found: dict[str, ast.expr] = {}
     for node in _parsed(SETTINGS).body:
         if isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None:
-            found[ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])] = node.value
+            found[
+                ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
+            ] = node.value
     return found
 
 
@@ -147,9 +185,16 @@ def _texts(docstring: str) -> dict[str, str]:
 @cache
 def schema() -> dict[str, Key]:
     """Every setting with a fixed name: those of ``settings.py``, and the rest of Lightning's Trainer."""
-    lightnings = {f"trainer.{name}": replace(key, name=f"trainer.{name}") for name, key in arguments("Trainer").items()}
+    lightnings = {
+        f"trainer.{name}": replace(key, name=f"trainer.{name}")
+        for name, key in arguments("Trainer").items()
+    }
     ours = _group("", "Settings")
-    ours |= {name: replace(own, text=lightnings[name].text) for name, own in ours.items() if name in lightnings}
+    ours |= {
+        name: replace(own, text=lightnings[name].text)
+        for name, own in ours.items()
+        if name in lightnings
+    }
     return {name: key for name, key in (lightnings | ours).items() if name not in FILLED}
 
 
@@ -169,19 +214,34 @@ def _group(group: str, name: str) -> dict[str, Key]:
 @cache
 def subclasses(*bases: str) -> dict[str, str]:
     """Our classes below ``bases`` that can be named in a configuration, with the first line of their docstrings."""
-    names = [name for name in _files() if not name.startswith("_") and name not in bases and _is_below(name, bases)]
-    return {name: (ast.get_docstring(definition(name) or ast.Module([], [])) or "").split("\n")[0] for name in names}
+    names = [
+        name
+        for name in _files()
+        if not name.startswith("_") and name not in bases and _is_below(name, bases)
+    ]
+    return {
+        name: (ast.get_docstring(definition(name) or ast.Module([], [])) or "").split("\n")[0]
+        for name in names
+    }
 
 
 def _is_below(name: str, bases: tuple[str, ...]) -> bool:
-    above = [base for base in (_files()[name][1] if name in _files() else []) if base != name]  # another package's
+    above = [
+        base for base in (_files()[name][1] if name in _files() else []) if base != name
+    ]  # another package's
     return any(base in bases or _is_below(base, bases) for base in above)
 
 
 def of_recipe(content: dict[str, Any]) -> tuple[dict[str, Key], set[str]]:
     """The keys of the classes that settings name (source, task, losses), and the places whose keys are all known."""
-    data, model = (part if isinstance(part, dict) else {} for part in (content.get("data"), content.get("model")))
-    places = {"data.source": data.get("source") or "FoodTagMini", "model.task": model.get("task") or "Classification"}
+    data, model = (
+        part if isinstance(part, dict) else {}
+        for part in (content.get("data"), content.get("model"))
+    )
+    places = {
+        "data.source": data.get("source") or "FoodTagMini",
+        "model.task": model.get("task") or "Classification",
+    }
     losses = model.get("distill_losses")
     if isinstance(losses, dict):
         places |= {f"model.distill_losses.{name}": loss for name, loss in losses.items()}
@@ -190,7 +250,9 @@ def of_recipe(content: dict[str, Any]) -> tuple[dict[str, Key], set[str]]:
         name = given.get("class_path", "") if isinstance(given, dict) else str(given)
         ours, name = "." not in name or name.startswith("kd."), name.rpartition(".")[2]
         own = arguments(name) if ours and name in _files() else {}
-        found |= {f"{place}.{key.name}": replace(key, name=f"{place}.{key.name}") for key in own.values()}
+        found |= {
+            f"{place}.{key.name}": replace(key, name=f"{place}.{key.name}") for key in own.values()
+        }
     return found, {place for place in places if any(key.startswith(f"{place}.") for key in found)}
 
 
@@ -208,7 +270,9 @@ def merged(contents: list[dict[str, Any]], overrides: dict[str, Any]) -> dict[st
 
 def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
     for key, value in part.items():
-        if isinstance(value, dict) and isinstance(whole.get(key), str):  # a class by its name, and arguments of it
+        if isinstance(value, dict) and isinstance(
+            whole.get(key), str
+        ):  # a class by its name, and arguments of it
             whole[key] = {"class_path": whole[key]}
         if isinstance(value, dict) and isinstance(whole.get(key), dict):
             _merge(whole[key], value)
@@ -242,7 +306,10 @@ def _is_one(name: str, known: dict[str, Key], closed: set[str]) -> bool:
     parents = [name.rsplit(".", i)[0] for i in range(1, name.count(".") + 1)]
     place = next((parent for parent in parents if parent in closed), None)
     if place and name.removeprefix(f"{place}.") not in ("class_path", "dict_kwargs"):
-        return any(parent in known and parent not in closed and parent.startswith(f"{place}.") for parent in parents)
+        return any(
+            parent in known and parent not in closed and parent.startswith(f"{place}.")
+            for parent in parents
+        )
     return any(parent in known for parent in parents)
 
 
@@ -252,11 +319,17 @@ def table(keys: dict[str, Key], pattern: str) -> str:
     Raises:
         UserError: no such key.
     """
-    found = [key for key in keys.values() if pattern.lower() in key.name.lower()] if pattern else list(keys.values())
+    found = (
+        [key for key in keys.values() if pattern.lower() in key.name.lower()]
+        if pattern
+        else list(keys.values())
+    )
     if not found:
         raise UserError(f"no key with '{pattern}' in its name (kd-train --keys)")
     width = min(40, max(len(key.name) for key in found))
     texts = [key.text and f"\n{'':<{width}}  {key.text}" for key in found]
     defaults = [key.default and f" = {key.default}" for key in found]
     rows = zip(found, defaults, texts, strict=True)
-    return "".join(f"{key.name:<{width}}  {key.type}{default}{text}\n" for key, default, text in rows)
+    return "".join(
+        f"{key.name:<{width}}  {key.type}{default}{text}\n" for key, default, text in rows
+    )

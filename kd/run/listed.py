@@ -39,7 +39,9 @@ CLASSES: dict[str, dict[str, str]] = {
         "kd.monitor.headspace": "Headspace",
         "pytorch_lightning.callbacks": "DeviceStatsMonitor EarlyStopping LearningRateMonitor ModelCheckpoint Timer",
     },
-    "logger": {"pytorch_lightning.loggers": "CSVLogger CometLogger MLFlowLogger TensorBoardLogger WandbLogger"},
+    "logger": {
+        "pytorch_lightning.loggers": "CSVLogger CometLogger MLFlowLogger TensorBoardLogger WandbLogger"
+    },
     "profiler": {"pytorch_lightning.profilers": "AdvancedProfiler PyTorchProfiler SimpleProfiler"},
     "plugin": {},
 }
@@ -249,6 +251,10 @@ def _homes(module: str, name: str) -> Iterator[str]:
     root = Path(next(iter(found.submodule_search_locations or ()))) if found else Path(top)
     file = root.joinpath(*rest, "__init__.py")
     for node in ast.parse(file.read_text("utf-8")).body if file.is_file() else ():
-        if isinstance(node, ast.ImportFrom) and node.module and name in {alias.name for alias in node.names}:
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and name in {alias.name for alias in node.names}
+        ):
             yield node.module
             yield from _homes(node.module, name)

@@ -33,7 +33,9 @@ from kd.tasks import Task
 from kd.tasks.features import rank_of_gram
 from kd.teachers import FrozenTeacher, RunTeacher, build_teacher
 
-Found = tuple[nn.Module, Prepare, list[str], DistillationDataModule]  # A model, its input, its classes, the data
+Found = tuple[
+    nn.Module, Prepare, list[str], DistillationDataModule
+]  # A model, its input, its classes, the data
 Models = dict[str, tuple[Callable[[Tensor], Tensor], int]]
 
 
@@ -100,7 +102,9 @@ class Evaluation:
     """On how many pictures the first model alone is right, and each other model alone."""
 
     @classmethod
-    def written(cls, results: list[dict[str, Any]], runs: Sequence[Path | None], options: Options) -> "Evaluation":
+    def written(
+        cls, results: list[dict[str, Any]], runs: Sequence[Path | None], options: Options
+    ) -> "Evaluation":
         """Writes the figures into each run's folder, and to ``options.out``.
 
         Args:
@@ -117,7 +121,9 @@ class Evaluation:
         if options.out is not None:
             files.append(options.out)
             if options.out.suffix == ".json":
-                options.out.write_text(text[0] if len(text) == 1 else json.dumps(results, indent=2) + "\n")
+                options.out.write_text(
+                    text[0] if len(text) == 1 else json.dumps(results, indent=2) + "\n"
+                )
         return cls(results, files)
 
 
@@ -136,30 +142,52 @@ def subjects(request: Request, options: Options) -> list[Subject]:
     words = [str(run_at(word)) if is_url(word) else word for word in request.rest]  # fetched once
     first = next((word for word in words if is_run(word)), None)
     if first is not None and request.recipe is not None:
-        raise UserError(f"recipe: can't be given with the run {first}, which has its own; data.key=value changes it")
-    return [_of_run(w, request, options) if is_run(w) else _of_file(w, first, request, options) for w in words]
+        raise UserError(
+            f"recipe: can't be given with the run {first}, which has its own; data.key=value changes it"
+        )
+    return [
+        _of_run(w, request, options) if is_run(w) else _of_file(w, first, request, options)
+        for w in words
+    ]
 
 
 def _of_run(word: str, request: Request, options: Options) -> Subject:
     run = Run.open(word, request)
     data = _data(run.load_data(), options, run.classes)
     run.task.build(len(run.classes), data.source.ignore_index)
-    return Subject(str(run.folder), run.folder, run.model, run.preprocess, run.classes, data, run.task, run.teacher())
+    return Subject(
+        str(run.folder),
+        run.folder,
+        run.model,
+        run.preprocess,
+        run.classes,
+        data,
+        run.task,
+        run.teacher(),
+    )
 
 
 def _of_file(word: str, run: str | None, request: Request, options: Options) -> Subject:
     file = weights_file(Path(word), "weights")
     given = {item.split("=", 1)[0] for item in request.overrides}
     if not (run or request.recipe or options.folder or "data.source" in given):
-        raise UserError(f"{word}: needs pictures: folder=DIR (DIR/<class>/*.jpg), recipe=NAME, or "
-                        "data.source=ImageFolder data.source.root=DIR")  # fmt: skip
+        raise UserError(
+            f"{word}: needs pictures: folder=DIR (DIR/<class>/*.jpg), recipe=NAME, or "
+            "data.source=ImageFolder data.source.root=DIR"
+        )
     config, trusted = Run.settings(run_at(run) / "config.yaml" if run else None, request)
     said = read_metadata(file) if file.suffix == ".safetensors" else {}
     if not {"arch", "kwargs"} <= said.keys():
-        task = task_in(run_at(run) / "student.safetensors", trusted) if run else task_of(config, trusted)
+        task = (
+            task_in(run_at(run) / "student.safetensors", trusted)
+            if run
+            else task_of(config, trusted)
+        )
         model, prepare, classes, data = _foreign(word, data_of(config, trusted), options, task)
     elif said.get("classifies") == "false":
-        raise UserError(f"{file}: nothing has trained the student's classifier (kd-predict writes its features)")
+        raise UserError(
+            f"{file}: nothing has trained the student's classifier (kd-predict writes its features)"
+        )
     else:
         model, prepare, classes = student_in(file, trusted)
         task = task_in(file, trusted)
@@ -174,7 +202,9 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
 def _foreign(word: str, all_data: DistillationDataModule, options: Options, task: Task) -> Found:
     said = about(word)
     if not (said.arch or options.arch):
-        raise UserError(f"arch: {word} does not say which model it is; give the name of one of timm's: arch=NAME")
+        raise UserError(
+            f"arch: {word} does not say which model it is; give the name of one of timm's: arch=NAME"
+        )
     folder = options.folder
     own = said.classes or (classes_below(folder, "folder") if folder else [])
     data = _data(all_data, options, own if options.folder else None)
@@ -188,7 +218,9 @@ def _foreign(word: str, all_data: DistillationDataModule, options: Options, task
     return built.in_the_datas_classes(), built.prepare, classes, data
 
 
-def _data(data: DistillationDataModule, options: Options, classes: list[str] | None) -> DistillationDataModule:
+def _data(
+    data: DistillationDataModule, options: Options, classes: list[str] | None
+) -> DistillationDataModule:
     if options.folder:
         data.splits.use_folder(options.folder, classes or [])
     data.split(options.place)
@@ -207,7 +239,10 @@ def evaluate(request: Request, options: Options) -> Evaluation:
         return _evaluate_features(request, options)
     measured = subjects(request, options)
     _check_same_pictures(measured, options)
-    task, csv_file = measured[0].task, options.out if options.out is not None and options.out.suffix == ".csv" else None
+    task, csv_file = (
+        measured[0].task,
+        options.out if options.out is not None and options.out.suffix == ".csv" else None,
+    )
     if not task.in_rows and csv_file:
         raise UserError("out: is not available for segmentation; kd-predict writes the masks")
     kept = [Answers(task, s.classes) if task.in_rows else None for s in measured]
@@ -226,12 +261,16 @@ def _check_same_pictures(measured: Sequence[Subject], options: Options) -> None:
     first, *others = ((len(split.targets), identity(split), classes) for split, classes in splits)
     for subject, found in zip(measured[1:], others, strict=True):
         if found != first:
-            raise UserError(f"{measured[0].name} and {subject.name} have other pictures or labels to validate with "
-                            f"({first[0]:,} and {found[0]:,}); name the same for all: folder=DIR or "
-                            "data.source.root=DIR")  # fmt: skip
+            raise UserError(
+                f"{measured[0].name} and {subject.name} have other pictures or labels to validate with "
+                f"({first[0]:,} and {found[0]:,}); name the same for all: folder=DIR or "
+                "data.source.root=DIR"
+            )
 
 
-def measure(subject: Subject, options: Options, answers: Answers | None, own_data: bool) -> dict[str, Any]:
+def measure(
+    subject: Subject, options: Options, answers: Answers | None, own_data: bool
+) -> dict[str, Any]:
     """Measures a model, and its teacher where it has one: metrics, fidelity and, where wanted, damaged pictures.
 
     Args:
@@ -249,41 +288,58 @@ def measure(subject: Subject, options: Options, answers: Answers | None, own_dat
     fidelity = task.fidelity(len(classes))
     readers = [each for each in (fidelity, answers) if each is not None]
     batches = data.eval_dataloader(options.place)
-    found = evaluation.evaluate(subject.model, subject.prepare, batches, task, subject.teacher, device, readers)
+    found = evaluation.evaluate(
+        subject.model, subject.prepare, batches, task, subject.teacher, device, readers
+    )
     if fidelity is not None and options.place == "val" and own_data and subject.run is not None:
         write(subject.run, fidelity, data, "val", classes)
-    models = {"student": subject.model} | ({"teacher": subject.teacher.model} if subject.teacher else {})
+    models = {"student": subject.model} | (
+        {"teacher": subject.teacher.model} if subject.teacher else {}
+    )
     return {
         "run": subject.name,
         "data": options.folder or f"{data.source.describe()} ({options.split})",
         "pictures": len(data.split(options.place).targets),
         **({"left_out": data.splits.left_out} if data.splits.left_out else {}),
-        **{name: {"params": count_parameters(model), **found[name]} for name, model in models.items()},
+        **{
+            name: {"params": count_parameters(model), **found[name]}
+            for name, model in models.items()
+        },
         **({"fidelity": fidelity.result(classes)} if fidelity is not None else {}),
         **({"robust": _robust(subject, options, device)} if options.robust else {}),
     }
 
 
-def _robust(subject: Subject, options: Options, device: torch.device) -> dict[str, dict[str, list[float]]]:
+def _robust(
+    subject: Subject, options: Options, device: torch.device
+) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     for name in CORRUPTIONS:
         for strength in STRENGTHS:
             subject.task.reset()
             batches = corrupted(subject.data.eval_dataloader(options.place), name, strength)
             task, model = subject.task, subject.model
-            metrics = evaluation.evaluate(model, subject.prepare, batches, task, subject.teacher, device)
+            metrics = evaluation.evaluate(
+                model, subject.prepare, batches, task, subject.teacher, device
+            )
             for which, values in metrics.items():
                 found.setdefault(name, {}).setdefault(which, []).append(values[task.primary])
     return found
 
 
-def _write_answers(file: Path, measured: Sequence[Subject], kept: Sequence[Answers], options: Options) -> None:
+def _write_answers(
+    file: Path, measured: Sequence[Subject], kept: Sequence[Answers], options: Options
+) -> None:
     split, alone = measured[0].data.split(options.place), len(measured) == 1
     columns = {}
     for subject, answers in zip(measured, kept, strict=True):
-        for key in [key for key in next(iter(answers.rows.values()), {}) if not key.startswith("label")]:
+        for key in [
+            key for key in next(iter(answers.rows.values()), {}) if not key.startswith("label")
+        ]:
             columns[key if alone else f"{subject.name} {key}"] = answers, key
-    labels = [key for key in next(iter(kept[0].rows.values()), {"label": ""}) if key.startswith("label")]
+    labels = [
+        key for key in next(iter(kept[0].rows.values()), {"label": ""}) if key.startswith("label")
+    ]
     text = io.StringIO()
     table = Table(text, "\n")
     table.add(["picture", *labels, *columns])
@@ -303,14 +359,22 @@ def _gives_features(word: str) -> bool:
 
 def _evaluate_features(request: Request, options: Options) -> Evaluation:
     other = next((word for word in request.rest if not _gives_features(word)), None)
-    without = request.rest[0] if other is None else next(word for word in request.rest if _gives_features(word))
+    without = (
+        request.rest[0]
+        if other is None
+        else next(word for word in request.rest if _gives_features(word))
+    )
     if other is not None:
-        raise UserError(f"{without} has no classifier and {other} has one: they can't be compared by one measure")
+        raise UserError(
+            f"{without} has no classifier and {other} has one: they can't be compared by one measure"
+        )
     csv_file = options.out is not None and options.out.suffix == ".csv"
     for key, given in (("folder", options.folder), ("robust", options.robust), ("out", csv_file)):
         if given:
-            raise UserError(f"{key}: needs a classifier, and {without} has none; data.probe.root=DIR measures features "
-                            "by labelled pictures")  # fmt: skip
+            raise UserError(
+                f"{key}: needs a classifier, and {without} has none; data.probe.root=DIR measures features "
+                "by labelled pictures"
+            )
     results = [_features_of_run(word, request, options) for word in request.rest]
     return Evaluation.written(results, [Path(result["run"]) for result in results], options)
 
@@ -320,7 +384,9 @@ def _features_of_run(word: str, request: Request, options: Options) -> dict[str,
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data, models = opened.data, _models(opened, device)
     ranks = _ranks(models, data, options.split, device)
-    found: dict[str, dict[str, float]] = {name: {"params": n, "rankme": ranks[name]} for name, (_, n) in models.items()}
+    found: dict[str, dict[str, float]] = {
+        name: {"params": n, "rankme": ranks[name]} for name, (_, n) in models.items()
+    }
     if data.probe is not None:
         batches = bar(data.eval_dataloader("probe"), label="labelled pictures", unit=" batches")
         seen = look_at({name: call for name, (call, _) in models.items()}, data, batches, device)
@@ -337,7 +403,9 @@ def _features_of_run(word: str, request: Request, options: Options) -> dict[str,
 
 def _models(opened: FinishedRun, device: torch.device) -> Models:
     student, prepare = opened.model.to(device), opened.preprocess
-    models: Models = {"student": (lambda images: student(prepare(images)), count_parameters(student))}
+    models: Models = {
+        "student": (lambda images: student(prepare(images)), count_parameters(student))
+    }
     for name, teacher in opened.feature_teachers().items():
         teacher.to(device)
         models[f"teacher {name}".strip()] = teacher, count_parameters(teacher.model)
@@ -345,7 +413,9 @@ def _models(opened: FinishedRun, device: torch.device) -> Models:
 
 
 @torch.inference_mode()
-def _ranks(models: Models, data: DistillationDataModule, split: str, device: torch.device) -> dict[str, float]:
+def _ranks(
+    models: Models, data: DistillationDataModule, split: str, device: torch.device
+) -> dict[str, float]:
     grams: dict[str, Tensor] = {}
     for batch in bar(data.eval_dataloader(split), label="evaluating", unit=" batches"):
         images = batch["image"][batch["index"] >= 0].to(device)

@@ -14,7 +14,9 @@ BUILDER = "build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn
 def one_line(message: str) -> str:
     """jsonargparse's message, which can be a paragraph, in one line that starts with the key."""
     text = " ".join(message.split())
-    unknown = re.search(r"unrecognized arguments: --([\w.+-]+)|^Option '([\w.]+)' is not accepted", text, re.I)
+    unknown = re.search(
+        r"unrecognized arguments: --([\w.+-]+)|^Option '([\w.]+)' is not accepted", text, re.I
+    )
     group = re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", text)
     if unknown or group:
         key = ".".join(group.groups()) if group else next(k for k in unknown.groups() if k)  # type: ignore[union-attr]
@@ -23,7 +25,9 @@ def one_line(message: str) -> str:
     if not found:
         return _short(text)
     key = found[-1] if found[-1].startswith(found[0]) else found[0]
-    values = re.findall(r"(?:Given value: |Got value: |Unable to load config \")(.*?)(?=\"?$| Given value)", text)
+    values = re.findall(
+        r"(?:Given value: |Got value: |Unable to load config \")(.*?)(?=\"?$| Given value)", text
+    )
     given = values[-1] if values else ""
     nested = re.search(r"NestedArg\(key='([\w.]+)', val=(.*)\)$", text)
     if nested:
@@ -48,7 +52,11 @@ def _reasons(text: str) -> list[str]:
     text = re.sub(r'^.*[Pp]arser key "[^"]+": ?', "", text)
     parts = re.split(r"(?:^|Errors:)? - ", text) if "Errors:" in text else [text]
     parts = [re.sub(r"\. Got value: .*$", "", part).strip() for part in parts]
-    parts = [p for p in parts if p and "Subtypes:" not in p and "NoneType" not in p and "Expected a path" not in p]
+    parts = [
+        p
+        for p in parts
+        if p and "Subtypes:" not in p and "NoneType" not in p and "Expected a path" not in p
+    ]
     return sorted(parts, key=lambda part: "Expected a <class" not in part)
 
 
@@ -57,11 +65,19 @@ def _reason(key: str, given: str, reasons: list[str]) -> str:
     field = re.match(r"([a-z_]\w*): Expected ", last)  # a dataclass names its own
     if field:
         key = key if key.endswith(f".{field[1]}") else f"{key}.{field[1]}"
-        reasons = [part.removeprefix(f"{field[1]}: ") for part in reasons if part.startswith(f"{field[1]}: ")]
+        reasons = [
+            part.removeprefix(f"{field[1]}: ")
+            for part in reasons
+            if part.startswith(f"{field[1]}: ")
+        ]
         last = reasons[-1]
-    wrong_class = re.search(r"Expected a dot import path string: (\S+)|Unexpected import path format: (\S+)", last)
+    wrong_class = re.search(
+        r"Expected a dot import path string: (\S+)|Unexpected import path format: (\S+)", last
+    )
     if wrong_class:
-        named = any(part in key for part in ("source", "losses", "callbacks", "logger", "strategy", "task"))
+        named = any(
+            part in key for part in ("source", "losses", "callbacks", "logger", "strategy", "task")
+        )
         path = wrong_class[1] or wrong_class[2]
         return f"{key}: {no_class(key, path)}" if named else no_plain_value(key, path)
     denied = re.search(r"Importing '([\w.]+)' is not allowed", " ".join(reasons))
@@ -71,7 +87,11 @@ def _reason(key: str, given: str, reasons: list[str]) -> str:
     if option:
         name = option[1] or option[2]
         kinds = [kind for bases in keys.CLASSES.values() for kind in keys.subclasses(*bases)]
-        known = {argument for kind in [*kinds, "Projection", "TapSpec"] for argument in keys.arguments(kind)}
+        known = {
+            argument
+            for kind in [*kinds, "Projection", "TapSpec"]
+            for argument in keys.arguments(kind)
+        }
         return f"{key}: no option '{name}'{near(name, sorted(known | {k.rpartition('.')[2] for k in keys.schema()}))}"
     protocol = re.search(r"Import path ([\w.]*) ?does not implement protocol (\w+)", last)
     if protocol:

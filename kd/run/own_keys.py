@@ -14,7 +14,9 @@ def take(request: Request, *keys: str) -> dict[str, str]:
     return own
 
 
-def whole_number(own: Mapping[str, object], key: str, default: int, low: int = 1, high: int | None = None) -> int:
+def whole_number(
+    own: Mapping[str, object], key: str, default: int, low: int = 1, high: int | None = None
+) -> int:
     """A whole number from ``low`` to ``high`` among a command's own keys; ``default`` without one.
 
     Raises:
@@ -66,7 +68,11 @@ def truth(own: dict[str, str], key: str) -> bool:
 def take_all(request: Request, *keys: str, of_data: bool = True) -> dict[str, str]:
     """Removes a command's own items; refuses all others, but for those of the data and the teachers (``of_data``)."""
     own = take(request, *keys)
-    foreign = [item for item in request.overrides if not (of_data and item.startswith(("data.", "model.teacher")))]
+    foreign = [
+        item
+        for item in request.overrides
+        if not (of_data and item.startswith(("data.", "model.teacher")))
+    ]
     if foreign:
         key, known = foreign[0].split("=")[0], [*(f"{key}=" for key in keys), *["data.*"] * of_data]
         raise UserError(f"no key '{key}' (it takes {', '.join(known)}){did_you_mean(key, keys)}")

@@ -51,7 +51,13 @@ from kd.optim import OptimSpec
 from kd.report.metric import PROBE, less_is_better
 from kd.run.assemble import assemble
 from kd.run.build import arguments_of, made
-from kd.run.checks import check_losses, check_student, check_values, loggers_with_folders, told_by_key
+from kd.run.checks import (
+    check_losses,
+    check_student,
+    check_values,
+    loggers_with_folders,
+    told_by_key,
+)
 from kd.run.files import BEGIN, END, flatten
 from kd.run.messages import one_line
 from kd.run.request import TRUSTED
@@ -63,7 +69,9 @@ from kd.strategies.checkpoint_files import CheckpointFiles
 from kd.teachers import shared_teachers
 from kd.teachers.open_cache import check_precision
 
-FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # for what was dumped here; never for files from elsewhere
+FAST = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # for what was dumped here; never for files from elsewhere
 
 
 class Parser(ArgumentParser):
@@ -77,7 +85,9 @@ class Parser(ArgumentParser):
 @cache
 def _whole_parser() -> Parser:  # one a process: it takes longer to build than to use
     header = [f"pytorch_lightning=={version('pytorch-lightning')}"]
-    parser = Parser(parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False, dump_header=header)
+    parser = Parser(
+        parser_mode="omegaconf+", exit_on_error=False, allow_abbrev=False, dump_header=header
+    )
     parser.add_argument("-c", "--config", action=ActionConfigFile)
     for own in fields(Settings):
         if own.default is not MISSING:
@@ -87,7 +97,11 @@ def _whole_parser() -> Parser:  # one a process: it takes longer to build than t
     parser.add_function_arguments(assemble, "model", skip={"data", "optim"}, sub_configs=True)
     parser.set_defaults({"model.task": {"class_path": "kd.tasks.Classification"}})
     parser.add_class_arguments(DistillationDataModule, "data", fail_untyped=False, sub_configs=True)
-    for key, spec in (("optim", OptimSpec), ("checkpoint", CheckpointSpec), ("monitor", MonitorSpec)):
+    for key, spec in (
+        ("optim", OptimSpec),
+        ("checkpoint", CheckpointSpec),
+        ("monitor", MonitorSpec),
+    ):
         parser.add_class_arguments(spec, key)
     parser.link_arguments("seed", "data.seed")
     return parser
@@ -146,8 +160,12 @@ class KDCLI:
             text = " ".join(str(error).split("full_key")[0].split())
             raise UserError(f"{error.full_key}: {text}") from error
         strategy = config.trainer.strategy
-        if isinstance(strategy, str) and "." in strategy:  # a class path alone; the parser takes it for a name
-            config = self.parser.parse_args([*items, f"--trainer.strategy={json.dumps({'class_path': strategy})}"])
+        if (
+            isinstance(strategy, str) and "." in strategy
+        ):  # a class path alone; the parser takes it for a name
+            config = self.parser.parse_args(
+                [*items, f"--trainer.strategy={json.dumps({'class_path': strategy})}"]
+            )
             if isinstance(config.trainer.strategy, str):
                 raise UserError(f"trainer.strategy: no class '{strategy}'")
         return config
@@ -185,23 +203,39 @@ class KDCLI:
         for name, module in self.model.students.named().items():
             key = f"students.{name}.model" if name else "model"
             check_losses(module.objective, key, len(self.datamodule.info.classes))
-            check_batch(module.objective.active, self.datamodule.batch_size, self.trainer.world_size)
+            check_batch(
+                module.objective.active, self.datamodule.batch_size, self.trainer.world_size
+            )
         self.datamodule.splits.check_fraction()
         if self.model.teacher is not None:
             check_precision(self.model.teacher, self.datamodule, self.model.students.wanted)
-        if runs_in_child_processes(self.trainer):  # the run would be in a child process, and lost with it
-            raise UserError(f"trainer.strategy: '{self.config.trainer.strategy}' is not supported; take ddp")
+        if runs_in_child_processes(
+            self.trainer
+        ):  # the run would be in a child process, and lost with it
+            raise UserError(
+                f"trainer.strategy: '{self.config.trainer.strategy}' is not supported; take ddp"
+            )
 
     def _in_run_folder(self, trainer: dict[str, Any]) -> dict[str, Any]:
         """The trainer's settings with ``RUN`` replaced; a profiler that names no folder gets the run's."""
         profiler = trainer["profiler"]
-        if isinstance(profiler, dict) and (profiler.get("init_args") or {}).get("dirpath", ...) is None:
-            trainer = {**trainer, "profiler": {**profiler, "init_args": {**profiler["init_args"], "dirpath": RUN}}}
+        if (
+            isinstance(profiler, dict)
+            and (profiler.get("init_args") or {}).get("dirpath", ...) is None
+        ):
+            trainer = {
+                **trainer,
+                "profiler": {**profiler, "init_args": {**profiler["init_args"], "dirpath": RUN}},
+            }
         return in_folder(trainer, unclaimed(on_disk(self.config.runs_dir) / self.config.recipe))
 
     def _plain_loggers(self, given: object) -> object:
         """Lightning's own value of ``trainer.logger``; loggers with arguments are built once the run has a folder."""
-        self.loggers = [spec for spec in (given if isinstance(given, list) else [given]) if isinstance(spec, dict)]
+        self.loggers = [
+            spec
+            for spec in (given if isinstance(given, list) else [given])
+            if isinstance(spec, dict)
+        ]
         for spec in self.loggers:
             check_packages(spec)
         return False if self.loggers else given
@@ -217,23 +251,35 @@ class KDCLI:
         known = [f"val/{name}" for name in self.model.task.metric_names(taught)]
         monitor = config.checkpoint.monitor or f"val/{self.model.task.monitored}"
         if config.checkpoint.monitor and not self.model.students.measured and not config.resume:
-            raise UserError("checkpoint.monitor: nothing trains the student's classifier, so there is no validation "
-                            "metric; the last epoch is exported")  # fmt: skip
+            raise UserError(
+                "checkpoint.monitor: nothing trains the student's classifier, so there is no validation "
+                "metric; the last epoch is exported"
+            )
         if monitor in {f"val/{name}" for name in PROBE} - set(known):
-            raise UserError(f"checkpoint.monitor: {monitor} needs labelled pictures: data.probe.root=DIR")
+            raise UserError(
+                f"checkpoint.monitor: {monitor} needs labelled pictures: data.probe.root=DIR"
+            )
         if monitor not in known:
-            raise UserError(f"checkpoint.monitor: must be one of {', '.join(known)}, got '{monitor}'")
+            raise UserError(
+                f"checkpoint.monitor: must be one of {', '.join(known)}, got '{monitor}'"
+            )
         usual = "min" if less_is_better(monitor) else "max"
         mode = config.checkpoint.mode or usual
         if mode != usual and type(self.model.task).__module__.startswith("kd."):
-            raise UserError(f"checkpoint.mode: {mode} would keep the worst epoch by {monitor}; leave it out")
+            raise UserError(
+                f"checkpoint.mode: {mode} would keep the worst epoch by {monitor}; leave it out"
+            )
         resume = Path(config.resume) if config.resume else None
         preflight = Preflight(config.preflight, on_disk(config.runs_dir) / config.recipe)
         where = resume.resolve() / "checkpoints" if resume else None
-        last = LastCheckpoint(where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes)
+        last = LastCheckpoint(
+            where, config.checkpoint.every_n_steps, config.checkpoint.every_n_minutes
+        )
         text = self.as_yaml()
         remember(text, self.as_dict())
-        self.folder = RunFolder(on_disk(config.runs_dir) / config.recipe, text, resume, self._marker, config.name)
+        self.folder = RunFolder(
+            on_disk(config.runs_dir) / config.recipe, text, resume, self._marker, config.name
+        )
         preemption = Preemption(last)
         watching = monitors(MonitorSpec(**config.monitor), preemption)
         best = Best(monitor, mode, self.student_configs, save_student)
@@ -241,24 +287,50 @@ class KDCLI:
         loggers = Loggers(self.loggers, self._build_loggers, flatten(self.as_dict()))
         nodes = Nodes(self.cluster.launcher if self.cluster else None)
         ours: list[Callback] = [
-            nodes, preflight, FeatureProbe(preflight), self.folder, loggers, LearningRate(), LastStep(),
-            Finite(self._rate()), preemption, *watching, best, FidelityRecord(preflight, best), self.summary, last,
+            nodes,
+            preflight,
+            FeatureProbe(preflight),
+            self.folder,
+            loggers,
+            LearningRate(),
+            LastStep(),
+            Finite(self._rate()),
+            preemption,
+            *watching,
+            best,
+            FidelityRecord(preflight, best),
+            self.summary,
+            last,
             *([Predictions()] if self.model.task.draws else []),
-        ]  # fmt: skip
+        ]
         if config.trainer.enable_progress_bar is not False:
             ours.append(Progress(next((w.so_far for w in watching if isinstance(w, Phases)), None)))
         own = self._given["callbacks"] or []
         callbacks = [*(own if isinstance(own, list) else [own]), *ours]
-        given = {**self._given, "callbacks": callbacks, "enable_progress_bar": False, "plugins": self._plugins()}
+        given = {
+            **self._given,
+            "callbacks": callbacks,
+            "enable_progress_bar": False,
+            "plugins": self._plugins(),
+        }
         try:
             trainer = Trainer(**given)
         except UserError:
             raise
-        except Exception as error:  # all that Lightning and the packages it looks for have against the settings
-            raise UserError(f"trainer: {' '.join(str(error).split())[:300] or type(error).__name__}") from error
-        if not any(isinstance(plugin, ClusterEnvironment) for plugin in self._given["plugins"] or []):
+        except (
+            Exception
+        ) as error:  # all that Lightning and the packages it looks for have against the settings
+            raise UserError(
+                f"trainer: {' '.join(str(error).split())[:300] or type(error).__name__}"
+            ) from error
+        if not any(
+            isinstance(plugin, ClusterEnvironment) for plugin in self._given["plugins"] or []
+        ):
             check_processes(trainer)
-        if str(config.trainer.precision) in ("16", "16-mixed") and trainer.strategy.root_device.type == "cpu":
+        if (
+            str(config.trainer.precision) in ("16", "16-mixed")
+            and trainer.strategy.root_device.type == "cpu"
+        ):
             instead = "a CPU would train in bf16-mixed; take bf16-mixed or 32-true"
             raise UserError(f"trainer.precision: {config.trainer.precision} needs a GPU, {instead}")
         students = [student.model for student in self.model.students.named().values()]
@@ -267,14 +339,20 @@ class KDCLI:
         choose_kernels(trainer, models, config.matmul_precision, benchmark)
         trainer.callbacks.insert(0, Export(best, save_student))  # type: ignore[attr-defined]
         files = CheckpointFiles()
-        trainer.strategy.checkpoint_io = AsyncCheckpointIO(files) if config.checkpoint.asynchronous else files
+        trainer.strategy.checkpoint_io = (
+            AsyncCheckpointIO(files) if config.checkpoint.asynchronous else files
+        )
         return trainer
 
     def _rate(self) -> str:
         """The learning rate, and the recipe's where it is another one."""
         recipe_lr = self.recipe_lr
         rate = f"optim.lr={self.config.optim.lr:g}"
-        return rate if recipe_lr in (None, self.config.optim.lr) else f"{rate} (the recipe's: {recipe_lr:g})"
+        return (
+            rate
+            if recipe_lr in (None, self.config.optim.lr)
+            else f"{rate} (the recipe's: {recipe_lr:g})"
+        )
 
     def _plugins(self) -> list[object] | None:
         own = self._given["plugins"]
@@ -296,7 +374,10 @@ class KDCLI:
         found: dict[str, DistillationModule] = {}
         for name, own in self.config.students.items():
             check_student(name, own or {})
-            items = [f"--{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in (own or {}).items()]
+            items = [
+                f"--{key}={v if isinstance(v, str) else json.dumps(v)}"
+                for key, v in (own or {}).items()
+            ]
             config = self.parser.parse_args(items, self.config.clone())
             config.students = None
             self.student_configs[name] = self._dump(config)

@@ -23,8 +23,10 @@ def source_items(item: str, contents: Iterable[dict[Any, Any]]) -> list[str]:
         return [item]
     if path.endswith(SETTINGS):
         if Path(path).is_file() and "class_path" not in files.read(Path(path)):
-            raise UserError(f"{SOURCE}: {path} names no source (class_path); give the pictures' folder, or a list of "
-                            f"them ({', '.join(LISTS)})")  # fmt: skip
+            raise UserError(
+                f"{SOURCE}: {path} names no source (class_path); give the pictures' folder, or a list of "
+                f"them ({', '.join(LISTS)})"
+            )
         return [item]
     if path.lower().endswith(LISTS):
         return [f"{SOURCE}=Manifest", f"{SOURCE}.train={path}"]
@@ -33,9 +35,14 @@ def source_items(item: str, contents: Iterable[dict[Any, Any]]) -> list[str]:
             raise UserError(f"{SOURCE}: there is no folder {path}")
         return [item]
     own = keys.merged([*contents], {}).get("data", {}).get("source") or ""
-    if (own.get("class_path", "") if isinstance(own, dict) else str(own)).rpartition(".")[2] in OF_A_FOLDER:
+    if (own.get("class_path", "") if isinstance(own, dict) else str(own)).rpartition(".")[
+        2
+    ] in OF_A_FOLDER:
         return [f"{SOURCE}.root={path}"]
-    return [f"{SOURCE}={'Shards' if Path(path, 'train.json').is_file() else 'ImageFolder'}", f"{SOURCE}.root={path}"]
+    return [
+        f"{SOURCE}={'Shards' if Path(path, 'train.json').is_file() else 'ImageFolder'}",
+        f"{SOURCE}.root={path}",
+    ]
 
 
 def implied(overrides: Sequence[str], contents: Iterable[dict[Any, Any]]) -> list[str]:
@@ -43,17 +50,29 @@ def implied(overrides: Sequence[str], contents: Iterable[dict[Any, Any]]) -> lis
     typed = dict(item.split("=", 1) for item in overrides if "=" in item)
     own, found = keys.merged([*contents], {}), []
     source = (own.get("data") or {}).get("source") or ""
-    name = str(source.get("class_path", "") if isinstance(source, dict) else source).rpartition(".")[2]
-    if typed.get(f"{SOURCE}.train", "").lower().endswith(LISTS) and SOURCE not in typed and name in ("", "ImageFolder"):
+    name = str(source.get("class_path", "") if isinstance(source, dict) else source).rpartition(
+        "."
+    )[2]
+    if (
+        typed.get(f"{SOURCE}.train", "").lower().endswith(LISTS)
+        and SOURCE not in typed
+        and name in ("", "ImageFolder")
+    ):
         found.append(f"{SOURCE}=Manifest")
     for key, arch in typed.items():
         node: Any = own
         for part in key.split(".")[:-1]:
             node = node.get(part) if isinstance(node, dict) else None
-        if not (key.startswith("model.") and key.endswith(".arch") and isinstance(node, dict) and node.get("kwargs")):
+        if not (
+            key.startswith("model.")
+            and key.endswith(".arch")
+            and isinstance(node, dict)
+            and node.get("kwargs")
+        ):
             continue
         typed_family, own_family = (
-            re.findall("[a-z]+", name.rpartition("/")[2])[:1] for name in (arch, f"{node.get('arch')}")
+            re.findall("[a-z]+", name.rpartition("/")[2])[:1]
+            for name in (arch, f"{node.get('arch')}")
         )
         if typed_family != own_family:
             found.append(f"{key.removesuffix('arch')}kwargs={{}}")
@@ -63,12 +82,21 @@ def implied(overrides: Sequence[str], contents: Iterable[dict[Any, Any]]) -> lis
 def check_no_files(items: Iterable[tuple[str, Any]]) -> None:
     """Refuses a file where settings or a class are wanted: its content would end up in a message."""
     for key, value in items:
-        if isinstance(value, str) and is_file(value) and not value.endswith(SETTINGS) and _takes_no_text(key):
+        if (
+            isinstance(value, str)
+            and is_file(value)
+            and not value.endswith(SETTINGS)
+            and _takes_no_text(key)
+        ):
             model = key in ("model.teacher", "model.student")
-            raise UserError(f"{key}: takes no file, got {value}{f' ({key}.checkpoint=FILE does)' if model else ''}")
+            raise UserError(
+                f"{key}: takes no file, got {value}{f' ({key}.checkpoint=FILE does)' if model else ''}"
+            )
 
 
-def pairs(contents: Iterable[dict[Any, Any]], overrides: Iterable[str]) -> Iterator[tuple[str, Any]]:
+def pairs(
+    contents: Iterable[dict[Any, Any]], overrides: Iterable[str]
+) -> Iterator[tuple[str, Any]]:
     """Keys and values of files in order, then of ``key=value`` items, the latter as text; ``+`` after a key is
     dropped.
     """
@@ -102,7 +130,9 @@ def _takes_no_text(key: str) -> bool:
         return any(name.startswith(f"{key}.") for name in known)
     kind = re.sub(r"'[^']*'", "", known[key].type)
     text = re.search(r"\bstr\b", re.sub(r"\[[^\[\]]*\]", "", kind))
-    return not text and bool(re.search(r"\b(dict|list|(?!Literal|Union|Iterable|None|Any)[A-Z]\w*)\b", kind))
+    return not text and bool(
+        re.search(r"\b(dict|list|(?!Literal|Union|Iterable|None|Any)[A-Z]\w*)\b", kind)
+    )
 
 
 PARTS = ("EachLayer", "FeatureRegression")  # what losses are made of
@@ -121,7 +151,10 @@ def names(kind: str) -> dict[str, str]:
     Args:
         kind: ``recipes`` or ``configs``.
     """
-    first = {p.stem: p.read_text(encoding="utf-8").splitlines()[0] for p in sorted(folder(kind).glob("*.yaml"))}
+    first = {
+        p.stem: p.read_text(encoding="utf-8").splitlines()[0]
+        for p in sorted(folder(kind).glob("*.yaml"))
+    }
     return {name: line[1:].strip() if line.startswith("#") else "" for name, line in first.items()}
 
 
@@ -176,6 +209,10 @@ def listed(kind: str) -> str:
 
         return described()
     if kind not in keys.CLASSES:
-        raise UserError(f"--list: lists {', '.join([*keys.CLASSES, 'models', 'classes'])}, not '{kind}'")
+        raise UserError(
+            f"--list: lists {', '.join([*keys.CLASSES, 'models', 'classes'])}, not '{kind}'"
+        )
     found = keys.subclasses(*keys.CLASSES[kind])
-    return "".join(f"  {name:<20} {text}\n" for name, text in sorted(found.items()) if name not in PARTS)
+    return "".join(
+        f"  {name:<20} {text}\n" for name, text in sorted(found.items()) if name not in PARTS
+    )

@@ -12,7 +12,14 @@ from kd.launch.cluster import is_rank_zero
 from kd.launch.cluster import marker as job_marker
 from kd.run.files import check_whole, flatten
 from kd.run.request import Request
-from kd.storage.checkpoints import LAST, PREVIOUS, check_writable, holder_of, newest_whole, run_folder
+from kd.storage.checkpoints import (
+    LAST,
+    PREVIOUS,
+    check_writable,
+    holder_of,
+    newest_whole,
+    run_folder,
+)
 from kd.storage.elsewhere import text_of, yaml_of
 from kd.storage.objects import is_url
 from kd.storage.run_urls import fetched_marker, fetched_run, on_disk, url_of
@@ -78,7 +85,11 @@ class Place:
 
 
 def place_of(
-    config: Mapping[str, Any], given: Resumed | None, job: str | None, command: Sequence[str], together: bool = False
+    config: Mapping[str, Any],
+    given: Resumed | None,
+    job: str | None,
+    command: Sequence[str],
+    together: bool = False,
 ) -> Place:
     """Where the run goes, and what it resumes: the command line's run, the settings', or the one this job began."""
     resumed, runs_dir = given, str(config["runs_dir"])
@@ -99,9 +110,13 @@ def place_of(
         resumed = _begun_before(marker)
     if resumed is None:
         return Place(runs_dir, runs, marker=marker)
-    holder = holder_of(resumed.folder) if is_rank_zero() else ""  # the job's other processes meet their own rank 0
+    holder = (
+        holder_of(resumed.folder) if is_rank_zero() else ""
+    )  # the job's other processes meet their own rank 0
     if holder:
-        raise UserError(f"resume: {holder} is training in {resumed.folder}; stop it first, or wait for its end")
+        raise UserError(
+            f"resume: {holder} is training in {resumed.folder}; stop it first, or wait for its end"
+        )
     return Place(runs_dir, runs, resumed.folder, _checkpoint(resumed.folder), marker)
 
 
@@ -114,14 +129,18 @@ def _run_of(path: Path) -> Path:
         return run
     if not path.is_file():
         raise UserError(f"resume: there is no {path}")
-    raise UserError(f"resume: {path.name} holds weights alone; resume={run} resumes from {LAST}, and "
-                    f"model.student.checkpoint={path} starts a new run with these weights")  # fmt: skip
+    raise UserError(
+        f"resume: {path.name} holds weights alone; resume={run} resumes from {LAST}, and "
+        f"model.student.checkpoint={path} starts a new run with these weights"
+    )
 
 
 def _kept_in(folder: Path, runs_dir: str) -> str:
     url = url_of(folder)
     if not url or on_disk(url).resolve() != folder.resolve():
-        raise UserError(f"runs_dir: {runs_dir} has no run {folder}; give its URL (resume=), or runs_dir=FOLDER")
+        raise UserError(
+            f"runs_dir: {runs_dir} has no run {folder}; give its URL (resume=), or runs_dir=FOLDER"
+        )
     return url.rsplit("/", 2)[0]
 
 
@@ -143,7 +162,10 @@ def _checkpoint(folder: Path) -> Path:
     if checkpoint is None:
         raise UserError(f"resume: {problems}")
     if is_rank_zero() and (damaged or checkpoint.name != LAST):
-        print(f"kd-train: warning: {problems or 'last.ckpt is gone'}; resuming from {checkpoint}", file=sys.stderr)
+        print(
+            f"kd-train: warning: {problems or 'last.ckpt is gone'}; resuming from {checkpoint}",
+            file=sys.stderr,
+        )
     return checkpoint.resolve()
 
 
@@ -160,14 +182,23 @@ def check_start(run: Path, config: Mapping[str, Any]) -> None:
     before: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # the configuration of the run before may be damaged
         before = yaml_of(text_of(run / "config.yaml"))
-    if not isinstance(before, dict) or not {"model.ema_decay", "model.student.arch"} <= flatten(before).keys():
+    if (
+        not isinstance(before, dict)
+        or not {"model.ema_decay", "model.student.arch"} <= flatten(before).keys()
+    ):
         return
     for name in config.get("students") or [""]:  # the average is what was validated
-        then, here = (flatten((c.get("students") or {}).get(name) or {}).get("model.ema_decay", c["model"]["ema_decay"])
-                      for c in (before, config))  # fmt: skip
+        then, here = (
+            flatten((c.get("students") or {}).get(name) or {}).get(
+                "model.ema_decay", c["model"]["ema_decay"]
+            )
+            for c in (before, config)
+        )
         if (then is None) != (here is None):
             key = f"students.{name}.model.ema_decay" if name else "model.ema_decay"
-            raise UserError(f"{key}: can't be turned on or off in a resumed run ({then} before), got {here}")
+            raise UserError(
+                f"{key}: can't be turned on or off in a resumed run ({then} before), got {here}"
+            )
     old, now = before["model"]["student"], config["model"]["student"]
     for key in START:
         if old.get(key) != now[key] and "auto" not in (old.get(key), now[key]):

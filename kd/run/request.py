@@ -14,7 +14,17 @@ from kd.run import files, keys
 from kd.run.files import flatten
 from kd.run.listed import kind_at
 from kd.run.moved import current
-from kd.run.paths import SETTINGS, check_no_files, find, holds_settings, implied, is_file, pairs, part_of, source_items
+from kd.run.paths import (
+    SETTINGS,
+    check_no_files,
+    find,
+    holds_settings,
+    implied,
+    is_file,
+    pairs,
+    part_of,
+    source_items,
+)
 from kd.run.trust import check_file, check_names, vouched
 from kd.run.typed import check_values
 from kd.run.unread import check_read
@@ -27,7 +37,10 @@ FLAGS = (
     "--list", "--live", "--open", "--print_config", "--traces", "--trust", "--tune", "--version", "--what-if",
 )  # fmt: skip
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
-ENTRIES = ("taps", "teachers")  # named entries whose fields the parser takes only once the entry is there
+ENTRIES = (
+    "taps",
+    "teachers",
+)  # named entries whose fields the parser takes only once the entry is there
 TRUSTED = "--trusted="  # before all other items for the parser: what the user stands for
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 
@@ -67,11 +80,21 @@ class Request:
         """
         contents, trees = self._checked()
         args = [TRUSTED + name for name in self.vouched]
-        args += [f"--config={migrate_class_paths(f, content if self.here else {})}" for f, content in contents.items()]
+        args += [
+            f"--config={migrate_class_paths(f, content if self.here else {})}"
+            for f, content in contents.items()
+        ]
         if self.recipe and next(iter(contents.values())).get("recipe") is None:
             args.append(f"--recipe={next(iter(contents)).stem}")
-        overrides = [_with_folders(item, t if self.here else {}) for item, t in zip(self.overrides, trees, strict=True)]
-        return args + self.cluster + [f"--{item}" for item in _entries_whole(overrides, contents.values())]
+        overrides = [
+            _with_folders(item, t if self.here else {})
+            for item, t in zip(self.overrides, trees, strict=True)
+        ]
+        return (
+            args
+            + self.cluster
+            + [f"--{item}" for item in _entries_whole(overrides, contents.values())]
+        )
 
     def recipe_lr(self) -> float | None:
         """The learning rate of the recipe's own file, without overlays and overrides; None where it has none."""
@@ -100,7 +123,9 @@ class Request:
     def _of_file(self, key: str, value: object) -> object:
         """What a setting is given: the content of a YAML file where it names one, else the value itself."""
         file = Path(str(value))
-        takes_file = holds_settings(keys.plain(key)) or kind_at(key) or key.partition(".")[0] == "students"
+        takes_file = (
+            holds_settings(keys.plain(key)) or kind_at(key) or key.partition(".")[0] == "students"
+        )
         if not (takes_file and file.suffix in SETTINGS and is_file(str(value))):
             return value
         content = files.read(file)
@@ -114,10 +139,16 @@ class Request:
         for file, content in contents.items():
             files.check_text(content, f"{file}: ")
             check_names(content, f"{file}: ")
-            group = next((key for key in GROUPS if not isinstance(content.get(key) or {}, dict)), None)
+            group = next(
+                (key for key in GROUPS if not isinstance(content.get(key) or {}, dict)), None
+            )
             if group:
-                raise UserError(f"{file}: {group}: must be a group of settings, got '{content[group]}'")
-        self.overrides = [meant for item in self.overrides for meant in source_items(item, contents.values())]
+                raise UserError(
+                    f"{file}: {group}: must be a group of settings, got '{content[group]}'"
+                )
+        self.overrides = [
+            meant for item in self.overrides for meant in source_items(item, contents.values())
+        ]
         self.overrides = implied(self.overrides, contents.values()) + self.overrides
         check_no_files(pairs(contents.values(), self.overrides))
         trees = self._trees(contents.values())
@@ -125,7 +156,9 @@ class Request:
             files.check_text(tree)
             check_names(tree)
             _check_says_something(*next(iter(tree.items())))
-        self._check_keys(list(contents.values()), {key: value for tree in trees for key, value in tree.items()})
+        self._check_keys(
+            list(contents.values()), {key: value for tree in trees for key, value in tree.items()}
+        )
         if "trust" not in self.flags:
             for file, content in contents.items():
                 check_file(file, content, self.trust)
@@ -142,12 +175,22 @@ class Request:
 
     def value_of(self, key: str) -> str | None:
         """The value that ``key=value`` items give a key, the last one; None without any."""
-        return next((item.split("=", 1)[1] for item in reversed(self.overrides) if item.startswith(f"{key}=")), None)
+        return next(
+            (
+                item.split("=", 1)[1]
+                for item in reversed(self.overrides)
+                if item.startswith(f"{key}=")
+            ),
+            None,
+        )
 
     @property
     def trusted(self) -> list[str]:
         """What the user trusts, as words of a command line, to pass on to another process."""
-        return [*(f"trust={module}" for module in self.trust), *(["--trust"] if "trust" in self.flags else [])]
+        return [
+            *(f"trust={module}" for module in self.trust),
+            *(["--trust"] if "trust" in self.flags else []),
+        ]
 
     def check_read(self) -> dict[str, Any]:
         """Refuses settings that no part of a run would read, and returns all (:func:`kd.run.unread.check_read`)."""
@@ -162,10 +205,18 @@ class Request:
         return found
 
     def _check_keys(self, contents: list[dict[Any, Any]], given: dict[str, Any]) -> None:
-        for number, content in enumerate(contents, 1):  # a later file may name another class, with other keys
-            _check([key for key, _ in files.leaves(content)], flatten(content), keys.merged(contents[:number], {}))
+        for number, content in enumerate(
+            contents, 1
+        ):  # a later file may name another class, with other keys
+            _check(
+                [key for key, _ in files.leaves(content)],
+                flatten(content),
+                keys.merged(contents[:number], {}),
+            )
         whole = keys.merged(contents, {key.rstrip("+"): value for key, value in given.items()})
-        values = {key: value for name, own in given.items() for key, value in flatten(own, name).items()}
+        values = {
+            key: value for name, own in given.items() for key, value in flatten(own, name).items()
+        }
         _check([*given], values, whole)
 
 
@@ -209,7 +260,10 @@ def _put(tree: dict[str, Any], key: str, value: object) -> None:
             tree[name] = {"class_path": tree[name]} if isinstance(tree.get(name), str) else {}
         _put(tree[name], rest, value)
     elif name.endswith("+"):
-        tree[name[:-1]] = [*(tree.get(name[:-1]) or []), *(value if isinstance(value, list) else [value])]
+        tree[name[:-1]] = [
+            *(tree.get(name[:-1]) or []),
+            *(value if isinstance(value, list) else [value]),
+        ]
     elif isinstance(value, str) and "class_path" in (tree.get(name) or {}):
         tree[name] = {**tree[name], "class_path": value}
     else:
@@ -226,7 +280,10 @@ def _entries_whole(overrides: list[str], contents: Iterable[dict[Any, Any]]) -> 
     for item in overrides:
         key, _, value = item.partition("=")
         entry, rest = ".".join(key.split(".")[:3]), key.split(".")[3:]
-        if not (rest and key.split(".")[:2] in [["model", kind] for kind in ENTRIES]) or entry in there:
+        if (
+            not (rest and key.split(".")[:2] in [["model", kind] for kind in ENTRIES])
+            or entry in there
+        ):
             whole.append(item)
             continue
         if entry not in made:
@@ -273,12 +330,18 @@ def translate(argv: Sequence[str]) -> Request:
         match = KEY.match(item)
         if match:
             key, value = match.groups()
-        elif item.startswith("--") and items and not (KEY.match(items[0]) or items[0].startswith("--")):
+        elif (
+            item.startswith("--")
+            and items
+            and not (KEY.match(items[0]) or items[0].startswith("--"))
+        ):
             key, value = item[2:], items.pop(0)
         elif item.endswith((".yaml", ".yml")):
             key, value = "recipe", item
         elif item.startswith("-"):
-            raise UserError(f"no option {item} (kd-train --help); a setting needs a value: {item.lstrip('-')}=...")
+            raise UserError(
+                f"no option {item} (kd-train --help); a setting needs a value: {item.lstrip('-')}=..."
+            )
         else:
             request.rest.append(item)
             continue
@@ -298,7 +361,11 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
         UserError: one is on the command line as well, with another value.
     """
     given = dict(item.split("=", 1) for item in request.overrides)
-    given |= {key: value for key, value in (("recipe", request.recipe), ("resume", request.resume)) if value}
+    given |= {
+        key: value
+        for key, value in (("recipe", request.recipe), ("resume", request.resume))
+        if value
+    }
     for key, value in settings.items():
         if not re.fullmatch(r"[A-Za-z_][\w.]*\+?", key):
             raise UserError(f"{where}: no key '{key}'")
@@ -314,7 +381,9 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
 
 def _sort_in(request: Request, key: str, value: str) -> None:
     found = _read(value)
-    files.check_text({key: found if isinstance(found, (dict, list)) else value})  # as text: YAML folds line breaks
+    files.check_text(
+        {key: found if isinstance(found, (dict, list)) else value}
+    )  # as text: YAML folds line breaks
     if key == "recipe":
         if request.recipe is not None:
             raise UserError(f"recipe is given twice: '{request.recipe}' and '{value}'")

@@ -59,7 +59,9 @@ class Run:
         from kd.run.train_first import teacher_settings, what_files_say
 
         self.cli.change(what_files_say(self.config, self._overrides))
-        trained = teacher_settings(self.cli.as_dict(), self._overrides, settings_of, self.cli.trusted)
+        trained = teacher_settings(
+            self.cli.as_dict(), self._overrides, settings_of, self.cli.trusted
+        )
         self.cli.change(trained)
         self.config = self.cli.as_dict()
         return [f"{key}={value or 'null'}" for key, value in trained.items()]
@@ -69,7 +71,9 @@ class Run:
         """The run that a command line describes, in its place, with all objects; :func:`kd.run.fit.fit` trains it."""
         cluster = join_cluster(request)
         machines = request.value_of("trainer.num_nodes") or ""
-        together = (machines.isdigit() and int(machines) > 1) or (cluster is not None and cluster.num_nodes > 1)
+        together = (machines.isdigit() and int(machines) > 1) or (
+            cluster is not None and cluster.num_nodes > 1
+        )
         given = resumed_by(request, together)
         args = request.parser_args()
         if request.check_read().get("data.source") == "FoodTagMini" and is_rank_zero():
@@ -77,7 +81,13 @@ class Run:
         run = cls(args, request.overrides)
         by_url = is_url(run.config["runs_dir"]) or bool(given and given.url)
         # a later job of SageMaker's may get its folder
-        job = "checkpoints" if sagemaker.container() and not by_url else cluster.job if cluster else None
+        job = (
+            "checkpoints"
+            if sagemaker.container() and not by_url
+            else cluster.job
+            if cluster
+            else None
+        )
         run.place = place_of(vars(run.cli.config), given, job, request.overrides, together)
         if run.place.folder:
             check_start(run.place.folder, run.config)
@@ -97,7 +107,9 @@ class Run:
             The settings, and the names that the user trusts in them beside the list of classes.
         """
         own = replace(request, overrides=[*request.overrides], cluster=[], here=True)
-        config = Run.of(own).config if file is None and request.recipe is not None else own.over(file)
+        config = (
+            Run.of(own).config if file is None and request.recipe is not None else own.over(file)
+        )
         return config, own.vouched
 
     @staticmethod
@@ -121,11 +133,15 @@ class Run:
             model.reset_classifier(0)  # type: ignore[operator]
             classes = []
         return FinishedRun(
-            folder, config, model, preprocess, classes,
+            folder,
+            config,
+            model,
+            preprocess,
+            classes,
             task=task_in(file, trusted),
             load_teachers=lambda: teacher_specs(config, trusted),
             load_data=lambda: data_of(config, trusted),
-        )  # fmt: skip
+        )
 
 
 def settings_of(items: list[str]) -> dict[str, Any]:
@@ -174,5 +190,7 @@ def _draw_ahead(folder: Path) -> None:
     if not any(folder.glob(f"foodtag-mini-*-{'x'.join(sizes)}")):
         program = Path(__file__).parents[1] / "data/foodtag_mini.py"
         command = [sys.executable, "-c", DRAW, str(program), str(folder), *sizes]
-        drawing = subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())}, start_new_session=True)
+        drawing = subprocess.Popen(
+            command, env={**os.environ, PARENT: str(os.getpid())}, start_new_session=True
+        )
         atexit.register(drawing.terminate)

@@ -27,7 +27,10 @@ class Range:
 
     def refuses(self, value: object) -> str:
         """What is wrong with a value; empty for one that is inside, or no number."""
-        limits = [(COMPARED[sign], float(limit)) for sign, limit in (part.split() for part in self.text.split(" and "))]
+        limits = [
+            (COMPARED[sign], float(limit))
+            for sign, limit in (part.split() for part in self.text.split(" and "))
+        ]
         several = value if isinstance(value, list | tuple) else [value]
         numbers = [one for one in several if isinstance(one, int | float)]
         inside = all(compare(number, limit) for number in numbers for compare, limit in limits)
@@ -70,7 +73,9 @@ class Checked:
             value = getattr(self, own.name)
             for limit in limits(own.type):
                 if problem := limit.refuses(value):
-                    raise ValueError(f"{own.name} {problem}, got {repr(value) if isinstance(value, str) else value}")
+                    raise ValueError(
+                        f"{own.name} {problem}, got {repr(value) if isinstance(value, str) else value}"
+                    )
 
 
 Size: TypeAlias = Annotated[int | tuple[int, int], Range(">= 1")]
@@ -79,7 +84,8 @@ Positive: TypeAlias = Annotated[float, Range("> 0")]
 Weight: TypeAlias = Annotated[float, Range(">= 0")]
 Count: TypeAlias = Annotated[int, Range(">= 1")]
 Batches: TypeAlias = Annotated[
-    int | float, Like(r"\d+(\.0)?|0?\.\d+|\d(\.\d+)?e-\d+", "must be a share up to 1 or a number of batches")
+    int | float,
+    Like(r"\d+(\.0)?|0?\.\d+|\d(\.\d+)?e-\d+", "must be a share up to 1 or a number of batches"),
 ]
 SomeBatches: TypeAlias = Annotated[
     int | float,
@@ -107,9 +113,12 @@ def height_width(size: int | Sequence[int]) -> tuple[int, int]:
 
 NAMESPACE = Like(r"(?!AWS/)[\w.\-/#:]{1,255}", "must be a namespace other than AWS's own")
 TOPIC = Like(
-    r"arn:[\w-]+:sns:[\w-]+:\d{12}:[\w.-]+", "must be the ARN of an SNS topic (arn:aws:sns:REGION:ACCOUNT:NAME)"
+    r"arn:[\w-]+:sns:[\w-]+:\d{12}:[\w.-]+",
+    "must be the ARN of an SNS topic (arn:aws:sns:REGION:ACCOUNT:NAME)",
 )
-NAME = Like(r"(?!latest$)[A-Za-z_][\w.+-]{0,199}", "begins with a letter (letters, digits, . + - _)")
+NAME = Like(
+    r"(?!latest$)[A-Za-z_][\w.+-]{0,199}", "begins with a letter (letters, digits, . + - _)"
+)
 
 
 @dataclass
@@ -154,8 +163,12 @@ class ModelSettings(Checked):
         self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)
         for name, low in (("mean", None), ("std", 0.0)):
             value = getattr(self, name)
-            if value is not None and (len(value) != 3 or (low is not None and not min(value) > low)):
-                raise ValueError(f"{name} must be three numbers{'' if low is None else ' > 0'}, got {value}")
+            if value is not None and (
+                len(value) != 3 or (low is not None and not min(value) > low)
+            ):
+                raise ValueError(
+                    f"{name} must be three numbers{'' if low is None else ' > 0'}, got {value}"
+                )
 
 
 @dataclass
@@ -203,7 +216,9 @@ class TeacherSettings(ModelSettings):
     cache_precision: Literal["half", "int8"] = "half"
     cache_pixels: bool | Literal["auto"] = False
     cache_gb: Positive | None = None
-    placement: Annotated[str, Like(DEVICE, "must be same, shard or a device (cpu, cuda:1)")] = "same"
+    placement: Annotated[str, Like(DEVICE, "must be same, shard or a device (cpu, cuda:1)")] = (
+        "same"
+    )
     overlap: bool = False
 
     def __post_init__(self) -> None:
@@ -235,7 +250,9 @@ class StudentSettings(ModelSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.freeze and not self.head:
-            raise ValueError(f"freeze must be null where head=false leaves nothing else, got {self.freeze}")
+            raise ValueError(
+                f"freeze must be null where head=false leaves nothing else, got {self.freeze}"
+            )
 
 
 @dataclass
@@ -325,7 +342,9 @@ class OptimSettings(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.schedule == "steps") != bool(self.milestones):
-            raise ValueError(f"milestones must go with schedule=steps alone, got {self.milestones} and {self.schedule}")
+            raise ValueError(
+                f"milestones must go with schedule=steps alone, got {self.milestones} and {self.schedule}"
+            )
         if self.milestones and sorted(set(self.milestones)) != list(self.milestones):
             raise ValueError(f"milestones must ascend, got {self.milestones}")
 
@@ -490,7 +509,9 @@ class DataSettings(Checked):
         if self.check is False:  # YAML 1.1's bare off
             self.check = "off"
         if self.unlabeled_ratio is not None and self.unlabeled is None:
-            raise ValueError(f"unlabeled_ratio must come with data.unlabeled, got {self.unlabeled_ratio} alone")
+            raise ValueError(
+                f"unlabeled_ratio must come with data.unlabeled, got {self.unlabeled_ratio} alone"
+            )
 
 
 @dataclass
@@ -564,19 +585,38 @@ class TrainerSettings:
     enable_model_summary: bool | None = False
     num_sanity_val_steps: int | None = 0  # the preflight runs the validation set already
     use_distributed_sampler: bool = False  # the order of samples is ours: kd/data/sampler.py
-    gradient_clip_val: Annotated[float, Range(">= 0")] | None = 1.0  # torch would turn every gradient round below 0
+    gradient_clip_val: Annotated[float, Range(">= 0")] | None = (
+        1.0  # torch would turn every gradient round below 0
+    )
     log_every_n_steps: Count | None = 10
     accumulate_grad_batches: Count = 1
     check_val_every_n_epoch: Count | None = 1
-    precision: Literal[
-        "16-mixed", "bf16-mixed", "32-true", "bf16-true", "64-true", "transformer-engine", "16", "bf16", "32", "64",
-        16, 32, 64,
-    ] | None = None  # fmt: skip
+    precision: (
+        Literal[
+            "16-mixed",
+            "bf16-mixed",
+            "32-true",
+            "bf16-true",
+            "64-true",
+            "transformer-engine",
+            "16",
+            "bf16",
+            "32",
+            "64",
+            16,
+            32,
+            64,
+        ]
+        | None
+    ) = None
     gradient_clip_algorithm: Literal["norm", "value"] | None = None
     deterministic: bool | Literal["warn"] | None = None
     num_nodes: Count = 1
     accelerator: Annotated[
-        str | Class, Like(r"auto|cpu|gpu|cuda|mps|tpu|hpu|xpu|.*\..*", "must be auto, cpu, gpu, cuda, mps or tpu")
+        str | Class,
+        Like(
+            r"auto|cpu|gpu|cuda|mps|tpu|hpu|xpu|.*\..*", "must be auto, cpu, gpu, cuda, mps or tpu"
+        ),
     ] = "auto"
     strategy: Annotated[
         str | Class,
@@ -589,7 +629,8 @@ class TrainerSettings:
     devices: Annotated[
         int | str | list[int],
         Like(
-            r"auto|(-1|[1-9]\d*)(\.0)?|\d+(, ?\d+)+,?|\d+,", "must be auto, -1 (all), a number >= 1 or a list ([0, 1])"
+            r"auto|(-1|[1-9]\d*)(\.0)?|\d+(, ?\d+)+,?|\d+,",
+            "must be auto, -1 (all), a number >= 1 or a list ([0, 1])",
         ),
     ] = "auto"
     max_epochs: Annotated[int, Range(">= -1")] | None = None
@@ -601,9 +642,16 @@ class TrainerSettings:
     limit_val_batches: Batches | None = None
     overfit_batches: Batches = 0.0
     val_check_interval: SomeBatches | str | dict[str, int] | None = None
-    profiler: Annotated[
-        str | Class, Like(r"simple|advanced|pytorch|xla|.*\..*", "must be simple, advanced, pytorch or a class path")
-    ] | None = None  # fmt: skip
+    profiler: (
+        Annotated[
+            str | Class,
+            Like(
+                r"simple|advanced|pytorch|xla|.*\..*",
+                "must be simple, advanced, pytorch or a class path",
+            ),
+        ]
+        | None
+    ) = None
 
 
 @dataclass

@@ -22,7 +22,10 @@ SYNONYMS = {  # words of the field -> our keys
         ("crop", ["data.augment.scale", "data.augment.pad", "data.crop_ratio"]),
         ("sampler", ["data.balance_classes"]),
         ("batch bs", ["data.batch_size"]),
-        ("imgsz resolution size", ["data.img_size", "model.student.img_size", "model.teacher.img_size"]),
+        (
+            "imgsz resolution size",
+            ["data.img_size", "model.student.img_size", "model.teacher.img_size"],
+        ),
         ("cpus threads", ["data.num_workers"]),
         ("dataset num_classes", ["data.source"]),
         ("path", ["data.source.root", "model.teacher.checkpoint"]),
@@ -39,7 +42,10 @@ SYNONYMS = {  # words of the field -> our keys
         ("layer layers", ["model.taps"]),
         ("class_weight", ["model.task.class_weights"]),
         ("smoothing", ["model.task.label_smoothing"]),
-        ("ce_weight cls_weight hard_weight task_weight hard_label_weight", ["model.task_loss_weight"]),
+        (
+            "ce_weight cls_weight hard_weight task_weight hard_label_weight",
+            ["model.task_loss_weight"],
+        ),
         ("ckpt ckpt_path load", ["model.teacher.checkpoint", "model.student.checkpoint", "resume"]),
         ("model_path weights", ["model.teacher.checkpoint", "model.student.checkpoint"]),
         ("teacher", ["model.teacher.checkpoint", "model.teacher.arch"]),
@@ -89,13 +95,47 @@ SYNONYMS = {  # words of the field -> our keys
     for word in words.split()
 }
 ARCHITECTURE = frozenset(  # timm's arguments of an architecture: they go below .kwargs
-    ["act_layer", "attn_drop_rate", "block_size", "class_token", "depth", "depths", "drop_block_rate",
-     "drop_path", "drop_path_rate", "drop_rate", "dropout", "embed_dim", "embed_dims", "fc_norm",
-     "features_only", "global_pool", "head_dim", "heads", "hidden_dim", "in_chans", "init_values", "layer_norm",
-     "mlp_ratio", "no_embed_class", "norm_layer", "num_heads", "patch_drop_rate", "patch_size", "pos_drop_rate",
-     "pos_embed", "proj_drop_rate", "qk_norm", "qkv_bias", "reg_tokens", "stem_width", "weight_init", "width",
-     "window_size"]
-)  # fmt: skip
+    [
+        "act_layer",
+        "attn_drop_rate",
+        "block_size",
+        "class_token",
+        "depth",
+        "depths",
+        "drop_block_rate",
+        "drop_path",
+        "drop_path_rate",
+        "drop_rate",
+        "dropout",
+        "embed_dim",
+        "embed_dims",
+        "fc_norm",
+        "features_only",
+        "global_pool",
+        "head_dim",
+        "heads",
+        "hidden_dim",
+        "in_chans",
+        "init_values",
+        "layer_norm",
+        "mlp_ratio",
+        "no_embed_class",
+        "norm_layer",
+        "num_heads",
+        "patch_drop_rate",
+        "patch_size",
+        "pos_drop_rate",
+        "pos_embed",
+        "proj_drop_rate",
+        "qk_norm",
+        "qkv_bias",
+        "reg_tokens",
+        "stem_width",
+        "weight_init",
+        "width",
+        "window_size",
+    ]
+)
 MEANT = {"heads": "num_heads", "hidden_dim": "embed_dim", "drop_path": "drop_path_rate", "dropout": "drop_rate",
          "width": "embed_dim"}  # fmt: skip
 
@@ -120,7 +160,9 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
     ends: dict[str, list[str]] = {}
     for name in known:
         ends.setdefault(name.split(".")[-1], []).append(name)
-    synonyms = {word: [name.format(loss=loss) for name in names] for word, names in SYNONYMS.items()}
+    synonyms = {
+        word: [name.format(loss=loss) for name in names] for word, names in SYNONYMS.items()
+    }
     given = key.lower().replace("-", "_").split(".")
     last = given[-1]
     if last in ARCHITECTURE and last not in ends:
@@ -143,7 +185,9 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
 def _runs(name: str) -> list[str]:
     """Runs of a name's words, the longest first, the last ones before the first ones."""
     words = name.split("_")
-    spans = [(i, i + size) for size in range(len(words), 0, -1) for i in range(len(words) - size, -1, -1)]
+    spans = [
+        (i, i + size) for size in range(len(words), 0, -1) for i in range(len(words) - size, -1, -1)
+    ]
     return ["_".join(words[i:j]) for i, j in spans]
 
 
@@ -174,8 +218,13 @@ def near(given: object, names: Iterable[str], most: int = 1) -> str:
 def nearest(given: object, names: Iterable[str], most: int = 1) -> list[str]:
     """The names that begin with what was given, the shortest first, or else those that are spelt like it."""
     known, text = {name.lower(): name for name in names}, str(given).lower()
-    begin = sorted((name for name in known if text and name.startswith(text)), key=lambda name: (len(name), name))
-    return [known[name] for name in (begin or difflib.get_close_matches(text, known, most, 0.6))[:most]]
+    begin = sorted(
+        (name for name in known if text and name.startswith(text)),
+        key=lambda name: (len(name), name),
+    )
+    return [
+        known[name] for name in (begin or difflib.get_close_matches(text, known, most, 0.6))[:most]
+    ]
 
 
 def did_you_mean(names: Iterable[str]) -> str:
@@ -185,4 +234,8 @@ def did_you_mean(names: Iterable[str]) -> str:
     "; did you mean 'a', 'b' or 'c'?"
     """
     found = [f"'{name}'" for name in names]
-    return f"; did you mean {' or '.join([', '.join(found[:-1]), found[-1]] if found[1:] else found)}?" if found else ""
+    return (
+        f"; did you mean {' or '.join([', '.join(found[:-1]), found[-1]] if found[1:] else found)}?"
+        if found
+        else ""
+    )

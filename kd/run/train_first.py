@@ -42,33 +42,61 @@ def teacher_settings(
     """The settings that give the run its recipe's teacher, which is trained now if need be; empty where it has one."""
     refuse_random_weights(config)
     teacher = config["model"]["teacher"]
-    if teacher and teacher["backbone"] and (not teacher["recipe"] or teacher["checkpoint"] not in (None, TRAIN)):
-        why = "model.teacher.checkpoint is given" if teacher["checkpoint"] else "there is no model.teacher.recipe"
-        raise UserError(f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}")
+    if (
+        teacher
+        and teacher["backbone"]
+        and (not teacher["recipe"] or teacher["checkpoint"] not in (None, TRAIN))
+    ):
+        why = (
+            "model.teacher.checkpoint is given"
+            if teacher["checkpoint"]
+            else "there is no model.teacher.recipe"
+        )
+        raise UserError(
+            f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}"
+        )
     if not teacher or teacher["checkpoint"] not in (None, TRAIN):
         return {}
     train = teacher["checkpoint"] == TRAIN
     if train and not teacher.get("recipe"):
-        raise UserError("model.teacher.checkpoint: train needs the recipe to train, model.teacher.recipe=NAME")
+        raise UserError(
+            "model.teacher.checkpoint: train needs the recipe to train, model.teacher.recipe=NAME"
+        )
     if not teacher.get("recipe") or (teacher["pretrained"] and not train):
         return {}
     source = data_of(config, trusted).source
     shipped = None if train else shipped_teacher(teacher, source)
     if shipped is not None:
         if is_rank_zero():
-            print(f"teacher: {shipped} (ships with kd; model.teacher.checkpoint=train trains one)", flush=True)
+            print(
+                f"teacher: {shipped} (ships with kd; model.teacher.checkpoint=train trains one)",
+                flush=True,
+            )
         return {"model.teacher.checkpoint": str(shipped)}
     items = arguments(config, splits_itself=not source.has("val"))
     asked, count = _batch(config), len(source.load("train").targets)
-    size = asked if any(item.startswith("data.batch_size=") for item in typed) else _with_steps(asked, count)
+    size = (
+        asked
+        if any(item.startswith("data.batch_size=") for item in typed)
+        else _with_steps(asked, count)
+    )
     if size < asked and is_rank_zero():
-        print(f"data.batch_size: {size} in place of {asked}, for {count} training pictures", flush=True)
-    if size < _batch(resolved(items)):  # few pictures or little memory: that holds for the teacher too
+        print(
+            f"data.batch_size: {size} in place of {asked}, for {count} training pictures",
+            flush=True,
+        )
+    if size < _batch(
+        resolved(items)
+    ):  # few pictures or little memory: that holds for the teacher too
         items.append(f"data.batch_size={size}")
     own = resolved(items)
     trained = trained_teacher(items, key_of(own, source), own["recipe"], is_rank_zero())
     fewer = {"data.batch_size": size} if size < asked else {}
-    return {**fewer, "model.teacher.checkpoint": str(trained), "model.teacher.backbone": None}  # it has done its part
+    return {
+        **fewer,
+        "model.teacher.checkpoint": str(trained),
+        "model.teacher.backbone": None,
+    }  # it has done its part
 
 
 def _with_steps(size: float, pictures: int) -> float:
@@ -109,8 +137,10 @@ def refuse_random_weights(config: dict[str, Any]) -> None:
     """A teacher that nobody has trained is a forgotten key, and the preflight would take a minute to find out."""
     for key, spec in teachers_in(config["model"]).items() if config["preflight"] == "stop" else ():
         if not any(spec[k] for k in ("checkpoint", "pretrained", "recipe", "builder")):
-            raise UserError(f"{key}.checkpoint: must be given, or {key}.pretrained=true: its weights would be "
-                            "random (preflight=warn distils from it nevertheless)")  # fmt: skip
+            raise UserError(
+                f"{key}.checkpoint: must be given, or {key}.pretrained=true: its weights would be "
+                "random (preflight=warn distils from it nevertheless)"
+            )
 
 
 def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -119,22 +149,40 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
     found: dict[str, Any] = {}
     for key, given in teachers_in(config["model"]).items():
         said, arch = about(given["checkpoint"]), TeacherSpec(given["arch"]).arch
-        if not said.arch or given["builder"] or said.arch.partition(".")[0] == arch.partition(".")[0]:
+        if (
+            not said.arch
+            or given["builder"]
+            or said.arch.partition(".")[0] == arch.partition(".")[0]
+        ):
             continue
         if f"{key}.arch" in typed:
             if said.foreign:  # timm may have several names for it
                 continue
-            raise UserError(f"{key}.arch: {given['checkpoint']} holds {said.arch}, got {arch}; leave it out, or give "
-                            f"another {key}.checkpoint")  # fmt: skip
-        spec = completed(TeacherSpec("" if said.foreign else arch, checkpoint=given["checkpoint"]), key)
-        values = {name: getattr(spec, name) for name in ("arch", "img_size", "kwargs", "mean", "std")}
+            raise UserError(
+                f"{key}.arch: {given['checkpoint']} holds {said.arch}, got {arch}; leave it out, or give "
+                f"another {key}.checkpoint"
+            )
+        spec = completed(
+            TeacherSpec("" if said.foreign else arch, checkpoint=given["checkpoint"]), key
+        )
+        values = {
+            name: getattr(spec, name) for name in ("arch", "img_size", "kwargs", "mean", "std")
+        }
         for name, value in values.items():
-            if not any(f"{item}.".startswith(f"{key}.{name}.") for item in typed) and value is not None:
+            if (
+                not any(f"{item}.".startswith(f"{key}.{name}.") for item in typed)
+                and value is not None
+            ):
                 found[f"{key}.{name}"] = value
     return found
 
 
-ONE_PROCESS = ["trainer.devices=1", "trainer.num_nodes=1", "trainer.strategy=auto", "optim.zero=false"]
+ONE_PROCESS = [
+    "trainer.devices=1",
+    "trainer.num_nodes=1",
+    "trainer.strategy=auto",
+    "optim.zero=false",
+]
 
 
 def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
@@ -145,17 +193,33 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
         splits_itself: the validation pictures are split off by the run, so the seed is passed on too.
     """
     teacher, data = config["model"]["teacher"], config["data"]
-    limits = ("accelerator", "limit_train_batches", "limit_val_batches")  # a trial run trains a trial teacher
+    limits = (
+        "accelerator",
+        "limit_train_batches",
+        "limit_val_batches",
+    )  # a trial run trains a trial teacher
     passed = {
-        **{f"data.{key}": data[key] for key in ("source", "on_bad_image", "val_fraction", "num_workers")},
-        **{f"model.student.{key}": teacher[key] for key in ("arch", "img_size", "kwargs", "mean", "std")},
+        **{
+            f"data.{key}": data[key]
+            for key in ("source", "on_bad_image", "val_fraction", "num_workers")
+        },
+        **{
+            f"model.student.{key}": teacher[key]
+            for key in ("arch", "img_size", "kwargs", "mean", "std")
+        },
         **{f"trainer.{key}": config["trainer"][key] for key in limits},
     }
     if splits_itself:
         passed["seed"] = config["seed"]
     if teacher["backbone"]:
-        passed |= {"model.student.checkpoint": teacher["backbone"], "model.student.pretrained": False}
-    items = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in passed.items()]
+        passed |= {
+            "model.student.checkpoint": teacher["backbone"],
+            "model.student.pretrained": False,
+        }
+    items = [
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in passed.items()
+    ]
     return [f"recipe={teacher['recipe']}", *items, *ONE_PROCESS]
 
 
@@ -171,7 +235,9 @@ def key_of(config: dict[str, Any], source: Source) -> str:
         if split == "train" or source.has(split):
             digest.update(fingerprint(source.load(split)).encode())
     if start := settings["model"]["student"]["checkpoint"]:
-        with open_regular(weights_file(Path(start), "model.teacher.backbone"), LARGEST_WEIGHTS) as opened:
+        with open_regular(
+            weights_file(Path(start), "model.teacher.backbone"), LARGEST_WEIGHTS
+        ) as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     for file in sorted(Path(kd.__file__).parent.rglob("*.py")):
         digest.update(bytes_of(file))
@@ -203,11 +269,15 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
             return final
         part = home / f"{name}-{key}.part"
         with appended(home / f"{name}-{key}.owner") as owner:
-            fcntl.flock(owner, fcntl.LOCK_EX)  # the training of a process that was killed may still be saving
+            fcntl.flock(
+                owner, fcntl.LOCK_EX
+            )  # the training of a process that was killed may still be saving
             with part_of_the_start("training of the teacher"):
                 status = _run(_begin(items, part, name), owner.fileno())
         if status != 0:
-            raise UserError(f"model.teacher.recipe: training {name} failed (exit {status}), see above and {part}")
+            raise UserError(
+                f"model.teacher.recipe: training {name} failed (exit {status}), see above and {part}"
+            )
         shutil.rmtree(final, ignore_errors=True)
         (part / name / "000").rename(final)
         shutil.rmtree(part, ignore_errors=True)
@@ -219,7 +289,10 @@ def _begin(items: list[str], part: Path, name: str) -> list[str]:
     if newest_whole(run / "checkpoints")[0] is not None:
         print(f"teacher: resuming the training that was stopped ({run})", flush=True)
         return [f"resume={run}"]
-    print(f"teacher: no checkpoint given, so recipe={name} trains one first (kept for later runs)", flush=True)
+    print(
+        f"teacher: no checkpoint given, so recipe={name} trains one first (kept for later runs)",
+        flush=True,
+    )
     shutil.rmtree(part, ignore_errors=True)
     return [*items, f"runs_dir={part}"]
 
@@ -231,7 +304,9 @@ def _run(items: list[str], owner: int) -> int:
     def hand_on(number: int, frame: FrameType | None) -> None:
         again = number == signal.SIGINT and received
         received.append(number)
-        child.send_signal(signal.SIGINT if again else signal.SIGTERM)  # a second Ctrl-C stops it at once
+        child.send_signal(
+            signal.SIGINT if again else signal.SIGTERM
+        )  # a second Ctrl-C stops it at once
 
     child = start_kd_train(items, pass_fds=(owner,))
     with signals_kept(hand_on):

@@ -23,7 +23,15 @@ from kd.storage.elsewhere import LARGEST_STUDENT, open_regular
 from kd.storage.writing import write_bytes
 
 ALL = "*"  # in place of names: every file is one's own, or --trust was given
-PACKAGES = ("kd", "torch", "torchvision", "torchmetrics", "timm", "pytorch_lightning", "lightning_fabric")
+PACKAGES = (
+    "kd",
+    "torch",
+    "torchvision",
+    "torchmetrics",
+    "timm",
+    "pytorch_lightning",
+    "lightning_fabric",
+)
 LIGHTNINGS = {  # where Lightning's classes are that a command line may name without their module
     kind: f"pytorch_lightning.{kind.replace('strategy', 'strategie')}s"
     for kind in ("callback", "logger", "profiler", "strategy")
@@ -31,12 +39,22 @@ LIGHTNINGS = {  # where Lightning's classes are that a command line may name wit
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 NAMED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
-WORDS = ("strategy", "profiler", "plugin")  # kinds whose settings also take Lightning's words: ddp, simple, gpu
-PLAIN = re.compile(r"(^|\.)(kwargs|builder(\.init_args)?\.config)\+?\.(.*\.)?(class_path|init_args)(\.|$)")
-LOOKS_UP = re.compile(r"\$\{(?!\s*[\w.-]+\s*\})")  # more than another key's value: the environment, a nested one
+WORDS = (
+    "strategy",
+    "profiler",
+    "plugin",
+)  # kinds whose settings also take Lightning's words: ddp, simple, gpu
+PLAIN = re.compile(
+    r"(^|\.)(kwargs|builder(\.init_args)?\.config)\+?\.(.*\.)?(class_path|init_args)(\.|$)"
+)
+LOOKS_UP = re.compile(
+    r"\$\{(?!\s*[\w.-]+\s*\})"
+)  # more than another key's value: the environment, a nested one
 PLACE = re.compile(r"(?<!class_)(dir|path|folder|file|root|ur[il])$")
 PATH = re.compile(r"[/\\]|^~|^\.\.$")
-NO_PATH = re.compile(r"(val|train)/\w+|RUN(/[\w.+-]*[\w+-])*|")  # metrics, and what lies in the run's folder
+NO_PATH = re.compile(
+    r"(val|train)/\w+|RUN(/[\w.+-]*[\w+-])*|"
+)  # metrics, and what lies in the run's folder
 
 
 def check_plain(tree: object) -> None:
@@ -52,7 +70,9 @@ def check_names(tree: object, where: str = "") -> None:
     for key, value in _mappings(tree):
         name = value.get("class_path", "")
         if not isinstance(name, str):
-            raise UserError(f"{where}{key}.class_path: must be the name of a class, got {str(name)[:80]}")
+            raise UserError(
+                f"{where}{key}.class_path: must be the name of a class, got {str(name)[:80]}"
+            )
 
 
 def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -> None:
@@ -71,7 +91,9 @@ def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -
         raise UserError(f"{file}: {problem}")
 
 
-def vouched(contents: Mapping[Path, Any], overrides: Iterable[object], trusted: Iterable[str], all_: bool) -> list[str]:
+def vouched(
+    contents: Mapping[Path, Any], overrides: Iterable[object], trusted: Iterable[str], all_: bool
+) -> list[str]:
     """What the user stands for: ``trust=``, and the names and paths in files of one's own and on the command line."""
     own_files = {file: content for file, content in contents.items() if all_ or is_own(file)}
     names: list[str] = [ALL] if len(own_files) == len(contents) else []
@@ -123,7 +145,7 @@ def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
 
 def arguments_allowed(
     name: str, kind: str, given: Mapping[str, Any], key: str, trusted: Iterable[str]
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The arguments of a class with those left out that are null and not listed; refuses others that are not listed."""
     one = listed.listed(name, kind)
     if one is None or _trusted(name, list(trusted)):
@@ -137,7 +159,11 @@ def arguments_allowed(
 def trusted_class(name: str, trusted: Iterable[str]) -> type | None:
     """The class that a file names, where the user stands for it: ``trust=``, or the settings, which were checked."""
     module, _, last = name.rpartition(".")
-    if not name or name.startswith("kd.") or not any(other == ALL or _below(name, other) for other in trusted):
+    if (
+        not name
+        or name.startswith("kd.")
+        or not any(other == ALL or _below(name, other) for other in trusted)
+    ):
         return None
     try:
         found = getattr(import_module(module), last, None)
@@ -161,15 +187,21 @@ def importable(trusted: Iterable[str]) -> list[str]:
 def refused(name: str) -> str:
     """What is said of a class that is not listed: its name, the list, and how to trust it."""
     module = name.rpartition(".")[0] or name
-    return (f"names {name}, which is not among the classes that a file from elsewhere may name "
-            f"(kd-train --list classes); if you trust it: trust={module}, or --trust")  # fmt: skip
+    return (
+        f"names {name}, which is not among the classes that a file from elsewhere may name "
+        f"(kd-train --list classes); if you trust it: trust={module}, or --trust"
+    )
 
 
 def _refused_at(name: str, kind: str) -> str:
     if not kind:
         return f"takes no class, got {name}; if you trust this file: --trust"
     other = next((one for one in listed.classes() if name in one.names), None)
-    return f"takes a {kind}, got the {other.kind} {name} (kd-train --list classes)" if other else refused(name)
+    return (
+        f"takes a {kind}, got the {other.kind} {name} (kd-train --list classes)"
+        if other
+        else refused(name)
+    )
 
 
 def _unlisted(one: Listed, field: str, key: str) -> str:
@@ -182,7 +214,9 @@ def _refusal(content: Mapping[Any, Any], trusted: list[str], resolved: bool = Fa
     return next(_problems(content, "", "", trusted, resolved), None)
 
 
-def _problems(value: object, key: str, kind: str, trusted: list[str], resolved: bool) -> Iterator[str]:
+def _problems(
+    value: object, key: str, kind: str, trusted: list[str], resolved: bool
+) -> Iterator[str]:
     """What is wrong with a value.
 
     Args:
@@ -211,7 +245,7 @@ def _problems(value: object, key: str, kind: str, trusted: list[str], resolved: 
 
 def _problems_of_class(
     value: dict[Any, Any], key: str, kind: str, trusted: list[str], resolved: bool
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     name = value.get("class_path")
     if name is not None and (not isinstance(name, str) or not NAME.fullmatch(name)):
         yield f"{key}.class_path must be the name of a class, got '{str(name)[:80]}'"
@@ -232,9 +266,14 @@ def _problems_of_class(
         short = field.rpartition(".")[2]
         if short in usual and inner == usual[short]:
             continue
-        if one is None or own:  # a class of the user's, or arguments of the class that another file names
-            kinds = {"" if own else listed.kind_of(other.fields[short]) for other in listed.classes()
-                     if other.kind == kind and short in other.fields}  # fmt: skip
+        if (
+            one is None or own
+        ):  # a class of the user's, or arguments of the class that another file names
+            kinds = {
+                "" if own else listed.kind_of(other.fields[short])
+                for other in listed.classes()
+                if other.kind == kind and short in other.fields
+            }
             yield from _problems(inner, field, max(kinds, default=""), trusted, resolved)
         elif short in one.fields:
             if problem := typed.wrong(one.fields[short], inner):
@@ -261,10 +300,20 @@ def _problem_of_text(value: str, key: str, kind: str, trusted: list[str]) -> str
         return f"{key} must be written out in a file from elsewhere, got '{value}'"
     if whole and value.endswith(SETTINGS):
         return f"{key}: settings from elsewhere must be in one file, got {value}; if you trust them: --trust"
-    if key.startswith("trainer.") and not NO_PATH.fullmatch(value) and (PLACE.search(key) or PATH.search(value)):
+    if (
+        key.startswith("trainer.")
+        and not NO_PATH.fullmatch(value)
+        and (PLACE.search(key) or PATH.search(value))
+    ):
         return f"{key} must lie in the run's folder (RUN, RUN/NAME), got '{value}'; if you trust this file: --trust"
     is_word = "." not in value and kind in WORDS
-    if not kind or is_word or not NAME.fullmatch(value) or listed.listed(value, kind) or _trusted(value, trusted):
+    if (
+        not kind
+        or is_word
+        or not NAME.fullmatch(value)
+        or listed.listed(value, kind)
+        or _trusted(value, trusted)
+    ):
         return ""
     return f"{key} {_refused_at(value, kind)}"
 

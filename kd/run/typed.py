@@ -27,7 +27,13 @@ TYPES = {
 SETTINGS = (".yaml", ".yml")
 LOGGERS = {"csv": "CSVLogger", "mlflow": "MLFlowLogger", "tensorboard": "TensorBoardLogger", "wandb": "WandbLogger",
            "comet": "CometLogger", "neptune": "NeptuneLogger"}  # fmt: skip
-HALF = {"amp": "16-mixed", "fp16": "16-mixed", "float16": "16-mixed", "half": "16-mixed", "bfloat16": "bf16-mixed"}
+HALF = {
+    "amp": "16-mixed",
+    "fp16": "16-mixed",
+    "float16": "16-mixed",
+    "half": "16-mixed",
+    "bfloat16": "bf16-mixed",
+}
 PRECISIONS = {**HALF, "fp32": "32-true", "float32": "32-true"}
 REASONS = {
     "trainer.precision": {
@@ -45,7 +51,9 @@ REASONS = {
         "one device; config=fsdp shards one that does not, model.teacher.placement=shard a teacher"
         for module in ("", "lightning.pytorch.strategies.", "pytorch_lightning.strategies.")
     },
-    "trainer.barebones": {"True": "must be false: callbacks, checkpoints and log make a run's folder"},
+    "trainer.barebones": {
+        "True": "must be false: callbacks, checkpoints and log make a run's folder"
+    },
 }
 """Values that Lightning takes and a run can't use."""
 CLASS = re.compile(
@@ -54,7 +62,9 @@ CLASS = re.compile(
 """Settings that take a class by its name or path."""
 
 
-def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], losses: Iterable[str] = ()) -> None:
+def check_values(
+    given: Iterable[tuple[str, Any]], known: Mapping[str, Key], losses: Iterable[str] = ()
+) -> None:
     """Refuses values that their settings' types and ranges do not allow.
 
     Args:
@@ -69,7 +79,9 @@ def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], los
         name = plain(key)
         meant = meant_by(name, value, losses)
         if meant:
-            raise UserError(f"{name}: got '{'null' if value is None else value}'; did you mean '{meant}'?")
+            raise UserError(
+                f"{name}: got '{'null' if value is None else value}'; did you mean '{meant}'?"
+            )
         if problem := _unknown_class(name, value) or _unknown_to_timm(name, value):
             raise UserError(f"{name.removesuffix('.class_path')}: {problem}")
         kind = _kind(name, known)
@@ -81,15 +93,21 @@ def check_values(given: Iterable[tuple[str, Any]], known: Mapping[str, Key], los
             raise UserError(f"{name}: must be a finite number, got {value}")
         if why := REASONS.get(name, {}).get(str(value)):
             raise UserError(f"{name}: {why}")
-        one = [value] if key.endswith("+") and not isinstance(value, list) else value  # what a list gets more of
+        one = (
+            [value] if key.endswith("+") and not isinstance(value, list) else value
+        )  # what a list gets more of
         if _takes(kind, one) is False:
             if value is None:
                 raise UserError(f"{name}: can't be null")
             words = list(dict.fromkeys(_words(kind)))
-            raise UserError(f"{name}: must be {' or '.join(words)}, got '{value}'{near(value, _allowed(kind))}")
+            raise UserError(
+                f"{name}: must be {' or '.join(words)}, got '{value}'{near(value, _allowed(kind))}"
+            )
         for limit in _limits(kind):
             if problem := limit.refuses(_number(value)):
-                raise UserError(f"{name}: {problem}, got {_shown(value)}{near(value, _allowed(kind))}")
+                raise UserError(
+                    f"{name}: {problem}, got {_shown(value)}{near(value, _allowed(kind))}"
+                )
 
 
 def wrong(kind: ast.expr, value: object) -> str:
@@ -115,7 +133,11 @@ def _kind(name: str, known: Mapping[str, Key]) -> ast.expr | None:
     if name in known:
         return known[name].kind
     parent = known.get(name.rpartition(".")[0])
-    inside = [n for n in ast.walk(parent.kind) if isinstance(n, ast.Subscript) and _name(n) == "dict"] if parent else []
+    inside = (
+        [n for n in ast.walk(parent.kind) if isinstance(n, ast.Subscript) and _name(n) == "dict"]
+        if parent
+        else []
+    )
     return _inside(inside[0])[-1] if inside else None
 
 
@@ -133,7 +155,11 @@ def _shown(value: object) -> str:
 def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
     """The setting that other programs' users mean by a value; or an empty text."""
     if not isinstance(value, str) or value.endswith(SETTINGS):
-        return f"{key}.weight=0" if value is None and re.fullmatch(r"model\.distill_losses\.\w+", key) else ""
+        return (
+            f"{key}.weight=0"
+            if value is None and re.fullmatch(r"model\.distill_losses\.\w+", key)
+            else ""
+        )
     if key == "optim":
         return f"optim.name={next(iter(nearest(value, timm_names('optim'))), value.lower())}"
     if key in ("data", "monitor"):
@@ -143,14 +169,22 @@ def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
     names = {"trainer.logger": LOGGERS, "trainer.precision": PRECISIONS}.get(key, {})
     if value.lower() in names:
         return f"{key}={names[value.lower()]}"
-    return "model.task.class_weights=auto" if key.endswith("class_weights") and value == "balanced" else ""
+    return (
+        "model.task.class_weights=auto"
+        if key.endswith("class_weights") and value == "balanced"
+        else ""
+    )
 
 
 def no_class(key: str, given: str) -> str:
     """The message for an unknown class in the place of a setting, with the nearest name or the known ones."""
     known = _class_names(key)
     ours = any(part[:-1] in key for part in CLASSES)
-    listed = f"ours: {', '.join(known)}; others by their class path" if ours else "a class path: package.Class"
+    listed = (
+        f"ours: {', '.join(known)}; others by their class path"
+        if ours
+        else "a class path: package.Class"
+    )
     what = "class or folder" if key == "data.source" and "." not in given else "class"
     return f"no {what} '{given}'{near(given.rpartition('.')[2], known) or f' ({listed})'}"
 
@@ -161,7 +195,11 @@ def _class_names(key: str) -> list[str]:
     if part in CLASSES:
         return sorted(subclasses(*CLASSES[part]))
     lightning = find_spec("pytorch_lightning") if part else None
-    file = Path(next(iter(lightning.submodule_search_locations or ())) if lightning else "", part, "__init__.py")
+    file = Path(
+        next(iter(lightning.submodule_search_locations or ())) if lightning else "",
+        part,
+        "__init__.py",
+    )
     public = re.findall(r'^    "(\w+)",', file.read_text("utf-8"), re.M) if file.is_file() else []
     return public + list(subclasses("Callback") if part == "callbacks" else ())
 
@@ -172,12 +210,16 @@ def _unknown_class(key: str, value: object) -> str:
         return ""
     for one in value if isinstance(value, list) else [value]:
         given = one.get("class_path") if isinstance(one, dict) else one
-        if not (isinstance(given, str) and re.fullmatch(r"\w+|kd(\.\w+)+", given)) or given.endswith(SETTINGS):
+        if not (
+            isinstance(given, str) and re.fullmatch(r"\w+|kd(\.\w+)+", given)
+        ) or given.endswith(SETTINGS):
             continue
         name, known = given.rpartition(".")[2], _class_names(key)
         if name in known or (definition(name) if name != given else not known):
             continue
-        if not any(isinstance(vars(module).get(name), type) for module in [*sys.modules.values()] if module):
+        if not any(
+            isinstance(vars(module).get(name), type) for module in [*sys.modules.values()] if module
+        ):
             return no_class(key, given)
     return ""
 
@@ -209,7 +251,9 @@ def _takes(kind: ast.expr, value: object) -> bool | None:
     if name == "Annotated":
         return _takes(_inside(kind)[0], value)
     if name == "Literal":
-        return value in (words := [ast.literal_eval(part) for part in _inside(kind)]) or str(value) in map(str, words)
+        return value in (words := [ast.literal_eval(part) for part in _inside(kind)]) or str(
+            value
+        ) in map(str, words)
     if name == "None":
         return value is None or value == "null"
     if isinstance(value, str) and value.endswith(SETTINGS) and name in ("dict", "list", "tuple"):
@@ -224,7 +268,11 @@ def _takes(kind: ast.expr, value: object) -> bool | None:
         return not isinstance(value, dict | list)
     if name == "dict":
         inside = _inside(kind)[1:]
-        return isinstance(value, dict) and _all(inside[0], value.values()) if inside else isinstance(value, dict)
+        return (
+            isinstance(value, dict) and _all(inside[0], value.values())
+            if inside
+            else isinstance(value, dict)
+        )
     if name in ("list", "tuple"):
         inside = _inside(kind)
         any_length = name == "list" or ast.unparse(inside[-1]) == "..."
@@ -245,23 +293,36 @@ def _words(kind: ast.expr) -> list[str]:
     if _name(kind) == "Annotated":
         return _words(_inside(kind)[0])
     if _name(kind) == "Literal":
-        return [f"one of {', '.join(dict.fromkeys(str(ast.literal_eval(part)) for part in _inside(kind)))}"]
+        return [
+            f"one of {', '.join(dict.fromkeys(str(ast.literal_eval(part)) for part in _inside(kind)))}"
+        ]
     return [TYPES.get(_name(kind), _name(kind))]
 
 
 def _allowed(kind: ast.expr) -> list[str]:
     """The words that a type takes, for a suggestion: of ``Literal``, and plain ones of ``Like``."""
-    named = [str(ast.literal_eval(word)) for part in ast.walk(kind) if isinstance(part, ast.Subscript)
-             and _name(part) == "Literal" for word in _inside(part)]  # fmt: skip
+    named = [
+        str(ast.literal_eval(word))
+        for part in ast.walk(kind)
+        if isinstance(part, ast.Subscript) and _name(part) == "Literal"
+        for word in _inside(part)
+    ]
     likes = [limit for limit in _limits(kind) if isinstance(limit, Like)]
-    return named + [word for like in likes for word in re.findall(r"\w+", like.text) if word in like.pattern.split("|")]
+    return named + [
+        word
+        for like in likes
+        for word in re.findall(r"\w+", like.text)
+        if word in like.pattern.split("|")
+    ]
 
 
 def _limits(kind: ast.expr) -> list[Range | Like]:
     found: list[Range | Like] = []
     for node in ast.walk(kind):
         if isinstance(node, ast.Call) and _name(node.func) in ("Range", "Like"):
-            found.append({"Range": Range, "Like": Like}[_name(node.func)](*map(ast.literal_eval, node.args)))
+            found.append(
+                {"Range": Range, "Like": Like}[_name(node.func)](*map(ast.literal_eval, node.args))
+            )
     return found
 
 
@@ -273,8 +334,16 @@ def timm_names(part: str) -> frozenset[str]:
     if part == "optim":
         files, pattern = [root / "optim" / "_optim_factory.py"], r"[\"'](\w+)[\"']"
     else:
-        files, pattern = list((root / "models").glob("*.py")), r"^@register_model\s*\n(?:@.*\n)*def (\w+)"
-    return frozenset(name for f in files if f.is_file() for name in re.findall(pattern, f.read_text("utf-8"), re.M))
+        files, pattern = (
+            list((root / "models").glob("*.py")),
+            r"^@register_model\s*\n(?:@.*\n)*def (\w+)",
+        )
+    return frozenset(
+        name
+        for f in files
+        if f.is_file()
+        for name in re.findall(pattern, f.read_text("utf-8"), re.M)
+    )
 
 
 def _unknown_to_timm(key: str, value: object) -> str:
@@ -283,12 +352,23 @@ def _unknown_to_timm(key: str, value: object) -> str:
         return ""
     if key == "optim.name" and isinstance(value, str) and timm_names("optim"):
         there = timm_names("optim")
-        return "" if value in there else f"must be one of timm's optimizers, got '{value}'{near(value, there, 3)}"
-    if not (re.fullmatch(r"model\.(student|teacher)\.arch", key) and isinstance(value, str) and value):
+        return (
+            ""
+            if value in there
+            else f"must be one of timm's optimizers, got '{value}'{near(value, there, 3)}"
+        )
+    if not (
+        re.fullmatch(r"model\.(student|teacher)\.arch", key) and isinstance(value, str) and value
+    ):
         return ""
     name = re.sub(r"^timm/", "", value)
     known = timm_names("models")
     timm = sys.modules.get("timm")  # where it is imported, models of one's own may be registered
-    if not known or ":" in name or name.partition(".")[0] in known or (timm and timm.is_model(name)):
+    if (
+        not known
+        or ":" in name
+        or name.partition(".")[0] in known
+        or (timm and timm.is_model(name))
+    ):
         return ""
     return f"timm has no model '{name}'{near(name, known)}"

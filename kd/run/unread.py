@@ -9,7 +9,11 @@ from kd.errors import UserError
 from kd.run import keys
 from kd.run.files import flatten
 
-RESOLVED = {"name", "resume", "students"}  # a run's config.yaml holds them too, as it holds every other key
+RESOLVED = {
+    "name",
+    "resume",
+    "students",
+}  # a run's config.yaml holds them too, as it holds every other key
 
 
 READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], str], ...] = (
@@ -52,7 +56,9 @@ def check_read(files: Sequence[Mapping[Any, Any]], overrides: Mapping[str, Any])
     return whole
 
 
-def _check(name: str, value: object, source: int, whole: dict[str, Any], layers: list[dict[str, Any]]) -> None:
+def _check(
+    name: str, value: object, source: int, whole: dict[str, Any], layers: list[dict[str, Any]]
+) -> None:
     for pattern, enough, switches, why in READERS:
         found = re.fullmatch(pattern, name)
         if not found:
@@ -63,14 +69,23 @@ def _check(name: str, value: object, source: int, whole: dict[str, Any], layers:
         if enough(value not in (None, False, 0, "off") for value in values.values()):
             continue
         if not any(_newest(layers, key) > source for key in decide):
-            here = ", ".join(f"{key}={'null' if own is None else str(own).lower()}" for key, own in values.items())
-            raise UserError(f"{name}: {value} has no effect{f' with {here}' if here else ''}: {why}")
+            here = ", ".join(
+                f"{key}={'null' if own is None else str(own).lower()}"
+                for key, own in values.items()
+            )
+            raise UserError(
+                f"{name}: {value} has no effect{f' with {here}' if here else ''}: {why}"
+            )
 
 
 def _newest(layers: list[dict[str, Any]], name: str) -> int:
     """The last layer that gives a key, or a part or the whole of its group; -1 where none does."""
-    ways = [i for i, layer in enumerate(layers) for key in layer if f"{key}.".startswith(f"{name}.")
-            or name.startswith(f"{key}.")]  # fmt: skip
+    ways = [
+        i
+        for i, layer in enumerate(layers)
+        for key in layer
+        if f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.")
+    ]
     return max(ways, default=-1)
 
 

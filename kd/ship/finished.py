@@ -100,7 +100,10 @@ class FinishedRun:
             return False
         gone = [spec.checkpoint for spec in self.teachers.values() if not _is_there(spec)]
         if gone:
-            print(f"the teacher's checkpoint {gone[0]} is gone: only the student is measured", file=sys.stderr)
+            print(
+                f"the teacher's checkpoint {gone[0]} is gone: only the student is measured",
+                file=sys.stderr,
+            )
         return not gone and all(spec.head for spec in self.teachers.values())
 
     def teacher(self) -> RunTeacher | None:
@@ -116,7 +119,9 @@ class FinishedRun:
                 print(f"{gone}: {name or 'it'} is left out", file=sys.stderr)
                 continue
             own = replace(spec, placement="same", head=False)
-            found[name] = build_teacher(own, 0, [], f"model.teachers.{name}" if name else "model.teacher")
+            found[name] = build_teacher(
+                own, 0, [], f"model.teachers.{name}" if name else "model.teacher"
+            )
         return found
 
     def prepared(self, layout: Layout) -> Prepared:
@@ -132,9 +137,18 @@ class FinishedRun:
             int8: whether it is quantised.
         """
         return Manifest(
-            self.kind, self.arch, self.classes, self.size, self.crop_ratio, layout,
-            list(self.preprocess.mean), list(self.preprocess.std), format_name, int8, self.facts,
-        )  # fmt: skip
+            self.kind,
+            self.arch,
+            self.classes,
+            self.size,
+            self.crop_ratio,
+            layout,
+            list(self.preprocess.mean),
+            list(self.preprocess.std),
+            format_name,
+            int8,
+            self.facts,
+        )
 
     def calibration(self, layout: Layout, count: int) -> Iterator[np.ndarray]:
         """Training pictures of a fixed shuffle as validation would see them, one at a time, ``(1, *shape)``."""
@@ -159,7 +173,9 @@ def check_classes(data: DistillationDataModule, classes: list[str]) -> None:
         UserError: it has others.
     """
     if list(data.source.classes) != classes:
-        raise UserError(f"data.source: its {len(data.source.classes)} classes are not the student's {len(classes)}")
+        raise UserError(
+            f"data.source: its {len(data.source.classes)} classes are not the student's {len(classes)}"
+        )
 
 
 def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | None:
@@ -169,7 +185,9 @@ def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | Non
         UserError: it can't be built.
     """
     built = {name: replace(spec, placement="same") for name, spec in specs.items()}
-    return build_teachers(built.get(""), {name: s for name, s in built.items() if name}, classes, task.dense)
+    return build_teachers(
+        built.get(""), {name: s for name, s in built.items() if name}, classes, task.dense
+    )
 
 
 def _is_there(spec: TeacherSpec) -> bool:

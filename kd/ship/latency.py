@@ -38,10 +38,17 @@ def open_in_torch(reopen: Reopen, model: str, threads: int) -> Callable[[np.ndar
 
 
 def measure(
-    run: FinishedRun, reopen: Reopen, runtimes: Runtimes, batches: Sequence[int], threads: Sequence[int], seconds: float
+    run: FinishedRun,
+    reopen: Reopen,
+    runtimes: Runtimes,
+    batches: Sequence[int],
+    threads: Sequence[int],
+    seconds: float,
 ) -> dict[str, Any]:
     """The machine and, for each model, runtime, number of threads and batch, a row of its times."""
-    rows = [row for count in threads for row in _turns(run, reopen, runtimes, batches, count, seconds)]
+    rows = [
+        row for count in threads for row in _turns(run, reopen, runtimes, batches, count, seconds)
+    ]
     _compare_with_teacher(rows)
     return {"machine": processor(), "rows": rows}
 
@@ -49,10 +56,19 @@ def measure(
 def runtimes_of(run: Path, asked: str | None, made_here: Callable[[Path], bool]) -> Runtimes:
     """Exports by name, ``torch`` first; what is asked for must be there."""
     known = mapping_of(run / "export" / "export.json")
-    there = {k: v for k, v in known.items() if v["kept"] and v["to"] in RUNNABLE and Path(v["file"]).exists()}
-    there = {k: v for k, v in there.items() if v["to"] != "torch_export" or made_here(Path(v["file"]))}
+    there = {
+        k: v
+        for k, v in known.items()
+        if v["kept"] and v["to"] in RUNNABLE and Path(v["file"]).exists()
+    }
+    there = {
+        k: v for k, v in there.items() if v["to"] != "torch_export" or made_here(Path(v["file"]))
+    }
     if asked is None:
-        return {"torch": {}, **{name: found for name, found in there.items() if found["to"] != "triton"}}
+        return {
+            "torch": {},
+            **{name: found for name, found in there.items() if found["to"] != "triton"},
+        }
     chosen: Runtimes = {}
     for name in asked.split(","):
         found = {k: v for k, v in there.items() if k == name or (name == "int8" and v["int8"])}
@@ -67,31 +83,50 @@ def runtimes_of(run: Path, asked: str | None, made_here: Callable[[Path], bool])
 
 
 def _turns(
-    run: FinishedRun, reopen: Reopen, runtimes: Runtimes, batches: Sequence[int], threads: int, seconds: float
+    run: FinishedRun,
+    reopen: Reopen,
+    runtimes: Runtimes,
+    batches: Sequence[int],
+    threads: int,
+    seconds: float,
 ) -> list[Row]:
     watches: dict[tuple[str, str], Stopwatch] = {}
     rows: list[Row] = []
     try:
         for key, load in _loaders(run, reopen, runtimes, threads).items():
             watches[key] = _start(load, threads, key)
-        shown = bar(label=f"timing, {threads} threads", unit=" turns", total=len(batches) * ROUNDS * len(watches))
+        shown = bar(
+            label=f"timing, {threads} threads",
+            unit=" turns",
+            total=len(batches) * ROUNDS * len(watches),
+        )
         with shown:
             for batch in batches:
-                pictures = np.random.RandomState(0).randint(0, 256, (batch, *run.size, 3), dtype=np.uint8)
+                pictures = np.random.RandomState(0).randint(
+                    0, 256, (batch, *run.size, 3), dtype=np.uint8
+                )
                 planes = np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))
                 layouts = {name: export.get("layout", "nhwc") for name, export in runtimes.items()}
-                given = {key: pictures if layouts.get(key[1]) == "nhwc" else planes for key in watches}
+                given = {
+                    key: pictures if layouts.get(key[1]) == "nhwc" else planes for key in watches
+                }
                 timed = in_turns(
-                    {key: partial(watch.measure, given[key]) for key, watch in watches.items()}, seconds, shown
+                    {key: partial(watch.measure, given[key]) for key, watch in watches.items()},
+                    seconds,
+                    shown,
                 )
-                rows += [_row(key, threads, batch, took, peak) for key, (took, peak) in timed.items()]
+                rows += [
+                    _row(key, threads, batch, took, peak) for key, (took, peak) in timed.items()
+                ]
     finally:
         for watch in watches.values():
             watch.close()
     return rows
 
 
-def in_turns(measures: Mapping[K, Measure], seconds: float, shown: tqdm) -> dict[K, tuple[list[list[float]], float]]:
+def in_turns(
+    measures: Mapping[K, Measure], seconds: float, shown: tqdm
+) -> dict[K, tuple[list[list[float]], float]]:
     """Times models in rounds, each in its turn: of each the milliseconds by round, and its process's peak memory."""
     repeats = {key: _repeats(measure, seconds) for key, measure in measures.items()}
     took: dict[K, list[list[float]]] = {key: [] for key in measures}
@@ -104,7 +139,9 @@ def in_turns(measures: Mapping[K, Measure], seconds: float, shown: tqdm) -> dict
     return {key: (took[key], peaks[key]) for key in measures}
 
 
-def _start(load: Callable[[], Callable[[np.ndarray], object]], threads: int, key: tuple[str, str]) -> Stopwatch:
+def _start(
+    load: Callable[[], Callable[[np.ndarray], object]], threads: int, key: tuple[str, str]
+) -> Stopwatch:
     try:
         return Stopwatch(load, threads)
     except UserError as error:
@@ -117,14 +154,18 @@ def _repeats(measure: Measure, seconds: float) -> int:
     return max(2, round(1000 * seconds / ROUNDS / max(ms[-1], 0.01)))
 
 
-def _loaders(run: FinishedRun, reopen: Reopen, runtimes: Runtimes, threads: int) -> dict[tuple[str, str], Any]:
+def _loaders(
+    run: FinishedRun, reopen: Reopen, runtimes: Runtimes, threads: int
+) -> dict[tuple[str, str], Any]:
     found: dict[tuple[str, str], Any] = {}
     if "torch" in runtimes:
         models = ["teacher", "student"] if run.has_teacher else ["student"]
         found |= {(name, "torch"): partial(open_in_torch, reopen, name, threads) for name in models}
     for name, export in runtimes.items():
         if export:
-            found["student", name] = partial(open_export, export["to"], Path(export["file"]), threads)
+            found["student", name] = partial(
+                open_export, export["to"], Path(export["file"]), threads
+            )
     return found
 
 
@@ -136,17 +177,29 @@ def medians(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
     return {name: round(ms, 3) for name, ms in zip(names, found, strict=True)}
 
 
-def _row(key: tuple[str, str], threads: int, batch: int, rounds: list[list[float]], peak: float) -> Row:
+def _row(
+    key: tuple[str, str], threads: int, batch: int, rounds: list[list[float]], peak: float
+) -> Row:
     found, took = medians(rounds), sum(rounds, [])
     return {
-        "model": key[0], "runtime": key[1], "threads": threads, "batch": batch,
-        **found, "p95_ms": round(percentile(took, 95), 3),
-        "images_per_s": round(1000 * batch / found["median_ms"], 1), "peak_memory_mb": round(peak), "runs": len(took),
-    }  # fmt: skip
+        "model": key[0],
+        "runtime": key[1],
+        "threads": threads,
+        "batch": batch,
+        **found,
+        "p95_ms": round(percentile(took, 95), 3),
+        "images_per_s": round(1000 * batch / found["median_ms"], 1),
+        "peak_memory_mb": round(peak),
+        "runs": len(took),
+    }
 
 
 def _compare_with_teacher(rows: list[Row]) -> None:
-    teacher = {(row["threads"], row["batch"]): row["median_ms"] for row in rows if row["model"] == "teacher"}
+    teacher = {
+        (row["threads"], row["batch"]): row["median_ms"]
+        for row in rows
+        if row["model"] == "teacher"
+    }
     for row in rows:
         same = teacher.get((row["threads"], row["batch"]))
         if same and row["model"] == "student":

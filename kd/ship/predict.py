@@ -65,8 +65,14 @@ def find_pictures(words: Sequence[str]) -> list[str]:
     found: dict[str, None] = {}
     for word in words:
         if Path(word).is_dir():
-            below = (f"{folder}{os.sep}{name}" for folder, _, names in os.walk(word) for name in names)
-            mine = sorted(f for f in below if f.lower().endswith(IMAGE_SUFFIXES) and not Path(f).name.startswith("."))
+            below = (
+                f"{folder}{os.sep}{name}" for folder, _, names in os.walk(word) for name in names
+            )
+            mine = sorted(
+                f
+                for f in below
+                if f.lower().endswith(IMAGE_SUFFIXES) and not Path(f).name.startswith(".")
+            )
         elif Path(word).is_file():
             mine = [word]
         else:
@@ -103,19 +109,34 @@ def predict(
 ) -> Iterator[Predicted]:
     """The student's answers in the files' order; what can't be read goes into ``bad``, with the reason."""
     model = opened.model.to(device).eval()
-    view = EvalView(opened.size, None if opened.kind == "segmentation" else opened.crop_ratio)  # masks: of the whole
+    view = EvalView(
+        opened.size, None if opened.kind == "segmentation" else opened.crop_ratio
+    )  # masks: of the whole
     size = BATCH.get(device.type, 64)
     shown = bar(label="predicting", total=len(files))
     with ThreadPoolExecutor(cores()) as pool, shown:
         waiting = iter(files)
         while names := list(islice(waiting, size)):
             read = list(pool.map(lambda name: _read(name, view), names))
-            good = [(name, *picture) for name, picture in zip(names, read, strict=True) if not isinstance(picture, str)]
-            bad |= {name: reason for name, reason in zip(names, read, strict=True) if isinstance(reason, str)}
+            good = [
+                (name, *picture)
+                for name, picture in zip(names, read, strict=True)
+                if not isinstance(picture, str)
+            ]
+            bad |= {
+                name: reason
+                for name, reason in zip(names, read, strict=True)
+                if isinstance(reason, str)
+            }
             if good:
                 pictures = torch.stack([picture for _, picture, _ in good])
                 logits, size = _forward(model, opened.preprocess, pictures, device, size)
-                yield from zip([name for name, _, _ in good], logits, [shape for _, _, shape in good], strict=True)
+                yield from zip(
+                    [name for name, _, _ in good],
+                    logits,
+                    [shape for _, _, shape in good],
+                    strict=True,
+                )
             shown.update(len(names))
 
 
@@ -135,7 +156,10 @@ def _forward(
     while True:
         try:
             with torch.inference_mode():
-                parts = [model(preprocess(part.to(device))).float().cpu() for part in pictures.split(size)]
+                parts = [
+                    model(preprocess(part.to(device))).float().cpu()
+                    for part in pictures.split(size)
+                ]
             return torch.cat(parts), size
         except torch.OutOfMemoryError:
             if size == 1:
@@ -145,7 +169,11 @@ def _forward(
 
 
 def write(
-    opened: FinishedRun, answers: Iterator[Predicted], files: Sequence[str], top: int, out: Path | None
+    opened: FinishedRun,
+    answers: Iterator[Predicted],
+    files: Sequence[str],
+    top: int,
+    out: Path | None,
 ) -> Path | None:
     """Writes the answers as they come.
 
@@ -161,7 +189,12 @@ def write(
     """
     if opened.kind == "segmentation":
         folder = out or opened.folder / "predict"
-        _write_masks(answers, Path(os.path.commonpath([Path(f).resolve().parent for f in files])), opened, folder)
+        _write_masks(
+            answers,
+            Path(os.path.commonpath([Path(f).resolve().parent for f in files])),
+            opened,
+            folder,
+        )
         return folder
     if opened.kind == "features":
         file = out or opened.folder / "predict" / "features.npz"
@@ -183,7 +216,11 @@ def _columns(row: dict[str, Any]) -> dict[str, object]:
     found = {"file": row["file"], **row.get("numbers", {})}
     for rank, label in enumerate(row.get("labels", []), 1):
         found |= {f"label_{rank}": label["label"], f"p_{rank}": label["p"]}
-    return found | {f"{fact}_{what}": x for fact, values in row.get("facts", {}).items() for what, x in values.items()}
+    return found | {
+        f"{fact}_{what}": x
+        for fact, values in row.get("facts", {}).items()
+        for what, x in values.items()
+    }
 
 
 def _write_rows(opened: IO[bytes], suffix: str, rows: Rows) -> None:
@@ -213,12 +250,20 @@ def _print_rows(rows: Rows) -> None:
         parts = [f"{label['label']} {label['p']:.1%}" for label in row.get("labels", [])]
         parts += [f"{name} {value:.6g}" for name, value in row.get("numbers", {}).items()]
         facts = row.get("facts", {})
-        parts += [f"{name} {x['of_label']:.6g}" for name, x in facts.items() if x["of_label"] is not None]
-        parts += [f"{name} expected {x['expected']:.6g}" for name, x in facts.items() if x["expected"] is not None]
+        parts += [
+            f"{name} {x['of_label']:.6g}" for name, x in facts.items() if x["of_label"] is not None
+        ]
+        parts += [
+            f"{name} expected {x['expected']:.6g}"
+            for name, x in facts.items()
+            if x["expected"] is not None
+        ]
         tqdm.write(on_terminal(f"{row['file']}: " + ", ".join(parts)), file=sys.stdout)
 
 
-def _write_masks(answers: Iterator[Predicted], root: Path, opened: FinishedRun, folder: Path) -> None:
+def _write_masks(
+    answers: Iterator[Predicted], root: Path, opened: FinishedRun, folder: Path
+) -> None:
     """Class ids and colours at each picture's own size, in the pictures' tree below their common folder."""
     palette = colours(len(opened.classes))
     for name, logits, shape in answers:
@@ -226,11 +271,18 @@ def _write_masks(answers: Iterator[Predicted], root: Path, opened: FinishedRun, 
     write_text(folder / "classes.txt", as_lines(opened.classes))
 
 
-def _write_mask(stem: Path, logits: torch.Tensor, shape: tuple[int, int], palette: np.ndarray) -> None:
-    numbers = torch.nn.functional.interpolate(logits[None], shape, mode="bilinear")[0].argmax(0).numpy()
+def _write_mask(
+    stem: Path, logits: torch.Tensor, shape: tuple[int, int], palette: np.ndarray
+) -> None:
+    numbers = (
+        torch.nn.functional.interpolate(logits[None], shape, mode="bilinear")[0].argmax(0).numpy()
+    )
     ids = numbers.astype(mask_type(len(palette)))
     for name, pixels in (("ids", ids), ("colours", palette[ids])):
-        write_whole(stem.with_name(f"{stem.name}.{name}.png"), partial(Image.fromarray(pixels).save, format="PNG"))
+        write_whole(
+            stem.with_name(f"{stem.name}.{name}.png"),
+            partial(Image.fromarray(pixels).save, format="PNG"),
+        )
 
 
 def _write_features(answers: Iterator[Predicted], file: Path) -> None:

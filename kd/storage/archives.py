@@ -34,7 +34,9 @@ def _bounded() -> type[tarfile.TarInfo]:
             if found.size < 0:
                 raise tarfile.ReadError("a member's size is negative")
             if in_a_row and (in_a_row > MOST_EXTENSIONS or found.size > MAX_EXTENSION):
-                raise tarfile.ReadError(f"more than {MOST_EXTENSIONS} headers or {MAX_EXTENSION} bytes name one member")
+                raise tarfile.ReadError(
+                    f"more than {MOST_EXTENSIONS} headers or {MAX_EXTENSION} bytes name one member"
+                )
             return found
 
     return Bounded
@@ -44,16 +46,28 @@ def _bounded() -> type[tarfile.TarInfo]:
 def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[Iterator[File]]:
     """The regular files of an archive, each with its content; links, devices and sparse files are left out."""
     try:
-        with tarfile.open(regular(archive, LARGEST_DATA), "r:*" if compressed else "r:", tarinfo=_bounded()) as tar:
+        with tarfile.open(
+            regular(archive, LARGEST_DATA), "r:*" if compressed else "r:", tarinfo=_bounded()
+        ) as tar:
             yield _files(tar)
     except UserError:
         raise
-    except (tarfile.TarError, ValueError, OverflowError, EOFError, zlib.error, LZMAError, OSError) as error:
+    except (
+        tarfile.TarError,
+        ValueError,
+        OverflowError,
+        EOFError,
+        zlib.error,
+        LZMAError,
+        OSError,
+    ) as error:
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the archive
             raise
         hint = "" if compressed else "; a compressed one must be unpacked"
-        raise UserError(f"{key + ': ' if key else ''}{archive} is not a {'' if compressed else 'plain '}tar file "
-                        f"({error}){hint}") from error  # fmt: skip
+        raise UserError(
+            f"{key + ': ' if key else ''}{archive} is not a {'' if compressed else 'plain '}tar file "
+            f"({error}){hint}"
+        ) from error
 
 
 def _files(tar: tarfile.TarFile) -> Iterator[File]:
@@ -83,9 +97,13 @@ def unpack(archive: Path, into: Path) -> None:
         for member, content in files:
             path = (root / member.name).resolve()
             if not path.is_relative_to(root):
-                raise UserError(f"{archive}: '{member.name}' in it leads out of the folder that it is unpacked into")
+                raise UserError(
+                    f"{archive}: '{member.name}' in it leads out of the folder that it is unpacked into"
+                )
             if member.size > shutil.disk_usage(root).free:
-                raise UserError(f"{archive}: '{member.name}' in it has more bytes than {root} has room for")
+                raise UserError(
+                    f"{archive}: '{member.name}' in it has more bytes than {root} has room for"
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
                 shutil.copyfileobj(content, file)

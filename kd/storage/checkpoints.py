@@ -74,7 +74,10 @@ def claim(parent: Path) -> Path:
     """Makes the folder of the next free number (``000``)."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        folder = parent / f"{max((int(p.name) for p in parent.iterdir() if p.name.isdigit()), default=-1) + 1:03d}"
+        folder = (
+            parent
+            / f"{max((int(p.name) for p in parent.iterdir() if p.name.isdigit()), default=-1) + 1:03d}"
+        )
         folder.mkdir()
     except OSError as error:
         raise UserError(f"runs_dir: {parent} can't be written: {error.strerror}") from error
@@ -132,7 +135,9 @@ def lock_run(folder: Path) -> IO[str]:
 
     A POSIX record lock: it works between machines (NFS), and a killed run's loader processes do not inherit it.
     """
-    holder = holder_of(folder)  # before a lock file with a second name is replaced, which others would not notice
+    holder = holder_of(
+        folder
+    )  # before a lock file with a second name is replaced, which others would not notice
     file = appended(folder / LOCK)
     try:
         if holder:
@@ -141,7 +146,9 @@ def lock_run(folder: Path) -> IO[str]:
     except BlockingIOError as error:
         file.close()
         holder = holder or holder_of(folder) or "another process"
-        raise UserError(f"resume: {holder} is training in {folder}; stop it first, or wait for its end") from error
+        raise UserError(
+            f"resume: {holder} is training in {folder}; stop it first, or wait for its end"
+        ) from error
     except OSError:  # a file system without locks
         return file
     file.truncate(0)

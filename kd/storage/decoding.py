@@ -9,8 +9,19 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 200_000_000
-LONGEST = 8  # Of a picture scaled to more than so many times its centre crop, the middle alone is scaled
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF", "JPEG2000")  # EPS would start Ghostscript
+LONGEST = (
+    8  # Of a picture scaled to more than so many times its centre crop, the middle alone is scaled
+)
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "BMP",
+    "GIF",
+    "PPM",
+    "WEBP",
+    "TIFF",
+    "JPEG2000",
+)  # EPS would start Ghostscript
 
 
 class BadPicture(RuntimeError):
@@ -66,7 +77,10 @@ class Frame(NamedTuple):
 
 
 def frame(
-    picture: tuple[int, int], size: Sequence[int], crop_ratio: float | None, max_pixels: int = MAX_PIXELS
+    picture: tuple[int, int],
+    size: Sequence[int],
+    crop_ratio: float | None,
+    max_pixels: int = MAX_PIXELS,
 ) -> Frame:
     """The view of validation, prediction and server; of one scaled to 8 times its crop the middle alone counts.
 
@@ -75,11 +89,19 @@ def frame(
     crop = (size[1], size[0])
     wide, tall = (math.floor(side / (crop_ratio or 1)) for side in crop)
     if wide == tall and crop_ratio:
-        wide, tall = (tall if side == min(picture) else int(tall * side / min(picture)) for side in picture)
+        wide, tall = (
+            tall if side == min(picture) else int(tall * side / min(picture)) for side in picture
+        )
     kept = [_middle(*sides) for sides in zip(picture, (wide, tall), crop, strict=True)]
-    wide, tall = (round(s * k / side) for s, k, side in zip((wide, tall), kept, picture, strict=True))
-    if max(wide * max(tall, kept[1]), 4 * max(kept)) > max(max_pixels, LONGEST**2 * size[0] * size[1]):
-        raise TooLarge(f"its {picture[0]} x {picture[1]} pixels are too long and narrow to be scaled")
+    wide, tall = (
+        round(s * k / side) for s, k, side in zip((wide, tall), kept, picture, strict=True)
+    )
+    if max(wide * max(tall, kept[1]), 4 * max(kept)) > max(
+        max_pixels, LONGEST**2 * size[0] * size[1]
+    ):
+        raise TooLarge(
+            f"its {picture[0]} x {picture[1]} pixels are too long and narrow to be scaled"
+        )
     left, top = ((side - k) // 2 for side, k in zip(picture, kept, strict=True))
     corner = (round((wide - crop[0]) / 2), round((tall - crop[1]) / 2))
     return Frame((left, top, kept[0], kept[1]), (wide, tall), corner)
@@ -122,10 +144,19 @@ def in_words(error: Exception) -> BadPicture:
     if isinstance(error, Image.DecompressionBombError | MemoryError):
         return TooLarge("it has more pixels than data.max_pixels")
     text = (str(error).splitlines() or [type(error).__name__])[0]
-    if any(word in text for word in ("truncated", "Truncated", "unexpected end", "no more data", "EOF")):
+    if any(
+        word in text for word in ("truncated", "Truncated", "unexpected end", "no more data", "EOF")
+    ):
         return BadPicture("it is truncated")
     return BadPicture(f"its data is damaged ({text[:80]})")
 
 
-for message in (".*decompression bomb.*", "Truncated File Read", "Corrupt EXIF data.*", ".*Expecting to read .*"):
-    warnings.filterwarnings("ignore", message=message)  # Pillow's; what matters is said once, in the error
+for message in (
+    ".*decompression bomb.*",
+    "Truncated File Read",
+    "Corrupt EXIF data.*",
+    ".*Expecting to read .*",
+):
+    warnings.filterwarnings(
+        "ignore", message=message
+    )  # Pillow's; what matters is said once, in the error

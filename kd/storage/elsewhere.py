@@ -21,10 +21,14 @@ import yaml
 from kd.errors import UserError
 
 LARGEST = 64 * 2**20  # bytes of a file that is read as text
-LARGEST_LOG = 2**30  # bytes of a file that a run of this machine continues: metrics, an audit's samples
+LARGEST_LOG = (
+    2**30
+)  # bytes of a file that a run of this machine continues: metrics, an audit's samples
 LARGEST_LIST = 2**30  # bytes of a list of pictures
 LARGEST_STUDENT = 16 * 2**30  # bytes of a student's file, an export or an answer's
-LARGEST_DATA = 2**50  # bytes of what is read in parts: a pack's shard, a view of stored answers, a log
+LARGEST_DATA = (
+    2**50
+)  # bytes of what is read in parts: a pack's shard, a view of stored answers, a log
 LARGEST_WEIGHTS = 128 * 2**30  # bytes of a teacher's weights, or of a training checkpoint
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
          stat.S_IFBLK: "a device", stat.S_IFLNK: "a link"}  # fmt: skip
@@ -39,7 +43,9 @@ class Loader(yaml.SafeLoader):
         """The document, whose size is known before anything is made of it."""
         node = super().get_single_node()
         if node is not None and _size(node, {}) > NODES:
-            raise yaml.composer.ComposerError(None, None, f"its aliases stand for more than {NODES} values")
+            raise yaml.composer.ComposerError(
+                None, None, f"its aliases stand for more than {NODES} values"
+            )
         return node
 
 
@@ -49,7 +55,11 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
         return 1
     if id(node) not in known:
         known[id(node)] = NODES + 1
-        inner = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+        inner = (
+            node.value
+            if isinstance(node, yaml.SequenceNode)
+            else [part for pair in node.value for part in pair]
+        )
         known[id(node)] = 1 + sum(_size(part, known) for part in inner)
     return known[id(node)]
 
@@ -112,7 +122,9 @@ def open_descriptor(file: str | Path, largest: int = LARGEST) -> int:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
         if error.errno == errno.ENXIO:  # what a socket, and some devices, answer
-            raise refused_file(file, "is a socket or a device; only a regular file is read") from error
+            raise refused_file(
+                file, "is a socket or a device; only a regular file is read"
+            ) from error
         raise
     try:
         status = os.fstat(descriptor)
@@ -128,7 +140,9 @@ def open_descriptor(file: str | Path, largest: int = LARGEST) -> int:
 
 def too_large(file: str | Path, size: int, largest: int) -> RefusedFile:
     """The error of a file of ``size`` bytes, of which at most ``largest`` are read."""
-    unit, shift = ("GB", 30) if largest >= 2**30 else ("MB", 20) if largest >= 2**20 else ("bytes", 0)
+    unit, shift = (
+        ("GB", 30) if largest >= 2**30 else ("MB", 20) if largest >= 2**20 else ("bytes", 0)
+    )
     allowed = f"{largest >> shift} {unit}"
     return refused_file(file, f"has {size:,} bytes, at most {allowed} are read")
 
@@ -146,7 +160,9 @@ def bytes_of(file: str | Path, largest: int = LARGEST) -> bytes:
             data = opened.read(largest + 1)  # one more: has it grown?
         except MemoryError as error:
             size = os.fstat(opened.fileno()).st_size
-            raise refused_file(file, f"has {size:,} bytes, more than there is memory for") from error
+            raise refused_file(
+                file, f"has {size:,} bytes, more than there is memory for"
+            ) from error
     if len(data) > largest:
         raise too_large(file, len(data), largest)
     return data
@@ -189,7 +205,9 @@ def number_of(text: str) -> float:
 def plain_name(name: str, where: str) -> str:
     """The name of a run's folder, as a file or a bucket says it."""
     if not NAME.fullmatch(name):
-        raise UserError(f"{where}: must name a run's folder (letters, digits, . + - _), got '{name[:80]}'")
+        raise UserError(
+            f"{where}: must name a run's folder (letters, digits, . + - _), got '{name[:80]}'"
+        )
     return name
 
 

@@ -43,16 +43,25 @@ class Mirror:
             with suppress(Exception):  # who may write may not be allowed to delete
                 self.files.rm_file(probe)
         except OSError as error:
-            raise UserError(f"runs_dir: {self.url} can't be written: {first_line(error)}") from error
+            raise UserError(
+                f"runs_dir: {self.url} can't be written: {first_line(error)}"
+            ) from error
 
     def numbers(self, recipe: str) -> list[int]:
         """Numbers of a recipe's runs in the store."""
         self.files.invalidate_cache()
         try:
-            found = tried(lambda: self.files.ls(f"{self.root}/{recipe}", detail=False), f"{self.url} can't be read")
+            found = tried(
+                lambda: self.files.ls(f"{self.root}/{recipe}", detail=False),
+                f"{self.url} can't be read",
+            )
         except FileNotFoundError:
             return []
-        return [int(name) for name in (path.rstrip("/").rpartition("/")[2] for path in found) if name.isdigit()]
+        return [
+            int(name)
+            for name in (path.rstrip("/").rpartition("/")[2] for path in found)
+            if name.isdigit()
+        ]
 
     def claim(self, recipe: str, name: str) -> None:
         """Takes a run's name, before any other machine does.
@@ -102,7 +111,9 @@ class Mirror:
             print(f"runs_dir: {left}{more}", file=sys.stderr)
             return False
         sent = f"{self.sent_files} files, {self.sent_bytes / 1e6:.1f} MB"
-        print(f"uploaded: {self._copies.url} ({sent}); kd-train resume={self._copies.url}", flush=True)
+        print(
+            f"uploaded: {self._copies.url} ({sent}); kd-train resume={self._copies.url}", flush=True
+        )
         return True
 
     def _run(self) -> None:
@@ -116,16 +127,24 @@ class Mirror:
                     self._send(found)
             except Exception as error:  # the thread must survive, and each problem is reported once
                 if first_line(error) not in reported:
-                    print(f"kd-train: warning: {first_line(error)}; the upload is tried again", file=sys.stderr)
+                    print(
+                        f"kd-train: warning: {first_line(error)}; the upload is tried again",
+                        file=sys.stderr,
+                    )
                 reported.add(first_line(error))
 
     def _files(self) -> dict[str, Path]:
         # In this order they are sent: a checkpoint that others replace before the one that replaces it, and last.ckpt
         # after the records of its steps, since a machine that resumes cuts what is newer but can't make what is missing
         inside = (p for p in self.folder.rglob("*") if p.is_file() and not p.is_symlink())
-        kept = (p for p in inside if not (p.name.startswith(".") or p.name.endswith(".part")))  # no locks, no parts
+        kept = (
+            p for p in inside if not (p.name.startswith(".") or p.name.endswith(".part"))
+        )  # no locks, no parts
         found = {p.relative_to(self.folder).as_posix(): p for p in kept}
-        first = sorted(found, key=lambda name: (name == LATEST, not name.startswith("checkpoints/previous"), name))
+        first = sorted(
+            found,
+            key=lambda name: (name == LATEST, not name.startswith("checkpoints/previous"), name),
+        )
         return {name: found[name] for name in first}
 
     def _changed(self, found: Mapping[str, Path]) -> list[str]:
@@ -155,7 +174,10 @@ class Mirror:
         kept.unlink(missing_ok=True)
 
     def _write(self, name: str, data: bytes) -> None:
-        tried(lambda: self.files.pipe_file(f"{self.root}/{name}", data), f"{self.url}: {name} can't be written")
+        tried(
+            lambda: self.files.pipe_file(f"{self.root}/{name}", data),
+            f"{self.url}: {name} can't be written",
+        )
 
     def _upload(self, file: Path, name: str) -> None:
         """One file, whole; one that changes meanwhile is left for the next time."""
@@ -166,7 +188,9 @@ class Mirror:
             state = state_of(file)
             twin = self._twin(name, state)
             if twin:
-                tried(lambda: self.files.cp_file(twin, path), f"{self.url}: {name} can't be written")
+                tried(
+                    lambda: self.files.cp_file(twin, path), f"{self.url}: {name} can't be written"
+                )
             elif state[0] > LARGE:
                 state = self._put(file, path, name)
             else:
@@ -183,7 +207,9 @@ class Mirror:
             self._copies.note(name, state, there)
             self.sent_bytes, self.sent_files = self.sent_bytes + state[0], self.sent_files + 1
         elif not file.is_file() or state_of(file) == state:
-            raise OSError(f"{self.url}: {name} has {there and there['size']} bytes there, {state[0]} here")
+            raise OSError(
+                f"{self.url}: {name} has {there and there['size']} bytes there, {state[0]} here"
+            )
 
     def _check_ours(self) -> None:
         """Raises an OSError, now and at each later try, where another machine has written the last checkpoint."""
@@ -197,7 +223,9 @@ class Mirror:
     def _info(self, path: str, name: str) -> Mapping[str, Any] | None:
         self.files.invalidate_cache()
         with suppress(FileNotFoundError):
-            return dict(tried(lambda: self.files.info(path), f"{self.url}: {name} can't be read back"))
+            return dict(
+                tried(lambda: self.files.info(path), f"{self.url}: {name} can't be read back")
+            )
         return None
 
     def _put(self, file: Path, path: str, name: str) -> list[int]:
@@ -208,7 +236,9 @@ class Mirror:
         try:
             state = state_of(kept)
             self._copies.sending(name, state)
-            tried(lambda: self.files.put_file(str(kept), path), f"{self.url}: {name} can't be written")
+            tried(
+                lambda: self.files.put_file(str(kept), path), f"{self.url}: {name} can't be written"
+            )
         finally:
             if kept != file:
                 kept.unlink(missing_ok=True)
@@ -216,7 +246,11 @@ class Mirror:
 
     def _twin(self, name: str, state: list[int]) -> str:
         """What the store has already, under another name: the checkpoint that was the last one is the previous now."""
-        same = (n for n, k in self._copies.known.items() if n != name and "ckpt" in n and k["here"] == state)
+        same = (
+            n
+            for n, k in self._copies.known.items()
+            if n != name and "ckpt" in n and k["here"] == state
+        )
         return next((f"{self.root}/{self.place}/{n}" for n in same), "")
 
 

@@ -48,7 +48,9 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
     try:
         import fsspec
 
-        if "::" in url or url.startswith("reference:"):  # URLs in URLs, and lists of them with templates that are run
+        if "::" in url or url.startswith(
+            "reference:"
+        ):  # URLs in URLs, and lists of them with templates that are run
             raise UserError(f"{key}: must be the URL of one place, got {url}")
     except ImportError as error:
         raise UserError(f"{key}: {url} {needs_extra('stream')}") from error
@@ -82,7 +84,10 @@ def fetched(url: str, key: str) -> Path:
     files, path = file_system(url, key)
     with _named(url, key):
         found = tried(lambda: files.info(path), f"{url} can't be read")
-        size, digest = int(found["size"]), hashlib.sha256(f"{url} {_state(found)}".encode()).hexdigest()[:16]
+        size, digest = (
+            int(found["size"]),
+            hashlib.sha256(f"{url} {_state(found)}".encode()).hexdigest()[:16],
+        )
         file = inside(cache_dir() / "fetched" / digest, url.rpartition("/")[2], key)
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.parent / ".lock"):  # one of all processes fetches it
@@ -192,9 +197,17 @@ class LocalCache:
         if self._written <= self.limit // 50:
             return
         self._written = 0
-        with suppress(Timeout), FileLock(self.folder / "lock-evict", timeout=0):  # else another process does it
+        with (
+            suppress(Timeout),
+            FileLock(self.folder / "lock-evict", timeout=0),
+        ):  # else another process does it
             found = []
-            for entry in (e for folder in os.scandir(self.folder) if folder.is_dir() for e in os.scandir(folder)):
+            for entry in (
+                e
+                for folder in os.scandir(self.folder)
+                if folder.is_dir()
+                for e in os.scandir(folder)
+            ):
                 with suppress(OSError):
                     found.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
             size = sum(bytes_ for _, bytes_, _ in found)
@@ -229,7 +242,10 @@ class Ranged:
             OSError: it can't be fetched, or ends before.
         """
         first, last = offset // self.block, (offset + size - 1) // self.block
-        blocks = (self.cache.get(f"{name}/{n:08d}", partial(self._fetched, name, n)) for n in range(first, last + 1))
+        blocks = (
+            self.cache.get(f"{name}/{n:08d}", partial(self._fetched, name, n))
+            for n in range(first, last + 1)
+        )
         data = b"".join(blocks)
         start = offset - first * self.block
         if len(data) < start + size:
@@ -296,7 +312,11 @@ def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
     except OSError as error:
         raise UserError(f"{key}: {first_line(error)}") from error
     start = len(path.rstrip("/")) + 1
-    listing = {name[start:]: info for name, info in there.items() if len(name) > start and not name.endswith("/")}
+    listing = {
+        name[start:]: info
+        for name, info in there.items()
+        if len(name) > start and not name.endswith("/")
+    }
     if any(info.get("size") is None for info in listing.values()):
         raise UserError(f"{key}: {url} is no object store: its list of files has no sizes")
     return {name: _state(info) for name, info in listing.items()}
@@ -331,7 +351,9 @@ def whole_file(url: str, size: int) -> bytes:
 
     def fetch() -> bytes:
         files, path = file_system(folder)
-        data: bytes = files.cat_file(path + url[len(folder) :], start=0, end=size + 1)  # one more: has it grown?
+        data: bytes = files.cat_file(
+            path + url[len(folder) :], start=0, end=size + 1
+        )  # one more: has it grown?
         if len(data) != size:
             received = "more than the listed" if len(data) > size else f"{len(data)} of"
             raise OSError(f"received {received} {size} bytes")

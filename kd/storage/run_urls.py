@@ -12,13 +12,30 @@ from filelock import FileLock
 from kd.errors import UserError, first_line
 from kd.machine import cache_dir
 from kd.storage.checkpoints import LAST, PREVIOUS, holder_of, run_folder
-from kd.storage.elsewhere import LARGEST_LOG, LARGEST_WEIGHTS, inside, json_of, plain_name, text_of, too_large
+from kd.storage.elsewhere import (
+    LARGEST_LOG,
+    LARGEST_WEIGHTS,
+    inside,
+    json_of,
+    plain_name,
+    text_of,
+    too_large,
+)
 from kd.storage.objects import fetch_whole, file_system, is_url, small_file, tried
 from kd.storage.writing import guard, make_folder, write_text, write_whole
 
 LONGEST_NAME = 1000  # bytes of a file that names a run
 MOST_FILES = 100_000  # of a run in a store
-WEIGHTS = (".ckpt", ".safetensors", ".pt2", ".onnx", ".data", ".bin", ".gz", ".npz")  # endings of a run's large files
+WEIGHTS = (
+    ".ckpt",
+    ".safetensors",
+    ".pt2",
+    ".onnx",
+    ".data",
+    ".bin",
+    ".gz",
+    ".npz",
+)  # endings of a run's large files
 KEPT, LATEST = ".uploaded.json", f"checkpoints/{LAST}"
 TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "created")
 
@@ -32,7 +49,9 @@ def on_disk(place: str) -> Path:
 
 def run_at(place: str) -> Path:
     """A run's folder as the commands take it: a folder, a recipe's ``latest``, or either by URL, fetched first."""
-    folder = fetched_run(place, "run", checkpoints=False) if is_url(place) else run_folder(Path(place))
+    folder = (
+        fetched_run(place, "run", checkpoints=False) if is_url(place) else run_folder(Path(place))
+    )
     return guard(folder) if folder.is_dir() else folder
 
 
@@ -44,7 +63,9 @@ def finished_at(place: str, *needed: str) -> Path:
             continue
         several = sorted(path.parent.name for path in folder.glob("students/*/student.safetensors"))
         if several:
-            raise UserError(f"{folder} holds several students: name one, {folder}/students/{several[0]}")
+            raise UserError(
+                f"{folder} holds several students: name one, {folder}/students/{several[0]}"
+            )
         raise UserError(f"{folder} is no finished run: it has no {name}")
     return folder
 
@@ -72,7 +93,9 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
     recipe = f"{place.rstrip('/')}/{marker.parent.name}"
     files, path = file_system(recipe, "runs_dir")
     try:
-        content = small_file(files, f"{path}/{marker.name}", f"{recipe} can't be read", LONGEST_NAME)
+        content = small_file(
+            files, f"{path}/{marker.name}", f"{recipe} can't be read", LONGEST_NAME
+        )
         name = _name_in(content, recipe)
         there = tried(lambda: files.exists(f"{path}/{name}/config.yaml"), f"{recipe} can't be read")
     except FileNotFoundError:
@@ -86,7 +109,9 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
         marker.unlink(missing_ok=True)
 
 
-def fetched_run(url: str, key: str = "resume", checkpoints: bool = True, together: bool = False) -> Path:
+def fetched_run(
+    url: str, key: str = "resume", checkpoints: bool = True, together: bool = False
+) -> Path:
     """The local folder of a run in an object store; what continued here after its last upload stays."""
     url = url.rstrip("/")
     try:
@@ -120,21 +145,34 @@ def _name_in(content: bytes, where: str) -> str:
 
 
 def _fetch_all(
-    get: Callable[[str, str], object], path: str, there: Mapping[str, Mapping[str, Any]], copies: "Copies", key: str,
-    checkpoints: bool, together: bool,
-) -> None:  # fmt: skip
+    get: Callable[[str, str], object],
+    path: str,
+    there: Mapping[str, Mapping[str, Any]],
+    copies: "Copies",
+    key: str,
+    checkpoints: bool,
+    together: bool,
+) -> None:
     if together and checkpoints:
         for name in {LATEST, f"checkpoints/{PREVIOUS}"} - there.keys():
             (copies.folder / name).unlink(missing_ok=True)
     stays = checkpoints and not together and copies.changed_here(LATEST)
     if stays and LATEST in there and not copies.is_ours(LATEST, there[LATEST]):
-        raise UserError(f"{key}: the run has continued both in {copies.folder} and, from another machine, in "
-                        f"{copies.url}; remove the folder to resume from there")  # fmt: skip
+        raise UserError(
+            f"{key}: the run has continued both in {copies.folder} and, from another machine, in "
+            f"{copies.url}; remove the folder to resume from there"
+        )
     _check_sizes(there, copies, key)
     for name, found in there.items():
-        wanted = not Path(name).name.startswith(".") and (checkpoints or not name.startswith("checkpoints/"))
+        wanted = not Path(name).name.startswith(".") and (
+            checkpoints or not name.startswith("checkpoints/")
+        )
         changed, file = copies.changed_here(name), inside(copies.folder, name, key)
-        if wanted and not (stays and changed) and (copies.differ(name, found) or (together and changed)):
+        if (
+            wanted
+            and not (stays and changed)
+            and (copies.differ(name, found) or (together and changed))
+        ):
             make_folder(file.parent)
             fetch_whole(get, f"{path}/{name}", file, int(found["size"]))
             copies.note(name, state_of(file), found)
@@ -143,16 +181,22 @@ def _fetch_all(
 def _check_sizes(there: Mapping[str, Mapping[str, Any]], copies: "Copies", key: str) -> None:
     """Raises a UserError for a run that no run is like: files that are too large to be read, or more than fit here."""
     if len(there) > MOST_FILES:
-        raise UserError(f"{key}: {copies.url} has {len(there):,} files, at most {MOST_FILES:,} are fetched")
+        raise UserError(
+            f"{key}: {copies.url} has {len(there):,} files, at most {MOST_FILES:,} are fetched"
+        )
     for name, found in there.items():
         largest = LARGEST_WEIGHTS if Path(name).suffix in WEIGHTS else LARGEST_LOG
         if int(found["size"]) > largest:
-            raise UserError(f"{key}: {too_large(f'{copies.url}/{name}', int(found['size']), largest)}")
+            raise UserError(
+                f"{key}: {too_large(f'{copies.url}/{name}', int(found['size']), largest)}"
+            )
     missing = sum(int(found["size"]) for name, found in there.items() if copies.differ(name, found))
     free = shutil.disk_usage(copies.folder).free
     if missing > free:
-        raise UserError(f"{key}: {copies.url} has {missing / 1e6:,.0f} MB to fetch, {copies.folder} has room for "
-                        f"{free / 1e6:,.0f} MB")  # fmt: skip
+        raise UserError(
+            f"{key}: {copies.url} has {missing / 1e6:,.0f} MB to fetch, {copies.folder} has room for "
+            f"{free / 1e6:,.0f} MB"
+        )
 
 
 def state_of(file: Path) -> list[int]:
@@ -186,7 +230,10 @@ class Copies:
 
     def sending(self, name: str, state: list[int]) -> None:
         """A file is on its way: a kill before its end is known must not make it another machine's."""
-        self.known[name] = {**self.known.get(name, {"here": None, "there": ""}), "sending": state[0]}
+        self.known[name] = {
+            **self.known.get(name, {"here": None, "there": ""}),
+            "sending": state[0],
+        }
         self.save()
 
     def is_ours(self, name: str, found: Mapping[str, Any]) -> bool:
@@ -196,7 +243,9 @@ class Copies:
 
     def differ(self, name: str, found: Mapping[str, Any]) -> bool:
         """Whether the file is missing here, or the store has another one than was last seen there."""
-        return not (self.folder / name).is_file() or self.known.get(name, {}).get("there") != tag_of(found)
+        return not (self.folder / name).is_file() or self.known.get(name, {}).get(
+            "there"
+        ) != tag_of(found)
 
     def changed_here(self, name: str) -> bool:
         """Whether the file here is another than the one that was the same as the store's."""

@@ -5,8 +5,26 @@ import unicodedata
 from collections.abc import Iterable
 from typing import TextIO
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are wide forms
-INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, marks of direction, lone surrogates, separators of lines
+FORMULA = (
+    "=",
+    "+",
+    "-",
+    "@",
+    "\t",
+    "\r",
+    "\n",
+    "\uff1d",
+    "\uff0b",
+    "\uff0d",
+    "\uff20",
+)  # the last four are wide forms
+INVISIBLE = (
+    "Cc",
+    "Cf",
+    "Cs",
+    "Zl",
+    "Zp",
+)  # controls, marks of direction, lone surrogates, separators of lines
 
 
 def on_terminal(text: str) -> str:
@@ -15,7 +33,9 @@ def on_terminal(text: str) -> str:
     >>> on_terminal("cat\x1b[2J.jpg") == "cat" + chr(92) + "x1b[2J.jpg"
     True
     """
-    return "".join(_escaped(letter) if unicodedata.category(letter) in INVISIBLE else letter for letter in text)
+    return "".join(
+        _escaped(letter) if unicodedata.category(letter) in INVISIBLE else letter for letter in text
+    )
 
 
 def _escaped(letter: str) -> str:
@@ -42,4 +62,6 @@ def csv_cell(value: object) -> object:
     >>> csv_cell("=1+1"), csv_cell("-cat"), csv_cell(-1.5), csv_cell("cat")
     ("'=1+1", "'-cat", -1.5, 'cat')
     """
-    return f"'{value}" if isinstance(value, str) and value.lstrip(" ").startswith(FORMULA) else value
+    return (
+        f"'{value}" if isinstance(value, str) and value.lstrip(" ").startswith(FORMULA) else value
+    )

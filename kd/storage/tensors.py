@@ -54,7 +54,11 @@ def packed_record(file: TorchFile) -> str:
     if not zipfile.is_zipfile(file):
         return ""
     with zipfile.ZipFile(file) as archive:
-        packed = [record.filename for record in archive.infolist() if record.compress_type != zipfile.ZIP_STORED]
+        packed = [
+            record.filename
+            for record in archive.infolist()
+            if record.compress_type != zipfile.ZIP_STORED
+        ]
     return f"its record {packed[0][:80]} is compressed" if packed else ""
 
 
@@ -64,11 +68,15 @@ def check_sizes(content: object) -> None:
     for tensor in tensors_below(content):
         shape = tuple(tensor.shape)
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise ValueError(f"a tensor of shape {shape} is {tensor.layout}, quantized or without data, not plain")
+            raise ValueError(
+                f"a tensor of shape {shape} is {tensor.layout}, quantized or without data, not plain"
+            )
         storage = tensor.untyped_storage()
         size = tensor.numel() * tensor.element_size()
         if size > storage.nbytes():
-            raise ValueError(f"a tensor of shape {shape} claims {size:,} bytes and holds {storage.nbytes():,}")
+            raise ValueError(
+                f"a tensor of shape {shape} claims {size:,} bytes and holds {storage.nbytes():,}"
+            )
         claimed += size
         storages[storage.data_ptr()] = storage.nbytes()
     if claimed > MOST_TIED * sum(storages.values()):

@@ -16,7 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from kd.storage.elsewhere import LARGEST_LOG, LARGEST_WEIGHTS, RefusedFile, kind_of, open_regular, refused_file
+from kd.storage.elsewhere import (
+    LARGEST_LOG,
+    LARGEST_WEIGHTS,
+    RefusedFile,
+    kind_of,
+    open_regular,
+    refused_file,
+)
 
 STUDENTS = "students"  # in a run's folder: the folders of several students
 FILES = (
@@ -59,7 +66,9 @@ def check_folders(folder: Path) -> None:
 
 
 def _link_on_the_way(path: Path) -> RefusedFile:
-    return refused_file(path, "is a link; kd writes through no link in a run's folder: put the folder itself there")
+    return refused_file(
+        path, "is a link; kd writes through no link in a run's folder: put the folder itself there"
+    )
 
 
 @contextmanager
@@ -140,7 +149,9 @@ def _fresh(folder: int, name: str, path: Path) -> IO[bytes]:
         return os.fdopen(os.open(name, NEW, 0o666, dir_fd=folder), "wb")
     except OSError as error:
         if error.errno in (errno.EISDIR, errno.EPERM) and _is_folder(folder, name):
-            raise refused_file(path.with_name(name), "is a folder; a file is written there") from error
+            raise refused_file(
+                path.with_name(name), "is a folder; a file is written there"
+            ) from error
         error.filename = error.filename if error.filename is None else str(path.with_name(name))
         raise
 
@@ -200,7 +211,9 @@ def appended(path: Path) -> IO[str]:
 def existing(path: Path) -> IO[bytes]:
     """An existing regular file, open for reading and writing, of which nothing is read or changed; an OSError else."""
     with _parent(path, make=False) as folder:
-        handle = os.open(path.name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        handle = os.open(
+            path.name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+        )
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise refused_file(path, "is no regular file")

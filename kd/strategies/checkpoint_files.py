@@ -19,7 +19,9 @@ class CheckpointFiles(TorchCheckpointIO):
     def __init__(self) -> None:
         self._last_is_damaged = False
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+    ) -> None:
         """Writes one file, whole or not at all; when it returns, the file is on the disk. The ``last.ckpt`` before is
         kept.
 
@@ -35,7 +37,9 @@ class CheckpointFiles(TorchCheckpointIO):
             if of_disk is None:
                 raise
             reason = of_disk.strerror or of_disk
-            raise RunError(f"the checkpoint {path} can't be written: {reason}; the one before is as it was") from error
+            raise RunError(
+                f"the checkpoint {path} can't be written: {reason}; the one before is as it was"
+            ) from error
         if path.name == LAST:
             self._last_is_damaged = False
 
@@ -46,6 +50,8 @@ class CheckpointFiles(TorchCheckpointIO):
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Reads one file. Never runs code from it: what is no tensor or plain value is refused."""
-        self._last_is_damaged = Path(path).name == PREVIOUS  # then it must not push out the good one
+        self._last_is_damaged = (
+            Path(path).name == PREVIOUS
+        )  # then it must not push out the good one
         checkpoint = read_checkpoint(path, map_location)
         return {**checkpoint, "state_dict": todays_names(checkpoint["state_dict"])}

@@ -39,7 +39,9 @@ class DDP(HookedDDP):
         **kwargs: Any,
     ) -> None:
         if backend == "smddp" and compression:
-            raise UserError(f"trainer.strategy.compression: must be null with smddp, got '{compression}'")
+            raise UserError(
+                f"trainer.strategy.compression: must be null with smddp, got '{compression}'"
+            )
         if module is not None:
             _import(module, backend)
         super().__init__(process_group_backend=backend, **kwargs)
@@ -51,9 +53,14 @@ class DDP(HookedDDP):
         if not self._third_party:
             super().setup_distributed()
             return
-        if torch.distributed.is_initialized() and torch.distributed.get_backend() != self._third_party:
+        if (
+            torch.distributed.is_initialized()
+            and torch.distributed.get_backend() != self._third_party
+        ):
             there = torch.distributed.get_backend()
-            raise UserError(f"trainer.strategy: {self._third_party} can't share a job with {there}: start it alone")
+            raise UserError(
+                f"trainer.strategy: {self._third_party} can't share a job with {there}: start it alone"
+            )
         prepare_data_without_groups()
         reset_seed()
         self.join_process_group()
@@ -68,7 +75,9 @@ class DDP(HookedDDP):
             self.model.register_comm_hook(None, default_hooks.bf16_compress_hook)
             return
         rank, start = self._powersgd
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start)
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=rank, start_powerSGD_iter=start
+        )
         self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
@@ -87,6 +96,8 @@ def _import(module: str, backend: str | None) -> None:
     try:
         import_module(module)
     except ImportError as error:
-        raise UserError(f"trainer.strategy: the backend {backend} needs the module {module}: {error}") from error
+        raise UserError(
+            f"trainer.strategy: the backend {backend} needs the module {module}: {error}"
+        ) from error
     if backend is None or backend.lower() not in torch.distributed.Backend.backend_list:
         raise UserError(f"trainer.strategy.backend: {module} registers no backend '{backend}'")

@@ -78,9 +78,13 @@ class DeepSpeed(DDPStrategy):
         """
         for student in students.named().values():
             if student.average is not None and self.stage == 3:
-                raise UserError("model.ema_decay: must be null with stage 3, which shards the student")
+                raise UserError(
+                    "model.ema_decay: must be null with stage 3, which shards the student"
+                )
             if student.optim.zero:
-                raise UserError("optim.zero: DeepSpeed shards the optimizer's state already; leave config=zero out")
+                raise UserError(
+                    "optim.zero: DeepSpeed shards the optimizer's state already; leave config=zero out"
+                )
 
     def configure_ddp(self) -> None:
         """Nothing: the engine takes DDP's place once there is an optimizer."""
@@ -96,24 +100,38 @@ class DeepSpeed(DDPStrategy):
         self._check(trainer, optimizer)
         self._trained = [list(group["params"]) for group in optimizer.param_groups]
         os.environ.setdefault("LOCAL_RANK", str(self.local_rank))
-        os.environ.setdefault("DS_ACCELERATOR", self.root_device.type)  # it would take a GPU that the run leaves alone
+        os.environ.setdefault(
+            "DS_ACCELERATOR", self.root_device.type
+        )  # it would take a GPU that the run leaves alone
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         # else it takes the GPU that is numbered as the rank, whatever trainer.devices says
-        place = Namespace(device_rank=self.root_device.index) if self.root_device.type == "cuda" else None
+        place = (
+            Namespace(device_rank=self.root_device.index)
+            if self.root_device.type == "cuda"
+            else None
+        )
         self.model, sharded, _, _ = deepspeed.initialize(
-            args=place, model=self.model, optimizer=optimizer, config=self._config(trainer), dist_init_required=False
+            args=place,
+            model=self.model,
+            optimizer=optimizer,
+            config=self._config(trainer),
+            dist_init_required=False,
         )
         self.engine.set_gradient_accumulation_boundary(True)
         self.optimizers = [sharded]
 
     def _check(self, trainer: Trainer, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, (AdamW, Adam, SGD)):
-            raise UserError(f"optim: must be AdamW, Adam or SGD with DeepSpeed, got {type(optimizer).__name__}")
+            raise UserError(
+                f"optim: must be AdamW, Adam or SGD with DeepSpeed, got {type(optimizer).__name__}"
+            )
         if trainer.precision not in PRECISIONS:
             known = " or ".join(PRECISIONS)
-            raise UserError(f"trainer.precision: must be {known} with DeepSpeed, got '{trainer.precision}'")
+            raise UserError(
+                f"trainer.precision: must be {known} with DeepSpeed, got '{trainer.precision}'"
+            )
         if trainer.gradient_clip_algorithm == "value":
             raise UserError("trainer.gradient_clip_algorithm: DeepSpeed clips by norm, got 'value'")
 
@@ -141,7 +159,9 @@ class DeepSpeed(DDPStrategy):
         finally:
             self.engine.set_gradient_accumulation_boundary(True)
 
-    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: object, **kwargs: object) -> Tensor:
+    def backward(
+        self, closure_loss: Tensor, optimizer: Optimizer | None, *args: object, **kwargs: object
+    ) -> Tensor:
         """The engine's backward pass, between Lightning's hooks."""
         module = self.lightning_module
         assert module is not None
@@ -166,7 +186,9 @@ class DeepSpeed(DDPStrategy):
         self.engine.step()
         if not self.engine.was_step_applied():
             step = self.lightning_module.global_step
-            raise RunError(f"a gradient was NaN or infinite in step {step}; the last checkpoint is from before")
+            raise RunError(
+                f"a gradient was NaN or infinite in step {step}; the last checkpoint is from before"
+            )
         return loss
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -183,11 +205,17 @@ class DeepSpeed(DDPStrategy):
         """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        example: dict[str, Tensor] = next(iter(optimizer.state.values()), {})  # empty before the first step
+        example: dict[str, Tensor] = next(
+            iter(optimizer.state.values()), {}
+        )  # empty before the first step
         _link_states(optimizer)
         state: dict[int, dict[str, Tensor]] = {}
         for number, parameter in enumerate(chain(*self._trained) if example else []):
-            whole = {key: safe_get_full_optimizer_state(parameter, key) for key in example if key != "step"}
+            whole = {
+                key: safe_get_full_optimizer_state(parameter, key)
+                for key in example
+                if key != "step"
+            }
             if self.is_global_zero:
                 whole |= {"step": example["step"]} if "step" in example else {}
                 state[number] = {key: value.to("cpu", copy=True) for key, value in whole.items()}
@@ -225,11 +253,15 @@ def _whole(tensor: Tensor) -> Tensor:
 def _make_room(optimizer: Optimizer, example: dict[str, Tensor]) -> None:
     """State for each shard, as the first step would make it: DeepSpeed sets only what is there."""
     group = optimizer.param_groups[0]
-    shards = getattr(optimizer, "fp32_partitioned_groups_flat", None)  # of stage 3; its groups are empty between steps
+    shards = getattr(
+        optimizer, "fp32_partitioned_groups_flat", None
+    )  # of stage 3; its groups are empty between steps
     for shard in shards or [p for group in optimizer.param_groups for p in group["params"]]:
         on_device = group.get("fused") or group.get("capturable")
         optimizer.state[shard] = {
-            key: value.to(shard.device if on_device else "cpu", copy=True) if key == "step" else torch.zeros_like(shard)
+            key: value.to(shard.device if on_device else "cpu", copy=True)
+            if key == "step"
+            else torch.zeros_like(shard)
             for key, value in example.items()
         }
     _link_states(optimizer)
@@ -248,6 +280,11 @@ def _set_state(parameter: nn.Parameter, whole: Tensor, key: str) -> None:
     if not hasattr(parameter, "ds_tensor"):
         safe_set_full_optimizer_state(parameter, whole, key)
         return
-    size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()  # its setter of whole tensors of stage 3
-    padded = F.pad(whole.flatten(), (0, size * torch.distributed.get_world_size() - whole.numel()))  # does not pad
+    size, rank = (
+        parameter.ds_tensor.numel(),
+        torch.distributed.get_rank(),
+    )  # its setter of whole tensors of stage 3
+    padded = F.pad(
+        whole.flatten(), (0, size * torch.distributed.get_world_size() - whole.numel())
+    )  # does not pad
     safe_set_local_optimizer_state(parameter, padded.narrow(0, size * rank, size), key)

@@ -40,8 +40,14 @@ class FSDP(ShardedDataParallel):
             if student.average is not None:
                 raise UserError("model.ema_decay: must be null with FSDP, which shards the student")
             if student.optim.zero:
-                raise UserError("optim.zero: FSDP shards the optimizer's state already; leave config=zero out")
-            losses = [m for m in student.objective.losses.values() if any(p.requires_grad for p in m.parameters())]
+                raise UserError(
+                    "optim.zero: FSDP shards the optimizer's state already; leave config=zero out"
+                )
+            losses = [
+                m
+                for m in student.objective.losses.values()
+                if any(p.requires_grad for p in m.parameters())
+            ]
             for part in [student.model, *losses]:
                 shard(part, mesh)
 
@@ -55,11 +61,16 @@ class FSDP(ShardedDataParallel):
             return state  # another rank
         return _renamed(state, {name: i for i, name in enumerate(_names(state))})
 
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
         """Loads weights and optimizer state of any strategy's checkpoint into the shards."""
         assert self.model is not None
         checkpoint = self.checkpoint_io.load_checkpoint(checkpoint_path)
-        options, states = state_dict.StateDictOptions(full_state_dict=True), checkpoint["optimizer_states"]
+        options, states = (
+            state_dict.StateDictOptions(full_state_dict=True),
+            checkpoint["optimizer_states"],
+        )
         place = f"resume: {checkpoint_path}"
         check_weights(checkpoint["state_dict"], self.model, place)
         check_optimizers(self.optimizers, states, checkpoint["state_dict"], self.model, place)
@@ -79,5 +90,8 @@ def _names(state: dict[str, Any]) -> list[Any]:
 def _renamed(state: dict[str, Any], new: dict[Any, Any]) -> dict[str, Any]:
     return {
         "state": {new[name]: value for name, value in state["state"].items()},
-        "param_groups": [{**group, "params": [new[n] for n in group["params"]]} for group in state["param_groups"]],
+        "param_groups": [
+            {**group, "params": [new[n] for n in group["params"]]}
+            for group in state["param_groups"]
+        ],
     }

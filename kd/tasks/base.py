@@ -72,9 +72,13 @@ class Task(KeepsDtype):
             ValueError: the task was made for other data.
         """
         if self.num_classes not in (0, num_classes):
-            raise ValueError(f"num_classes must be the data's {num_classes}, got {self.num_classes}")
+            raise ValueError(
+                f"num_classes must be the data's {num_classes}, got {self.num_classes}"
+            )
         if self.ignore_index is not None and self.ignore_index != ignore_index:
-            raise ValueError(f"ignore_index must be the data's {ignore_index}, got {self.ignore_index}")
+            raise ValueError(
+                f"ignore_index must be the data's {ignore_index}, got {self.ignore_index}"
+            )
         self.num_classes, self.ignore_index = num_classes, ignore_index
         self.build(num_classes, ignore_index)
 
@@ -138,7 +142,12 @@ class Task(KeepsDtype):
     def note_on_labels(self, there: bool) -> str:
         """What to report of training labels that are ``there`` or not; "" where nothing is unusual."""
         beside = "beside labelled ones: data.unlabeled_ratio"
-        unused = ", ".join(["model.task_loss_weight", *(f"model.task.{name}" for name in self.settings_of_the_loss)])
+        unused = ", ".join(
+            [
+                "model.task_loss_weight",
+                *(f"model.task.{name}" for name in self.settings_of_the_loss),
+            ]
+        )
         note = f"training on the unlabelled pictures alone: no task loss ({beside}); {unused}: without effect"
         return "" if there else note
 
@@ -169,7 +178,9 @@ class Task(KeepsDtype):
         """Logits, or targets, of N pictures as columns of a table, by the ending of their names."""
         raise NotImplementedError
 
-    def drawn(self, picture: np.ndarray, answers: Mapping[str, Tensor], classes: Sequence[str]) -> Image:
+    def drawn(
+        self, picture: np.ndarray, answers: Mapping[str, Tensor], classes: Sequence[str]
+    ) -> Image:
         """A picture ``(H, W, 3)`` beside its ``truth`` and what each model decides, each under its name."""
         raise NotImplementedError
 
@@ -189,13 +200,21 @@ class Task(KeepsDtype):
 
     @property
     def _metrics(self) -> dict[str, Any]:
-        return {name: metric for name, metric in self.named_children() if isinstance(metric, Metric)}
+        return {
+            name: metric for name, metric in self.named_children() if isinstance(metric, Metric)
+        }
 
     def compute(self) -> dict[str, Tensor]:
         """The metrics over all batches (and processes) since the last reset, in 0..1."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*before the ``update`` method.*")  # the others' batches count
-            return {name: metric.compute() for name, metric in self._metrics.items() if _updated_anywhere(metric)}
+            warnings.filterwarnings(
+                "ignore", message=".*before the ``update`` method.*"
+            )  # the others' batches count
+            return {
+                name: metric.compute()
+                for name, metric in self._metrics.items()
+                if _updated_anywhere(metric)
+            }
 
     def reset(self) -> None:
         """Sets all metrics back to no pictures."""

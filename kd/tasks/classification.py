@@ -29,7 +29,10 @@ class Classification(Task):
     weights: Tensor | None
 
     def __init__(
-        self, num_classes: int | None = None, label_smoothing: float = 0.0, class_weights: ClassWeights = None
+        self,
+        num_classes: int | None = None,
+        label_smoothing: float = 0.0,
+        class_weights: ClassWeights = None,
     ) -> None:
         super().__init__(num_classes)
         check(class_weights)
@@ -42,7 +45,9 @@ class Classification(Task):
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes top-1 and top-5 accuracy (at most ``num_classes``) and the agreement with the teacher."""
         self.acc1 = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
-        self.acc5 = MulticlassAccuracy(num_classes, top_k=min(5, num_classes), average="micro", validate_args=False)
+        self.acc5 = MulticlassAccuracy(
+            num_classes, top_k=min(5, num_classes), average="micro", validate_args=False
+        )
         self.agreement = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
 
     def weigh(self, classes: Sequence[str], counts: Sequence[int] | None) -> None:
@@ -88,7 +93,10 @@ class Classification(Task):
     @property
     def settings_of_the_loss(self) -> list[str]:
         """See :meth:`Task.settings_of_the_loss`."""
-        given = {"label_smoothing": self.label_smoothing > 0, "class_weights": self.class_weights is not None}
+        given = {
+            "label_smoothing": self.label_smoothing > 0,
+            "class_weights": self.class_weights is not None,
+        }
         return [name for name, is_given in given.items() if is_given]
 
     @staticmethod
@@ -115,7 +123,10 @@ class Classification(Task):
         if not answer.is_floating_point():
             return {"": [classes[i] if 0 <= i < len(classes) else "" for i in answer.tolist()]}
         p = answer.float().softmax(1)
-        return {**self.rows(p.argmax(1), classes), "_p": [str(round(value, 6)) for value in p.amax(1).tolist()]}
+        return {
+            **self.rows(p.argmax(1), classes),
+            "_p": [str(round(value, 6)) for value in p.amax(1).tolist()],
+        }
 
     def judged(self, value: float, total: int) -> str:
         """So many validation pictures that a teacher is right on, in words."""

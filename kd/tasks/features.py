@@ -13,7 +13,12 @@ STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 
 def knn_accuracy(
-    bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor, k: int = 20, temperature: float = 0.07
+    bank: Tensor,
+    bank_labels: Tensor,
+    features: Tensor,
+    labels: Tensor,
+    k: int = 20,
+    temperature: float = 0.07,
 ) -> float:
     """Top-1 accuracy of the ``k`` nearest neighbours by cosine, each with a vote of ``exp(cosine / temperature)``.
 
@@ -50,7 +55,9 @@ def knn_accuracy(
     return right / len(features)
 
 
-def starting_classifier(bank: Tensor, bank_labels: Tensor, classes: int) -> tuple[Tensor, Tensor, float]:
+def starting_classifier(
+    bank: Tensor, bank_labels: Tensor, classes: int
+) -> tuple[Tensor, Tensor, float]:
     """:func:`ridge_classifier` as the first weights of a classifier, and its leave-one-out accuracy in 0..1.
 
     The logits are scaled by the power of two with the least leave-one-out cross-entropy: regression of 0 and 1 names
@@ -66,11 +73,15 @@ def starting_classifier(bank: Tensor, bank_labels: Tensor, classes: int) -> tupl
     """
     weight, bias, without = ridge_classifier(bank, bank_labels, classes)
     labels = bank_labels.long()
-    scale = min((2.0**k for k in range(8)), key=lambda s: float(F.cross_entropy(s * without, labels)))
+    scale = min(
+        (2.0**k for k in range(8)), key=lambda s: float(F.cross_entropy(s * without, labels))
+    )
     return scale * weight, scale * bias, float((without.argmax(1) == labels).double().mean())
 
 
-def ridge_classifier(bank: Tensor, bank_labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+def ridge_classifier(
+    bank: Tensor, bank_labels: Tensor, classes: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """A linear classifier by ridge regression of one-hot labels: weight ``(C, D)`` and bias ``(C,)``, float64.
 
     Features count with mean 0 and variance 1. Of :data:`STRENGTHS` (of the penalty, relative to M) the one with the
@@ -91,7 +102,9 @@ def ridge_classifier(bank: Tensor, bank_labels: Tensor, classes: int) -> tuple[T
         shrunk = 1 / (values.clamp_min(0) + strength * count)
         fitted = turned @ (shrunk[:, None] * towards) + share
         leverage = 1 / count + (turned.square() * shrunk).sum(dim=1, keepdim=True)
-        without = targets - (targets - fitted) / (1 - leverage).clamp_min(1e-9)  # the fit without the picture itself
+        without = targets - (targets - fitted) / (1 - leverage).clamp_min(
+            1e-9
+        )  # the fit without the picture itself
         accuracy = float((without.argmax(1) == bank_labels).double().mean())
         if accuracy > best:
             best, chosen, left_out = accuracy, strength, without
@@ -109,7 +122,9 @@ def ridge_accuracy(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: 
     """
     _check(bank, bank_labels, features, labels)
     weight, bias, _ = ridge_classifier(bank, bank_labels, int(bank_labels.max()) + 1)
-    answers = torch.cat([(some.double() @ weight.T + bias).argmax(1) for some in features.split(CHUNK)])
+    answers = torch.cat(
+        [(some.double() @ weight.T + bias).argmax(1) for some in features.split(CHUNK)]
+    )
     return float((answers == labels).double().mean())
 
 
@@ -137,4 +152,6 @@ def _check(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor) 
                 f"{tuple(ids.shape)}"
             )
     if bank.shape[1] != features.shape[1]:
-        raise ValueError(f"bank and features must have one width, got {bank.shape[1]} and {features.shape[1]}")
+        raise ValueError(
+            f"bank and features must have one width, got {bank.shape[1]} and {features.shape[1]}"
+        )

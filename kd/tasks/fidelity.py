@@ -41,7 +41,9 @@ class Fidelity:
     mistakes: dict[str, list[tuple[float, int, dict[str, Any]]]] = field(default_factory=dict)
 
     @torch.no_grad()
-    def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
+    def update(
+        self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
+    ) -> None:
         """Adds a batch: logits ``(N, C, ...)``, ids (unknown beyond 0..C-1) or labels, pictures' numbers ``(N,)``.
 
         Args:
@@ -56,7 +58,9 @@ class Fidelity:
         answer = {name: x.argmax(1) for name, x in p.items()}
         truth = target.to(student.device).long()
         several = self.kind == "multilabel"
-        known = torch.ones_like(truth).bool() if several else (truth >= 0) & (truth < self.num_classes)
+        known = (
+            torch.ones_like(truth).bool() if several else (truth >= 0) & (truth < self.num_classes)
+        )
         right = {name: (a == truth) & known for name, a in answer.items()}
         if teacher is not None:
             self._compare(p, answer, right, known)
@@ -82,12 +86,16 @@ class Fidelity:
         divergence = (teacher * (teacher.log() - student.log())).sum(1)
         self.divergence += float((divergence * counted).sum(dtype=torch.float64))
         a, b = (right[name][known] for name in MODELS)
-        self.outcomes += torch.stack([part.sum() for part in (a & b, ~a & b, a & ~b, ~a & ~b)]).cpu()
+        self.outcomes += torch.stack(
+            [part.sum() for part in (a & b, ~a & b, a & ~b, ~a & ~b)]
+        ).cpu()
 
     def _score(self, name: str, confidence: Tensor, right: Tensor) -> None:
         place = (confidence * BINS).long().clamp(0, BINS - 1)
         columns = (torch.ones_like(confidence), confidence, right)
-        sums = torch.stack([torch.bincount(place, column.double(), BINS) for column in columns]).cpu()
+        sums = torch.stack(
+            [torch.bincount(place, column.double(), BINS) for column in columns]
+        ).cpu()
         self.bins[name] = self.bins[name] + sums if name in self.bins else sums
 
     def _count(self, name: str, answer: Tensor, truth: Tensor) -> None:
@@ -100,13 +108,25 @@ class Fidelity:
             return
         flat, counts = torch.unique(truth * self.num_classes + answer, return_counts=True)
         codes = [divmod(code, self.num_classes) for code in flat.tolist()]
-        self.pairs.setdefault(name, Counter()).update(dict(zip(codes, counts.tolist(), strict=True)))
+        self.pairs.setdefault(name, Counter()).update(
+            dict(zip(codes, counts.tolist(), strict=True))
+        )
         right = answer == truth
         parts = (truth[right], answer[~right], truth[~right])
-        hits += torch.stack([torch.bincount(part, minlength=self.num_classes) for part in parts]).cpu()
+        hits += torch.stack(
+            [torch.bincount(part, minlength=self.num_classes) for part in parts]
+        ).cpu()
 
     # -- a few pictures ----------------------------------------------------------------------------------------------
-    def _keep(self, p: ByModel, answer: ByModel, right: ByModel, truth: Tensor, known: Tensor, index: Tensor) -> None:
+    def _keep(
+        self,
+        p: ByModel,
+        answer: ByModel,
+        right: ByModel,
+        truth: Tensor,
+        known: Tensor,
+        index: Tensor,
+    ) -> None:
         """The pictures where the teacher was surest and the student wrong, and where all are wrong."""
         wrong = {name: known & ~x for name, x in right.items()}
         kinds = {"lost": ("teacher", wrong["student"] & right["teacher"])} if "teacher" in p else {}
@@ -122,14 +142,22 @@ class Fidelity:
             maps = {name: a[i].to(torch.int16).cpu() for name, a in answer.items()}
             return {"truth": truth[i].to(torch.int16).cpu(), **maps}
         several = self.kind == "multilabel"
-        tops = {name: (x[i, 1] if several else x[i]).topk(min(TOP, self.num_classes)) for name, x in p.items()}
+        tops = {
+            name: (x[i, 1] if several else x[i]).topk(min(TOP, self.num_classes))
+            for name, x in p.items()
+        }
         return {"truth": truth[i].nonzero().flatten().tolist() if several else [int(truth[i])]} | {
-            name: list(zip(top.indices.tolist(), top.values.tolist(), strict=True)) for name, top in tops.items()
+            name: list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+            for name, top in tops.items()
         }
 
     def _push(self, kind: str, score: float, index: int, entry: dict[str, Any]) -> None:
         kept = self.mistakes.setdefault(kind, [])
-        item = (score, -index, entry)  # of equal scores the first picture stays, in any order of batches
+        item = (
+            score,
+            -index,
+            entry,
+        )  # of equal scores the first picture stays, in any order of batches
         if len(kept) < KEPT:
             heapq.heappush(kept, item)
         elif item[:2] > kept[0][:2]:
@@ -162,12 +190,18 @@ class Fidelity:
         ``reliability`` (mean confidence, share right, count of each of 15 bins); ``score`` and ``per_class``:
         ``accuracy``, ``iou`` (and the student's ``recall``) or ``f1``; the student's ``confusions``, largest first.
         """
-        found: dict[str, Any] = {"kind": self.kind, "pictures": self.pictures, "score": SCORES[self.kind]}
+        found: dict[str, Any] = {
+            "kind": self.kind,
+            "pictures": self.pictures,
+            "score": SCORES[self.kind],
+        }
         if self.compared:
             total = max(1, int(self.outcomes.sum()))
             found["agreement"] = self.agreed / self.compared
             found["kl"] = self.kl
-            found["outcomes"] = {k: v / total for k, v in zip(OUTCOMES, self.outcomes.tolist(), strict=True)}
+            found["outcomes"] = {
+                k: v / total for k, v in zip(OUTCOMES, self.outcomes.tolist(), strict=True)
+            }
         found["ece"] = {name: ece(sums) for name, sums in self.bins.items()}
         found["reliability"] = {name: _curve(sums) for name, sums in self.bins.items()}
         found["per_class"] = self._per_class(classes)
@@ -179,7 +213,10 @@ class Fidelity:
         for c, name in enumerate(classes):
             right, _, missed = self.hits["student"][:, c].tolist()
             if right + missed:  # a class that does not occur has no score
-                scores = {model: self._class_score(hits[:, c].tolist()) for model, hits in self.hits.items()}
+                scores = {
+                    model: self._class_score(hits[:, c].tolist())
+                    for model, hits in self.hits.items()
+                }
                 recall = {"recall": right / (right + missed)} if self.kind == "segmentation" else {}
                 rows.append({"name": name, "count": right + missed, **scores, **recall})
         return rows
@@ -192,8 +229,14 @@ class Fidelity:
         return both / (both + false + missed)
 
     def _confusions(self, classes: Sequence[str]) -> list[dict[str, Any]]:
-        student, teacher = self.pairs.get("student", Counter()), self.pairs.get("teacher", Counter())
-        wrong = sorted(((n, pair) for pair, n in student.items() if pair[0] != pair[1]), key=lambda x: (-x[0], x[1]))
+        student, teacher = (
+            self.pairs.get("student", Counter()),
+            self.pairs.get("teacher", Counter()),
+        )
+        wrong = sorted(
+            ((n, pair) for pair, n in student.items() if pair[0] != pair[1]),
+            key=lambda x: (-x[0], x[1]),
+        )
         return [
             {"is": classes[a], "called": classes[b], "student": n, "teacher": teacher[a, b]}
             for n, (a, b) in wrong[:CONFUSIONS]
@@ -231,7 +274,9 @@ class KeptLogits:
         rows: by the picture's number.
     """
 
-    def __init__(self, limit: int = 2**29, dtype: torch.dtype = torch.float16, pictures: int = 0) -> None:
+    def __init__(
+        self, limit: int = 2**29, dtype: torch.dtype = torch.float16, pictures: int = 0
+    ) -> None:
         self.limit, self.dtype, self.pictures = limit, dtype, pictures
         self.rows: dict[int, Tensor] = {}
         self._full = False

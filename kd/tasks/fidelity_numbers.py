@@ -18,10 +18,14 @@ class NumbersFidelity:
     kind = "numbers"
 
     def __init__(self) -> None:
-        self.rows: dict[int, Tensor] = {}  # by the picture's number: (3, C) of student, teacher and target
+        self.rows: dict[
+            int, Tensor
+        ] = {}  # by the picture's number: (3, C) of student, teacher and target
         self.mistakes: dict[str, list[Any]] = {}
 
-    def update(self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor) -> None:
+    def update(
+        self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
+    ) -> None:
         """Adds a batch, ``(N, C)`` each; ``index``: the pictures' numbers ``(N,)``."""
         missing = torch.full_like(student, torch.nan) if teacher is None else teacher
         rows = torch.stack([student.float(), missing.float(), target.float()], 1).cpu()
@@ -44,18 +48,29 @@ class NumbersFidelity:
         return {"kind": self.kind, "pictures": len(values), "targets": targets}
 
 
-def _of_target(name: str, student: np.ndarray, teacher: np.ndarray, target: np.ndarray) -> dict[str, Any]:
-    models = {n: x for n, x in zip(MODELS, (student, teacher), strict=True) if not np.isnan(x).any()}
+def _of_target(
+    name: str, student: np.ndarray, teacher: np.ndarray, target: np.ndarray
+) -> dict[str, Any]:
+    models = {
+        n: x for n, x in zip(MODELS, (student, teacher), strict=True) if not np.isnan(x).any()
+    }
     known = ~np.isnan(target)
     order = np.flatnonzero(known)[np.argsort(target[known], kind="stable")]
     errors = {n: np.abs(x - target) for n, x in models.items()}
-    found: dict[str, Any] = {"name": name, "mae": {n: float(e[known].mean()) for n, e in errors.items() if known.any()}}
+    found: dict[str, Any] = {
+        "name": name,
+        "mae": {n: float(e[known].mean()) for n, e in errors.items() if known.any()},
+    }
     if "teacher" in models and student.std() and teacher.std():
         found["correlation"] = float(np.corrcoef(student, teacher)[0, 1])
         found["difference"] = float(np.abs(student - teacher).mean())
     found["deciles"] = [
-        {"from": float(target[part[0]]), "to": float(target[part[-1]]),
-         **{n: float(e[part].mean()) for n, e in errors.items()}}
-        for part in np.array_split(order, PARTS) if len(part)
-    ]  # fmt: skip
+        {
+            "from": float(target[part[0]]),
+            "to": float(target[part[-1]]),
+            **{n: float(e[part].mean()) for n, e in errors.items()},
+        }
+        for part in np.array_split(order, PARTS)
+        if len(part)
+    ]
     return found

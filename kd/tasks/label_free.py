@@ -17,7 +17,12 @@ def label_free_metrics(losses: Iterable[str], probed: bool) -> list[str]:
     >>> label_free_metrics(["dino"], True)
     ['feature_loss', 'dino_loss', 'rankme', 'knn1', 'probe1']
     """
-    return ["feature_loss", *(f"{name}_loss" for name in losses), "rankme", *(PROBE if probed else ())]
+    return [
+        "feature_loss",
+        *(f"{name}_loss" for name in losses),
+        "rankme",
+        *(PROBE if probed else ()),
+    ]
 
 
 class HeldOut(ExactMetric):
@@ -35,7 +40,9 @@ class HeldOut(ExactMetric):
     def __init__(self, names: Sequence[str], width: int) -> None:
         super().__init__()
         self.names = list(names)
-        self.add_state("sums", torch.zeros(len(self.names), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state(
+            "sums", torch.zeros(len(self.names), dtype=torch.float64), dist_reduce_fx="sum"
+        )
         self.add_state("gram", torch.zeros(width, width, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("pictures", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
@@ -51,7 +58,9 @@ class HeldOut(ExactMetric):
     def compute(self) -> dict[str, Tensor]:
         """Each loss's mean over the held-out pictures, and ``rankme``, the effective rank of the features."""
         means = (self.sums / self.pictures.clamp_min(1)).float()
-        return dict(zip(self.names, means, strict=True)) | {"rankme": torch.tensor(rank_of_gram(self.gram))}
+        return dict(zip(self.names, means, strict=True)) | {
+            "rankme": torch.tensor(rank_of_gram(self.gram))
+        }
 
 
 class Features(Task):
@@ -78,7 +87,9 @@ class Features(Task):
 
     def metric_names(self, teacher: bool) -> list[str]:
         """See :func:`label_free_metrics`: ``feature_loss`` first."""
-        losses = [name.removesuffix("_loss") for name in self.held_out.names if name != "feature_loss"]
+        losses = [
+            name.removesuffix("_loss") for name in self.held_out.names if name != "feature_loss"
+        ]
         return label_free_metrics(losses, self.probed)
 
     def learns_from(self, kind: str) -> bool:
@@ -91,7 +102,11 @@ class Features(Task):
 
     def note_on_labels(self, there: bool) -> str:
         """Reports that labels are not used, where there are any."""
-        return "the labels are not used: the student has no classifier (model.student.head=false)" if there else ""
+        return (
+            "the labels are not used: the student has no classifier (model.student.head=false)"
+            if there
+            else ""
+        )
 
     def refuses(self, loss: LogitLoss) -> str:
         """Refuses every loss over logits: the student has no classifier."""

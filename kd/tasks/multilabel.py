@@ -6,7 +6,11 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics.classification import MultilabelAccuracy, MultilabelAveragePrecision, MultilabelF1Score
+from torchmetrics.classification import (
+    MultilabelAccuracy,
+    MultilabelAveragePrecision,
+    MultilabelF1Score,
+)
 
 from kd.losses import LogitLoss
 from kd.tasks.base import TargetCounts, Task, relative_entropy
@@ -36,7 +40,9 @@ class MultiLabel(Task):
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes mean average precision, F1 at probability 0.5, and the agreement with the teacher, by label."""
-        self.map = MultilabelAveragePrecision(num_classes, average="none", thresholds=None, validate_args=False)
+        self.map = MultilabelAveragePrecision(
+            num_classes, average="none", thresholds=None, validate_args=False
+        )
         self.f1 = MultilabelF1Score(num_classes, average="none", validate_args=False)
         self.positives = TargetCounts(num_classes)
         self.agreement = MultilabelAccuracy(num_classes, average="macro", validate_args=False)
@@ -48,7 +54,9 @@ class MultiLabel(Task):
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Binary cross-entropy: logits ``(N, C)``, labels ``(N, C)`` in 0..1 (NaN: unlabelled) -> the batch's mean."""
         known = ~target.isnan().any(dim=1)
-        losses = F.binary_cross_entropy_with_logits(logits.float(), target.nan_to_num(), reduction="none").sum(dim=1)
+        losses = F.binary_cross_entropy_with_logits(
+            logits.float(), target.nan_to_num(), reduction="none"
+        ).sum(dim=1)
         return (losses * known).sum() / known.sum().clamp_min(1)
 
     def counted(self, target: Tensor) -> Tensor:
@@ -63,8 +71,10 @@ class MultiLabel(Task):
         """Refuses losses that let classes compete (softmax); several labels may hold at once."""
         if not loss.exclusive:
             return super().refuses(loss)
-        return ("compares classes that exclude each other, the data has several labels a picture; BinaryKDLoss and the "
-                "losses over features are defined for them")  # fmt: skip
+        return (
+            "compares classes that exclude each other, the data has several labels a picture; BinaryKDLoss and the "
+            "losses over features are defined for them"
+        )
 
     def entropy(self, logits: Tensor) -> Tensor:
         """See :meth:`Task.entropy`; each label is a yes or no of its own."""
@@ -79,7 +89,9 @@ class MultiLabel(Task):
         """Adds a batch: ``(N, C)``, labels ``(N, C)``, and the teacher's decisions ``(N, C)``."""
         logits = logits.float()
         probabilities = logits.sigmoid()
-        order = (1 + F.softsign(logits)) / 2  # in 0..1 like a probability, but strong answers don't become equal
+        order = (
+            1 + F.softsign(logits)
+        ) / 2  # in 0..1 like a probability, but strong answers don't become equal
         self.map.update(order, target.long())
         self.f1.update(probabilities, target.long())
         self.positives.update(target.float())

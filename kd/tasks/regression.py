@@ -41,8 +41,12 @@ class Regression(Task):
         """Makes the errors' metric for ``num_classes`` numbers a picture, and the buffers that standardise targets."""
         self.errors = NumberErrors(num_classes)
         self.names = [""] if num_classes == 1 else [str(i) for i in range(num_classes)]
-        self.register_buffer("means", torch.zeros(num_classes, dtype=torch.float32), persistent=False)
-        self.register_buffer("deviations", torch.ones(num_classes, dtype=torch.float32), persistent=False)
+        self.register_buffer(
+            "means", torch.zeros(num_classes, dtype=torch.float32), persistent=False
+        )
+        self.register_buffer(
+            "deviations", torch.ones(num_classes, dtype=torch.float32), persistent=False
+        )
 
     def name_metrics(self, classes: Sequence[str]) -> None:
         """Takes the numbers' names; a single number's metrics have no name in theirs."""
@@ -57,7 +61,12 @@ class Regression(Task):
         """``r2`` (the mean over numbers), and by number ``r2``, ``mae`` and ``rmse`` in the targets' unit."""
         return [
             "r2",
-            *(_metric(kind, name) for kind in ("r2", "mae", "rmse") for name in self.names if kind != "r2" or name),
+            *(
+                _metric(kind, name)
+                for kind in ("r2", "mae", "rmse")
+                for name in self.names
+                if kind != "r2" or name
+            ),
         ]
 
     def compared(self, answer: Tensor) -> Tensor:
@@ -67,7 +76,9 @@ class Regression(Task):
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Answers and targets in units, ``(N, C)``, NaN where missing -> the mean over the known targets."""
         known = ~target.isnan()
-        losses = FORMS[self.form](self.compared(logits.float()), self.compared(target).nan_to_num(), reduction="none")
+        losses = FORMS[self.form](
+            self.compared(logits.float()), self.compared(target).nan_to_num(), reduction="none"
+        )
         return (losses * known).sum() / known.sum().clamp_min(1)
 
     def counted(self, target: Tensor) -> Tensor:
@@ -84,7 +95,11 @@ class Regression(Task):
 
     def refuses(self, loss: LogitLoss) -> str:
         """Refuses losses that compare classes."""
-        return "" if loss.for_numbers else "compares classes, the data has numbers (RegressionKDLoss compares these)"
+        return (
+            ""
+            if loss.for_numbers
+            else "compares classes, the data has numbers (RegressionKDLoss compares these)"
+        )
 
     def fidelity(self, classes: int) -> NumbersFidelity:
         """A comparison of the student's numbers with the teacher's."""
@@ -111,8 +126,14 @@ class Regression(Task):
         found: Any = super().compute().get("errors")
         if found is None:
             return {}
-        values = {kind: found[kind].reshape(-1) for kind in ("r2", "mae", "rmse")}  # torchmetrics makes one a scalar
-        by_target = {_metric(kind, name): x[i] for kind, x in values.items() for i, name in enumerate(self.names)}
+        values = {
+            kind: found[kind].reshape(-1) for kind in ("r2", "mae", "rmse")
+        }  # torchmetrics makes one a scalar
+        by_target = {
+            _metric(kind, name): x[i]
+            for kind, x in values.items()
+            for i, name in enumerate(self.names)
+        }
         return by_target | {"r2": values["r2"].mean()}
 
     def chance(self, counts: Tensor, total: int) -> float:
@@ -152,5 +173,11 @@ class NumberErrors(ExactMetric):
         count, absolute, squared, total, squares = self.sums
         count = count.clamp_min(1)
         spread = squares - total**2 / count
-        r2 = torch.where(spread > 0, 1 - squared / spread.clamp_min(1e-300), torch.zeros_like(spread))
-        return {"r2": r2.float(), "mae": (absolute / count).float(), "rmse": (squared / count).sqrt().float()}
+        r2 = torch.where(
+            spread > 0, 1 - squared / spread.clamp_min(1e-300), torch.zeros_like(spread)
+        )
+        return {
+            "r2": r2.float(),
+            "mae": (absolute / count).float(),
+            "rmse": (squared / count).sqrt().float(),
+        }

@@ -38,7 +38,10 @@ class Segmentation(Task):
     weights: Tensor | None
 
     def __init__(
-        self, num_classes: int | None = None, ignore_index: int | None = None, class_weights: ClassWeights = None
+        self,
+        num_classes: int | None = None,
+        ignore_index: int | None = None,
+        class_weights: ClassWeights = None,
     ) -> None:
         super().__init__(num_classes, ignore_index)
         check(class_weights)
@@ -72,7 +75,9 @@ class Segmentation(Task):
         """Cross-entropy: ``(N, C, H, W)``, ids ``(N, H, W)`` -> the mean over valid pixels; 0 where all are ignored."""
         target = target.long()
         valid = self._valid(target)
-        losses = F.cross_entropy(logits.float(), torch.where(valid, target, 0), self.weights, reduction="none")
+        losses = F.cross_entropy(
+            logits.float(), torch.where(valid, target, 0), self.weights, reduction="none"
+        )
         return (losses * valid).sum() / valid.sum().clamp_min(1)
 
     def _valid(self, target: Tensor) -> Tensor:
@@ -100,10 +105,15 @@ class Segmentation(Task):
         """Mean entropy of the pixels' softmax over its maximum log C, in 0..1."""
         return relative_entropy(logits.log_softmax(1))
 
-    def drawn(self, picture: np.ndarray, answers: Mapping[str, Tensor], classes: Sequence[str]) -> Image.Image:
+    def drawn(
+        self, picture: np.ndarray, answers: Mapping[str, Tensor], classes: Sequence[str]
+    ) -> Image.Image:
         """The picture ``(H, W, 3)`` beside its mask and each model's; ignored pixels are blank in the models' too."""
         counts = answers["truth"].numpy() < len(classes)
-        maps = {name: np.where(counts | (name == "truth"), ids.numpy(), 255) for name, ids in answers.items()}
+        maps = {
+            name: np.where(counts | (name == "truth"), ids.numpy(), 255)
+            for name, ids in answers.items()
+        }
         return side_by_side(picture, maps, classes)
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
@@ -114,11 +124,15 @@ class Segmentation(Task):
         """``miou``, ``pixel_acc``, ``agreement``, ``iou_<class id>``; ``miou_of_targets`` where it differs."""
         confusion, alike = super().compute()["pixels"]
         right, of_class = confusion.diag(), confusion.sum(1)
-        per_class = right / (of_class + confusion.sum(0) - right)  # NaN where a class is neither target nor predicted
+        per_class = right / (
+            of_class + confusion.sum(0) - right
+        )  # NaN where a class is neither target nor predicted
         in_targets, found = of_class > 0, {"pixel_acc": right.sum() / confusion.sum().clamp_min(1)}
         if alike[1]:
             found["agreement"] = alike[0] / alike[1]
-        if self.ignore_index in range(self.num_classes):  # predicted it may be, but nothing can be right about it
+        if self.ignore_index in range(
+            self.num_classes
+        ):  # predicted it may be, but nothing can be right about it
             per_class[self.ignore_index] = torch.nan
         each = {f"iou_{i:02d}": value for i, value in enumerate(per_class) if not value.isnan()}
         if (~per_class.isnan() & ~in_targets).any() and in_targets.any():
@@ -139,7 +153,11 @@ class PixelCounts(ExactMetric):
     def __init__(self, num_classes: int, ignore_index: int | None) -> None:
         super().__init__()
         self.num_classes, self.ignore_index = num_classes, ignore_index
-        self.add_state("confusion", torch.zeros(num_classes, num_classes, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state(
+            "confusion",
+            torch.zeros(num_classes, num_classes, dtype=torch.int64),
+            dist_reduce_fx="sum",
+        )
         self.add_state("alike", torch.zeros(2, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, prediction: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
@@ -147,10 +165,16 @@ class PixelCounts(ExactMetric):
         everywhere = torch.ones_like(target, dtype=torch.bool)
         taking_part = everywhere if self.ignore_index is None else target != self.ignore_index
         known = taking_part & (target >= 0) & (target < self.num_classes)
-        pairs = counted((target * self.num_classes + prediction).flatten(), known.flatten(), self.confusion.numel())
+        pairs = counted(
+            (target * self.num_classes + prediction).flatten(),
+            known.flatten(),
+            self.confusion.numel(),
+        )
         self.confusion += pairs.view_as(self.confusion)
         if teacher_answer is not None:
-            self.alike += torch.stack([(taking_part & (prediction == teacher_answer)).sum(), taking_part.sum()])
+            self.alike += torch.stack(
+                [(taking_part & (prediction == teacher_answer)).sum(), taking_part.sum()]
+            )
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """The confusion matrix ``(C, C)`` in pixels, and ``(2,)``: pixels on which student and teacher agree, and
@@ -168,7 +192,9 @@ def colours(classes: int) -> np.ndarray:
     return palette
 
 
-def side_by_side(picture: np.ndarray, maps: Mapping[str, np.ndarray], classes: Sequence[str]) -> Image.Image:
+def side_by_side(
+    picture: np.ndarray, maps: Mapping[str, np.ndarray], classes: Sequence[str]
+) -> Image.Image:
     """A picture ``(H, W, 3)`` and class maps ``(H, W)`` in a row, each under its name, the colours' names below."""
     palette = colours(len(classes))
     panels = {"picture": picture} | {name: palette[ids] for name, ids in maps.items()}
@@ -176,7 +202,11 @@ def side_by_side(picture: np.ndarray, maps: Mapping[str, np.ndarray], classes: S
     total = len(panels) * (width + GAP) - GAP
     occurring = [i for i in range(len(classes)) if any((ids == i).any() for ids in maps.values())]
     rows = _legend_rows([classes[i] for i in occurring], total)
-    sheet = Image.new("RGB", (total, BAND + height + BAND * (max((row for row, _ in rows), default=0) + 1)), "white")
+    sheet = Image.new(
+        "RGB",
+        (total, BAND + height + BAND * (max((row for row, _ in rows), default=0) + 1)),
+        "white",
+    )
     draw = ImageDraw.Draw(sheet)
     for place, (name, panel) in enumerate(panels.items()):
         left = place * (width + GAP)
@@ -184,7 +214,11 @@ def side_by_side(picture: np.ndarray, maps: Mapping[str, np.ndarray], classes: S
         sheet.paste(Image.fromarray(panel.astype(np.uint8)), (left, BAND))
     for i, (row, left) in zip(occurring, rows, strict=True):
         top = BAND + height + row * BAND
-        draw.rectangle((left, top + 3, left + 10, top + 13), fill=tuple(int(v) for v in palette[i]), outline="black")
+        draw.rectangle(
+            (left, top + 3, left + 10, top + 13),
+            fill=tuple(int(v) for v in palette[i]),
+            outline="black",
+        )
         draw.text((left + 14, top + 2), classes[i], fill="black")
     return sheet
 

@@ -16,14 +16,18 @@ ClassWeights: TypeAlias = dict[str, float] | list[float] | Literal["auto"] | Non
 def check(given: ClassWeights) -> None:
     """Raises a ValueError for weights that no classes can have."""
     if isinstance(given, str) and given != "auto":
-        raise ValueError(f"class_weights must be auto, a list of numbers or numbers by class name, got '{given}'")
+        raise ValueError(
+            f"class_weights must be auto, a list of numbers or numbers by class name, got '{given}'"
+        )
     if isinstance(given, (Mapping, Sequence)) and not isinstance(given, str):
         values = list(given.values()) if isinstance(given, Mapping) else list(given)
         if not all(0 <= value < float("inf") for value in values) or (values and not any(values)):
             raise ValueError(f"class_weights must be >= 0, and not all 0, got {given}")
 
 
-def weights_of(given: ClassWeights, classes: Sequence[str], counts: Sequence[int] | None) -> Tensor | None:
+def weights_of(
+    given: ClassWeights, classes: Sequence[str], counts: Sequence[int] | None
+) -> Tensor | None:
     """The weight of each class, float32 ``(C,)``; None where all count alike.
 
     By class id or by name (the others weigh 1); ``auto``: N / (C n) for a class of n of the N training pictures.
@@ -46,8 +50,10 @@ def weights_of(given: ClassWeights, classes: Sequence[str], counts: Sequence[int
         return None
     if given == "auto":
         if counts is None:
-            raise UserError(f"{KEY}: auto needs the number of training pictures of each class: one label a picture, "
-                            "and no data.balance_classes, which shows all classes equally often already")  # fmt: skip
+            raise UserError(
+                f"{KEY}: auto needs the number of training pictures of each class: one label a picture, "
+                "and no data.balance_classes, which shows all classes equally often already"
+            )
         seen = torch.tensor(counts, dtype=torch.float64)
         return (seen.sum() / (seen.count_nonzero() * seen.clamp_min(1))).float()
     if isinstance(given, list):

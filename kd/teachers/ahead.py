@@ -24,12 +24,18 @@ from kd.teachers.base import RunTeacher
 Asking = Callable[[Batch], Answer]
 
 
-def run_ahead(module: LightningModule, data: DistillationDataModule, teacher: RunTeacher | None, ask: Asking) -> None:
+def run_ahead(
+    module: LightningModule, data: DistillationDataModule, teacher: RunTeacher | None, ask: Asking
+) -> None:
     """Wraps the training loader where the next batch's copy or answer is to run beside a step."""
-    overlap = teacher is not None and any(member.spec.overlap for member in teacher.members.values())
+    overlap = teacher is not None and any(
+        member.spec.overlap for member in teacher.members.values()
+    )
     wrap = data.wrap_loader
     if overlap or data.copy_ahead:
-        data.wrap_loader = lambda loader: Ahead(wrap(loader) if wrap else loader, module, ask if overlap else None)
+        data.wrap_loader = lambda loader: Ahead(
+            wrap(loader) if wrap else loader, module, ask if overlap else None
+        )
 
 
 def taken(batch: object) -> Batch | None:
@@ -74,14 +80,18 @@ class Ahead:
             here.wait_event(done)
             answer = made["answer"]() if "answer" in made else Answer()
             parts = [made, answer.logits, answer.features]
-            apply_to_collection(parts, Tensor, lambda x: x.record_stream(here) if x.is_cuda else None)
+            apply_to_collection(
+                parts, Tensor, lambda x: x.record_stream(here) if x.is_cuda else None
+            )
             return made
 
         return take
 
     def _make(self, batch: object) -> Batch:
         trainer = self.module.trainer
-        batch = self.module.on_before_batch_transfer(trainer.precision_plugin.convert_input(batch), 0)
+        batch = self.module.on_before_batch_transfer(
+            trainer.precision_plugin.convert_input(batch), 0
+        )
         batch = cast(Batch, trainer.strategy.batch_to_device(batch))
         if self.answer is None:
             return batch

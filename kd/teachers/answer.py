@@ -44,7 +44,9 @@ class Wanted:
         """What is wanted of one teacher; its logits are also needed for the mean of all."""
         losses = [self.logits[key] for key in dict.fromkeys((ALL, name)) if key in self.logits]
         features = {layer: shape for layer, shape in self.features.items() if layer[0] == name}
-        return Wanted({name: tuple(loss for some in losses for loss in some)} if losses else {}, features)
+        return Wanted(
+            {name: tuple(loss for some in losses for loss in some)} if losses else {}, features
+        )
 
 
 @dataclass

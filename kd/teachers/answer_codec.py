@@ -32,7 +32,9 @@ def packed(columns: Sequence[Tensor], size: int, head: int = 0) -> Tensor:
     return torch.nn.functional.pad(body, (head, size - head - body.shape[1]))
 
 
-def unpacked(records: Tensor, layout: Sequence[tuple[torch.dtype, tuple[int, ...]]], start: int = 0) -> list[Tensor]:
+def unpacked(
+    records: Tensor, layout: Sequence[tuple[torch.dtype, tuple[int, ...]]], start: int = 0
+) -> list[Tensor]:
     """The columns that :func:`packed` has written from byte ``start`` on, by type and shape."""
     found = []
     for dtype, shape in layout:
@@ -116,22 +118,39 @@ class Int8Feature:
         rows = self._rows(x) / self._units(x)
         place = rows.abs().argmax(2, keepdim=True)
         rest = rows.scatter(2, place, 0.0)
-        scale = half((rest.abs().amax(2, keepdim=True) / 127).clamp_min(torch.finfo(torch.float16).tiny))
+        scale = half(
+            (rest.abs().amax(2, keepdim=True) / 127).clamp_min(torch.finfo(torch.float16).tiny)
+        )
         values = (rest / scale.float()).round().clamp(-127, 127).to(torch.int8)
-        return packed((scale, half(rows.gather(2, place)), place.to(torch.uint16), values), self.bytes)
+        return packed(
+            (scale, half(rows.gather(2, place)), place.to(torch.uint16), values), self.bytes
+        )
 
     def decode(self, columns: Tensor) -> Tensor:
         """uint8 ``(N, bytes)`` -> float32 ``(N, *shape)``."""
         depth, one = self.shape[self.channel], (self.tokens, 1)
-        layout = [(torch.float16, one), (torch.float16, one), (torch.uint16, one), (torch.int8, (self.tokens, depth))]
+        layout = [
+            (torch.float16, one),
+            (torch.float16, one),
+            (torch.uint16, one),
+            (torch.int8, (self.tokens, depth)),
+        ]
         scale, largest, place, values = unpacked(columns, layout)
         place = place.long().clamp(max=depth - 1)
-        rows = (values.float() * scale.float()).scatter(2, place, largest.float()) * self._units(columns)
+        rows = (values.float() * scale.float()).scatter(2, place, largest.float()) * self._units(
+            columns
+        )
         return rows if self.channel else rows.transpose(1, 2).reshape(-1, *self.shape)
 
     def _rows(self, x: Tensor) -> Tensor:
         """``(N, *shape)`` -> float32 ``(N, tokens, D)``."""
-        return x.float() if self.channel else x.float().flatten(2).transpose(1, 2) if x.ndim > 2 else x.float()[:, None]
+        return (
+            x.float()
+            if self.channel
+            else x.float().flatten(2).transpose(1, 2)
+            if x.ndim > 2
+            else x.float()[:, None]
+        )
 
     def _units(self, beside: Tensor) -> Tensor:
         assert self.units is not None
@@ -164,7 +183,11 @@ class MapCodec:
         self.whole = Int8Feature(shape) if precision == "int8" else HalfFeature(shape)
         self.index_type = torch.uint8 if shape[0] <= 2**8 else torch.int16
         pixels = math.prod(shape[1:])
-        size = self.whole.bytes if topk is None else pixels * (2 * (topk + 2) + topk * self.index_type.itemsize)
+        size = (
+            self.whole.bytes
+            if topk is None
+            else pixels * (2 * (topk + 2) + topk * self.index_type.itemsize)
+        )
         self.record_bytes = padded(CRC_BYTES + size)
 
     def describe(self) -> dict[str, Any]:
@@ -176,13 +199,21 @@ class MapCodec:
 
     def encode(self, logits: Tensor) -> Tensor:
         """``(N, C, h, w)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
-        body = self.whole.encode(logits) if self.topk is None else self._largest(logits.float(), self.topk)
+        body = (
+            self.whole.encode(logits)
+            if self.topk is None
+            else self._largest(logits.float(), self.topk)
+        )
         return packed([body], self.record_bytes, CRC_BYTES)
 
     def decode(self, records: Tensor) -> Tensor:
         """uint8 ``(N, record_bytes)`` -> float32 ``(N, C, h, w)``."""
         body = records[:, CRC_BYTES:]
-        return self.whole.decode(body[:, : self.whole.bytes]) if self.topk is None else self._filled(body, self.topk)
+        return (
+            self.whole.decode(body[:, : self.whole.bytes])
+            if self.topk is None
+            else self._filled(body, self.topk)
+        )
 
     def _largest(self, logits: Tensor, k: int) -> Tensor:
         values, indices = logits.topk(k, dim=1)
@@ -193,11 +224,18 @@ class MapCodec:
 
     def _filled(self, body: Tensor, k: int) -> Tensor:
         one, several = (1, *self.shape[1:]), (k, *self.shape[1:])
-        layout = [(torch.float16, one), (torch.float16, one), (torch.float16, several), (self.index_type, several)]
+        layout = [
+            (torch.float16, one),
+            (torch.float16, one),
+            (torch.float16, several),
+            (self.index_type, several),
+        ]
         top, others, values, indices = unpacked(body, layout)
         rest = top.float() + others.float() - math.log(self.num_classes - k)
         whole = rest.expand(-1, self.num_classes, -1, -1).clone()
-        return whole.scatter_(1, indices.long().clamp(0, self.num_classes - 1), top.float() + values.float())
+        return whole.scatter_(
+            1, indices.long().clamp(0, self.num_classes - 1), top.float() + values.float()
+        )
 
 
 class DenseCodec:
@@ -241,11 +279,17 @@ class TopKCodec:
     def __init__(self, num_classes: int, k: int, temperatures: tuple[float, ...]) -> None:
         self.num_classes, self.k, self.temperatures = num_classes, k, temperatures
         self.index_type = torch.uint16 if num_classes <= 2**16 else torch.int32
-        self.record_bytes = padded(CRC_BYTES + 4 * len(temperatures) + (self.index_type.itemsize + 2) * k)
+        self.record_bytes = padded(
+            CRC_BYTES + 4 * len(temperatures) + (self.index_type.itemsize + 2) * k
+        )
 
     def describe(self) -> dict[str, Any]:
         """What a reader must know to read the records, as plain values."""
-        return {"format": f"top-{self.k}", "classes": self.num_classes, "temperatures": list(self.temperatures)}
+        return {
+            "format": f"top-{self.k}",
+            "classes": self.num_classes,
+            "temperatures": list(self.temperatures),
+        }
 
     def encode(self, logits: Tensor) -> Tensor:
         """``(N, C)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
@@ -262,7 +306,11 @@ class TopKCodec:
         count, k = (len(self.temperatures),), (self.k,)
         layout = [(torch.float32, count), (self.index_type, k), (torch.float16, k)]
         tails, indices, values = unpacked(records, layout, CRC_BYTES)
-        return TopKLogits(values.float(), indices.long(), dict(zip(self.temperatures, tails.unbind(1), strict=True)))
+        return TopKLogits(
+            values.float(),
+            indices.long(),
+            dict(zip(self.temperatures, tails.unbind(1), strict=True)),
+        )
 
 
 Codec = DenseCodec | TopKCodec | MapCodec
@@ -272,7 +320,10 @@ FEATURES_ALONE = "features alone"
 Feature = tuple[str, str]
 """(layer, tokens): a layer of the teacher and its form, see :class:`kd.models.taps.TapSpec`."""
 
-PRECISIONS: dict[str, type[HalfFeature] | type[Int8Feature]] = {"half": HalfFeature, "int8": Int8Feature}
+PRECISIONS: dict[str, type[HalfFeature] | type[Int8Feature]] = {
+    "half": HalfFeature,
+    "int8": Int8Feature,
+}
 
 
 class AnswerCodec:
@@ -285,12 +336,19 @@ class AnswerCodec:
     """
 
     def __init__(
-        self, logits: Codec | None, features: Mapping[Feature, tuple[int, ...]] | None = None, precision: str = "half"
+        self,
+        logits: Codec | None,
+        features: Mapping[Feature, tuple[int, ...]] | None = None,
+        precision: str = "half",
     ) -> None:
         self.logits, self.precision = logits, precision
-        self.features = {name: PRECISIONS[precision](shape) for name, shape in (features or {}).items()}
+        self.features = {
+            name: PRECISIONS[precision](shape) for name, shape in (features or {}).items()
+        }
         self._start = logits.record_bytes if logits else CRC_BYTES
-        self.record_bytes = padded(self._start + sum(codec.bytes for codec in self.features.values()))
+        self.record_bytes = padded(
+            self._start + sum(codec.bytes for codec in self.features.values())
+        )
 
     def describe(self) -> dict[str, Any]:
         """What a reader must know to read the records."""
@@ -298,7 +356,11 @@ class AnswerCodec:
         found = self.logits.describe() if self.logits else {"format": FEATURES_ALONE}
         if shapes:
             found = {**found, "features": shapes}
-        return found if self.precision == "half" else {**found, "precision": self.precision, "outliers": OUTLIERS}
+        return (
+            found
+            if self.precision == "half"
+            else {**found, "precision": self.precision, "outliers": OUTLIERS}
+        )
 
     def measure(self, logits: Tensor, features: Mapping[Feature, Tensor]) -> dict[str, Any]:
         """Measured when a cache is begun: int8's ``units`` by feature, relative ``error`` by kind, the ``worst``.
@@ -311,16 +373,23 @@ class AnswerCodec:
             ``units`` by feature, and ``error``: the relative error of each kind of answer on these pictures.
         """
         given = {"logits": logits} | {":".join(name): x for name, x in features.items()}
-        units = {name: codec.measure(given[name][:UNITS_OF]) for name, codec in self._named().items()
-                 if isinstance(codec, Int8Feature)}  # fmt: skip
+        units = {
+            name: codec.measure(given[name][:UNITS_OF])
+            for name, codec in self._named().items()
+            if isinstance(codec, Int8Feature)
+        }
         judged = slice(UNITS_OF if len(logits) > UNITS_OF else 0, None)
         exact = {name: x[judged].float().cpu() for name, x in given.items()}
-        back, found = self.decode(self.encode(logits[judged], {k: x[judged] for k, x in features.items()}).cpu())
+        back, found = self.decode(
+            self.encode(logits[judged], {k: x[judged] for k, x in features.items()}).cpu()
+        )
         there = {":".join(name): x for name, x in found.items()}
         if isinstance(back, Tensor):
             there["logits"] = back
-        error, worst = ({name: measure(x, exact[name]) for name, x in there.items()}
-                        for measure in (relative_error, worst_error))  # fmt: skip
+        error, worst = (
+            {name: measure(x, exact[name]) for name, x in there.items()}
+            for measure in (relative_error, worst_error)
+        )
         noted = {"pictures": len(exact["logits"]), "error": error, "worst": worst}
         return {**noted, "units": units} if units else noted
 
@@ -346,8 +415,13 @@ class AnswerCodec:
         """Logits ``(N, C)`` and features ``(N, ...)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
         empty = torch.zeros(len(logits), CRC_BYTES, dtype=torch.uint8, device=logits.device)
         first = self.logits.encode(logits) if self.logits else empty
-        return packed([first, *(codec.encode((features or {})[name]) for name, codec in self.features.items())],
-                      self.record_bytes)  # fmt: skip
+        return packed(
+            [
+                first,
+                *(codec.encode((features or {})[name]) for name, codec in self.features.items()),
+            ],
+            self.record_bytes,
+        )
 
     def usable(self, records: np.ndarray) -> np.ndarray:
         """Which records ``(N, record_bytes)`` hold finite answers, bool ``(N,)``: a checksum does not show that."""
@@ -367,14 +441,20 @@ class AnswerCodec:
     def decode(self, records: Tensor) -> tuple[Tensor | TopKLogits | None, dict[Feature, Tensor]]:
         """uint8 ``(N, record_bytes)`` -> what is known of the logits, and the features, float32."""
         logits = self.logits.decode(records[:, : self._start]) if self.logits else None
-        columns = unpacked(records, [(torch.uint8, (codec.bytes,)) for codec in self.features.values()], self._start)
+        columns = unpacked(
+            records,
+            [(torch.uint8, (codec.bytes,)) for codec in self.features.values()],
+            self._start,
+        )
         pairs = zip(self.features.items(), columns, strict=True)
         return logits, {name: codec.decode(column) for (name, codec), column in pairs}
 
 
 def described(codecs: Sequence[AnswerCodec]) -> dict[str, Any]:
     """What several kinds of answers hold together: ``format`` of the logits, ``features``, ``precision``."""
-    each = sorted((codec.describe() for codec in codecs), key=lambda one: one["format"] == FEATURES_ALONE)
+    each = sorted(
+        (codec.describe() for codec in codecs), key=lambda one: one["format"] == FEATURES_ALONE
+    )
     features = {name: shape for one in each for name, shape in one.pop("features", {}).items()}
     merged = {**each[-1], **each[0]}
     return {**merged, "features": features} if features else merged

@@ -35,16 +35,22 @@ class WholeRecords:
         usable: which whole records ``(N, record_bytes)`` hold an answer; default: all.
     """
 
-    def __init__(self, samples: int, views: int, usable: Callable[[np.ndarray], np.ndarray] | None = None) -> None:
+    def __init__(
+        self, samples: int, views: int, usable: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> None:
         self._usable = usable
-        self._sums = np.zeros((views, samples), dtype="<u4")  # of records that were found whole; 0: not yet
+        self._sums = np.zeros(
+            (views, samples), dtype="<u4"
+        )  # of records that were found whole; 0: not yet
 
     def among(self, view: int, index: np.ndarray, records: np.ndarray) -> np.ndarray:
         """Of the records of the samples ``index``, uint8 ``(N, record_bytes)``: bool ``(N,)``."""
         sums = records[:, :CRC_BYTES].copy().view("<u4")[:, 0]
         there = (sums != 0) & (sums == self._sums[view, index])
         unknown = np.flatnonzero(~there & (sums != 0))
-        whole = unknown[[checksum(records[i]) == sums[i] for i in unknown]] if len(unknown) else unknown
+        whole = (
+            unknown[[checksum(records[i]) == sums[i] for i in unknown]] if len(unknown) else unknown
+        )
         if len(whole) and self._usable is not None:
             whole = whole[self._usable(records[whole])]
         self._sums[view, index[whole]] = sums[whole]
@@ -80,13 +86,22 @@ class AnswerStore:
         measure: Callable[[], dict[str, Any]] | None = None,
         key: str = "model.teacher",
     ) -> None:
-        self.folder, self.samples, self.views, self.record_bytes = folder, samples, views, record_bytes
+        self.folder, self.samples, self.views, self.record_bytes = (
+            folder,
+            samples,
+            views,
+            record_bytes,
+        )
         self._files: dict[int, int] = {}
         self._key = key
         self.measured: dict[str, Any] = {}
         try:
-            if not os.path.lexists(folder / FINGERPRINT):  # looked for again: another process may just have begun
-                refuse_strangers(folder, lambda p: p.name in BEGUN or os.path.lexists(folder / FINGERPRINT), key)
+            if not os.path.lexists(
+                folder / FINGERPRINT
+            ):  # looked for again: another process may just have begun
+                refuse_strangers(
+                    folder, lambda p: p.name in BEGUN or os.path.lexists(folder / FINGERPRINT), key
+                )
             check_room({folder: self.disk_bytes}, f"{views} view(s) of {samples} pictures", key)
             self._whole = WholeRecords(samples, views, usable)
             make_folder(folder)
@@ -95,15 +110,21 @@ class AnswerStore:
                 for view in range(views):
                     self._open(view)
         except OSError as error:
-            raise UserError(f"{key}.cache_dir: {folder} can't be used: {error.strerror or error}") from error
+            raise UserError(
+                f"{key}.cache_dir: {folder} can't be used: {error.strerror or error}"
+            ) from error
 
-    def _claim(self, fingerprint: dict[str, dict[str, Any]], measure: Callable[[], dict[str, Any]] | None) -> None:
+    def _claim(
+        self, fingerprint: dict[str, dict[str, Any]], measure: Callable[[], dict[str, Any]] | None
+    ) -> None:
         file = self.folder / FINGERPRINT
         if not os.path.lexists(file):
             noted = {"measured": measure()} if measure else {}
             write_text(file, json.dumps({**fingerprint, **noted}, indent=1))
         os.close(_plain_file(file, os.O_RDONLY))
-        self.measured = compare(text_of(file), fingerprint, str(self.folder), self._key).get("measured") or {}
+        self.measured = (
+            compare(text_of(file), fingerprint, str(self.folder), self._key).get("measured") or {}
+        )
 
     @property
     def disk_bytes(self) -> int:
@@ -111,7 +132,9 @@ class AnswerStore:
         return self.views * self.samples * self.record_bytes
 
     def _open(self, view: int) -> None:
-        self._files[view] = _plain_file(self.folder / f"view-{view:04d}.bin", os.O_RDWR | os.O_CREAT)
+        self._files[view] = _plain_file(
+            self.folder / f"view-{view:04d}.bin", os.O_RDWR | os.O_CREAT
+        )
         self._grow(view)
 
     def _grow(self, view: int) -> None:
@@ -138,7 +161,9 @@ class AnswerStore:
             self._open(view)
 
     def _locked(self) -> FileLock:
-        return FileLock(self.folder / ".lock")  # anew each time: a loader process may not use one that it inherited
+        return FileLock(
+            self.folder / ".lock"
+        )  # anew each time: a loader process may not use one that it inherited
 
     def close(self) -> None:
         """Closes the files of all views."""
@@ -154,7 +179,10 @@ class AnswerStore:
         """
         records = np.empty((len(index), self.record_bytes), dtype=np.uint8)
         for row, i in zip(records, index, strict=True):
-            if os.preadv(self._files[view], [row.data], int(i) * self.record_bytes) < self.record_bytes:
+            if (
+                os.preadv(self._files[view], [row.data], int(i) * self.record_bytes)
+                < self.record_bytes
+            ):
                 row[:] = 0  # the file was cut
         return records, self._whole.among(view, index, records)
 
@@ -177,20 +205,28 @@ class AnswerStore:
             self._grow(view)
             missing = ~self.present(view, index)
             for i, record in zip(index[missing], records[missing], strict=True):
-                whole = checksum(record).to_bytes(CRC_BYTES, "little") + record[CRC_BYTES:].tobytes()
+                whole = (
+                    checksum(record).to_bytes(CRC_BYTES, "little") + record[CRC_BYTES:].tobytes()
+                )
                 _write_all(self._files[view], whole, int(i) * self.record_bytes)
 
     def filled(self) -> float:
         """The share of all records that have a checksum."""
-        begun = sum(records_begun(file, self.samples, self.record_bytes) for file in self._files.values())
+        begun = sum(
+            records_begun(file, self.samples, self.record_bytes) for file in self._files.values()
+        )
         return begun / (self.views * self.samples)
 
 
 def refuse_strangers(folder: Path, is_ours: Callable[[Path], bool], key: str) -> None:
     """Raises a UserError for a folder that holds anything else, before anything is written to it."""
-    strangers = sorted(p.name for p in folder.iterdir() if not is_ours(p)) if folder.exists() else []
+    strangers = (
+        sorted(p.name for p in folder.iterdir() if not is_ours(p)) if folder.exists() else []
+    )
     if strangers:
-        raise UserError(f"{key}.cache_dir: {folder} is not a cache of answers: it holds {strangers[0]}")
+        raise UserError(
+            f"{key}.cache_dir: {folder} is not a cache of answers: it holds {strangers[0]}"
+        )
 
 
 def records_begun(file: int, samples: int, record_bytes: int) -> int:
@@ -241,10 +277,15 @@ def _plain_file(path: Path, flags: int) -> int:
     return descriptor
 
 
-NAMED = {"transform": "transforms", "answers": "kinds of answers"}  # parts of a fingerprint, in messages
+NAMED = {
+    "transform": "transforms",
+    "answers": "kinds of answers",
+}  # parts of a fingerprint, in messages
 
 
-def compare(text: str, fingerprint: dict[str, dict[str, Any]], folder: str, key: str) -> dict[str, Any]:
+def compare(
+    text: str, fingerprint: dict[str, dict[str, Any]], folder: str, key: str
+) -> dict[str, Any]:
     """The fingerprint that a cache holds as ``text``; a UserError names the first difference from the run's.
 
     Args:
@@ -260,17 +301,25 @@ def compare(text: str, fingerprint: dict[str, dict[str, Any]], folder: str, key:
         found = json_of(text)
         parts = {name: dict(found[name]) for name in fingerprint}
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{key}.cache_dir: {folder}/{FINGERPRINT} is damaged ({type(error).__name__})") from error
+        raise UserError(
+            f"{key}.cache_dir: {folder}/{FINGERPRINT} is damaged ({type(error).__name__})"
+        ) from error
     for name, here in json_of(json.dumps(fingerprint)).items():
         for differing in differences(parts[name], here).values():
-            raise UserError(f"{key}.cache_dir: {folder} was filled with other {NAMED.get(name, name)}: {differing}")
+            raise UserError(
+                f"{key}.cache_dir: {folder} was filled with other {NAMED.get(name, name)}: {differing}"
+            )
     return dict(found)
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> dict[str, str]:
     """What differs between a part of a cache's fingerprint and the run's, by name."""
     names = [*here, *(name for name in there if name not in here)]
-    return {n: f"{n} is {there.get(n)} there, {here.get(n)} here" for n in names if there.get(n) != here.get(n)}
+    return {
+        n: f"{n} is {there.get(n)} there, {here.get(n)} here"
+        for n in names
+        if there.get(n) != here.get(n)
+    }
 
 
 def checksum(record: np.ndarray) -> int:

@@ -71,7 +71,9 @@ class RunTeacher:
         """Whether it answers only where all processes ask."""
         return any(member.is_shared_out for member in self.members.values() if member is not self)
 
-    def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "RunTeacher":
+    def to(
+        self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False
+    ) -> "RunTeacher":
         """Moves to where it is asked from; ``keep`` keeps its weights as loaded until :meth:`forget_original`."""
         for member in self.members.values():
             member.to(device, dtype, keep)
@@ -106,7 +108,9 @@ class RunTeacher:
         """Logits, and what some layers gave, float32, on the device of ``images``."""
         raise NotImplementedError
 
-    def listen(self, patterns: str | list[str], tokens: str, key: str = "") -> tuple[list[str], list[tuple[int, ...]]]:
+    def listen(
+        self, patterns: str | list[str], tokens: str, key: str = ""
+    ) -> tuple[list[str], list[tuple[int, ...]]]:
         """Makes these layers readable by :meth:`look`; gives their paths, and their shapes for two pictures."""
         raise UserError(f"{self.key}: {self.arch} {self.closed}: a feature loss needs a module")
 
@@ -202,12 +206,18 @@ class OwnTeacher(RunTeacher):
 
     closed = "is a teacher of your own, whose layers are unknown"
 
-    def __init__(self, given: Teacher, spec: TeacherSpec | None = None, key: str = "model.teacher") -> None:
+    def __init__(
+        self, given: Teacher, spec: TeacherSpec | None = None, key: str = "model.teacher"
+    ) -> None:
         self.given, self.key, self.arch = given, key, type(given).__name__
         self.spec = spec or TeacherSpec(arch=self.arch)
-        self.model = given.requires_grad_(False).eval() if isinstance(given, nn.Module) else nn.Module()
+        self.model = (
+            given.requires_grad_(False).eval() if isinstance(given, nn.Module) else nn.Module()
+        )
 
-    def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "OwnTeacher":
+    def to(
+        self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False
+    ) -> "OwnTeacher":
         """Moves the user's object, where it has a method ``to``; precision and ``keep`` have no effect."""
         self.device = device
         if hasattr(self.given, "to"):
@@ -228,8 +238,10 @@ class OwnTeacher(RunTeacher):
         given = self.given.answer(batch, Wanted(wanted.of(name).logits))
         logits = given.logits.get(ALL) if isinstance(given, Answer) else None
         if not isinstance(logits, Tensor) or len(logits) != len(batch["image"]):
-            raise UserError(f'{self.key}: {self.arch}.answer must give kd.teachers.Answer({{"": logits}}) with a row '
-                            "for each picture")  # fmt: skip
+            raise UserError(
+                f'{self.key}: {self.arch}.answer must give kd.teachers.Answer({{"": logits}}) with a row '
+                "for each picture"
+            )
         return Answer({name: logits.float()})
 
     def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:

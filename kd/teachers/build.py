@@ -19,7 +19,11 @@ from kd.teachers.frozen import FrozenTeacher
 
 
 def build_teacher(
-    spec: TeacherSpec, num_classes: int, classes: Sequence[str] = (), key: str = "model.teacher", dense: bool = False
+    spec: TeacherSpec,
+    num_classes: int,
+    classes: Sequence[str] = (),
+    key: str = "model.teacher",
+    dense: bool = False,
 ) -> RunTeacher:
     """A teacher from its settings, its logits in the order of the data's classes.
 
@@ -37,9 +41,13 @@ def build_teacher(
     names, places = columns(spec, classes, key)
     count = len(names) if places is not None else num_classes
     with torch.random.fork_rng(devices=[]):
-        model = build_model(spec, count if spec.head else 0, key, names or classes, head=spec.head, dense=dense)
+        model = build_model(
+            spec, count if spec.head else 0, key, names or classes, head=spec.head, dense=dense
+        )
     prepare = preprocess_for(model, spec.img_size, spec.channels_last, spec.mean, spec.std)
-    kept = given if given.arch == spec.arch else spec  # what is only completed keeps its key among the caches
+    kept = (
+        given if given.arch == spec.arch else spec
+    )  # what is only completed keeps its key among the caches
     return FrozenTeacher(model, prepare, kept, places, key, count)
 
 
@@ -52,10 +60,14 @@ def build_teachers(
         UserError: both are given, or a teacher that can't be built.
     """
     if one and several:
-        raise UserError("model.teachers: give model.teacher or model.teachers, not both (model.teacher=null)")
+        raise UserError(
+            "model.teachers: give model.teacher or model.teachers, not both (model.teacher=null)"
+        )
     if not several:
         return _shared(one, classes, "model.teacher", dense) if one else None
-    return Ensemble({name: _shared(s, classes, f"model.teachers.{name}", dense) for name, s in several.items()})
+    return Ensemble(
+        {name: _shared(s, classes, f"model.teachers.{name}", dense) for name, s in several.items()}
+    )
 
 
 _pool: dict[str, RunTeacher] | None = None
@@ -86,10 +98,14 @@ def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[s
         raise UserError(f"{key}.class_map: '{unknown[0]}' is no class of the data")
     names = _names(spec, classes, key)
     if spec.class_map and not spec.head:
-        raise UserError(f"{key}.class_map: the teacher has no classes ({key}.head=false), so nothing can be mapped")
+        raise UserError(
+            f"{key}.class_map: the teacher has no classes ({key}.head=false), so nothing can be mapped"
+        )
     if spec.class_map and classes and not names:
-        raise UserError(f"{key}.class_map: the names of the teacher's classes are unknown, so nothing can be mapped; "
-                        f"{key}.classes=FILE or a list names them in the teacher's order")  # fmt: skip
+        raise UserError(
+            f"{key}.class_map: the names of the teacher's classes are unknown, so nothing can be mapped; "
+            f"{key}.classes=FILE or a list names them in the teacher's order"
+        )
     if not names or not classes or not spec.head:
         return names, None
     wanted = [spec.class_map.get(name, name) for name in classes]
@@ -98,7 +114,9 @@ def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[s
     twice = next((name for name in wanted if names.count(name) > 1), None)
     if twice is not None:
         count = names.count(twice)
-        raise UserError(f"{key}.classes: must name '{twice}' once, got it {count} times in {len(names)} names")
+        raise UserError(
+            f"{key}.classes: must name '{twice}' once, got it {count} times in {len(names)} names"
+        )
     places = {name: i for i, name in enumerate(names)}
     missing = [(own, name) for own, name in zip(classes, wanted, strict=True) if name not in places]
     if missing:

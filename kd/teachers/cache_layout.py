@@ -69,11 +69,16 @@ class Layout:
         self.split = data.split("train")
         pairs_follow_it = data.augment.mixes and data.unlabeled_ratio is not None  # beside the seed
         self.views: dict[str, Any] = {
-            "img_size": list(data.size), "seed": data.seed,
-            "engine": "torch" if data.engine == "ray" else data.engine,  # the same views, made elsewhere
-            **asdict(data.augment), **({"unlabeled_ratio": data.unlabeled_ratio} if pairs_follow_it else {}),
-            "torch": torch.__version__.split("+")[0], "torchvision": torchvision.__version__.split("+")[0],
-        }  # fmt: skip
+            "img_size": list(data.size),
+            "seed": data.seed,
+            "engine": "torch"
+            if data.engine == "ray"
+            else data.engine,  # the same views, made elsewhere
+            **asdict(data.augment),
+            **({"unlabeled_ratio": data.unlabeled_ratio} if pairs_follow_it else {}),
+            "torch": torch.__version__.split("+")[0],
+            "torchvision": torchvision.__version__.split("+")[0],
+        }
         self.masks = data.source.kind.cut_with_picture
         self.pictures = {"pictures": self.samples, "content": content(self.split)}
 
@@ -91,7 +96,11 @@ class Layout:
         whole = None if beside else self._in_one(teacher, wanted)
         if whole is not None:
             return [whole]
-        shared: Parts = {"teacher": teacher.fingerprint(), "transform": self.views, "data": self.pictures}
+        shared: Parts = {
+            "teacher": teacher.fingerprint(),
+            "transform": self.views,
+            "data": self.pictures,
+        }
         base = self.base(teacher)
         if base.exists() and not base.is_dir():
             raise UserError(f"{teacher.key}.cache_dir: {base} can't be used: it is a file")
@@ -101,10 +110,15 @@ class Layout:
         for label, codec in self._codecs(teacher, wanted):
             own: Parts = {"answers": codec.describe()}
             if codec.logits:
-                own["teacher"] = {"classes": teacher.spec.classes, "class_map": teacher.spec.class_map}
+                own["teacher"] = {
+                    "classes": teacher.spec.classes,
+                    "class_map": teacher.spec.class_map,
+                }
                 own["data"] = {"classes": _hash("\0".join(self.classes))}
             name = re.sub(r"[^\w.]+", "_", label) + "-" + _digest(own)[:8]
-            parts = {part: {**shared.get(part, {}), **own.get(part, {})} for part in (*shared, "answers")}
+            parts = {
+                part: {**shared.get(part, {}), **own.get(part, {})} for part in (*shared, "answers")
+            }
             found.append(Kind(codec, parts, base / name, f"{beside}/{name}" if beside else ""))
         return found
 
@@ -129,7 +143,12 @@ class Layout:
     def pixels(self, teacher: RunTeacher) -> tuple[Path, Parts]:
         """Where the pixels of these views are kept, the same for all teachers, and what they depend on."""
         form = {"format": PIXELS, "masks": self.masks}
-        parts: Parts = {"teacher": {}, "transform": self.views, "data": self.pictures, "answers": form}
+        parts: Parts = {
+            "teacher": {},
+            "transform": self.views,
+            "data": self.pictures,
+            "answers": form,
+        }
         if teacher.spec.cache_dir and not self.beside(teacher):
             return self.base(teacher) / f"{PIXELS}-{_digest(parts)[:8]}", parts
         return cache_dir() / "answers" / PIXELS / _digest(parts), parts
@@ -143,7 +162,9 @@ class Layout:
         precision = teacher.spec.cache_precision
         found = [("logits", AnswerCodec(codec))] if (codec := self._logits(teacher, wanted)) else []
         for (_, path, tokens), shape in wanted.features.items():
-            found.append((f"{path}.{tokens}", AnswerCodec(None, {(path, tokens): shape[1:]}, precision)))
+            found.append(
+                (f"{path}.{tokens}", AnswerCodec(None, {(path, tokens): shape[1:]}, precision))
+            )
         return found
 
     def _logits(self, teacher: RunTeacher, wanted: Wanted) -> Codec | None:
@@ -151,9 +172,15 @@ class Layout:
             return None
         topk, count = teacher.spec.cache_topk, len(self.classes)
         if wanted.maps:
-            _, classes, height, width = teacher(torch.zeros(1, 3, *self.data.size, dtype=torch.uint8)).shape
+            _, classes, height, width = teacher(
+                torch.zeros(1, 3, *self.data.size, dtype=torch.uint8)
+            ).shape
             return MapCodec((classes, height, width), topk, teacher.spec.cache_precision)
-        return TopKCodec(count, topk, temperatures(logit_losses(wanted))) if topk else DenseCodec(count)
+        return (
+            TopKCodec(count, topk, temperatures(logit_losses(wanted)))
+            if topk
+            else DenseCodec(count)
+        )
 
     # -- caches from before each kind of answer had a folder ---------------------------------------------------------
     def _in_one(self, teacher: RunTeacher, wanted: Wanted) -> Kind | None:
@@ -165,15 +192,23 @@ class Layout:
         shapes = {(path, form): shape[1:] for (_, path, form), shape in wanted.features.items()}
         codec = AnswerCodec(self._logits(teacher, wanted), shapes, teacher.spec.cache_precision)
         parts: Parts = {
-            "teacher": {**teacher.fingerprint(), "classes": teacher.spec.classes, "class_map": teacher.spec.class_map},
+            "teacher": {
+                **teacher.fingerprint(),
+                "classes": teacher.spec.classes,
+                "class_map": teacher.spec.class_map,
+            },
             "transform": self.views,
             "data": {"pictures": self.samples, "classes": _hash("\0".join(self.classes))},
             "answers": codec.describe(),
-        }  # fmt: skip
+        }
         for stamps in (False, True):
             found = {**parts, "data": {**parts["data"], "content": fingerprint(self.split, stamps)}}
             file = _file_of_old(teacher, found)
-            if file.exists() if stamps else _still_right(file, found["data"]["content"], self.split):
+            if (
+                file.exists()
+                if stamps
+                else _still_right(file, found["data"]["content"], self.split)
+            ):
                 return Kind(codec, found, file.parent)
         return None
 
@@ -194,7 +229,9 @@ def topk_temperature(loss: LogitLoss) -> float | None:
 
 
 def _is_ours(folder: Path) -> bool:
-    names = {p.name for p in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else {""}
+    names = (
+        {p.name for p in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else {""}
+    )
     return FINGERPRINT in names or names <= {*BEGUN}
 
 

@@ -72,11 +72,15 @@ class CachedTeacher(RunTeacher):
     @property
     def disk_bytes(self) -> int:
         """Bytes on disk once all views are filled, stored pixels included."""
-        return self.record_bytes * self.views * self.samples + (self.pixels.disk_bytes if self.pixels else 0)
+        return self.record_bytes * self.views * self.samples + (
+            self.pixels.disk_bytes if self.pixels else 0
+        )
 
     def error(self, which: str = "error") -> dict[str, float]:
         """The relative error of each kind of answer, as measured when the cache was begun; ``worst``: of a picture."""
-        return {name: e for kept in self.kept for name, e in kept.store.measured.get(which, {}).items()}
+        return {
+            name: e for kept in self.kept for name, e in kept.store.measured.get(which, {}).items()
+        }
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
         """Which of the samples ``index`` have whole answers: bool, the shape of ``index``."""
@@ -88,7 +92,10 @@ class CachedTeacher(RunTeacher):
         known = batch.get("records", {})
         if "view" not in batch or name in known:
             return batch
-        return {**batch, "records": {**known, name: read_records([kept.store for kept in self.kept], batch)}}
+        return {
+            **batch,
+            "records": {**known, name: read_records([kept.store for kept in self.kept], batch)},
+        }
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
         """The answers from the records of the batch; missing ones are computed and stored first.
@@ -151,7 +158,10 @@ class CachedTeacher(RunTeacher):
             store.put(view, numbers, encoded.cpu().numpy())
         except OSError as error:
             self._full = True
-            print(f"{self.live.key}.cache: {store.folder}: {error.strerror}; the teacher answers live", file=sys.stderr)
+            print(
+                f"{self.live.key}.cache: {store.folder}: {error.strerror}; the teacher answers live",
+                file=sys.stderr,
+            )
             return encoded
         rows, there = store.read(view, numbers)
         found = torch.from_numpy(there).to(encoded.device)[:, None]
@@ -190,7 +200,9 @@ def reading_of(teacher: RunTeacher | None) -> Reading | None:
     return Reading(stores, pixels) if caches else None
 
 
-def records_of(live: RunTeacher, codecs: Sequence[AnswerCodec], images: Images, numbers: np.ndarray) -> list[Tensor]:
+def records_of(
+    live: RunTeacher, codecs: Sequence[AnswerCodec], images: Images, numbers: np.ndarray
+) -> list[Tensor]:
     """A model's answers as records, uint8 ``(N, record_bytes)`` of each kind; errors name the pictures' ``numbers``.
 
     Args:
@@ -206,12 +218,22 @@ def records_of(live: RunTeacher, codecs: Sequence[AnswerCodec], images: Images, 
         UserError: an answer that is not finite, or not one a picture.
     """
     logits, found = live.look(images, [(ALL, *key) for codec in codecs for key in codec.features])
-    if logits.ndim != 2 and any(codec.logits and not isinstance(codec.logits, MapCodec) for codec in codecs):
-        raise UserError(f"{live.key}.cache: holds one answer a picture, the teacher gives {tuple(logits.shape)}")
+    if logits.ndim != 2 and any(
+        codec.logits and not isinstance(codec.logits, MapCodec) for codec in codecs
+    ):
+        raise UserError(
+            f"{live.key}.cache: holds one answer a picture, the teacher gives {tuple(logits.shape)}"
+        )
     features = {(path, tokens): x for (_, path, tokens), x in found.items()}
-    finite = torch.stack([x.flatten(1).isfinite().all(1) for x in (logits, *features.values())]).all(0).cpu()
+    finite = (
+        torch.stack([x.flatten(1).isfinite().all(1) for x in (logits, *features.values())])
+        .all(0)
+        .cpu()
+    )
     if not finite.all():
-        raise UserError(f"{live.key}: its answer to training picture {numbers[~finite.numpy()][0]} is not finite")
+        raise UserError(
+            f"{live.key}: its answer to training picture {numbers[~finite.numpy()][0]} is not finite"
+        )
     return [codec.encode(logits, features) for codec in codecs]
 
 
@@ -225,7 +247,10 @@ class AnsweringCollate:
 
     def __init__(self, collate: Callable[..., Batch], caches: Mapping[str, CachedTeacher]) -> None:
         self.collate = collate
-        self.asked = {name: (cache.live, [kept.codec for kept in cache.kept]) for name, cache in caches.items()}
+        self.asked = {
+            name: (cache.live, [kept.codec for kept in cache.kept])
+            for name, cache in caches.items()
+        }
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
         """The batch without its pictures. Each teacher is put on this process's device first, in its own precision."""

@@ -43,7 +43,9 @@ class FrozenTeacher(RunTeacher):
         self.model.requires_grad_(False).eval()
         self.taps = Taps(self.model, [], prepare)
         self._identity: dict[str, Any] = {}
-        self.closed = "is a function, whose layers are unknown" if isinstance(self.model, _Called) else ""
+        self.closed = (
+            "is a function, whose layers are unknown" if isinstance(self.model, _Called) else ""
+        )
         self._classifier: tuple[Tensor, Tensor] | None = None
         self._original: nn.Module | None = None
         self._placed = False
@@ -53,7 +55,9 @@ class FrozenTeacher(RunTeacher):
         """Whether its weights are sharded: then all processes must run it together."""
         return is_sharded(self.model)
 
-    def to(self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False) -> "FrozenTeacher":
+    def to(
+        self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False
+    ) -> "FrozenTeacher":
         """Puts the weights where ``placement`` says, seen from the student's ``device``; a later call moves them again.
 
         With bfloat16 they are stored so, as autocast would cast frozen weights each step. The first call with ``keep``
@@ -92,19 +96,25 @@ class FrozenTeacher(RunTeacher):
             if self.spec.placement == "same" or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = str(error).splitlines()[0]
-            raise UserError(f"{self.key}.placement: '{self.spec.placement}' can't be used: {reason}") from error
+            raise UserError(
+                f"{self.key}.placement: '{self.spec.placement}' can't be used: {reason}"
+            ) from error
 
     def _share_out(self) -> None:
         if self.is_shared_out:  # several students have it in common
             return
         if not dist.is_initialized():
-            raise UserError(f"{self.key}.placement: shard needs several processes, for example config=ddp_2cpu")
+            raise UserError(
+                f"{self.key}.placement: shard needs several processes, for example config=ddp_2cpu"
+            )
         self.model.to(dtype=self.dtype)
         shard(self.model, init_device_mesh(self.device.type, (dist.get_world_size(),)), frozen=True)
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
         """The logits (where it has a classifier) and the wanted layers, under its name."""
-        logits, features = self.look(batch["image"], [layer for layer in wanted.features if layer[0] == name])
+        logits, features = self.look(
+            batch["image"], [layer for layer in wanted.features if layer[0] == name]
+        )
         return Answer({name: logits} if self.has_head else {}, features)
 
     def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
@@ -120,9 +130,13 @@ class FrozenTeacher(RunTeacher):
             logits = self(images)
         found = {layer: self.taps.read(caught, layer[1], layer[2])[0] for layer in layers}
         again = bool(self.spec.compile)  # CUDA graphs write the next answers into the same memory
-        return logits, {layer: x.to(images.device, torch.float32, copy=again) for layer, x in found.items()}
+        return logits, {
+            layer: x.to(images.device, torch.float32, copy=again) for layer, x in found.items()
+        }
 
-    def listen(self, patterns: str | list[str], tokens: str, key: str = KEY) -> tuple[list[str], list[tuple[int, ...]]]:
+    def listen(
+        self, patterns: str | list[str], tokens: str, key: str = KEY
+    ) -> tuple[list[str], list[tuple[int, ...]]]:
         """Makes layers readable by :meth:`look`.
 
         Args:
@@ -139,7 +153,9 @@ class FrozenTeacher(RunTeacher):
         if self.closed:
             raise UserError(f"{self.key}: {self.closed}: a feature loss needs a module")
         self.taps.add(patterns, self._trial, key)
-        return self.taps.paths(patterns), tap_shapes(self.model, self.taps, patterns, tokens, self._trial)
+        return self.taps.paths(patterns), tap_shapes(
+            self.model, self.taps, patterns, tokens, self._trial
+        )
 
     def _trial(self) -> object:
         with torch.autocast(self.device.type, enabled=False):
@@ -149,7 +165,9 @@ class FrozenTeacher(RunTeacher):
     @torch.no_grad()
     def __call__(self, images: Images) -> Tensor:
         """Pictures -> float32 logits ``(N, C)`` (dense: ``(N, C, h, w)``) in the data's classes, or features."""
-        if any(module.training for module in self.model.modules()):  # whatever was called on it in between: its
+        if any(
+            module.training for module in self.model.modules()
+        ):  # whatever was called on it in between: its
             self.model.eval()  # dropout and BatchNorm never wake
         with torch.autocast(self.device.type, enabled=False):
             given = logits_of(self.model(self.prepare(images.to(self.device)).to(self.dtype)))
@@ -157,7 +175,9 @@ class FrozenTeacher(RunTeacher):
             forget_forward(self.model)
         # a copy in any case: CUDA graphs (compile=reduce-overhead) write the next answers into the same memory
         logits = given.to(torch.float32, copy=True)
-        return (logits if self.columns is None else logits.index_select(1, self.columns)).to(images.device)
+        return (logits if self.columns is None else logits.index_select(1, self.columns)).to(
+            images.device
+        )
 
     def classifier(self) -> tuple[Tensor, Tensor]:
         """Weight ``(C, D)`` and bias ``(C,)`` of the last layer as loaded, float32, in the data's classes.
@@ -172,7 +192,9 @@ class FrozenTeacher(RunTeacher):
             raise UserError(f"{self.key}: {self.arch} has no single classifier")
         weight = whole(layer.weight).float()
         bias = weight.new_zeros(len(weight)) if layer.bias is None else whole(layer.bias).float()
-        return (weight, bias) if self.columns is None else (weight[self.columns], bias[self.columns])
+        return (
+            (weight, bias) if self.columns is None else (weight[self.columns], bias[self.columns])
+        )
 
     def original(self) -> nn.Module:
         """The model with the data's classes and its weights as loaded, on the CPU unless it was placed before."""
@@ -223,9 +245,13 @@ class FrozenTeacher(RunTeacher):
         """Identity, arguments, input and precision: what a cached answer to a given picture depends on."""
         want: Any = self.prepare
         return {
-            **self.identity(), "kwargs": self.spec.kwargs, "img_size": list(want.size), "mean": list(want.mean),
-            "std": list(want.std), "dtype": str(self.dtype).removeprefix("torch."),
-        }  # fmt: skip
+            **self.identity(),
+            "kwargs": self.spec.kwargs,
+            "img_size": list(want.size),
+            "mean": list(want.mean),
+            "std": list(want.std),
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
 
 
 def dtype_for(precision: str) -> torch.dtype:

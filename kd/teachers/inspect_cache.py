@@ -48,7 +48,9 @@ class Held:
         """Whose answers, to which pictures and views."""
         who, views = self.parts["teacher"], self.parts["transform"]
         known = ("img_size", "seed", "engine", "torch", "torchvision")
-        augment = ", ".join(f"{key} {value}" for key, value in views.items() if key not in known and value)
+        augment = ", ".join(
+            f"{key} {value}" for key, value in views.items() if key not in known and value
+        )
         of = "any teacher"  # of the pixels of views
         if who:
             of = f"{who.get('arch')} (weights {who.get('weights')}, {_size(who)}, {who.get('dtype')})"
@@ -61,11 +63,17 @@ class Held:
         if kept["format"] == PIXELS:
             with_masks = " and masks" if kept.get("masks") else ""
             return f"pixels{with_masks}: {self.views} view(s), {self.filled:.0%} filled, {self.size / 1e6:,.1f} MB"
-        what = [f"logits ({kept['format']}, {kept['classes']} classes)"] if kept["format"] != FEATURES_ALONE else []
+        what = (
+            [f"logits ({kept['format']}, {kept['classes']} classes)"]
+            if kept["format"] != FEATURES_ALONE
+            else []
+        )
         for name, shape in kept.get("features", {}).items():
             what.append(f"{name} ({'x'.join(map(str, shape))}, {kept.get('precision', 'half')})")
         errors, worst = self.measured.get("error", {}), self.measured.get("worst", {})
-        said = ", ".join(f"{error:.3%} (at worst {worst.get(name, error):.3%})" for name, error in errors.items())
+        said = ", ".join(
+            f"{error:.3%} (at worst {worst.get(name, error):.3%})" for name, error in errors.items()
+        )
         off = f", off by {said} on {self.measured.get('pictures')} pictures" if errors else ""
         return f"{' and '.join(what)}: {self.views} view(s), {self.filled:.0%} filled, {self.size / 1e6:,.1f} MB{off}"
 
@@ -78,7 +86,9 @@ def held_in(place: str) -> list[Held]:
     """
     found = [one for one in starmap(_held, _fingerprints(place)) if one is not None]
     if not found:
-        raise UserError(f"describe: {place} holds no answers of a teacher (there is no {FINGERPRINT} in it)")
+        raise UserError(
+            f"describe: {place} holds no answers of a teacher (there is no {FINGERPRINT} in it)"
+        )
     return found
 
 
@@ -106,7 +116,9 @@ def _held(folder: str, text: str) -> Held | None:
         pictures, measured = int(parts["data"]["pictures"]), dict(noted.get("measured") or {})
         if "shards" in noted:  # published: whole before it had a fingerprint
             views = int(noted["views"])
-            return Held(folder, parts, measured, views, views * pictures * int(noted["record_bytes"]), 1.0)
+            return Held(
+                folder, parts, measured, views, views * pictures * int(noted["record_bytes"]), 1.0
+            )
     except (ValueError, KeyError, TypeError):
         return None
     files = sorted(Path(folder).glob("view-*.bin"))
@@ -115,7 +127,9 @@ def _held(folder: str, text: str) -> Held | None:
         if size >= CRC_BYTES * max(pictures, 1):
             with open_regular(view, LARGEST_DATA) as opened:
                 begun += records_begun(opened.fileno(), pictures, size // max(pictures, 1))
-    return Held(folder, parts, measured, len(files), sum(sizes), begun / max(1, pictures * len(files)))
+    return Held(
+        folder, parts, measured, len(files), sum(sizes), begun / max(1, pictures * len(files))
+    )
 
 
 def describe(found: Iterable[Held]) -> str:
@@ -126,20 +140,29 @@ def describe(found: Iterable[Held]) -> str:
     return "\n".join(line for teacher, kinds in lines.items() for line in [teacher, *kinds])
 
 
-def fit(found: list[Held], teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> tuple[bool, str]:
+def fit(
+    found: list[Held], teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted
+) -> tuple[bool, str]:
     """Whether a recipe finds all its answers there, and a line for each kind that it wants."""
     layout, lines, fits = Layout(data), [], True
     for name, member in teacher.members.items():
         if not wanted.of(name):
             continue
-        kinds = {", ".join(kind.codec.describe().get("features", {"logits": None})): kind.parts
-                 for kind in layout.kinds(member, wanted.of(name))}  # fmt: skip
+        kinds = {
+            ", ".join(kind.codec.describe().get("features", {"logits": None})): kind.parts
+            for kind in layout.kinds(member, wanted.of(name))
+        }
         if member.spec.cache_pixels:
             kinds[PIXELS] = layout.pixels(member)[1]
         for what, parts in kinds.items():
-            nearest = min((_differences(one, parts, member.key) for one in found), key=lambda said: (len(said), said))
+            nearest = min(
+                (_differences(one, parts, member.key) for one in found),
+                key=lambda said: (len(said), said),
+            )
             fits &= not nearest
-            lines.append(f"{member.key}: {what}: {'fits' if not nearest else 'does not fit: ' + '; '.join(nearest)}")
+            lines.append(
+                f"{member.key}: {what}: {'fits' if not nearest else 'does not fit: ' + '; '.join(nearest)}"
+            )
     return fits, "\n".join(lines)
 
 
@@ -148,7 +171,9 @@ def _differences(one: Held, parts: Parts, key: str) -> list[str]:
     return [
         f"{_key(part, name, key)}: {differing}"
         for part in PARTS
-        for name, differing in differences(one.parts[part], json_of(json.dumps(parts[part]))).items()
+        for name, differing in differences(
+            one.parts[part], json_of(json.dumps(parts[part]))
+        ).items()
     ]
 
 
@@ -156,9 +181,14 @@ def _key(part: str, name: str, teacher: str) -> str:
     caches = {"precision": "precision", "format": "topk", "temperatures": "topk", "masks": "pixels"}
     known = {
         "teacher": {"dtype": "trainer.precision", "weights": f"{teacher}.checkpoint"},
-        "transform": {"seed": "seed", "torch": "torch's version", "torchvision": "torchvision's version"}
+        "transform": {
+            "seed": "seed",
+            "torch": "torch's version",
+            "torchvision": "torchvision's version",
+        }
         | {plain: f"data.{plain}" for plain in ("img_size", "engine", "unlabeled_ratio")},
-        "answers": {"features": "model.taps"} | {n: f"{teacher}.cache_{setting}" for n, setting in caches.items()},
+        "answers": {"features": "model.taps"}
+        | {n: f"{teacher}.cache_{setting}" for n, setting in caches.items()},
     }
     others = {"teacher": f"{teacher}.{name}", "transform": f"data.augment.{name}"}
     return known.get(part, {}).get(name) or others.get(part, "data.source")

@@ -37,11 +37,18 @@ def publish(store: AnswerStore, split: Split, out: str, views: Iterable[int]) ->
             for name, count in shards:
                 records, there = store.read(view, np.arange(first, first + count))
                 if not there.all():
-                    raise UserError(f"out: {int((~there).sum())} answers of view {view} are missing in {store.folder}")
+                    raise UserError(
+                        f"out: {int((~there).sum())} answers of view {view} are missing in {store.folder}"
+                    )
                 written += _put(f"{out}/{name}.view-{view:04d}.bin", records.tobytes())
                 first += count
         noted = json_of(text_of(store.folder / FINGERPRINT))
-        whole = {**noted, "views": store.views, "record_bytes": store.record_bytes, "shards": shards}
+        whole = {
+            **noted,
+            "views": store.views,
+            "record_bytes": store.record_bytes,
+            "shards": shards,
+        }
         _put(f"{out}/{FINGERPRINT}", json.dumps(whole, indent=1).encode())
     return written
 
@@ -66,7 +73,10 @@ def _shards(split: Split, samples: int, record_bytes: int) -> list[tuple[str, in
         if numbers == sorted(numbers) and len(set(names)) == len(names):
             return [(name, numbers.count(i)) for i, name in enumerate(names) if i in set(numbers)]
     step = max(1, PART_BYTES // record_bytes)
-    return [(f"part-{i:05d}", min(step, samples - first)) for i, first in enumerate(range(0, samples, step))]
+    return [
+        (f"part-{i:05d}", min(step, samples - first))
+        for i, first in enumerate(range(0, samples, step))
+    ]
 
 
 class PublishedStore:
@@ -87,20 +97,31 @@ class PublishedStore:
     """
 
     def __init__(
-        self, url: str, fingerprint: dict[str, dict[str, Any]], samples: int, views: int, record_bytes: int,
-        usable: Callable[[np.ndarray], np.ndarray], key: str, limit: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        url: str,
+        fingerprint: dict[str, dict[str, Any]],
+        samples: int,
+        views: int,
+        record_bytes: int,
+        usable: Callable[[np.ndarray], np.ndarray],
+        key: str,
+        limit: int | None = None,
+    ) -> None:
         self.folder, self.samples, self.views, self.record_bytes = url, samples, views, record_bytes
         text = _text(url, key)
         noted = compare(text, fingerprint, url, key)
         self.measured: dict[str, Any] = noted.get("measured") or {}
         self._shards = _checked(noted, url, samples, record_bytes, key)
         if noted.get("views", 0) < views:
-            raise UserError(f"{key}.cache_views: {url} holds {noted.get('views')} view(s), got {views}")
+            raise UserError(
+                f"{key}.cache_views: {url} holds {noted.get('views')} view(s), got {views}"
+            )
         self._starts = np.cumsum([0, *(count for _, count in self._shards)])
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         kept = cache_dir() / "shards" / f"answers-{digest}"
-        self._remote = Ranged(url, kept, samples * views * record_bytes, limit) if is_url(url) else None
+        self._remote = (
+            Ranged(url, kept, samples * views * record_bytes, limit) if is_url(url) else None
+        )
         self._whole = WholeRecords(samples, views, usable)
 
     def read(self, view: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -144,14 +165,26 @@ def _text(url: str, key: str) -> str:
         raise UserError(f"{key}.cache_dir: {first_line(error)}") from error
 
 
-def _checked(noted: dict[str, Any], url: str, samples: int, record_bytes: int, key: str) -> Sequence[tuple[str, int]]:
+def _checked(
+    noted: dict[str, Any], url: str, samples: int, record_bytes: int, key: str
+) -> Sequence[tuple[str, int]]:
     """The shards; a fingerprint may come from anywhere, and names files."""
     shards = noted.get("shards")
     fits = isinstance(shards, list) and all(
-        isinstance(s, list) and len(s) == 2 and re.fullmatch(r"[\w.-]+", str(s[0])) and type(s[1]) is int and s[1] > 0
+        isinstance(s, list)
+        and len(s) == 2
+        and re.fullmatch(r"[\w.-]+", str(s[0]))
+        and type(s[1]) is int
+        and s[1] > 0
         for s in shards
     )
-    if not fits or noted.get("record_bytes") != record_bytes or sum(s[1] for s in shards or []) != samples:
-        raise UserError(f"{key}.cache_dir: {url}/{FINGERPRINT} is damaged: its shards are not {samples} records of "
-                        f"{record_bytes} bytes")  # fmt: skip
+    if (
+        not fits
+        or noted.get("record_bytes") != record_bytes
+        or sum(s[1] for s in shards or []) != samples
+    ):
+        raise UserError(
+            f"{key}.cache_dir: {url}/{FINGERPRINT} is damaged: its shards are not {samples} records of "
+            f"{record_bytes} bytes"
+        )
     return [(str(name), int(count)) for name, count in shards or []]

@@ -24,7 +24,11 @@ Store = AnswerStore | PublishedStore
 def read_records(stores: Sequence[Store], batch: Batch) -> list[Tensor]:
     """The records of a batch, uint8 ``(N, record_bytes)`` of each kind; none where one is missing."""
     found = [store.read(batch["view"], batch["index"].numpy()) for store in stores]
-    return [torch.from_numpy(rows) for rows, _ in found] if all(there.all() for _, there in found) else []
+    return (
+        [torch.from_numpy(rows) for rows, _ in found]
+        if all(there.all() for _, there in found)
+        else []
+    )
 
 
 @dataclass
@@ -36,7 +40,9 @@ class Reading:
     pixels: AnswerStore | None = None
     """Store of the views themselves, where they are cached."""
 
-    def __call__(self, pictures: Dataset[Any], collate: Callable[..., Batch]) -> tuple[Dataset[Any], "AddRecords"]:
+    def __call__(
+        self, pictures: Dataset[Any], collate: Callable[..., Batch]
+    ) -> tuple[Dataset[Any], "AddRecords"]:
         """What a loader gets in place of pictures and what makes a batch of them."""
         if self.pixels is not None:
             assert isinstance(pictures, PictureSet)  # the only engine that views are kept of
@@ -53,7 +59,10 @@ class AddRecords:
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
         batch = self.collate(samples)
-        return {**batch, "records": {name: read_records(stores, batch) for name, stores in self.stores.items()}}
+        return {
+            **batch,
+            "records": {name: read_records(stores, batch) for name, stores in self.stores.items()},
+        }
 
 
 class KeptViews(Dataset[Sample]):
@@ -75,7 +84,9 @@ class KeptViews(Dataset[Sample]):
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample]:
         index, view = np.array([i for i, _ in keys]), keys[0][1]
         records, there = self.store.read(view, index)
-        made = self.pictures.__getitems__([key for key, is_kept in zip(keys, there, strict=True) if not is_kept])
+        made = self.pictures.__getitems__(
+            [key for key, is_kept in zip(keys, there, strict=True) if not is_kept]
+        )
         if made:
             self._keep(view, index[~there], made)
         new = iter(made)
@@ -97,10 +108,15 @@ class KeptViews(Dataset[Sample]):
         records = np.zeros((len(made), self.store.record_bytes), np.uint8)
         for record, (image, target, _) in zip(records, made, strict=True):
             parts = [image, target] if self.pictures.kind.cut_with_picture else [image]
-            record[CRC_BYTES:] = torch.cat([part.as_subclass(Tensor).reshape(-1) for part in parts]).numpy()
+            record[CRC_BYTES:] = torch.cat(
+                [part.as_subclass(Tensor).reshape(-1) for part in parts]
+            ).numpy()
         try:
             self.store.put(view, index, records)
         except OSError as error:
             self._full = True
-            print(f"model.teacher.cache_pixels: {self.store.folder}: {os.strerror(error.errno or 0)}; views are made "
-                  "anew", file=sys.stderr)  # fmt: skip
+            print(
+                f"model.teacher.cache_pixels: {self.store.folder}: {os.strerror(error.errno or 0)}; views are made "
+                "anew",
+                file=sys.stderr,
+            )

@@ -87,7 +87,11 @@ class Feeds(Turns):
         super().on_train_epoch_end(trainer, pl_module)
         data = trainer.datamodule
         self.whole = getattr(self, "whole", data.reading)
-        ways = {"cached": Reading(self.whole.stores), PIXELS: self.whole, MEMORY: OneBatch(self.whole)}
+        ways = {
+            "cached": Reading(self.whole.stores),
+            PIXELS: self.whole,
+            MEMORY: OneBatch(self.whole),
+        }
         arm = self._arm(trainer.current_epoch + 1)
         data.reading = self.whole if arm is None else ways.get(arm)
 
@@ -132,9 +136,20 @@ def main() -> None:
         ),
         "",
         f"Reached of an epoch without a teacher: **{median[NO_TEACHER] / median['cached']:.1%}**.",
-        *([f"Pixels, of batches in memory: **{median[MEMORY] / median[PIXELS]:.1%}**."] if asked.pixels else []),
+        *(
+            [f"Pixels, of batches in memory: **{median[MEMORY] / median[PIXELS]:.1%}**."]
+            if asked.pixels
+            else []
+        ),
     ]
-    write("cache", asked.hardware, asked.date, "Cached answers against a live teacher", lines, asked.write)
+    write(
+        "cache",
+        asked.hardware,
+        asked.date,
+        "Cached answers against a live teacher",
+        lines,
+        asked.write,
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ from kd.strategies.checkpoint_files import CheckpointFiles
 def state_of(arch: str) -> dict:
     """Weights and AdamW's two moments, as a run saves them."""
     weights = timm.create_model(arch).state_dict()
-    moments = {i: {"exp_avg": v.clone(), "exp_avg_sq": v.clone()} for i, v in enumerate(weights.values())}
+    moments = {
+        i: {"exp_avg": v.clone(), "exp_avg_sq": v.clone()} for i, v in enumerate(weights.values())
+    }
     return {"state_dict": weights, "optimizer_states": [{"state": moments}]}
 
 
@@ -44,11 +46,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     state = state_of(asked.arch)
-    found: dict[str, list[float]] = {k: [] for k in ("torch.save", "at once", "asynchronous", "its rest", "check")}
+    found: dict[str, list[float]] = {
+        k: [] for k in ("torch.save", "at once", "asynchronous", "its rest", "check")
+    }
     with tempfile.TemporaryDirectory(dir=".") as folder:
         file = Path(folder) / "last.ckpt"
         for _ in range(asked.repeats):
-            found["torch.save"].append(seconds(lambda: torch.save(state, Path(folder) / "plain.ckpt")))
+            found["torch.save"].append(
+                seconds(lambda: torch.save(state, Path(folder) / "plain.ckpt"))
+            )
             found["at once"].append(seconds(lambda: CheckpointFiles().save_checkpoint(state, file)))
             later = AsyncCheckpointIO(CheckpointFiles())
             found["asynchronous"].append(seconds(lambda io=later: io.save_checkpoint(state, file)))

@@ -23,7 +23,12 @@ from torch import Tensor, nn
 
 HERE = Path(__file__).parent
 
-PUBLISHED = {"alone": 69.06, "kd": 70.66, "dkd": 71.97, "crd": 71.16}  # after 240 epochs, of the papers
+PUBLISHED = {
+    "alone": 69.06,
+    "kd": 70.66,
+    "dkd": 71.97,
+    "crd": 71.16,
+}  # after 240 epochs, of the papers
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 EPOCHS, MILESTONES = 240, (150, 180, 210)
 
@@ -39,7 +44,9 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample = nn.Identity()
         if stride > 1 or inside != width:
-            self.downsample = nn.Sequential(nn.Conv2d(inside, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inside, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """``(N, inside, H, W)`` to ``(N, width, H / stride, W / stride)``."""
@@ -57,7 +64,12 @@ class ResNet(nn.Module):
         self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16)
         widths = [(16, 16, 1), (16, 32, 2), (32, 64, 2)]
         self.layer1, self.layer2, self.layer3 = (
-            nn.Sequential(*(Block(*(shape if i == 0 else (shape[1], shape[1], 1))) for i in range((depth - 2) // 6)))
+            nn.Sequential(
+                *(
+                    Block(*(shape if i == 0 else (shape[1], shape[1], 1)))
+                    for i in range((depth - 2) // 6)
+                )
+            )
             for shape in widths
         )
         self.fc = nn.Linear(64, num_classes)
@@ -116,9 +128,22 @@ def train(name: str, made: dict, asked: argparse.Namespace, seed: int) -> dict:
         asked.runs.mkdir(parents=True, exist_ok=True)
         file = asked.runs / f"{name}.yaml"
         file.write_text(json.dumps(made))
-        own = [f"trainer.max_epochs={asked.epochs}", f"seed={seed}", f"name={folder.name}", f"runs_dir={asked.runs}"]
+        own = [
+            f"trainer.max_epochs={asked.epochs}",
+            f"seed={seed}",
+            f"name={folder.name}",
+            f"runs_dir={asked.runs}",
+        ]
         path = {"PYTHONPATH": f"{HERE}:{HERE.parents[1]}"}
-        command = [sys.executable, "-m", "kd.cli", "--trust", f"recipe={file.resolve()}", *own, *asked.set]
+        command = [
+            sys.executable,
+            "-m",
+            "kd.cli",
+            "--trust",
+            f"recipe={file.resolve()}",
+            *own,
+            *asked.set,
+        ]
         subprocess.run(command, check=True,
                        env={**os.environ, **path})  # fmt: skip
     return json.loads((folder / "summary.json").read_text())
@@ -132,7 +157,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--set", nargs="*", default=[], help="settings for all runs")
-    parser.add_argument("--teacher", type=Path, help="weights of a ResNet-56, in RepDistiller's names")
+    parser.add_argument(
+        "--teacher", type=Path, help="weights of a ResNet-56, in RepDistiller's names"
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs/cifar"))
     asked = options(parser)
     taught, file = None, asked.teacher
@@ -145,10 +172,14 @@ def main() -> None:
             made, (labels, losses) = recipe(asked.data, 20), LOSSES[name]
             if losses:
                 builder = {"class_path": "cifar.CifarResNet", "init_args": {"depth": 56}}
-                made["model"] |= {"teacher": {"builder": builder, "checkpoint": str(file.resolve())}}
+                made["model"] |= {
+                    "teacher": {"builder": builder, "checkpoint": str(file.resolve())}
+                }
                 made["model"] |= {"distill_losses": losses, "task_loss_weight": labels}
                 if name == "crd":
-                    made["model"]["taps"] = {"crd": {"student": "prelogits", "teacher": "prelogits"}}
+                    made["model"]["taps"] = {
+                        "crd": {"student": "prelogits", "teacher": "prelogits"}
+                    }
             summary = train(name, made, asked, seed)
             taught = summary.get("teacher") or taught
             found.setdefault(name, []).append(100 * summary["student"]["val"]["acc1"])
@@ -157,7 +188,9 @@ def main() -> None:
              "| ResNet-20 | last epoch | published, 240 epochs |", "|---|---|---|"]  # fmt: skip
     for name, values in found.items():
         lines.append(f"| {name} | {statistics.mean(values):.2f} | {PUBLISHED[name]:.2f} |")
-    write("cifar", asked.hardware, asked.date, "CIFAR-100, ResNet-56 to ResNet-20", lines, asked.write)
+    write(
+        "cifar", asked.hardware, asked.date, "CIFAR-100, ResNet-56 to ResNet-20", lines, asked.write
+    )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,10 @@ PICTURES = [  # all training pictures, without their labels; validation's to hol
     f"data.probe.root={GROCERY}", f"model.teachers.dino.checkpoint={DINO}",
 ]  # fmt: skip
 CLOSER = ["data.img_size=224", "model.teachers.dino.img_size=224"]
-TRAINED_LR, SCRATCH_LR = "3.0e-4", "1.0e-3"  # part 2: of a student with weights, and of one without; not tuned
+TRAINED_LR, SCRATCH_LR = (
+    "3.0e-4",
+    "1.0e-3",
+)  # part 2: of a student with weights, and of one without; not tuned
 
 
 def run(name: str, seed: int, items: Sequence[str], runs: Path) -> Summary:
@@ -55,7 +58,10 @@ def run(name: str, seed: int, items: Sequence[str], runs: Path) -> Summary:
     if not (file.is_file() and json.loads(file.read_text())["status"] == "done"):
         started = (folder / "checkpoints" / "last.ckpt").is_file()
         fresh = [*items, f"seed={seed}", f"name={name}-{seed}", f"runs_dir={runs}"]
-        subprocess.run([sys.executable, "-m", "kd.cli", *([f"resume={folder}"] if started else fresh)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "kd.cli", *([f"resume={folder}"] if started else fresh)],
+            check=True,
+        )
     return json.loads(file.read_text())
 
 
@@ -75,7 +81,9 @@ def each(arms: Arms, chosen: argparse.Namespace) -> dict[str, list[Summary]]:
 def mean(values: Sequence[float], digits: int = 1, factor: float = 100) -> str:
     """Mean and its standard error over seeds."""
     scaled = [factor * v for v in values]
-    error = f" ± {statistics.stdev(scaled) / len(scaled) ** 0.5:.{digits}f}" if len(scaled) > 1 else ""
+    error = (
+        f" ± {statistics.stdev(scaled) / len(scaled) ** 0.5:.{digits}f}" if len(scaled) > 1 else ""
+    )
     return f"{statistics.mean(scaled):.{digits}f}{error}"
 
 
@@ -106,7 +114,11 @@ def about(found: dict[str, list[Summary]], chosen: argparse.Namespace) -> list[s
 
 def part1(chosen: argparse.Namespace) -> tuple[str, list[str]]:
     """k-NN and probe of features, without any label in training."""
-    trained = [*PICTURES, f"trainer.max_epochs={chosen.epochs}", f"trainer.check_val_every_n_epoch={chosen.every}"]
+    trained = [
+        *PICTURES,
+        f"trainer.max_epochs={chosen.epochs}",
+        f"trainer.check_val_every_n_epoch={chosen.every}",
+    ]
     untrained = [
         *PICTURES,
         "optim.lr=0",
@@ -127,7 +139,10 @@ def part1(chosen: argparse.Namespace) -> tuple[str, list[str]]:
     }  # fmt: skip
     teachers = {name: found[arm][0]["teacher"]["val"] for name, arm in
                 (("teacher at 112 px", "distilled"), ("teacher at 224 px", "closer")) if arm in found}  # fmt: skip
-    rows = [[name, f"{100 * v['knn1']:.1f}", f"{100 * v['probe1']:.1f}", "", ""] for name, v in teachers.items()]
+    rows = [
+        [name, f"{100 * v['knn1']:.1f}", f"{100 * v['probe1']:.1f}", "", ""]
+        for name, v in teachers.items()
+    ]
     for arm, summaries in found.items():
         shares = [mean(val(summaries, metric)) for metric in ("knn1", "probe1")]
         rows.append([names[arm], *shares, mean(val(summaries, "rankme"), factor=1),
@@ -150,7 +165,10 @@ def lists(runs: Path, seed: int) -> list[str]:
         for place in sorted(p for p in (GROCERY / part).iterdir() if p.is_dir()):
             files = sorted(place.rglob("*.jpg"))
             count = max(1, round(0.1 * len(files))) if part == "train" else len(files)
-            rows += [[str(files[i].resolve()), place.name] for i in sorted(rng.permutation(len(files))[:count])]
+            rows += [
+                [str(files[i].resolve()), place.name]
+                for i in sorted(rng.permutation(len(files))[:count])
+            ]
         with (folder / f"{part}-{seed}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([["path", "label"], *rows])
     return [str(folder / f"{part}-{{seed}}.csv") for part in ("train", "val")]
@@ -162,19 +180,32 @@ def part2(chosen: argparse.Namespace) -> tuple[str, list[str]]:
     for seed in chosen.seeds:
         lists(chosen.runs, seed)
     tenth = json.dumps({"class_path": "Manifest", "init_args": {"train": train, "val": held_out}})
-    pictures = {"10 %": [f"data.source={tenth}", "data.batch_size=32"], "100 %": [f"data.source.root={GROCERY}"]}
+    pictures = {
+        "10 %": [f"data.source={tenth}", "data.batch_size=32"],
+        "100 %": [f"data.source.root={GROCERY}"],
+    }
     distilled = chosen.runs / "foundation_vit" / "distilled-{seed}"
     starts = {
         "scratch": ["model.student.inherit=false", f"optim.lr={SCRATCH_LR}"],
-        "distilled": ["model.student.inherit=false", f"model.student.checkpoint={distilled}", f"optim.lr={TRAINED_LR}"],
+        "distilled": [
+            "model.student.inherit=false",
+            f"model.student.checkpoint={distilled}",
+            f"optim.lr={TRAINED_LR}",
+        ],
     }
-    teachers = {"labels": ["config=no_teacher"], "labels and KD": [f"model.teacher.checkpoint={TUNED}"]}
+    teachers = {
+        "labels": ["config=no_teacher"],
+        "labels and KD": [f"model.teacher.checkpoint={TUNED}"],
+    }
     arms: Arms = {}
     for (share, data), (start, weights), (kind, teacher) in (
         (d, s, t) for d in pictures.items() for s in starts.items() for t in teachers.items()
     ):
         name = f"{start}-{kind}-{share}".replace(" ", "_").replace("_%", "")
-        length = [f"trainer.max_epochs={chosen.epochs}", f"trainer.check_val_every_n_epoch={chosen.every}"]
+        length = [
+            f"trainer.max_epochs={chosen.epochs}",
+            f"trainer.check_val_every_n_epoch={chosen.every}",
+        ]
         arms[name] = ["recipe=grocery_vit", "optim.name=adamw", *data, *teacher, *weights, *length]
     found = each(arms, chosen)
     rows = [[*name.split("-"), mean(val(s, "acc1"))] for name, s in found.items()]
@@ -198,7 +229,10 @@ def part3(chosen: argparse.Namespace) -> tuple[str, list[str]]:
     more = [f"model.distill_losses.{name}={json.dumps(loss)}" for name, loss in losses.items()]
     more += [f"model.taps.{name}={json.dumps(tap)}" for name, tap in taps.items()]
     more += [f"model.teacher_of.{name}=tuned" for name in losses]
-    off = ["model.distill_losses.dino_summary.weight=0", "model.distill_losses.dino_patches.weight=0"]
+    off = [
+        "model.distill_losses.dino_summary.weight=0",
+        "model.distill_losses.dino_patches.weight=0",
+    ]
     shared = [*PICTURES, "model.student.inherit=true", f"trainer.max_epochs={chosen.epochs}",
               f"trainer.check_val_every_n_epoch={chosen.every}"]  # fmt: skip
     both = [*shared, f"model.teachers.tuned={tuned}", *more]
@@ -245,10 +279,14 @@ def agreement(file: Path) -> float:
     teacher = timm.create_model(ARCH, num_classes=81, img_size=SIDE).eval()
     teacher.load_state_dict({name: value.float() for name, value in load_file(TUNED).items()})
     own = preprocess_for(teacher, SIDE)
-    data = DistillationDataModule(Pictures(str(GROCERY / "val")), SIDE, num_workers=0, probe=Probe(str(GROCERY)))
+    data = DistillationDataModule(
+        Pictures(str(GROCERY / "val")), SIDE, num_workers=0, probe=Probe(str(GROCERY))
+    )
     models: dict[str, Callable[[Tensor], Tensor]] = {
         "student": lambda images: student(prepare(images)),
-        "teacher": lambda images: teacher.forward_head(teacher.forward_features(own(images)), pre_logits=True),
+        "teacher": lambda images: teacher.forward_head(
+            teacher.forward_features(own(images)), pre_logits=True
+        ),
     }
     seen = look_at(models, data, data.eval_dataloader("probe"), torch.device("cpu"))
     bank = seen.bank
@@ -289,7 +327,11 @@ def part5(chosen: argparse.Namespace) -> tuple[str, list[str]]:
     rows = []
     for arm, summaries in found.items():
         first = summaries[0]
-        kept = first["cache"]["disk_mb"] * 1e3 / (4 * first["data"]["train"]) if first["cache"] else None
+        kept = (
+            first["cache"]["disk_mb"] * 1e3 / (4 * first["data"]["train"])
+            if first["cache"]
+            else None
+        )
         rows.append(["live" if arm == "distilled" else f"cached, {arm}",
                      mean([s["images_per_s"] for s in summaries], 0, 1), "" if kept is None else f"{kept:.1f}",
                      mean(val(summaries, "knn1")), mean(val(summaries, "probe1"))])  # fmt: skip
@@ -309,7 +351,9 @@ def main() -> None:
     parser.add_argument("--part", type=int, choices=PARTS, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--every", type=int, default=5, help="validate after so many epochs; must divide --epochs")
+    parser.add_argument(
+        "--every", type=int, default=5, help="validate after so many epochs; must divide --epochs"
+    )
     parser.add_argument("--arm", nargs="*", default=[], help="these arms alone")
     parser.add_argument("--set", nargs="*", default=[], help="settings for all arms")
     parser.add_argument("--runs", type=Path, default=Path("runs/foundation"))

@@ -27,7 +27,16 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO))
 PEAK = 790e12  # dense bf16 of an H200 in practice (not measured here); the datasheet says 989
-LIMITS = {"facts": 90, "step": 200, "smoke": 360, "train": 650, "compile": 240, "graphs": 170, "input": 150, "fp8": 90}
+LIMITS = {
+    "facts": 90,
+    "step": 200,
+    "smoke": 360,
+    "train": 650,
+    "compile": 240,
+    "graphs": 170,
+    "input": 150,
+    "fp8": 90,
+}
 WHEELS = ("jsonargparse", "omegaconf", "docstring-parser", "typeshed-client")
 CLASSES = 1000
 
@@ -53,7 +62,9 @@ class Part:
         try:
             self.say(**values, **call())
         except Exception as error:
-            self.say(**values, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            self.say(
+                **values, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            )
 
 
 def device_of() -> Any:
@@ -62,7 +73,9 @@ def device_of() -> Any:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def measured(arms: dict[str, Callable[[], object]], rounds: int = 5, inner: int = 5) -> dict[str, list[float]]:
+def measured(
+    arms: dict[str, Callable[[], object]], rounds: int = 5, inner: int = 5
+) -> dict[str, list[float]]:
     """Ms of a call of each arm, in turn: A B A B ..., by the device's clock; the host does not wait inside a turn."""
     import torch
 
@@ -124,18 +137,31 @@ def facts(part: Part) -> None:
         ms = ms_of(lambda x=x, y=y: x @ y)  # type: ignore[misc]
         part.say(fp32_matmul=precision, tflops=round(2 * rows * 1024 * 1024 / ms / 1e9, 1))
     for heads, back in ((16, False), (6, True)):
-        q = torch.randn(2 if part.small else 256, heads, 197, 64, device=device, dtype=low, requires_grad=back)
+        q = torch.randn(
+            2 if part.small else 256, heads, 197, 64, device=device, dtype=low, requires_grad=back
+        )
 
         def attend(q: Any = q, back: bool = back) -> None:
             answer = F.scaled_dot_product_attention(q, q, q)
             if back:
                 answer.backward(q.detach())
 
-        kinds = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-        part.tried(lambda: {"ms": round(ms_of(attend), 3)}, sdpa="default", heads=heads, backward=back)
+        kinds = [
+            SDPBackend.FLASH_ATTENTION,
+            SDPBackend.CUDNN_ATTENTION,
+            SDPBackend.EFFICIENT_ATTENTION,
+        ]
+        part.tried(
+            lambda: {"ms": round(ms_of(attend), 3)}, sdpa="default", heads=heads, backward=back
+        )
         for kind in kinds if gpu else []:
             with sdpa_kernel(kind):
-                part.tried(lambda: {"ms": round(ms_of(attend), 3)}, sdpa=str(kind), heads=heads, backward=back)
+                part.tried(
+                    lambda: {"ms": round(ms_of(attend), 3)},
+                    sdpa=str(kind),
+                    heads=heads,
+                    backward=back,
+                )
     one, count = torch.zeros((), device=device), 2000
     for name, call in (("launch_us", lambda: one.add_(1)), ("item_us", one.item)):
         call()
@@ -152,7 +178,11 @@ def facts(part: Part) -> None:
 
 def shapes(small: bool) -> list[tuple[int, int]]:
     """Inputs and outputs of the linear layers of a ViT-L and a ViT-S."""
-    return [(64, 64)] if small else [(1024, 3072), (1024, 1024), (1024, 4096), (4096, 1024), (384, 1536), (1536, 384)]
+    return (
+        [(64, 64)]
+        if small
+        else [(1024, 3072), (1024, 1024), (1024, 4096), (4096, 1024), (384, 1536), (1536, 384)]
+    )
 
 
 def fp8(part: Part) -> None:
@@ -165,7 +195,11 @@ def fp8(part: Part) -> None:
         a, b = (torch.randn(m, k, device=device, dtype=torch.bfloat16) for m in (rows, n))
 
         def both(a: Any = a, b: Any = b, k: int = k, n: int = n) -> dict[str, Any]:
-            x, w, one = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), torch.ones((), device=device)
+            x, w, one = (
+                a.to(torch.float8_e4m3fn),
+                b.to(torch.float8_e4m3fn),
+                torch.ones((), device=device),
+            )
             scaled = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16}
             arms = {
                 "bf16": lambda: a @ b.T,
@@ -198,7 +232,10 @@ class Pair:
         self.device, more = device_of(), {"num_classes": CLASSES}
         names = ("vit_large_patch16_224", "vit_small_patch16_224")
         if small:
-            names, more = ("vit_tiny_patch16_224",) * 2, {**more, "depth": 2, "img_size": 32, "patch_size": 8}
+            names, more = (
+                ("vit_tiny_patch16_224",) * 2,
+                {**more, "depth": 2, "img_size": 32, "patch_size": 8},
+            )
         self.side = 32 if small else 224
         make = [lambda name=name: timm.create_model(name, **more).to(self.device) for name in names]
         self.teacher = make[0]().eval().requires_grad_(False).to(torch.bfloat16)
@@ -218,7 +255,10 @@ class Pair:
         )
         self.optimizers = [build_optimizer([self.students[0]], OptimSpec(lr=1e-4)),
                            torch.optim.AdamW(self.students[1].parameters(), 1e-4, fused=True)]  # fmt: skip
-        mean, std = (torch.tensor(x, device=self.device).view(1, 3, 1, 1) for x in (prepare.mean, prepare.std))
+        mean, std = (
+            torch.tensor(x, device=self.device).view(1, 3, 1, 1)
+            for x in (prepare.mean, prepare.std)
+        )
         self.scale, self.shift = 1 / (255 * std), -mean / std
 
     def arms(self, count: int) -> dict[str, Callable[[], object]]:
@@ -229,7 +269,9 @@ class Pair:
         from kd.data.batch import Batch
         from kd.teachers import Answer
 
-        images = torch.randint(256, (count, 3, self.side, self.side), dtype=torch.uint8, device=self.device)
+        images = torch.randint(
+            256, (count, 3, self.side, self.side), dtype=torch.uint8, device=self.device
+        )
         target = torch.randint(CLASSES, (count,), device=self.device)
         answers = torch.randn(count, CLASSES, device=self.device)
         batch: Batch = {"image": images, "target": target}
@@ -252,7 +294,9 @@ class Pair:
         def by_hand(theirs: Any) -> Any:
             logits = self.students[1](plain()).float()
             log_s, log_t = F.log_softmax(logits / 2, 1), F.log_softmax(theirs / 2, 1)
-            return F.cross_entropy(logits, target) + 4 * F.kl_div(log_s, log_t, reduction="batchmean", log_target=True)
+            return F.cross_entropy(logits, target) + 4 * F.kl_div(
+                log_s, log_t, reduction="batchmean", log_target=True
+            )
 
         cached = Answer({"": answers})
         return {
@@ -302,11 +346,19 @@ def step(part: Part, mode: str | None = None) -> None:
                 rows[name] = {"first_s": round(time.perf_counter() - start, 2)}
                 start = time.perf_counter()
                 call()
-                rows[name]["host_ms"] = round(1000 * (time.perf_counter() - start), 2)  # until the last launch
+                rows[name]["host_ms"] = round(
+                    1000 * (time.perf_counter() - start), 2
+                )  # until the last launch
                 sync()
-                rows[name]["gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 1) if gpu else None
+                rows[name]["gb"] = (
+                    round(torch.cuda.max_memory_allocated() / 1e9, 1) if gpu else None
+                )
             except Exception as error:
-                part.say(arm=name, batch=count, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+                part.say(
+                    arm=name,
+                    batch=count,
+                    error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+                )
         times = measured({name: arms[name] for name in rows}, *((2, 1) if part.small else (5, 5)))
         for name, ms in times.items():
             middle = statistics.median(ms)
@@ -366,7 +418,9 @@ def feed(part: Part) -> None:
     for engine, augment in (("torch", {}), ("torch", strong), ("device", {})):
         for workers in [1] if part.small else [1, 4, 8, 14, 16]:
 
-            def rate(engine: str = engine, augment: Any = augment, workers: int = workers) -> dict[str, Any]:
+            def rate(
+                engine: str = engine, augment: Any = augment, workers: int = workers
+            ) -> dict[str, Any]:
                 data: Any = DistillationDataModule(ImageFolder(str(root)), side, batch, workers,
                                                    augment=Augment(**augment), engine=engine, check="headers")  # type: ignore[arg-type]  # fmt: skip
                 data.prepare_data()
@@ -413,15 +467,27 @@ def kd_train(part: Part, name: str, limit: float, *items: str) -> None:
     limit *= 4 if part.small else 1  # a busy machine's cores
     env = {**os.environ, "KD_CACHE": str(part.work / "cache"),
            "PYTHONPATH": os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])}  # fmt: skip
-    command = [sys.executable, "-m", "kd.cli", *items, f"runs_dir={runs}", f"name={name}", "monitor.interval_s=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "kd.cli",
+        *items,
+        f"runs_dir={runs}",
+        f"name={name}",
+        "monitor.interval_s=1",
+    ]
     try:
-        done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, timeout=limit)
+        done = subprocess.run(
+            command, cwd=REPO, env=env, capture_output=True, text=True, timeout=limit
+        )
         code, tail = done.returncode, (done.stdout + done.stderr).strip()[-300:]
     except subprocess.TimeoutExpired as error:
         code, tail = -1, f"longer than {limit} s: {error.stderr or b''!r:.300}"
     row: dict[str, Any] = {"run": name, "rc": code, "s": round(time.perf_counter() - start, 1)}
     folder = next(iter(runs.glob(f"*/{name}")), None)
-    part.tried(lambda: by_records(folder) if folder else {}, **row, **({"tail": tail} if code else {}))
+    part.tried(
+        lambda: by_records(folder) if folder else {}, **row, **({"tail": tail} if code else {})
+    )
 
 
 def by_records(folder: Path) -> dict[str, Any]:
@@ -435,7 +501,11 @@ def by_records(folder: Path) -> dict[str, Any]:
         own = [s for s in steps if s["epoch"] == epoch and not s.get("first")][2:]
         if own:
             ms = statistics.median(s["ms"] for s in own)
-            phases = {p: round(statistics.mean(s["p"].get(p, 0.0) for s in own), 2) for s in own for p in s["p"]}
+            phases = {
+                p: round(statistics.mean(s["p"].get(p, 0.0) for s in own), 2)
+                for s in own
+                for p in s["p"]
+            }
             row[f"epoch{epoch}"] = {
                 "steps": len(own),
                 "ms": round(ms, 2),
@@ -444,13 +514,17 @@ def by_records(folder: Path) -> dict[str, Any]:
                 "phases": phases,
             }
     summary = json.loads((folder / "summary.json").read_text())
-    row |= {key: summary.get(key) for key in ("images_per_s", "peak_memory_mb", "wall_s", "precision")}
+    row |= {
+        key: summary.get(key) for key in ("images_per_s", "peak_memory_mb", "wall_s", "precision")
+    }
     return row | {"verdict": (summary.get("verdict") or {}).get("text")}
 
 
 def smoke(part: Part) -> None:
     """Does each switch work on a GPU at all? Tiny models: seconds each."""
-    source = '{"class_path": "FoodTagMini", "init_args": {"train_per_class": 20, "val_per_class": 4}}'
+    source = (
+        '{"class_path": "FoodTagMini", "init_args": {"train_per_class": 20, "val_per_class": 4}}'
+    )
     base = ["recipe=foodtag_vit", "trainer.max_epochs=2", "trainer.limit_train_batches=12",
             "trainer.limit_val_batches=2", f"data.source={source}", "preflight=warn"]  # fmt: skip
     graphs = ["model.student.compile=reduce-overhead", "model.teacher.compile=reduce-overhead"]
@@ -485,7 +559,10 @@ def train(part: Part) -> None:
     model = timm.create_model(teacher, img_size=side, num_classes=4 if part.small else 16, **more)
     save_file(model.state_dict(), weights)
     workers = 0 if part.small else max(1, len(os.sched_getaffinity(0)) - 2)
-    source = {"class_path": "kd.data.sources.ImageFolder", "init_args": {"root": str(pictures_of(part))}}
+    source = {
+        "class_path": "kd.data.sources.ImageFolder",
+        "init_args": {"root": str(pictures_of(part))},
+    }
     loss = {"class_path": "kd.losses.KDLoss", "init_args": {"temperature": 2.0}}
     file.write_text(yaml.safe_dump({
         "recipe": "pair", "preflight": "warn", "optim": {"lr": 1e-4, "warmup_epochs": 0},
@@ -519,7 +596,17 @@ def carry(folder: Path) -> None:
     """Lists, fetches and unpacks the wheels that a machine with torch, timm and Lightning, but offline, lacks."""
     names = [f"{name}=={version(name)}" for name in WHEELS]
     folder.mkdir(parents=True, exist_ok=True)
-    fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-q", "-d", str(folder)]
+    fetch = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "-q",
+        "-d",
+        str(folder),
+    ]
     subprocess.run([*fetch, *names], check=True)
     for wheel in sorted(folder.glob("*.whl")):
         zipfile.ZipFile(wheel).extractall(folder / "unpacked")
@@ -530,11 +617,15 @@ def carry(folder: Path) -> None:
 def main() -> None:
     """Runs the parts, each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of results.jsonl")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/gpu"), help="folder of results.jsonl"
+    )
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "kd_gpu")
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--small", action="store_true", help="tiny models, on any machine")
-    parser.add_argument("--carry", type=Path, metavar="DIR", help="fetch wheels for an offline machine")
+    parser.add_argument(
+        "--carry", type=Path, metavar="DIR", help="fetch wheels for an offline machine"
+    )
     parser.add_argument("--here", choices=list(PARTS), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.carry:
@@ -546,12 +637,25 @@ def main() -> None:
     for name in asked.only:
         start = time.perf_counter()
         limit = LIMITS[name] * (4 if asked.small else 1)
-        command = [sys.executable, __file__, "--here", name, "--out", str(asked.out), "--work", str(asked.work)]
+        command = [
+            sys.executable,
+            __file__,
+            "--here",
+            name,
+            "--out",
+            str(asked.out),
+            "--work",
+            str(asked.work),
+        ]
         try:
-            code: int | str = subprocess.run([*command, *(["--small"] * asked.small)], timeout=limit).returncode
+            code: int | str = subprocess.run(
+                [*command, *(["--small"] * asked.small)], timeout=limit
+            ).returncode
         except subprocess.TimeoutExpired:
             code = f"longer than {limit} s"
-        Part(name, asked.out, asked.work, asked.small).say(ended=code, s=round(time.perf_counter() - start, 1))
+        Part(name, asked.out, asked.work, asked.small).say(
+            ended=code, s=round(time.perf_counter() - start, 1)
+        )
     return None
 
 

@@ -31,7 +31,9 @@ def settings() -> str:
     )
 
 
-def measure(arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 1) -> dict[str, list[float]]:
+def measure(
+    arms: dict[str, Callable[[], Any]], rounds: int, warmup: int = 1
+) -> dict[str, list[float]]:
     """Seconds of each arm's call, in turn: A B A B ...; the first ``warmup`` rounds are not kept."""
     times: dict[str, list[float]] = {name: [] for name in arms}
     for number in range(warmup + rounds):
@@ -49,9 +51,13 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
     return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
 
 
-def write(theme: str, hardware: str, date: str, title: str, lines: Sequence[str], out: bool) -> None:
+def write(
+    theme: str, hardware: str, date: str, title: str, lines: Sequence[str], out: bool
+) -> None:
     """Prints the result; keeps it as ``theme_hardware_date.md`` beside the scripts where ``out``."""
-    text = "\n".join([f"# {title}", "", f"{settings()}.", f"Command: `{command()}`", "", *lines, ""])
+    text = "\n".join(
+        [f"# {title}", "", f"{settings()}.", f"Command: `{command()}`", "", *lines, ""]
+    )
     print(text)
     if out:
         (HERE / f"{theme}_{hardware}_{date}.md").write_text(text)
@@ -67,7 +73,9 @@ def options(parser: Any) -> Any:
     parser.add_argument("--hardware", default="cpu", help="in the result file's name")
     parser.add_argument("--write", action="store_true", help="keep the result beside the scripts")
     found = parser.parse_args()
-    found.date = subprocess.run(["date", "+%F"], capture_output=True, text=True, check=True).stdout.strip()
+    found.date = subprocess.run(
+        ["date", "+%F"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     return found
 
 
@@ -102,7 +110,9 @@ class Turns(Callback):
         self._start = 0.0
 
     def _arm(self, epoch: int) -> str | None:
-        return None if epoch < self.after else list(self.arms)[(epoch - self.after) % len(self.arms)]
+        return (
+            None if epoch < self.after else list(self.arms)[(epoch - self.after) % len(self.arms)]
+        )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Sets the arm up and starts its clock."""
@@ -123,12 +133,21 @@ class Turns(Callback):
                 self.seconds[name].append(time.perf_counter() - start)
 
 
-def train(recipe: str, items: Sequence[str], turns: Turns, prepare: Callable[[Any], None] = lambda cli: None) -> Any:
+def train(
+    recipe: str,
+    items: Sequence[str],
+    turns: Turns,
+    prepare: Callable[[Any], None] = lambda cli: None,
+) -> Any:
     """A whole ``kd-train`` run in this process with ``turns`` among its callbacks; returns its KDCLI."""
     from kd.run.request import translate
     from kd.run.run import Run
 
-    quiet = ["trainer.limit_val_batches=0", "trainer.enable_progress_bar=false", "runs_dir=runs/bench"]
+    quiet = [
+        "trainer.limit_val_batches=0",
+        "trainer.enable_progress_bar=false",
+        "runs_dir=runs/bench",
+    ]
     run = Run.of(translate([f"recipe={recipe}", *quiet, *items]))
     run.with_teacher()
     run.cli.build()

@@ -41,7 +41,9 @@ def drawn(count: int, height: int, width: int) -> list[bytes]:
             for s in (4, 16, 64)
         ]  # fmt: skip
         file = io.BytesIO()
-        Image.fromarray((0.2 * layers[0] + 0.3 * layers[1] + 0.5 * layers[2]).astype(np.uint8)).save(file, "JPEG")
+        Image.fromarray(
+            (0.2 * layers[0] + 0.3 * layers[1] + 0.5 * layers[2]).astype(np.uint8)
+        ).save(file, "JPEG")
         found.append(file.getvalue())
     return found
 
@@ -60,7 +62,9 @@ class InMemory(FileSplit):
 
 def pil(pictures: list[bytes], size: int) -> Callable[[], Any]:
     """PIL to decode and resize, torchvision's transforms on PIL pictures."""
-    steps = v2.Compose([v2.RandomResizedCrop(size, scale=(0.35, 1)), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    steps = v2.Compose(
+        [v2.RandomResizedCrop(size, scale=(0.35, 1)), v2.RandomHorizontalFlip(), v2.PILToTensor()]
+    )
     return lambda: torch.stack([steps(Image.open(io.BytesIO(p)).convert("RGB")) for p in pictures])
 
 
@@ -86,7 +90,9 @@ def engine(module: Any, pictures: list[bytes], size: int) -> Callable[[], Any]:
 
     def run() -> Any:
         batch = module.pack(torch.tensor, [data[i, 0] for i in range(len(pictures))])
-        return views({k: v.to(target) if isinstance(v, torch.Tensor) else v for k, v in batch.items()})
+        return views(
+            {k: v.to(target) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+        )
 
     return run
 
@@ -98,7 +104,9 @@ def spdl(pictures: list[bytes], size: int) -> Callable[[], Any]:
     scale = spdl.io.get_video_filter_desc(scale_width=size, scale_height=size, pix_fmt="rgb24")
 
     def run() -> Any:
-        frames = [spdl.io.decode_packets(spdl.io.demux_image(p), filter_desc=scale) for p in pictures]
+        frames = [
+            spdl.io.decode_packets(spdl.io.demux_image(p), filter_desc=scale) for p in pictures
+        ]
         return spdl.io.to_torch(spdl.io.convert_frames(frames))
 
     return run
@@ -109,16 +117,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="pictures; default: drawn ones")
     parser.add_argument("--count", type=int, default=64)
-    parser.add_argument("--picture", type=int, nargs=2, default=[427, 640], help="height and width of the drawn ones")
+    parser.add_argument(
+        "--picture",
+        type=int,
+        nargs=2,
+        default=[427, 640],
+        help="height and width of the drawn ones",
+    )
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--rounds", type=int, default=5)
     asked = options(parser)
     if asked.folder:
         files = sorted(p for p in asked.folder.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg"))
-        pictures = [p.read_bytes() for p in random.Random(0).sample(files, min(asked.count, len(files)))]
+        pictures = [
+            p.read_bytes() for p in random.Random(0).sample(files, min(asked.count, len(files)))
+        ]
     else:
         pictures = drawn(asked.count, *asked.picture)
-    arms: dict[str, Callable[[], Any]] = {"decode alone (the limit)": lambda: [decode(p) for p in pictures]}
+    arms: dict[str, Callable[[], Any]] = {
+        "decode alone (the limit)": lambda: [decode(p) for p in pictures]
+    }
     missing = []
     for name, make in {
         "PIL": lambda: pil(pictures, asked.size),
@@ -131,9 +149,15 @@ def main() -> None:
             call = make()
             call()
             arms[name] = call
-        except (ImportError, RuntimeError) as error:  # SPDL without FFmpeg's libraries gives the latter
+        except (
+            ImportError,
+            RuntimeError,
+        ) as error:  # SPDL without FFmpeg's libraries gives the latter
             missing.append(f"{name} ({str(error)[:80]})")
-    rates = {name: [len(pictures) / s for s in times] for name, times in measure(arms, asked.rounds).items()}
+    rates = {
+        name: [len(pictures) / s for s in times]
+        for name, times in measure(arms, asked.rounds).items()
+    }
     limit = statistics.median(rates["decode alone (the limit)"])
     sizes = f"{sum(map(len, pictures)) / len(pictures) / 1000:.0f} kB"
     lines = [
@@ -142,7 +166,10 @@ def main() -> None:
         "",
         "| | images/s: median (least to most) | share of the decode limit |",
         "|---|---|---|",
-        *(f"| {name} | {spread(v, 0)} | {statistics.median(v) / limit:.0%} |" for name, v in rates.items()),
+        *(
+            f"| {name} | {spread(v, 0)} | {statistics.median(v) / limit:.0%} |"
+            for name, v in rates.items()
+        ),
     ]
     write("input", asked.hardware, asked.date, "From encoded bytes to views", lines, asked.write)
 

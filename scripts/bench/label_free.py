@@ -55,7 +55,9 @@ def main() -> None:
     """Trains what is not there yet and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--backbone", type=Path, required=True, help="DINOv2's ViT-S/14, a file in timm's names")
+    parser.add_argument(
+        "--backbone", type=Path, required=True, help="DINOv2's ViT-S/14, a file in timm's names"
+    )
     parser.add_argument("--lightly", help="a Python with lightly-train 0.18")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
@@ -69,8 +71,16 @@ def main() -> None:
         f"data.probe.root={asked.data}", f"model.teachers.dino.checkpoint={asked.backbone}", f"seed={asked.seed}",
         f"data.batch_size={BATCH}", f"runs_dir={asked.runs}", "model.student.kwargs={}",  # the peer's patches
     ]  # fmt: skip
-    still = ["optim.lr=0", "optim.warmup_epochs=0", "trainer.max_epochs=1", "trainer.limit_train_batches=1"]
-    length = [f"trainer.max_epochs={asked.epochs}", f"optim.warmup_epochs={min(1, asked.epochs - 1)}"]
+    still = [
+        "optim.lr=0",
+        "optim.warmup_epochs=0",
+        "trainer.max_epochs=1",
+        "trainer.limit_train_batches=1",
+    ]
+    length = [
+        f"trainer.max_epochs={asked.epochs}",
+        f"optim.warmup_epochs={min(1, asked.epochs - 1)}",
+    ]
 
     def kd(name: str, items: list[str]) -> dict[str, float]:
         folder = f"{name}-{asked.epochs}-{asked.seed}"
@@ -89,8 +99,16 @@ def main() -> None:
             }  # fmt: skip
             cost.write_text(json.dumps(timed([asked.lightly, "-c", LIGHTLY, json.dumps(given)])))
         seconds, peak = json.loads(cost.read_text())
-        seen = ["model.student.mean=[0.485,0.456,0.406]", "model.student.std=[0.229,0.224,0.225]"]  # as it normalises
-        start = ["model.student.inherit=false", f"model.student.checkpoint={weights}", *seen, *pooled]
+        seen = [
+            "model.student.mean=[0.485,0.456,0.406]",
+            "model.student.std=[0.229,0.224,0.225]",
+        ]  # as it normalises
+        start = [
+            "model.student.inherit=false",
+            f"model.student.checkpoint={weights}",
+            *seen,
+            *pooled,
+        ]
         return {**kd(f"judged{len(pooled)}", [*start, *still]), "seconds": seconds, "gb": peak}
 
     average = ["model.student.kwargs={global_pool: avg, fc_norm: false}"]
@@ -98,20 +116,32 @@ def main() -> None:
         "random weights, untrained": lambda: kd("random", ["model.student.inherit=false", *still]),
         "LightlyTrain's distillation, from scratch (class token)": lambda: lightly([]),
         "likewise (mean of the patches)": lambda: lightly(average),
-        "kd, from scratch": lambda: kd("scratch", ["model.student.inherit=false", "optim.lr=1e-3", *length]),
+        "kd, from scratch": lambda: kd(
+            "scratch", ["model.student.inherit=false", "optim.lr=1e-3", *length]
+        ),
         "kd, inherited, untrained": lambda: kd("inherited", still),
         "kd as its recipe does it": lambda: kd("recipe", length),
     }
     known = [json.loads(line) for line in done.read_text().splitlines()] if done.is_file() else []
-    found = {row["name"]: row for row in known if (row["epochs"], row["seed"]) == (asked.epochs, asked.seed)}
+    found = {
+        row["name"]: row
+        for row in known
+        if (row["epochs"], row["seed"]) == (asked.epochs, asked.seed)
+    }
     for name, call in rows.items():
         chosen = not asked.row or any(part in name for part in asked.row)
-        if name in found or not chosen or (("Lightly" in name or "likewise" in name) and not asked.lightly):
+        if (
+            name in found
+            or not chosen
+            or (("Lightly" in name or "likewise" in name) and not asked.lightly)
+        ):
             continue
         found[name] = {"name": name, "epochs": asked.epochs, "seed": asked.seed, **call()}
         with done.open("a") as file:
             file.write(json.dumps(found[name]) + "\n")
-    teacher = json.loads(next(asked.runs.glob("foundation_vit/*/summary.json")).read_text())["teacher"]["val"]
+    teacher = json.loads(next(asked.runs.glob("foundation_vit/*/summary.json")).read_text())[
+        "teacher"
+    ]["val"]
     lines = [
         f"{asked.data.name}; teacher: DINOv2's ViT-S/14 ({100 * teacher['knn1']:.1f} % k-NN, "
         f"{100 * teacher['probe1']:.1f} % ridge probe); student: {STUDENT}, both at {SIDE} px; {asked.epochs} epochs, "
@@ -124,7 +154,14 @@ def main() -> None:
         if row := found.get(name):
             shown = f"{100 * row['knn1']:.1f} | {100 * row['probe1']:.1f} | {row['rankme']:.1f}"
             lines.append(f"| {name} | {shown} | {row['seconds'] / 60:.1f} | {row['gb']:.1f} |")
-    write("label_free", asked.hardware, asked.date, f"Without labels, on {asked.data.name}", lines, asked.write)
+    write(
+        "label_free",
+        asked.hardware,
+        asked.date,
+        f"Without labels, on {asked.data.name}",
+        lines,
+        asked.write,
+    )
 
 
 if __name__ == "__main__":

@@ -63,12 +63,19 @@ LEVERS = {
 }  # fmt: skip
 
 
-def stepper(lever: Lever, device: torch.device, size: int, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
+def stepper(
+    lever: Lever, device: torch.device, size: int, batch: dict[str, torch.Tensor]
+) -> Callable[[], None]:
     """A function that makes one step of the pair with this lever pulled."""
-    teacher = replace(TeacherSpec("vit_small_patch14_dinov2", size, classes=CLASSES), **lever.teacher)
+    teacher = replace(
+        TeacherSpec("vit_small_patch14_dinov2", size, classes=CLASSES), **lever.teacher
+    )
     student = replace(StudentSpec("vit_tiny_patch16_224", size), **lever.student)
     module = assemble(
-        DataInfo(CLASSES, 2640, 296), student, teacher, distill_losses={"kd": KDLoss(temperature=2.0)}
+        DataInfo(CLASSES, 2640, 296),
+        student,
+        teacher,
+        distill_losses={"kd": KDLoss(temperature=2.0)},
     ).to(device)
     module.teacher.to(device, lever.dtype)
     student.compile_in_place(module.student)
@@ -97,7 +104,9 @@ def main() -> None:
     asked = options(parser)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = {
-        "image": torch.randint(0, 256, (asked.batch, 3, asked.size, asked.size), dtype=torch.uint8, device=device),
+        "image": torch.randint(
+            0, 256, (asked.batch, 3, asked.size, asked.size), dtype=torch.uint8, device=device
+        ),
         "target": torch.randint(0, len(CLASSES), (asked.batch,), device=device),
         "index": torch.arange(asked.batch),
     }
@@ -117,7 +126,11 @@ def main() -> None:
     ]
     for name, values in seconds.items():
         base = seconds.get(LEVERS[name].base)
-        gain = f"{statistics.median(a / b for a, b in zip(base, values, strict=True)):.2f}" if base else ""
+        gain = (
+            f"{statistics.median(a / b for a, b in zip(base, values, strict=True)):.2f}"
+            if base
+            else ""
+        )
         ms = spread([1000 * s for s in values])
         lines.append(f"| {name} | {first[name]:.1f} | {ms} | {gain} | {LEVERS[name].default} |")
     write("levers", asked.hardware, asked.date, "Levers of the computation", lines, asked.write)

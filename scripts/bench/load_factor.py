@@ -37,7 +37,10 @@ def prepare(place: Path, asked: Any, model: str) -> Path:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(few[i % different if split == "train" else different + i])
     augment = {"hflip": 0.5, "vflip": 0.5, "rotation": 30.0, "before_resize": asked.before_resize}
-    source = {"class_path": "kd.data.sources.ImageFolder", "init_args": {"root": str(place / "pictures")}}
+    source = {
+        "class_path": "kd.data.sources.ImageFolder",
+        "init_args": {"root": str(place / "pictures")},
+    }
     recipe = {
         "recipe": "load",
         "data": {"source": source, "img_size": asked.size, "batch_size": asked.batch, "num_workers": asked.workers,
@@ -57,7 +60,9 @@ def train(recipe: Path, engine: str, load: int) -> Explained:
     command = [sys.executable, "-m", "kd.cli", f"recipe={recipe}", f"name={name}", f"data.engine={engine}",
                f"data.augment.repeat={load}"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
     return Explained(read_run(recipe.parent / "runs" / "load" / name))
@@ -67,7 +72,11 @@ def use(runs: list[Explained], device: bool) -> str:
     """p50 and p95 of the cores that the run may use, or of the GPUs, in %."""
     facts = [one.facts for one in runs]
     cores = [sum(row) / len(row) for f in facts for row in f.core_use if row]
-    values = [gpu["util"] for f in facts for s in f.samples for gpu in s.get("gpu", [])] if device else cores
+    values = (
+        [gpu["util"] for f in facts for s in f.samples for gpu in s.get("gpu", [])]
+        if device
+        else cores
+    )
     return f"{percentile(values, 50):.0f} / {percentile(values, 95):.0f}" if values else "none"
 
 
@@ -113,14 +122,26 @@ def main() -> None:
                     for engine, runs in found.items():
                         runs.append(train(recipe, engine, load))
                 for engine, runs in found.items():
-                    seconds, own = [seconds_of(r) for r in runs], statistics.median(own_seconds(r) for r in runs)
-                    data = statistics.median(r.facts.phases.get("data", 0.0) / r.facts.step_ms for r in runs)
+                    seconds, own = (
+                        [seconds_of(r) for r in runs],
+                        statistics.median(own_seconds(r) for r in runs),
+                    )
+                    data = statistics.median(
+                        r.facts.phases.get("data", 0.0) / r.facts.step_ms for r in runs
+                    )
                     text = runs[-1].verdict["text"].partition(";")[0]
                     lines.append(f"| {model} | {load} | {engine} | {spread(seconds, 2)} | {own:.2f} | "
                                  f"{use(runs, False)} | "
                                  f"{use(runs, True)} | {data:.0%} | {text} |")  # fmt: skip
                     print(lines[-1], file=sys.stderr, flush=True)
-    write("load_factor", asked.hardware, asked.date, "Seconds an epoch by load of augmentation", lines, asked.write)
+    write(
+        "load_factor",
+        asked.hardware,
+        asked.date,
+        "Seconds an epoch by load of augmentation",
+        lines,
+        asked.write,
+    )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "NKD": single("NKDLoss"),
     "MLKD": single("MLKDLoss"),
     "WSLD": single("WSLDLoss"),
-    "standardised KD": single("StandardizedLoss", loss={"class_path": "KDLoss", "init_args": {"temperature": 2.0}}),
+    "standardised KD": single(
+        "StandardizedLoss", loss={"class_path": "KDLoss", "init_args": {"temperature": 2.0}}
+    ),
     "KD + hint": beside_kd("HintLoss", 0.1, LAST),
     "KD + AT": beside_kd("ATLoss", 100.0, BLOCKS),
     "KD + RKD": beside_kd("RKDLoss", 0.05),
@@ -62,7 +64,15 @@ def train(items: list[str], runs: Path) -> Path:
     """One run; reuses a finished one."""
     folder = runs / "grocery_vit" / "000"
     if not (folder / "summary.json").is_file():
-        command = [sys.executable, "-m", "kd.cli", "recipe=grocery_vit", "optim.name=adamw", f"runs_dir={runs}", *items]
+        command = [
+            sys.executable,
+            "-m",
+            "kd.cli",
+            "recipe=grocery_vit",
+            "optim.name=adamw",
+            f"runs_dir={runs}",
+            *items,
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return folder
 
@@ -79,14 +89,20 @@ def accuracy(options: argparse.Namespace) -> str:
         start = train([*own, "optim.lr=0", "trainer.max_epochs=1", "trainer.limit_train_batches=1"],
                       options.runs / f"start{seed}")  # fmt: skip
         students = {
-            name.replace(" ", "_").replace("=", "").replace("+", "and"): settings(arm) for name, arm in ARMS.items()
+            name.replace(" ", "_").replace("=", "").replace("+", "and"): settings(arm)
+            for name, arm in ARMS.items()
         }
         arms = [
             *own, "model.student.inherit=false", f"model.student.checkpoint={start / 'student.safetensors'}",
             f"optim.lr={options.lr}", f"trainer.max_epochs={options.epochs}", f"students={json.dumps(students)}",
         ]  # fmt: skip
-        summaries.append(json.loads((train(arms, options.runs / f"losses{seed}") / "summary.json").read_text()))
-    rows = [row(name, [list(s["students"].values())[i]["val"] for s in summaries]) for i, name in enumerate(ARMS)]
+        summaries.append(
+            json.loads((train(arms, options.runs / f"losses{seed}") / "summary.json").read_text())
+        )
+    rows = [
+        row(name, [list(s["students"].values())[i]["val"] for s in summaries])
+        for i, name in enumerate(ARMS)
+    ]
     first = summaries[0]
     return "\n".join([
         "# Which loss? Grocery photographs, one small student, every loss", "",
@@ -135,7 +151,9 @@ def cost(options: argparse.Namespace) -> str:
         student, teacher = torch.randn(2, options.batch, classes)
         target = torch.randint(0, classes, (options.batch,))
         made = {n: make(getattr(all_losses, n)) for n in logit}
-        steps = {n: lambda s, loss=loss, t=teacher, y=target: loss(s, t, y) for n, loss in made.items()}
+        steps = {
+            n: lambda s, loss=loss, t=teacher, y=target: loss(s, t, y) for n, loss in made.items()
+        }
         columns.append(timed(steps, student, options.rounds))
     for name in logit:
         cells = [f"{c[name][0]:.2f} | {c[name][1]:.1f}" for c in columns]

@@ -74,7 +74,9 @@ class Watching:
         from kd.monitor.system import System
 
         self.all = self.all or list(trainer.callbacks)
-        return next(c for c in self.all if isinstance(c, Phases)), next(c for c in self.all if isinstance(c, System))
+        return next(c for c in self.all if isinstance(c, Phases)), next(
+            c for c in self.all if isinstance(c, System)
+        )
 
     def off(self, module: Any) -> None:
         """No clock, no samples, no health, no looks at the file ``monitor``."""
@@ -117,7 +119,9 @@ def tiny_pair(place: Path) -> str:
 
 def main() -> None:
     """Prints the table, and writes it where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipe", nargs="?")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--everything", action="store_true")
@@ -131,7 +135,11 @@ def main() -> None:
         recipe = asked.recipe or tiny_pair(Path(place))
         if scraper:
             scraper.start()  # it waits for the first epoch that is watched
-        cli = train(recipe, [*ALWAYS, *items, *asked.set, f"trainer.max_epochs={2 + 2 * asked.rounds}"], turns)
+        cli = train(
+            recipe,
+            [*ALWAYS, *items, *asked.set, f"trainer.max_epochs={2 + 2 * asked.rounds}"],
+            turns,
+        )
         looks = statistics.median(rules_s(cli.folder.path) for _ in range(3))
     steps = cli.trainer.num_training_batches
     ms = {name: [1000 * s / steps for s in seconds] for name, seconds in turns.seconds.items()}
@@ -152,7 +160,9 @@ def main() -> None:
         f"Beside it: a look of the rules takes {looks:.2f} s of a core, {looks / 60:.2%} of one at one look a minute.",
     ]
     if scraper:
-        lines[0] += " Everything on: NVTX ranges, and Prometheus scraped every second in the watched epochs."
+        lines[0] += (
+            " Everything on: NVTX ranges, and Prometheus scraped every second in the watched epochs."
+        )
         lines.append(f"A scrape is answered in {spread(scraper.ms, 1)} ms.")
     theme = "observe_everything" if scraper else "observe"
     write(theme, asked.hardware, asked.date, "Cost of watching", lines, asked.write)

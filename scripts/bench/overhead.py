@@ -31,19 +31,28 @@ class HandWritten:
         module, trainer = self.cli.model, self.cli.trainer
         self.device = module.device
         self.student = copy.deepcopy(module.student).to(self.device).train()
-        self.teacher, self.low = module.teacher.model, module.teacher.dtype  # bfloat16 where the run autocasts
-        self.inputs = [self._input(x) for x in (module.teacher.prepare, module.student_of_one.prepare)]
+        self.teacher, self.low = (
+            module.teacher.model,
+            module.teacher.dtype,
+        )  # bfloat16 where the run autocasts
+        self.inputs = [
+            self._input(x) for x in (module.teacher.prepare, module.student_of_one.prepare)
+        ]
         decay, none = trainer.optimizers[0].param_groups[:2]
         groups = [{"params": [], "weight_decay": g["weight_decay"]} for g in (decay, none)]
         for own, p in zip(self.student.parameters(), module.student.parameters(), strict=True):
             groups[int(any(p is q for q in none["params"]))]["params"].append(own)
         self.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: 1 / (1 + step)
+        )
         self.loader = self.cli.datamodule.train_dataloader()
 
     def _input(self, wanted: Any) -> Any:
         """uint8 pictures -> a model's input, in two operations; its constants are on the device already."""
-        mean, std = (torch.tensor(x, device=self.device).view(1, 3, 1, 1) for x in (wanted.mean, wanted.std))
+        mean, std = (
+            torch.tensor(x, device=self.device).view(1, 3, 1, 1) for x in (wanted.mean, wanted.std)
+        )
         scale, shift, size = 1 / (255 * std), -mean / std, tuple(wanted.size)
 
         def prepare(images: torch.Tensor) -> torch.Tensor:
@@ -109,7 +118,14 @@ def main() -> None:
         *(f"| {name} | {spread(values, 2)} |" for name, values in ms.items()),
         f"| ratio, of the turns | **{statistics.median(ratios):.3f}** ({min(ratios):.3f} to {max(ratios):.3f}) |",
     ]
-    write("overhead", asked.hardware, asked.date, "kd-train against a hand-written loop", lines, asked.write)
+    write(
+        "overhead",
+        asked.hardware,
+        asked.date,
+        "kd-train against a hand-written loop",
+        lines,
+        asked.write,
+    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ TEMPERATURE, CLASSES = 2.0, 20
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
-def kd_step(teacher: nn.Module, dtype: torch.dtype, student: nn.Module, autocast: Callable[[], Any]) -> Step:
+def kd_step(
+    teacher: nn.Module, dtype: torch.dtype, student: nn.Module, autocast: Callable[[], Any]
+) -> Step:
     """What DistillationModule does in a step, the teacher's weights in the precision of training."""
     task, loss, frozen = Classification(), KDLoss(TEMPERATURE), copy.deepcopy(teacher).to(dtype)
 
@@ -47,7 +49,9 @@ def kd_step(teacher: nn.Module, dtype: torch.dtype, student: nn.Module, autocast
     return step
 
 
-def timm_step(teacher: nn.Module, student: nn.Module, autocast: Callable[[], Any], device: torch.device) -> Step:
+def timm_step(
+    teacher: nn.Module, student: nn.Module, autocast: Callable[[], Any], device: torch.device
+) -> Step:
     """timm's task, as timm's own train.py calls it."""
     from timm.task import LogitDistillationTask
 
@@ -91,7 +95,9 @@ def main() -> None:
     parser.add_argument("--student", default="vit_tiny_patch16_224")
     parser.add_argument("--size", type=int, default=112)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=4, help="steps of an arm before the next one has its turn")
+    parser.add_argument(
+        "--steps", type=int, default=4, help="steps of an arm before the next one has its turn"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--precision", choices=["32", "bf16"], default="bf16")
     asked = options(parser)
@@ -120,7 +126,9 @@ def main() -> None:
         except ImportError as error:
             missing.append(f"{name} ({error})")
     times = measure(arms, asked.rounds)
-    rates = {name: [asked.steps * asked.batch / s for s in seconds] for name, seconds in times.items()}
+    rates = {
+        name: [asked.steps * asked.batch / s for s in seconds] for name, seconds in times.items()
+    }
     lines = [
         f"{asked.teacher} -> {asked.student} at {asked.size} px, batch {asked.batch}, precision {asked.precision}; "
         f"{asked.rounds} turns of {asked.steps} steps. Left out: {'; '.join(missing)}.",
@@ -131,10 +139,19 @@ def main() -> None:
     for name, values in rates.items():
         ratio = statistics.median(k / v for k, v in zip(rates["kd"], values, strict=True))
         lines.append(f"| {name} | {spread(values)} | {ratio:.2f} |")
-    write("peers", asked.hardware, asked.date, "One distillation step, kd and its peers", lines, asked.write)
+    write(
+        "peers",
+        asked.hardware,
+        asked.date,
+        "One distillation step, kd and its peers",
+        lines,
+        asked.write,
+    )
 
 
-def run_steps(step: Step, student: nn.Module, images: Tensor, target: Tensor, count: int) -> Callable[[], None]:
+def run_steps(
+    step: Step, student: nn.Module, images: Tensor, target: Tensor, count: int
+) -> Callable[[], None]:
     """``count`` optimizer steps around a loss, the same for all arms."""
     optimizer = build_optimizer([student], OptimSpec(lr=1e-4))
 

@@ -22,7 +22,12 @@ class SlowSplit:
 
     def __init__(self, split: Split, sleep_s: float, bytes_per_s: float, burn_s: float) -> None:
         self.targets = split.targets
-        self.split, self.sleep_s, self.bytes_per_s, self.burn_s = split, sleep_s, bytes_per_s, burn_s
+        self.split, self.sleep_s, self.bytes_per_s, self.burn_s = (
+            split,
+            sleep_s,
+            bytes_per_s,
+            burn_s,
+        )
 
     def name(self, index: int) -> str:
         """Of the picture."""
@@ -35,7 +40,9 @@ class SlowSplit:
     def read(self, index: int) -> bytes:
         """The picture, late."""
         found: Any = self.split.read(index)
-        size = len(found) if isinstance(found, bytes) else Path(self.split.name(index)).stat().st_size
+        size = (
+            len(found) if isinstance(found, bytes) else Path(self.split.name(index)).stat().st_size
+        )
         time.sleep(self.sleep_s + (size / self.bytes_per_s if self.bytes_per_s else 0.0))
         until = time.thread_time() + self.burn_s
         while time.thread_time() < until:
@@ -46,7 +53,9 @@ class SlowSplit:
 class SlowFolder(ImageFolder):
     """An ImageFolder whose training pictures come late, see :class:`SlowSplit`."""
 
-    def __init__(self, root: str, sleep_s: float = 0.0, bytes_per_s: float = 0.0, burn_s: float = 0.0) -> None:
+    def __init__(
+        self, root: str, sleep_s: float = 0.0, bytes_per_s: float = 0.0, burn_s: float = 0.0
+    ) -> None:
         super().__init__(root)
         self.slow = sleep_s, bytes_per_s, burn_s
 
@@ -74,7 +83,9 @@ class Slow(Callback):
 
     def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         """Teacher and student: before their forward pass."""
-        models = {"student": pl_module.student} | ({"teacher": pl_module.teacher.model} if pl_module.teacher else {})
+        models = {"student": pl_module.student} | (
+            {"teacher": pl_module.teacher.model} if pl_module.teacher else {}
+        )
         for name, model in models.items():
             model.register_forward_pre_hook(lambda *_, name=name: self._sleep(trainer, name))
 
@@ -82,16 +93,22 @@ class Slow(Callback):
         """Optimizer."""
         self._sleep(trainer, "optimizer")
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Callback."""
         self._sleep(trainer, "callback")
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Checkpoint: one is saved in every step, to a slow disk."""
         if self.part == "checkpoint":
             trainer.save_checkpoint(Path(trainer.checkpoint_callback.dirpath) / "slow.ckpt")  # type: ignore
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
         """The slow disk."""
         self._sleep(trainer, "checkpoint")
 
@@ -101,7 +118,9 @@ class FreeTeacher(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Puts random answers in its place."""
-        answers = torch.randn(trainer.datamodule.batch_size, len(pl_module.students.data_info.classes))  # type: ignore
+        answers = torch.randn(
+            trainer.datamodule.batch_size, len(pl_module.students.data_info.classes)
+        )  # type: ignore
         teacher = pl_module.teacher
         teacher.prepare = lambda images: images[:1, :1, :1, :1]
         teacher.model.forward = lambda _images: answers

@@ -59,7 +59,11 @@ PEER = "timm's train.py --kd-distill-type logit, from scratch"
 
 def shrink(source: Path, target: Path, side: int = 160) -> None:
     """Copies a folder of pictures, the shorter side of each at most ``side`` pixels (JPEG, quality 95)."""
-    files = [file for file in sorted(source.rglob("*")) if file.suffix.lower() in (".jpeg", ".jpg", ".png")]
+    files = [
+        file
+        for file in sorted(source.rglob("*"))
+        if file.suffix.lower() in (".jpeg", ".jpg", ".png")
+    ]
     with ProcessPoolExecutor() as pool:
         list(pool.map(partial(_shrink, source, target, side), files, chunksize=64))
 
@@ -69,7 +73,9 @@ def _shrink(source: Path, target: Path, side: int, file: Path) -> None:
     factor = min(1.0, side / min(picture.size))
     place = (target / file.relative_to(source)).with_suffix(".jpg")
     place.parent.mkdir(parents=True, exist_ok=True)
-    small = picture.resize([max(1, round(edge * factor)) for edge in picture.size], Image.Resampling.BICUBIC)
+    small = picture.resize(
+        [max(1, round(edge * factor)) for edge in picture.size], Image.Resampling.BICUBIC
+    )
     small.save(place, quality=95)
 
 
@@ -89,7 +95,9 @@ def select_weights(teacher: Path, arch: str, file: Path) -> None:
             chosen[name] = own
             continue
         for axis, length in enumerate(own.shape):
-            big = big.index_select(axis, torch.linspace(0, big.shape[axis] - 1, length).round().long())
+            big = big.index_select(
+                axis, torch.linspace(0, big.shape[axis] - 1, length).round().long()
+            )
         chosen[name] = big
     save_file({name: tensor.contiguous() for name, tensor in chosen.items()}, file)
 
@@ -104,7 +112,9 @@ def kd_train(items: list[str], folder: Path) -> tuple[float, float]:
     return 100 * summary["student"]["val"]["acc1"], seconds
 
 
-def timm_train(checkout: Path, data: Path, teacher: Path, epochs: int, seed: int, folder: Path) -> tuple[float, float]:
+def timm_train(
+    checkout: Path, data: Path, teacher: Path, epochs: int, seed: int, folder: Path
+) -> tuple[float, float]:
     """timm's own script with the same student, views and optimizer: accuracy after the last epoch, seconds."""
     classes = len(list((data / "train").iterdir()))
     cuda = torch.cuda.is_available()
@@ -126,13 +136,21 @@ def timm_train(checkout: Path, data: Path, teacher: Path, epochs: int, seed: int
         return float(list(csv.DictReader(file))[-1]["eval_top1"]), seconds
 
 
-Row = Callable[[int, int, Path], tuple[float, float]]  # epochs, seed, folder -> accuracy in per cent, seconds
+Row = Callable[
+    [int, int, Path], tuple[float, float]
+]  # epochs, seed, folder -> accuracy in per cent, seconds
 
 
 def rows(asked: argparse.Namespace, teacher: Path, selected: Path) -> dict[str, Row]:
     """By name what trains it, given epochs, seed and folder."""
-    common = ["recipe=grocery_vit", f"data.source.root={asked.data}", "model.task.label_smoothing=0"]
-    common += ["model.student.kwargs={}"]  # patches of 16 pixels in all rows, as the peers' student has
+    common = [
+        "recipe=grocery_vit",
+        f"data.source.root={asked.data}",
+        "model.task.label_smoothing=0",
+    ]
+    common += [
+        "model.student.kwargs={}"
+    ]  # patches of 16 pixels in all rows, as the peers' student has
     taught = [f"model.teacher.checkpoint={teacher}", *asked.set]
 
     def of_kd(items: list[str], epochs: int, seed: int, folder: Path) -> tuple[float, float]:
@@ -143,13 +161,21 @@ def rows(asked: argparse.Namespace, teacher: Path, selected: Path) -> dict[str, 
 
     found: dict[str, Row] = {name: partial(of_kd, items) for name, items in KD_ROWS.items()}
     if asked.timm:
-        found[PEER] = lambda epochs, seed, folder: timm_train(asked.timm, asked.data, teacher, epochs, seed, folder)
-    return {name: call for name, call in found.items() if not asked.row or any(part in name for part in asked.row)}
+        found[PEER] = lambda epochs, seed, folder: timm_train(
+            asked.timm, asked.data, teacher, epochs, seed, folder
+        )
+    return {
+        name: call
+        for name, call in found.items()
+        if not asked.row or any(part in name for part in asked.row)
+    }
 
 
 def made(name: str, asked: argparse.Namespace) -> str:
     """A digest of what a row is trained by: rows of other settings are not read again."""
-    recipe = yaml.safe_load((Path(__file__).parents[2] / "recipes" / "grocery_vit.yaml").read_text())
+    recipe = yaml.safe_load(
+        (Path(__file__).parents[2] / "recipes" / "grocery_vit.yaml").read_text()
+    )
     by_hand = [STUDENT, SIDE, BATCH, LR_SCRATCH, DECAY, WARMUP, TEMPERATURE, LABELS]
     of_peer = [inspect.getsource(timm_train), LR_PEER]
     of_kd = [inspect.getsource(rows), recipe, KD_ROWS.get(name), asked.set]
@@ -168,7 +194,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--timm", type=Path, help="a checkout of pytorch-image-models")
     parser.add_argument("--row", nargs="*", default=[], help="rows with one of these words alone")
-    parser.add_argument("--set", nargs="*", default=[], help="settings for kd's rows with a teacher")
+    parser.add_argument(
+        "--set", nargs="*", default=[], help="settings for kd's rows with a teacher"
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs/public"))
     asked = options(parser)
     if asked.shrink:
@@ -177,20 +205,30 @@ def main() -> None:
     asked.runs.mkdir(parents=True, exist_ok=True)
     done = asked.runs / "rows.jsonl"
     backbone = (
-        [f"model.student.checkpoint={asked.backbone}", "model.student.pretrained=false"] if asked.backbone else []
+        [f"model.student.checkpoint={asked.backbone}", "model.student.pretrained=false"]
+        if asked.backbone
+        else []
     )
-    teach = ["recipe=photos_teacher", f"data.source.root={asked.data}", f"trainer.max_epochs={asked.teacher_epochs}"]
+    teach = [
+        "recipe=photos_teacher",
+        f"data.source.root={asked.data}",
+        f"trainer.max_epochs={asked.teacher_epochs}",
+    ]
     folder = asked.runs / "photos_teacher" / "teacher"
     if not (folder / "summary.json").is_file():
         kd_train([*teach, *(backbone if asked.backbone else [])], asked.runs / "teacher")
-    teacher_acc = 100 * json.loads((folder / "summary.json").read_text())["student"]["best_val"]["acc1"]
+    teacher_acc = (
+        100 * json.loads((folder / "summary.json").read_text())["student"]["best_val"]["acc1"]
+    )
     teacher = folder / "student"
     select_weights(teacher / "model.safetensors", STUDENT, asked.runs / "selected.safetensors")
     known = [json.loads(line) for line in done.read_text().splitlines()] if done.is_file() else []
     calls = rows(asked, teacher, asked.runs / "selected.safetensors")
     digests = {name: made(name, asked) for name in calls}
     known = [row for row in known if row.get("made") == digests.get(row["name"])]
-    table = {(row["name"], row["epochs"], row["seed"]): (row["acc1"], row["seconds"]) for row in known}
+    table = {
+        (row["name"], row["epochs"], row["seed"]): (row["acc1"], row["seconds"]) for row in known
+    }
     for epochs in asked.epochs:
         for seed in asked.seeds:
             for name, train in calls.items():
@@ -221,10 +259,18 @@ def main() -> None:
     for name in calls:
         cells = [[table[name, epochs, seed] for seed in asked.seeds] for epochs in asked.epochs]
         shown = (
-            f"{statistics.mean(a for a, _ in c):.1f} % ({statistics.mean(s for _, s in c) / 60:.1f} min)" for c in cells
+            f"{statistics.mean(a for a, _ in c):.1f} % ({statistics.mean(s for _, s in c) / 60:.1f} min)"
+            for c in cells
         )
         lines.append(f"| {name} | {' | '.join(shown)} |")
-    write("public", asked.hardware, asked.date, f"Beside peers on {asked.data.name}", lines, asked.write)
+    write(
+        "public",
+        asked.hardware,
+        asked.date,
+        f"Beside peers on {asked.data.name}",
+        lines,
+        asked.write,
+    )
 
 
 if __name__ == "__main__":

@@ -78,7 +78,11 @@ def answers(teacher: Any, images: Tensor) -> Data:
             logits.append(model(teacher.prepare(part)).float())
     for hook in hooks:
         hook.remove()
-    return {"image": images, "logits": torch.cat(logits), **{k: torch.cat(v) for k, v in seen.items()}}
+    return {
+        "image": images,
+        "logits": torch.cat(logits),
+        **{k: torch.cat(v) for k, v in seen.items()},
+    }
 
 
 def pictures(split: Any, transform: Any, view: int) -> Tensor:
@@ -125,8 +129,13 @@ def mix_views(asked: argparse.Namespace) -> None:
             names = names[torch.randperm(len(names))]
         shown, _ = mix(plain["image"][names], targets[names], [(int(i), view) for i in names])
         found = answers(teacher, shown)
-        empty = {key: torch.zeros(len(targets), *x.shape[1:], dtype=x.dtype) for key, x in found.items()}
-        torch.save({k: x.index_copy(0, names, found[k]) for k, x in empty.items()}, asked.out / f"m{view}.pt")
+        empty = {
+            key: torch.zeros(len(targets), *x.shape[1:], dtype=x.dtype) for key, x in found.items()
+        }
+        torch.save(
+            {k: x.index_copy(0, names, found[k]) for k, x in empty.items()},
+            asked.out / f"m{view}.pt",
+        )
         sure = found["logits"].softmax(1).max(1).values.mean()
         print(
             f"m{view}",
@@ -143,12 +152,19 @@ def make_start(asked: argparse.Namespace) -> None:
     names = (torch.arange(len(shown)) % FOLD).nonzero()[:, 0]
     with seeded(0):
         names = names[torch.randperm(len(names))]
-    sample = [shown[names]] + [torch.load(asked.out / f"{v}.pt", mmap=True)["image"][names] for v in asked.views]
+    sample = [shown[names]] + [
+        torch.load(asked.out / f"{v}.pt", mmap=True)["image"][names] for v in asked.views
+    ]
     start = time.perf_counter()
     shown = torch.cat(sample)[: asked.pictures]
     inherit_together([(student.model, student.prepare)], teacher.model, shown, teacher.prepare)
     torch.save(student.model.state_dict(), asked.out / f"start_{asked.name}.pt")
-    print(asked.name, f"{time.perf_counter() - start:.0f} s", measured(student, load_judged(asked.out)), flush=True)
+    print(
+        asked.name,
+        f"{time.perf_counter() - start:.0f} s",
+        measured(student, load_judged(asked.out)),
+        flush=True,
+    )
 
 
 def load_judged(out: Path) -> dict[str, Data]:
@@ -159,14 +175,21 @@ def load_judged(out: Path) -> dict[str, Data]:
 
 
 @torch.no_grad()
-def measured(student: Any, judged: dict[str, Data], model: nn.Module | None = None) -> dict[str, float]:
+def measured(
+    student: Any, judged: dict[str, Data], model: nn.Module | None = None
+) -> dict[str, float]:
     """Accuracy and agreement in per cent, KL from the teacher at T 1."""
     model = (model or student.model).eval()
     found = {}
     for name, data in judged.items():
         logits = torch.cat([model(student.prepare(part)) for part in data["image"].split(BATCH)])
         said, right = logits.argmax(1), data["logits"].argmax(1)
-        kl = F.kl_div(logits.log_softmax(1), data["logits"].log_softmax(1), log_target=True, reduction="batchmean")
+        kl = F.kl_div(
+            logits.log_softmax(1),
+            data["logits"].log_softmax(1),
+            log_target=True,
+            reduction="batchmean",
+        )
         found |= {f"{name} acc": 100 * (said == data["target"]).float().mean().item(),
                   f"{name} agree": 100 * (said == right).float().mean().item(), f"{name} kl": kl.item()}  # fmt: skip
     return {key: round(value, 3 if "kl" in key else 1) for key, value in found.items()}
@@ -178,7 +201,9 @@ class Features(nn.Module):
     def __init__(self, student: Any, sample: Data, weights: dict[str, float]) -> None:
         super().__init__()
         self.weights = {name: weight for name, weight in weights.items() if weight}
-        self.losses = nn.ModuleDict({name: MSELoss(standardize="variance") for name in self.weights})
+        self.losses = nn.ModuleDict(
+            {name: MSELoss(standardize="variance") for name in self.weights}
+        )
         self.seen: dict[str, Tensor] = {}
         student.model.norm.register_forward_hook(self.note("last"))
         for block in MIDDLE:
@@ -195,7 +220,9 @@ class Features(nn.Module):
 
         def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
             if name == "last" or self.weights.get(name):
-                self.seen[name] = output if name == "last" else F.layer_norm(output, output.shape[-1:])
+                self.seen[name] = (
+                    output if name == "last" else F.layer_norm(output, output.shape[-1:])
+                )
 
         return hook
 
@@ -227,15 +254,25 @@ def load_views(asked: argparse.Namespace, wanted: list[str]) -> dict[str, Tensor
 def groups(student: Any, optimizer: torch.optim.Optimizer, decay: float) -> None:
     """Smaller rates for earlier layers: the last block has all of it, each one before ``decay`` of the next."""
     depth = len(student.model.blocks)
-    place = {id(p): depth - 1 - i for i, block in enumerate(student.model.blocks) for p in block.parameters()}
-    first = [*student.model.patch_embed.parameters(), student.model.cls_token, student.model.pos_embed]
+    place = {
+        id(p): depth - 1 - i
+        for i, block in enumerate(student.model.blocks)
+        for p in block.parameters()
+    }
+    first = [
+        *student.model.patch_embed.parameters(),
+        student.model.cls_token,
+        student.model.pos_embed,
+    ]
     place |= {id(p): depth for p in first}
     for group in list(optimizer.param_groups):
         optimizer.param_groups.remove(group)
         for level in range(depth + 1):
             own = [p for p in group["params"] if place.get(id(p), 0) == level]
             if own:
-                optimizer.add_param_group({**group, "params": own, "lr": group["lr"] * decay**level})
+                optimizer.add_param_group(
+                    {**group, "params": own, "lr": group["lr"] * decay**level}
+                )
 
 
 def train(asked: argparse.Namespace) -> None:
@@ -243,7 +280,11 @@ def train(asked: argparse.Namespace) -> None:
     torch.manual_seed(asked.seed)
     student, _ = pair(asked.arch, asked.drop_path)
     student.model.load_state_dict(torch.load(asked.out / f"start_{asked.start}.pt"))
-    weights = {"summary": asked.summary, "patches": asked.patches, **dict.fromkeys(map(str, MIDDLE), asked.middle)}
+    weights = {
+        "summary": asked.summary,
+        "patches": asked.patches,
+        **dict.fromkeys(map(str, MIDDLE), asked.middle),
+    }
     kept = {"3", "7"} if asked.middle else set()
     kept |= {"last"} if asked.summary or asked.patches else set()
     data, judged = load_views(asked, ["image", "logits", *sorted(kept)]), load_judged(asked.out)
@@ -261,7 +302,9 @@ def train(asked: argparse.Namespace) -> None:
     print(asked.name, "start", measured(student, judged), flush=True)
     for epoch in range(asked.epochs):
         order, sums = torch.randperm(count), {}
-        shift = torch.randperm(views)[torch.arange(count) % views] + epoch if asked.shuffle else epoch
+        shift = (
+            torch.randperm(views)[torch.arange(count) % views] + epoch if asked.shuffle else epoch
+        )
         student.model.train()
         for first in range(0, steps * asked.batch, asked.batch):
             rows = order[first : first + asked.batch]
@@ -285,18 +328,24 @@ def train(asked: argparse.Namespace) -> None:
             for decay, average in averages.items():
                 now = min(decay, (1 + step) / (10 + step))
                 torch._foreach_lerp_(
-                    list(average.parameters()), [p.detach() for p in student.model.parameters()], 1 - now
+                    list(average.parameters()),
+                    [p.detach() for p in student.model.parameters()],
+                    1 - now,
                 )
             for key, value in {"loss": loss.item(), **each}.items():
                 sums[key] = sums.get(key, 0.0) + value / steps
         if (epoch + 1) % asked.every and epoch + 1 < asked.epochs:
             continue
-        rows = {"": measured(student, judged)} | {f"ema{d}": measured(student, judged, m) for d, m in averages.items()}
+        rows = {"": measured(student, judged)} | {
+            f"ema{d}": measured(student, judged, m) for d, m in averages.items()
+        }
         line = {"name": asked.name, "epoch": epoch + 1, "s": round(time.process_time() - started),
                 **{k: round(v, 3) for k, v in sums.items()}, "measured": rows}  # fmt: skip
         print(json.dumps(line), flush=True)
         with (asked.out / "results.jsonl").open("a") as file:
-            file.write(json.dumps({**line, "asked": {k: str(v) for k, v in vars(asked).items()}}) + "\n")
+            file.write(
+                json.dumps({**line, "asked": {k: str(v) for k, v in vars(asked).items()}}) + "\n"
+            )
     torch.save(student.model.state_dict(), asked.out / f"end_{asked.name}.pt")
 
 
@@ -334,7 +383,9 @@ def main() -> None:
         part.add_argument(f"--{name}", type=float, default=number)
     part.add_argument("--views", nargs="*", default=[str(i) for i in range(6)])
     part.add_argument("--ema", nargs="*", type=float, default=[])
-    part.add_argument("--shuffle", action="store_true", help="each picture takes the views in an order of its own")
+    part.add_argument(
+        "--shuffle", action="store_true", help="each picture takes the views in an order of its own"
+    )
     part.add_argument("--all", action="store_true", help="trains on the fold too")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)

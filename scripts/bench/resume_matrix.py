@@ -42,7 +42,9 @@ class Way:
 
 PLAIN = ("optim.zero=false",)
 ONE = Way("1 process", 1, ("trainer.strategy=auto", *PLAIN))
-WORKERS = Way("1 process, 2 loader workers", 1, ("trainer.strategy=auto", "data.num_workers=2", *PLAIN))
+WORKERS = Way(
+    "1 process, 2 loader workers", 1, ("trainer.strategy=auto", "data.num_workers=2", *PLAIN)
+)
 DDP = Way("2, DDP, AdamW", 2, ("trainer.strategy=ddp", *PLAIN))
 ZERO = Way("2, DDP, ZeRO", 2, ("trainer.strategy=ddp", "optim.zero=true"))
 FSDP = Way("2, FSDP", 2, ('trainer.strategy={"class_path": "kd.strategies.fsdp.FSDP"}', *PLAIN))
@@ -58,10 +60,14 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.log = folder / "log"
         self.recipe = write_recipe(
-            folder / "tiny.yaml", draw_folder(folder / "pictures"), save_teacher(folder / "teacher.safetensors", seed=1)
+            folder / "tiny.yaml",
+            draw_folder(folder / "pictures"),
+            save_teacher(folder / "teacher.safetensors", seed=1),
         )
 
-    def train(self, way: Way, *items: str, resume: Path | None = None, killed: bool = False) -> Path:
+    def train(
+        self, way: Way, *items: str, resume: Path | None = None, killed: bool = False
+    ) -> Path:
         """Trains, or goes on; the run's folder."""
         runs = self.recipe.parent / "runs" / "tiny"
         folder = resume or runs / f"{len(list(runs.glob('[0-9]*'))):03d}"
@@ -72,7 +78,9 @@ class Runs:
         ]  # fmt: skip
         ends = {status_of(pid) for pid in start_ranks(asked, self.log, way.ranks)}
         if (ends == {0}) == killed:
-            raise SystemExit(f"{way.name}: ended with {ends}\n{self.log.with_suffix('.0').read_text()[-3000:]}")
+            raise SystemExit(
+                f"{way.name}: ended with {ends}\n{self.log.with_suffix('.0').read_text()[-3000:]}"
+            )
         return folder
 
 
@@ -83,7 +91,10 @@ def steps(folder: Path) -> dict[int, tuple[set[int], float]]:
         for line in map(json.loads, file.read_text().splitlines()):
             found.setdefault(line["step"], []).append(line)
     return {
-        step: ({i for line in lines for i in line["index"]}, statistics.fmean(line["loss"] for line in lines))
+        step: (
+            {i for line in lines for i in line["index"]},
+            statistics.fmean(line["loss"] for line in lines),
+        )
         for step, lines in found.items()
     }
 
@@ -98,7 +109,10 @@ def row(before: Way, after: Way, whole: Path, broken: Path) -> str:
     want, got = steps(whole), steps(broken)
     same = sum(got[step][0] == want[step][0] for step in want if step in got)
     losses = max(abs(got[step][1] - want[step][1]) / want[step][1] for step in want)
-    a, b = (torch.load(f / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for f in (whole, broken))
+    a, b = (
+        torch.load(f / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for f in (whole, broken)
+    )
     weights = max(float((a[key] - b[key]).abs().max()) for key in a)
     return f"| {before.name} | {after.name} | {same} of {STEPS} steps | {said(losses)} | {said(weights)} |"
 

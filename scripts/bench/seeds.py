@@ -23,7 +23,15 @@ def run(recipe: str, arm: str, items: list[str], seed: int, runs: Path) -> dict:
     folder = runs / f"{recipe}-{arm}-{seed}"
     summary = folder / recipe / "000" / "summary.json"
     if not summary.is_file():
-        command = [sys.executable, "-m", "kd.cli", f"recipe={recipe}", f"seed={seed}", f"runs_dir={folder}", *items]
+        command = [
+            sys.executable,
+            "-m",
+            "kd.cli",
+            f"recipe={recipe}",
+            f"seed={seed}",
+            f"runs_dir={folder}",
+            *items,
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return json.loads(summary.read_text())
 
@@ -47,7 +55,9 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--set", nargs="*", default=[], help="settings for all arms")
-    parser.add_argument("--arm", action="append", default=[], help="a further arm: NAME:key=value,key=value")
+    parser.add_argument(
+        "--arm", action="append", default=[], help="a further arm: NAME:key=value,key=value"
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -58,7 +68,11 @@ def main() -> None:
     found: dict[str, list[dict]] = {arm: [] for arm in arms}
     for seed in options.seeds:
         for arm, changes in arms.items():
-            kept = [s for s in options.set if "config=no_teacher" not in changes or not s.startswith("model.teacher")]
+            kept = [
+                s
+                for s in options.set
+                if "config=no_teacher" not in changes or not s.startswith("model.teacher")
+            ]
             found[arm].append(run(options.recipe, arm, [*kept, *changes], seed, options.runs))
             print(arm, seed, found[arm][-1]["student"]["val"], flush=True)
     first = found["distilled"][0]

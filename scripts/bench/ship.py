@@ -38,8 +38,17 @@ def ship(run: Path, seconds: float) -> list[str]:
     for items in EXPORTS:
         name = items[0].removeprefix("to=") + ("_int8" if len(items) > 1 else "")
         if not (run / "export" / name).exists():
-            kd("export", str(run), *items, check=False)  # one below its limit is not kept: the table says so
-    kd("latency", str(run), "runtime=torch,onnx,openvino,int8", "batch=1,64", "threads=1,2", f"seconds={seconds}")
+            kd(
+                "export", str(run), *items, check=False
+            )  # one below its limit is not kept: the table says so
+    kd(
+        "latency",
+        str(run),
+        "runtime=torch,onnx,openvino,int8",
+        "batch=1,64",
+        "threads=1,2",
+        f"seconds={seconds}",
+    )
     exports = json.loads((run / "export" / "export.json").read_text())
     latency = json.loads((run / "export" / "latency.json").read_text())
     lines = [f"## {run}, {latency['machine']}", ""]
@@ -49,7 +58,9 @@ def ship(run: Path, seconds: float) -> list[str]:
     ]
     for name, found in exports.items():
         scores = " | ".join(f"{100 * found[key]:.2f}" for key in ("agreement", "student", "export"))
-        lines.append(f"| {name} | {'yes' if found['kept'] else 'no'} | {found['size_mb']:.1f} | {scores} |")
+        lines.append(
+            f"| {name} | {'yes' if found['kept'] else 'no'} | {found['size_mb']:.1f} | {scores} |"
+        )
     lines += [
         "",
         "| model | runtime | threads | batch | median ms | p95 ms | images/s | x torch student | x teacher | MB |",
@@ -57,17 +68,33 @@ def ship(run: Path, seconds: float) -> list[str]:
     lines += ["|---|---|---|---|---|---|---|---|---|---|"]
     rows = latency["rows"]
     torch = {
-        (r["threads"], r["batch"]): r["median_ms"] for r in rows if (r["model"], r["runtime"]) == ("student", "torch")
+        (r["threads"], r["batch"]): r["median_ms"]
+        for r in rows
+        if (r["model"], r["runtime"]) == ("student", "torch")
     }
     for r in rows:
         own = f"{torch[r['threads'], r['batch']] / r['median_ms']:.2f}"
-        cells = [r["model"], r["runtime"], r["threads"], r["batch"], f"{r['median_ms']:.2f}", f"{r['p95_ms']:.2f}"]
-        cells += [f"{r['images_per_s']:.0f}", own, r.get("times_the_teacher", ""), r["peak_memory_mb"]]
+        cells = [
+            r["model"],
+            r["runtime"],
+            r["threads"],
+            r["batch"],
+            f"{r['median_ms']:.2f}",
+            f"{r['p95_ms']:.2f}",
+        ]
+        cells += [
+            f"{r['images_per_s']:.0f}",
+            own,
+            r.get("times_the_teacher", ""),
+            r["peak_memory_mb"],
+        ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return [*lines, ""]
 
 
-async def client(port: int, request: bytes, count: int, took: list[float], failed: list[int]) -> None:
+async def client(
+    port: int, request: bytes, count: int, took: list[float], failed: list[int]
+) -> None:
     """One keep-alive connection that asks one after the other."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(count):
@@ -82,7 +109,9 @@ async def client(port: int, request: bytes, count: int, took: list[float], faile
     writer.close()
 
 
-async def load(port: int, request: bytes, clients: int, each: int) -> tuple[float, list[float], list[int]]:
+async def load(
+    port: int, request: bytes, clients: int, each: int
+) -> tuple[float, list[float], list[int]]:
     """All clients at once: seconds, milliseconds of each request, statuses other than 200."""
     took: list[float] = []
     failed: list[int] = []
@@ -109,7 +138,10 @@ def serve(run: Path, picture: Path, int8: bool) -> list[str]:
     request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     time.sleep(2)
     asyncio.run(load(port, request, 4, 10))  # warms up
-    lines = [f"Served from ONNX Runtime{', int8' if int8 else ''}, {picture.name} of {len(data) / 1000:.0f} kB:", ""]
+    lines = [
+        f"Served from ONNX Runtime{', int8' if int8 else ''}, {picture.name} of {len(data) / 1000:.0f} kB:",
+        "",
+    ]
     lines += table_head(["clients", "requests", "requests/s", "p50 ms", "p99 ms", "errors"])
     for clients, each in CLIENTS:
         seconds, took, failed = asyncio.run(load(port, request, clients, each))
@@ -131,7 +163,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--picture", type=Path, help="what the load's clients send")
     asked = parser.parse_args()
-    lines = ["# What ships", "", f"`python scripts/bench/ship.py {' '.join(map(str, asked.runs))}`", ""]
+    lines = [
+        "# What ships",
+        "",
+        f"`python scripts/bench/ship.py {' '.join(map(str, asked.runs))}`",
+        "",
+    ]
     for run in asked.runs:
         lines += ship(run.resolve(), asked.seconds)
         if asked.picture:

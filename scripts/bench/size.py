@@ -44,10 +44,14 @@ def main(words: list[str]) -> None:
         part = rows[i : i + own["together"]]
         students = {row["name"]: {f"model.student.{key}": row[key] for key in ("arch", "img_size", "kwargs", "inherit")}
                     for row in part}  # fmt: skip
-        result = kd.train(recipe, {**settings, "students": students, "trainer.max_epochs": own["epochs"]})
+        result = kd.train(
+            recipe, {**settings, "students": students, "trainer.max_epochs": own["epochs"]}
+        )
         for row in part:
             (row["trained"],) = (
-                value for key, value in result.summary["students"][row["name"]]["val"].items() if key == METRIC
+                value
+                for key, value in result.summary["students"][row["name"]]["val"].items()
+                if key == METRIC
             )
     show(rows, own, searched)
 
@@ -57,7 +61,9 @@ METRIC = "acc1"
 
 def show(rows: list[dict], own: dict[str, int], seconds: float) -> None:
     """Prints the table and what follows from it."""
-    print(f"\n| size | parameters (M) | ms | before | after {own['steps']} steps | val after {own['epochs']} epochs |")
+    print(
+        f"\n| size | parameters (M) | ms | before | after {own['steps']} steps | val after {own['epochs']} epochs |"
+    )
     print("|---|---|---|---|---|---|")
     for row in sorted(rows, key=lambda row: row["params"]):
         print(f"| {row['name']} | {row['params_m']:.3f} | {row['latency_ms']:.2f} | {row['before']:.1%} | "

@@ -89,7 +89,9 @@ class Soak:
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.rng = folder, random.Random(seed)
         self.recipe = write_recipe(
-            folder / "tiny.yaml", draw_folder(folder / "pictures"), save_teacher(folder / "teacher.safetensors", seed=1)
+            folder / "tiny.yaml",
+            draw_folder(folder / "pictures"),
+            save_teacher(folder / "teacher.safetensors", seed=1),
         )
         self.log = folder / "log"
         self.fresh = 0  # resumes with nothing on this disk
@@ -99,7 +101,13 @@ class Soak:
         place = self.place(kind, name)
         whole, _ = newest_whole(place / "checkpoints")
         go_on = whole is not None and not kind.search
-        asked = [f"recipe={self.recipe}", *COMMON, *kind.items, *(SEARCH if kind.search else []), f"name={name}"]
+        asked = [
+            f"recipe={self.recipe}",
+            *COMMON,
+            *kind.items,
+            *(SEARCH if kind.search else []),
+            f"name={name}",
+        ]
         if go_on:
             asked = [f"resume={f's3://food/runs/tiny/{name}' if kind.store else place}"]
             if self.fresh % 2:
@@ -151,7 +159,9 @@ class Soak:
             kind.kills += 1
             self.kill(kind, place, pids)
             self.fresh += kind.store
-            if self.fresh % 2:  # what the store has is fetched to be compared, and removed again by the resume
+            if (
+                self.fresh % 2
+            ):  # what the store has is fetched to be compared, and removed again by the resume
                 _forget_machine(place)
                 with suppress(UserError):
                     fetched_run(f"s3://food/runs/tiny/{name}", "resume", checkpoints=True)
@@ -177,10 +187,16 @@ class Soak:
     def compare(self, kind: Kind, whole: Path, broken: Path, resumed: list[int], name: str) -> None:
         """Notes each file that differs."""
         kind.runs += 1
-        folders = [whole, *sorted((whole / "trials").glob("*/tiny/000"))] if kind.search else [whole]
+        folders = (
+            [whole, *sorted((whole / "trials").glob("*/tiny/000"))] if kind.search else [whole]
+        )
         for folder in folders[kind.search :]:
             other = broken / folder.relative_to(whole)
-            files = [f for p in ("records/samples.rank*.jsonl", "**/student.safetensors") for f in folder.glob(p)]
+            files = [
+                f
+                for p in ("records/samples.rank*.jsonl", "**/student.safetensors")
+                for f in folder.glob(p)
+            ]
             for file in files:
                 twin = other / file.relative_to(folder)
                 if not twin.is_file() or twin.read_bytes() != file.read_bytes():
@@ -216,7 +232,9 @@ def _trials(place: Path) -> list[int]:
     owners, found = {str(file.resolve()) for file in place.glob("trials/*/owner")}, []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if int(folder.name) != os.getpid() and any(str(f.readlink()) in owners for f in (folder / "fd").iterdir()):
+            if int(folder.name) != os.getpid() and any(
+                str(f.readlink()) in owners for f in (folder / "fd").iterdir()
+            ):
                 found.append(int(folder.name))
     return found
 
@@ -254,9 +272,13 @@ def soak(soak: Soak, chosen: dict[str, Kind], kills: int, say: Callable[[str], N
             own = f"{name}-{kind.runs}"
             before = kind.kills
             resumed = soak.broken(kind, own, seconds, min(IN_A_ROW, kills - kind.kills))
-            soak.compare(kind, soak.place(kind, f"{name}-whole"), soak.place(kind, own), resumed, own)
+            soak.compare(
+                kind, soak.place(kind, f"{name}-whole"), soak.place(kind, own), resumed, own
+            )
             said = "; ".join(kind.unequal) or "equal so far"
-            say(f"{label}: run {kind.runs}, {kind.kills - before} kills, went on from {resumed}: {said}")
+            say(
+                f"{label}: run {kind.runs}, {kind.kills - before} kills, went on from {resumed}: {said}"
+            )
 
 
 def main() -> int:
@@ -267,7 +289,11 @@ def main() -> int:
     parser.add_argument("--only", default="")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    chosen = {name: kind for name, kind in kinds().items() if not asked.only or name in asked.only.split(",")}
+    chosen = {
+        name: kind
+        for name, kind in kinds().items()
+        if not asked.only or name in asked.only.split(",")
+    }
     began, lines = time.monotonic(), list[str]()
 
     def say(line: str) -> None:

@@ -51,7 +51,9 @@ FILES = 1024
 
 def mean_colour(file: Path) -> Path:
     """An ONNX export whose features are a picture's mean red, green and blue, in 0..255."""
-    about = Manifest("features", "mean", [], (SIDE, SIDE), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx")
+    about = Manifest(
+        "features", "mean", [], (SIDE, SIDE), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
+    )
     nodes = [
         helper.make_node("Cast", ["pictures"], ["x"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["x", "axes"], ["answer"], keepdims=0),
@@ -69,8 +71,17 @@ def mean_colour(file: Path) -> Path:
     return file
 
 
-def head(length: int, path: str = "/predict", kind: str = "application/json", host: str = "127.0.0.1") -> bytes:
-    lines = [f"POST {path} HTTP/1.1", f"Host: {host}", f"Content-Type: {kind}", f"Content-Length: {length}", "", ""]
+def head(
+    length: int, path: str = "/predict", kind: str = "application/json", host: str = "127.0.0.1"
+) -> bytes:
+    lines = [
+        f"POST {path} HTTP/1.1",
+        f"Host: {host}",
+        f"Content-Type: {kind}",
+        f"Content-Length: {length}",
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode()
 
 
@@ -94,7 +105,9 @@ def black(width: int, height: int) -> bytes:
     data = b"".join(rows.compress(bytes(width // 8 + 1)) for _ in range(height)) + rows.flush()
     header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x01\x00\x00\x00\x00"
     chunks = [(b"IHDR", header), (b"IDAT", data), (b"IEND", b"")]
-    coded = (len(d).to_bytes(4, "big") + k + d + zlib.crc32(k + d).to_bytes(4, "big") for k, d in chunks)
+    coded = (
+        len(d).to_bytes(4, "big") + k + d + zlib.crc32(k + d).to_bytes(4, "big") for k, d in chunks
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(coded)
 
 
@@ -109,7 +122,10 @@ class Client:
         self.late = 0
         self.prepared: list[tuple[list[tuple[int, ...]], bytes]] = []
         for _ in range(PREPARED):
-            colours = [tuple(self.of.randrange(256) for _ in range(3)) for _ in range(self.of.choice((1, 1, 1, 3)))]
+            colours = [
+                tuple(self.of.randrange(256) for _ in range(3))
+                for _ in range(self.of.choice((1, 1, 1, 3)))
+            ]
             self.prepared.append((colours, _of(in_json(*map(coloured, colours)))))
 
     async def exchange(self, data: bytes, wait_s: float = 0.0) -> tuple[int, bytes]:
@@ -126,7 +142,9 @@ class Client:
             await writer.drain()
             await asyncio.sleep(wait_s)
             answered = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 90)).decode().lower()
-            length = re.search("content-length: (\\d+)", answered)  # a 400 of the HTTP library's has none
+            length = re.search(
+                "content-length: (\\d+)", answered
+            )  # a 400 of the HTTP library's has none
             body = reader.readexactly(int(length[1])) if length else reader.read()
             return int(answered.split()[1]), await asyncio.wait_for(body, 90)
         except (OSError, asyncio.IncompleteReadError) as error:
@@ -166,10 +184,19 @@ class Client:
 
 GOOD = in_json(coloured((1, 2, 3)))
 JPEG = coloured((9, 99, 199), "JPEG")
-BOMB, THIN, LONG = (_of(in_json(black(*size))) for size in ((30_000, 30_000), (1, 100_000), (1, 30_000_000)))
+BOMB, THIN, LONG = (
+    _of(in_json(black(*size))) for size in ((30_000, 30_000), (1, 100_000), (1, 30_000_000))
+)
 MANY, NESTED, HUGE = _of(in_json(*[JPEG] * 33)), _of(b"[" * 500_000), _of(b" " * 40_000_000)
-VALUES, HALF = _of(b'{"images": [' + b"[]," * 300_000 + b"[]]}"), head(4_000_000) + b'{"image": "' + b"A" * 2_000_000
-FORM = b'--x\r\nContent-Disposition: form-data; name="f"; filename="\\ud800"\r\n\r\n' + JPEG + b"\r\n--x--\r\n"
+VALUES, HALF = (
+    _of(b'{"images": [' + b"[]," * 300_000 + b"[]]}"),
+    head(4_000_000) + b'{"image": "' + b"A" * 2_000_000,
+)
+FORM = (
+    b'--x\r\nContent-Disposition: form-data; name="f"; filename="\\ud800"\r\n\r\n'
+    + JPEG
+    + b"\r\n--x--\r\n"
+)
 # By name: a request, the statuses that are right beside 503, seconds before its answer is read. 0 is right where the
 # server may answer and close while the client still sends.
 KIND = "multipart/form-data; boundary=x"
@@ -192,7 +219,9 @@ HOSTILE: dict[str, tuple[Callable[[random.Random], bytes], tuple[int, ...], floa
 }  # fmt: skip
 
 
-async def load(client: Client, rate: float, seconds: float, hostile: float, ended: Callable[[], bool]) -> int:
+async def load(
+    client: Client, rate: float, seconds: float, hostile: float, ended: Callable[[], bool]
+) -> int:
     """Sends at a rate, whatever is answered; returns how many were not sent because too many were under way."""
     running: set[asyncio.Task[None]] = set()
     start, sent, left_out = time.monotonic(), 0, 0
@@ -203,7 +232,9 @@ async def load(client: Client, rate: float, seconds: float, hostile: float, ende
             if len(running) >= OPEN:
                 left_out += 1
                 continue
-            task = asyncio.create_task(client.hostile() if client.of.random() < hostile else client.honest())
+            task = asyncio.create_task(
+                client.hostile() if client.of.random() < hostile else client.honest()
+            )
             running.add(task)
             task.add_done_callback(running.discard)
         await asyncio.sleep(0.005)
@@ -228,7 +259,9 @@ async def capacity(client: Client, seconds: float, clients: int = 16) -> float:
 def sampled(pid: int, ended: threading.Event, out: list[float]) -> None:
     """The server's resident memory, MB, each second; in a thread, for the clients are busy."""
     while not ended.wait(1.0):
-        out.append(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20)
+        out.append(
+            int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+        )
 
 
 async def soak(process: "subprocess.Popen[str]", port: int, args: argparse.Namespace) -> list[str]:
@@ -238,7 +271,11 @@ async def soak(process: "subprocess.Popen[str]", port: int, args: argparse.Names
     ended = threading.Event()
     threading.Thread(target=sampled, args=(process.pid, ended, memory), daemon=True).start()
     left_out = await load(
-        client, args.factor * able, 60 * args.minutes, args.hostile, lambda: process.poll() is not None
+        client,
+        args.factor * able,
+        60 * args.minutes,
+        args.hostile,
+        lambda: process.poll() is not None,
     )
     ended.set()
     status = Path(f"/proc/{process.pid}/status").read_text()
@@ -251,7 +288,10 @@ async def soak(process: "subprocess.Popen[str]", port: int, args: argparse.Names
         by_kind.setdefault(name, Counter())[status] += count
     seconds = sorted(client.seconds)
     parts = [memory[i * len(memory) // 10 : (i + 1) * len(memory) // 10] for i in range(10)]
-    rows = [f"| {name} | {', '.join(f'{s}: {n:,}' for s, n in found.items())} |" for name, found in by_kind.items()]
+    rows = [
+        f"| {name} | {', '.join(f'{s}: {n:,}' for s, n in found.items())} |"
+        for name, found in by_kind.items()
+    ]
     return [
         f"kd-serve of a model of {SIDE} px with {FILES} files, queue={args.queue}, threads=1; the clients share its "
         f"cores. Able: {able:.0f} requests/s. Sent: {args.factor * able:.0f} a second for {args.minutes:g} minutes, "
@@ -278,9 +318,13 @@ async def soak(process: "subprocess.Popen[str]", port: int, args: argparse.Names
 
 def main() -> None:
     """Serves, soaks, writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=2.0)
-    parser.add_argument("--factor", type=float, default=2.0, help="of what the server is able to do")
+    parser.add_argument(
+        "--factor", type=float, default=2.0, help="of what the server is able to do"
+    )
     parser.add_argument("--hostile", type=float, default=0.05, help="share of the requests")
     parser.add_argument("--queue", type=int, default=64)
     args = options(parser)

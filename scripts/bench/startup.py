@@ -35,7 +35,9 @@ train_main(sys.argv[1:])
 
 def python(*arguments: str, status: int = 0) -> str:
     """Runs Python on ``arguments``; returns what it printed."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
     if done.returncode != status:
         raise SystemExit(done.stderr)
     return done.stdout
@@ -50,9 +52,13 @@ def main() -> None:
     debug = ["recipe=foodtag_vit", "config=debug", "config=cpu", "runs_dir=runs/bench"]
     arms = {
         "Python itself": lambda: python("-c", "pass"),
-        "import torch, timm, Lightning": lambda: python("-c", "import torch, timm, pytorch_lightning"),
+        "import torch, timm, Lightning": lambda: python(
+            "-c", "import torch, timm, pytorch_lightning"
+        ),
         "kd-train --help": lambda: python("-m", "kd.cli", "--help"),
-        "kd-train: the first step of config=debug": lambda: python("-c", FIRST_STEP, *debug, status=7),
+        "kd-train: the first step of config=debug": lambda: python(
+            "-c", FIRST_STEP, *debug, status=7
+        ),
     }
     start = time.perf_counter()
     times = measure(arms, asked.rounds)

@@ -19,7 +19,15 @@ from kd.report.facts import Facts
 from kd.report.records import read_run
 from scripts.bench.harness import options, spread, write
 
-PARTS = ("drawing", "imports, checks, models", "training steps", "validation", "the end", "wall", "CPU, all processes")
+PARTS = (
+    "drawing",
+    "imports, checks, models",
+    "training steps",
+    "validation",
+    "the end",
+    "wall",
+    "CPU, all processes",
+)
 
 
 def cpu_s() -> float:
@@ -32,7 +40,14 @@ def job(code: Path, items: list[str]) -> tuple[dict[str, float], str]:
     """One run in a user's empty cache; seconds by part, and what came of it."""
     with tempfile.TemporaryDirectory() as place:
         env = {**os.environ, "PYTHONPATH": str(code), "KD_CACHE": f"{place}/cache"}
-        command = [sys.executable, "-m", "kd.cli", "recipe=foodtag_vit", f"runs_dir={place}/runs", *items]
+        command = [
+            sys.executable,
+            "-m",
+            "kd.cli",
+            "recipe=foodtag_vit",
+            f"runs_dir={place}/runs",
+            *items,
+        ]
         began, before = time.time(), cpu_s()
         done = subprocess.run(command, env=env, cwd=code, capture_output=True, text=True)
         wall, cpu = time.time() - began, cpu_s() - before
@@ -45,10 +60,20 @@ def job(code: Path, items: list[str]) -> tuple[dict[str, float], str]:
     validation = phases.pop("validation", 0.0)
     drawing, training = max(drawn) - min(drawn), facts.step_ms * steps / 1000
     start = facts.startup["s"] - drawing
-    values = (drawing, start, training, validation, wall - drawing - start - training - validation, wall, cpu)
+    values = (
+        drawing,
+        start,
+        training,
+        validation,
+        wall - drawing - start - training - validation,
+        wall,
+        cpu,
+    )
     summary = facts.run.summary
     came = f"{summary['precision']}, acc1 {summary['student']['val']['acc1']:.3f}"
-    return dict(zip(PARTS, values, strict=True)), f"{came}, other processes used {facts.other_cores:.1f} cores"
+    return dict(
+        zip(PARTS, values, strict=True)
+    ), f"{came}, other processes used {facts.other_cores:.1f} cores"
 
 
 def main() -> None:
@@ -76,7 +101,14 @@ def main() -> None:
         f"|---|{'---|' * len(arms)}",
         *(f"| {part} | {' | '.join(spread([s[part] for s in found[name]]) for name in arms)} |" for part in PARTS),
     ]  # fmt: skip
-    write("startup_main", asked.hardware, asked.date, "README's main job from nothing", lines, asked.write)
+    write(
+        "startup_main",
+        asked.hardware,
+        asked.date,
+        "README's main job from nothing",
+        lines,
+        asked.write,
+    )
 
 
 if __name__ == "__main__":

@@ -39,13 +39,18 @@ class StepTime(Callback):
         self.told.readline()
         self.ends = []
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Notes the time."""
         self.ends.append(time.perf_counter())
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Answers."""
-        print(json.dumps([1000 * (b - a) for a, b in zip(self.ends, self.ends[1:], strict=False)]), file=self.answer)
+        print(
+            json.dumps([1000 * (b - a) for a, b in zip(self.ends, self.ends[1:], strict=False)]),
+            file=self.answer,
+        )
         self.answer.flush()
 
 
@@ -103,7 +108,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root)
         pictures = draw_folder(folder / "pictures", train=PICTURES, val=4)
-        recipe = write_recipe(folder / "tiny.yaml", pictures, save_teacher(folder / "teacher.safetensors", seed=1))
+        recipe = write_recipe(
+            folder / "tiny.yaml", pictures, save_teacher(folder / "teacher.safetensors", seed=1)
+        )
         items = [
             f"recipe={recipe}", f"trainer.max_epochs={asked.rounds + 1}", f"data.batch_size={BATCH}",
             "trainer.limit_val_batches=0", "trainer.enable_progress_bar=false", "trainer.precision=32-true",
@@ -132,7 +139,14 @@ def main() -> None:
         f"| the other, {there.commit()} | {quartiles(times[there], 3)} |",
         f"| this one against the other, of each turn | {quartiles(ratios, 4)} |",
     ]
-    write("step_time", asked.hardware, asked.date, "The step time of two checkouts", lines, asked.write)
+    write(
+        "step_time",
+        asked.hardware,
+        asked.date,
+        "The step time of two checkouts",
+        lines,
+        asked.write,
+    )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,10 @@ def build(count: int) -> list[DistillationModule]:
     with shared_teachers():
         return [
             assemble(
-                info, StudentSpec("vit_tiny_patch16_224", 112), teacher, distill_losses={"kd": KDLoss(temperature=2.0)}
+                info,
+                StudentSpec("vit_tiny_patch16_224", 112),
+                teacher,
+                distill_losses={"kd": KDLoss(temperature=2.0)},
             )
             for _ in range(count)
         ]
@@ -80,7 +83,9 @@ def main() -> None:
                 seconds = step(modules, optimizers, batch, shared)
                 if i:
                     times[shared].append(seconds)
-        cells = [f"{statistics.median(t):.2f} ({min(t):.2f} to {max(t):.2f})" for t in times.values()]
+        cells = [
+            f"{statistics.median(t):.2f} ({min(t):.2f} to {max(t):.2f})" for t in times.values()
+        ]
         ratio = statistics.median(a / b for a, b in zip(times[False], times[True], strict=True))
         lines.append(f"| {count} | {cells[0]} | {cells[1]} | {ratio:.2f} |")
     table = "\n".join([*lines, ""])

@@ -60,13 +60,23 @@ def main() -> None:
     """Runs the arms in turn."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--address", help="of the Ray cluster; default: one on this machine")
-    parser.add_argument("--folder", type=Path, help="pictures as an ImageFolder; default: drawn ones")
-    parser.add_argument("--cores", type=int, default=1, help="loader processes here, makers in the tier")
+    parser.add_argument(
+        "--folder", type=Path, help="pictures as an ImageFolder; default: drawn ones"
+    )
+    parser.add_argument(
+        "--cores", type=int, default=1, help="loader processes here, makers in the tier"
+    )
     parser.add_argument("--more", type=int, default=2, help="makers of the larger tier")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--picture", type=int, nargs=2, default=[427, 640], help="height and width of the drawn ones")
+    parser.add_argument(
+        "--picture",
+        type=int,
+        nargs=2,
+        default=[427, 640],
+        help="height and width of the drawn ones",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     asked = options(parser)
     root = asked.folder or folder_of(4 * asked.batch, *asked.picture)
@@ -74,7 +84,13 @@ def main() -> None:
     def module(engine: str, workers: int) -> DistillationDataModule:
         tier = TierSpec(asked.address) if engine == "ray" else None
         data = DistillationDataModule(
-            ImageFolder(str(root)), asked.size, asked.batch, workers, engine=engine, tier=tier, check="off"
+            ImageFolder(str(root)),
+            asked.size,
+            asked.batch,
+            workers,
+            engine=engine,
+            tier=tier,
+            check="off",
         )
         data.prepare_data()
         return data

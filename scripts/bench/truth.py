@@ -89,7 +89,9 @@ def plants(pictures: Path) -> list[Plant]:
     """All of them."""
     sleepy, disk = folder(pictures, sleep_s=0.02), folder(pictures, bytes_per_s=80_000)
     costly, busy = folder(pictures, burn_s=0.004), folder(pictures, burn_s=0.012)
-    pace = callback("Slow", part="student", seconds=0.06)  # a step that does not only compete for the cores
+    pace = callback(
+        "Slow", part="student", seconds=0.06
+    )  # a step that does not only compete for the cores
     two = ["config=ddp_2cpu", "data.batch_size=4"]
     return [
         Plant("sleeping transform", ("data",), [pace, sleepy], lambda run: [pace, sleepy, *workers(run)],
@@ -123,10 +125,19 @@ def train(recipe: Path, items: list[str], cores: int | None = None, neighbours: 
     root = Path(tempfile.mkdtemp(dir=recipe.parent))
     command = [sys.executable, "-m", "kd.cli", f"recipe={recipe}", f"runs_dir={root}", *items]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    pin = [] if cores is None else ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores]))]
-    beside = [subprocess.Popen([*pin, sys.executable, "-c", "while True: pass"]) for _ in range(neighbours)]
+    pin = (
+        []
+        if cores is None
+        else ["taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores]))]
+    )
+    beside = [
+        subprocess.Popen([*pin, sys.executable, "-c", "while True: pass"])
+        for _ in range(neighbours)
+    ]
     try:
-        done = subprocess.run([*pin, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [*pin, *command], cwd=ROOT, env=environment, capture_output=True, text=True
+        )
     finally:
         for process in beside:
             process.kill()
@@ -180,7 +191,11 @@ def play(plant: Plant, recipe: Path, items: list[str]) -> Round:
     planted = train(recipe, [*plant.items, *items], plant.cores, plant.neighbours)
     after = train(recipe, [*plant.follow(planted), *items], plant.cores)
     reached = (Facts(after).images_per_s or 0) / (Facts(planted).images_per_s or 1)
-    others = Facts(after).other_cores if plant.neighbours else max(Facts(r).other_cores for r in (planted, after))
+    others = (
+        Facts(after).other_cores
+        if plant.neighbours
+        else max(Facts(r).other_cores for r in (planted, after))
+    )
     return Round(plant.limit(planted), reached, others)
 
 
@@ -191,7 +206,9 @@ def quiet_ones(rounds: list[Round]) -> list[Round]:
 
 def prediction(rounds: list[Round]) -> tuple[float, float]:
     """Predicted and reached speed-up, medians."""
-    return statistics.median(r.limit.gain or 1.0 for r in rounds), statistics.median(r.reached for r in rounds)
+    return statistics.median(r.limit.gain or 1.0 for r in rounds), statistics.median(
+        r.reached for r in rounds
+    )
 
 
 def row(plant: Plant, rounds: list[Round]) -> str:
@@ -210,7 +227,9 @@ def row(plant: Plant, rounds: list[Round]) -> str:
 
 def main() -> None:
     """Writes the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", help="the plant of this name")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--epochs", type=int, default=3)

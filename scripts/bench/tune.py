@@ -21,7 +21,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from kd.fleet.tuning.study import Study
 from scripts.bench.harness import options, write
 
-PLAIN, CACHE, WHOLE, RANDOM = "tpe, asha", "tpe, asha, shared cache", "tpe, no stopping", "random, no stopping"
+PLAIN, CACHE, WHOLE, RANDOM = (
+    "tpe, asha",
+    "tpe, asha, shared cache",
+    "tpe, no stopping",
+    "random, no stopping",
+)
 SPACE = [  # nothing of the data: trials of one data setting share a cache
     "search.optim.lr=log:1e-4..1e-3",
     "search.model.distill_losses.kd.temperature=1.0..6.0",
@@ -104,19 +109,35 @@ def main() -> None:
             whole = Path(given["data.source.root"])
             given["data.source.root"] = str(fold(whole, asked.fold, runs / "fold"))
             given.setdefault("model.teacher.classes", str(names(whole, runs / "classes.txt")))
-        items = [f"recipe={asked.recipe}", f"trials={asked.trials}", *SPACE, *(f"{k}={v}" for k, v in given.items())]
+        items = [
+            f"recipe={asked.recipe}",
+            f"trials={asked.trials}",
+            *SPACE,
+            *(f"{k}={v}" for k, v in given.items()),
+        ]
         found = {}
         for number, (arm, own) in enumerate(ARMS.items()):
             found[arm] = search(f"bench-{number}", [*items, *own], runs)
             print(json.dumps({arm: found[arm]}), flush=True)
         # the trials are there: only the winner and the default run
-        confirming = [*items, *ARMS[PLAIN], f"confirm={asked.confirm}", f"runs_dir={runs}", "name=bench-0"]
+        confirming = [
+            *items,
+            *ARMS[PLAIN],
+            f"confirm={asked.confirm}",
+            f"runs_dir={runs}",
+            "name=bench-0",
+        ]
         seconds, out = tune(confirming)
-    lines = ["| search | best | s | epochs | to the end, stopped, failed |", "|---|---|---|---|---|"]
+    lines = [
+        "| search | best | s | epochs | to the end, stopped, failed |",
+        "|---|---|---|---|---|",
+    ]
     for arm, row in found.items():
         ended = ", ".join(str(count) for count in row["ended"].values())
         lines.append(f"| {arm} | {row['best']:.4g} | {row['s']:.0f} | {row['epochs']} | {ended} |")
-    confirmed = [f"- {line} ({seconds:.0f} s)" for line in out.splitlines() if "fresh seeds" in line]
+    confirmed = [
+        f"- {line} ({seconds:.0f} s)" for line in out.splitlines() if "fresh seeds" in line
+    ]
     lines += ["", *told(found), *confirmed]
     write("tune", asked.hardware, asked.date, f"Searching on {asked.recipe}", lines, asked.write)
 

@@ -32,7 +32,11 @@ class Squares(Dataset[tuple[Tensor, int]]):
         return len(self.noise)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        picture, (top, left), target = self.noise[index].clone(), self.places[index], index % CLASSES
+        picture, (top, left), target = (
+            self.noise[index].clone(),
+            self.places[index],
+            index % CLASSES,
+        )
         picture[target, top : top + 8, left : left + 8] += 0.4
         return picture, target
 
@@ -42,7 +46,9 @@ def cnn(width: int) -> nn.Module:
     layers: list[nn.Module] = []
     for given, made in ((3, width), (width, 2 * width), (2 * width, 4 * width)):
         layers += [nn.Conv2d(given, made, 3, stride=2, padding=1), nn.BatchNorm2d(made), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, CLASSES))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, CLASSES)
+    )
 
 
 def trainer(epochs: int) -> Trainer:

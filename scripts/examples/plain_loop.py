@@ -24,16 +24,23 @@ def main() -> list[float]:
         student, teacher, task=kd.Classification(CLASSES), losses={"kd": kd.KDLoss(4.0), "hint": HintLoss(weight=0.5)},
         taps={"hint": kd.TapSpec(student="layer3", teacher="layer3")},
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(step.parameters(), lr=1e-3)  # the student's, and those of the hint's projection
+    optimizer = torch.optim.AdamW(
+        step.parameters(), lr=1e-3
+    )  # the student's, and those of the hint's projection
     images, targets = torch.randint(0, 256, (4, 3, *size), dtype=torch.uint8), torch.arange(4)
     losses = []
     for _ in range(15):
-        terms = step(images, targets)  # uint8 is prepared for each model by its own size, mean and std
+        terms = step(
+            images, targets
+        )  # uint8 is prepared for each model by its own size, mean and std
         optimizer.zero_grad()
         terms.total.backward()
         optimizer.step()
         losses.append(float(terms.named["loss"]))
-    print(f"first {losses[0]:.3f}, last {losses[-1]:.3f}: " + ", ".join(f"{k} {v:.3f}" for k, v in terms.named.items()))
+    print(
+        f"first {losses[0]:.3f}, last {losses[-1]:.3f}: "
+        + ", ".join(f"{k} {v:.3f}" for k, v in terms.named.items())
+    )
     return losses
 
 

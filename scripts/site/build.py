@@ -27,7 +27,12 @@ GROUPS = {  # page: (title, what is documented there)
 
 def guides() -> list[Path]:
     """The pages that are written by hand, relative to the repository."""
-    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "scripts/bench/README.md"]
+    found = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "scripts/bench/README.md",
+    ]
     found += (ROOT / "scripts/bench/log").glob("*.md")
     found += [*(ROOT / "recipes").glob("*.md"), *(ROOT / "kd").rglob("*.md")]
     return [page.relative_to(ROOT) for page in found]
@@ -48,7 +53,9 @@ def fill(pages: Path) -> None:
     for page, (title, names) in GROUPS.items():
         target = pages / "api" / f"{page}.md"
         target.parent.mkdir(exist_ok=True)
-        target.write_text(f"# {title}\n\n" + "\n".join(f"::: {documented(name)}\n" for name in names))
+        target.write_text(
+            f"# {title}\n\n" + "\n".join(f"::: {documented(name)}\n" for name in names)
+        )
 
 
 def main(out: Path) -> int:
@@ -56,8 +63,19 @@ def main(out: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         fill(Path(folder) / "pages")
         shutil.copy(HERE / "mkdocs.yml", folder)
-        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(out.resolve())]
-        return subprocess.run(command, cwd=folder, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}).returncode
+        command = [
+            sys.executable,
+            "-m",
+            "mkdocs",
+            "build",
+            "--strict",
+            "--quiet",
+            "-d",
+            str(out.resolve()),
+        ]
+        return subprocess.run(
+            command, cwd=folder, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+        ).returncode
 
 
 if __name__ == "__main__":

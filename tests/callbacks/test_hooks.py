@@ -36,12 +36,16 @@ def test_the_last_step_of_a_bounded_run_stops_it_and_that_of_an_epoch_is_logged(
     logged: list[object] = []
     monkeypatch.setattr(learning_rate, "log_last_step", logged.append)
     for step, last, stops in ((3, False, False), (4, True, False), (5, True, True)):
-        trainer = SimpleNamespace(global_step=step, max_steps=5, is_last_batch=last, should_stop=False)
+        trainer = SimpleNamespace(
+            global_step=step, max_steps=5, is_last_batch=last, should_stop=False
+        )
         LastStep().on_train_batch_end(trainer, None)  # type: ignore[arg-type]
         assert (trainer.should_stop, logged[-1:] == [trainer]) == (stops, last and not stops)
 
 
-def test_ranks_of_a_machine_are_a_span_and_its_address_reaches_the_main_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_machine_are_a_span_and_its_address_reaches_the_main_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert (_span([3]), _span([4, 5, 6]), _span([0, 2])) == ("3", "4-6", "0, 2")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert own_address().endswith(" (127.0.0.1)")

@@ -22,7 +22,10 @@ def test_a_logger_by_its_name(recipe: Path, tmp_path: Path, name: str) -> None:
     if name == "TensorBoardLogger" and not (find_spec("tensorboard") or find_spec("tensorboardX")):
         pytest.skip("tensorboard is not installed")
     logger = json.dumps(
-        {"class_path": f"pytorch_lightning.loggers.{name}", "init_args": {"save_dir": str(tmp_path / "logs")}}
+        {
+            "class_path": f"pytorch_lightning.loggers.{name}",
+            "init_args": {"save_dir": str(tmp_path / "logs")},
+        }
     )
     assert train_main([f"recipe={recipe}", f"trainer.logger={logger}", "trainer.max_epochs=1"]) == 0
     (file,) = (tmp_path / "logs").rglob(LOGGERS[name])
@@ -31,7 +34,11 @@ def test_a_logger_by_its_name(recipe: Path, tmp_path: Path, name: str) -> None:
 
 
 def test_a_short_name_will_do(recipe: Path, tmp_path: Path) -> None:
-    items = ["trainer.logger=CSVLogger", f"trainer.logger.save_dir={tmp_path / 'logs'}", "trainer.max_epochs=1"]
+    items = [
+        "trainer.logger=CSVLogger",
+        f"trainer.logger.save_dir={tmp_path / 'logs'}",
+        "trainer.max_epochs=1",
+    ]
     assert train_main([f"recipe={recipe}", *items]) == 0
     assert list((tmp_path / "logs").rglob("metrics.csv"))
 
@@ -57,10 +64,14 @@ def test_arguments_left_at_their_defaults_follow_the_run() -> None:
     assert placed(board, run)["init_args"] == {
         "save_dir": "/runs/food/007", "name": "tensorboard", "version": "",
     }  # fmt: skip
-    assert placed({"class_path": loggers + "WandbLogger", "init_args": {"save_dir": ".", "project": None}}, run)[
-        "init_args"
-    ] == {"save_dir": "/runs/food/007", "project": "food", "name": "food-007"}
-    mlflow = {"class_path": loggers + "MLFlowLogger", "init_args": {"run_name": "mine", "save_dir": "./mlruns"}}
+    assert placed(
+        {"class_path": loggers + "WandbLogger", "init_args": {"save_dir": ".", "project": None}},
+        run,
+    )["init_args"] == {"save_dir": "/runs/food/007", "project": "food", "name": "food-007"}
+    mlflow = {
+        "class_path": loggers + "MLFlowLogger",
+        "init_args": {"run_name": "mine", "save_dir": "./mlruns"},
+    }
     assert placed(mlflow, run)["init_args"] == {
         "run_name": "mine", "save_dir": "/runs/food/007/mlruns", "experiment_name": "food",
         "tracking_uri": "sqlite:////runs/mlflow.db", "artifact_location": "/runs/mlflow",
@@ -94,7 +105,9 @@ def test_mlflow_keeps_all_runs_in_one_database(recipe: Path) -> None:
 
 
 def test_a_missing_package_is_named(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    missing = next(name for name, packages in PACKAGES.items() if not any(find_spec(p) for p in packages))
+    missing = next(
+        name for name, packages in PACKAGES.items() if not any(find_spec(p) for p in packages)
+    )
     assert train_main([f"recipe={recipe}", f"trainer.logger={missing}"]) == 2
     assert f"trainer.logger: {missing} needs the package" in capsys.readouterr().err
     assert not (recipe.parent / "runs").exists()
@@ -112,7 +125,9 @@ def test_tensorboard_gets_metrics_and_settings(recipe: Path) -> None:
     assert yaml.safe_load((board / "hparams.yaml").read_text())["optim.lr"] == 0.002
 
 
-def test_wandb_offline_gets_metrics_settings_and_a_name(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_offline_gets_metrics_settings_and_a_name(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As its own file holds them; ``wandb sync`` sends that later."""
     wandb = pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record
@@ -124,9 +139,15 @@ def test_wandb_offline_gets_metrics_settings_and_a_name(recipe: Path, monkeypatc
     (file,) = (recipe.parent / "runs" / "tiny" / "000" / "wandb").rglob("run-*.wandb")
     records = [Record.FromString(content) for content in leveldb_records(file.read_bytes())]
     run = next(record.run for record in records if record.HasField("run"))
-    changed = [item for record in records for item in (*record.run.config.update, *record.config.update)]
-    settings = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in changed}
-    logged = {item.key or "/".join(item.nested_key) for record in records for item in record.history.item}
+    changed = [
+        item for record in records for item in (*record.run.config.update, *record.config.update)
+    ]
+    settings = {
+        item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in changed
+    }
+    logged = {
+        item.key or "/".join(item.nested_key) for record in records for item in record.history.item
+    }
     assert (run.project, run.display_name) == ("tiny", "tiny-000")
     assert settings["optim.lr"] == 0.002
     assert {"train/kd_loss", "val/acc1", "val/agreement", "val/kl"} <= logged
@@ -139,7 +160,9 @@ def leveldb_records(content: bytes) -> Iterator[bytes]:
         if (left := 32768 - at % 32768) < 7:
             at += left
             continue
-        length, kind = struct.unpack("<HB", content[at + 4 : at + 7])  # 1: whole, 2: first, 3: middle, 4: last
+        length, kind = struct.unpack(
+            "<HB", content[at + 4 : at + 7]
+        )  # 1: whole, 2: first, 3: middle, 4: last
         record += content[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):

@@ -21,7 +21,11 @@ def test_a_step_ends_with_its_last_batch(accumulate: int, last: bool, expected: 
 
 
 def test_several_ranks_meet_only_every_few_batches() -> None:
-    assert [i for i in range(30) if ranks_meet(trainer(world=2), i)] == [SYNC_EVERY - 1, 2 * SYNC_EVERY - 1, 29]  # type: ignore[arg-type]
+    assert [i for i in range(30) if ranks_meet(trainer(world=2), i)] == [
+        SYNC_EVERY - 1,
+        2 * SYNC_EVERY - 1,
+        29,
+    ]  # type: ignore[arg-type]
     assert all(ranks_meet(trainer(), i) for i in range(30))  # type: ignore[arg-type]
     assert [i for i in range(24) if ranks_meet(trainer(4, world=2), i)] == [11, 23]  # type: ignore[arg-type]
     assert ranks_meet(trainer(world=2, last=True), 3)  # type: ignore[arg-type]

@@ -29,7 +29,9 @@ class StepWatch(Callback):
 
     starts: list[float] = []  # noqa: RUF012 (the test reads it)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.starts.append(time.perf_counter())
 
 
@@ -61,7 +63,16 @@ def test_the_phases_of_a_run_add_up_to_its_steps(recipe: Path) -> None:
     for step in steps:
         phases = {k: v for k, v in step["p"].items() if k != "validation"}
         assert sum(phases.values()) == pytest.approx(step["ms"], rel=0.02)
-        assert {"data", "h2d", "teacher", "student", "loss", "backward", "optimizer", "logging"} <= set(phases)
+        assert {
+            "data",
+            "h2d",
+            "teacher",
+            "student",
+            "loss",
+            "backward",
+            "optimizer",
+            "logging",
+        } <= set(phases)
         assert set(phases) <= set(PHASES)
     assert steps[5]["p"]["validation"] > 0
     assert steps[5]["p"]["checkpoint"] > 0
@@ -89,8 +100,12 @@ class Plant(Callback):
 
 @pytest.mark.parametrize("part", ["teacher", "student", "loss", "optimizer"])
 def test_a_planted_delay_shows_in_its_phase(recipe: Path, part: str, hand_clock: HandClock) -> None:
-    plant = json.dumps({"class_path": "tests.callbacks.test_phases.Plant", "init_args": {"part": part}})
-    assert train_main([f"recipe={recipe}", f"trainer.callbacks+={plant}", "trainer.max_epochs=1"]) == 0
+    plant = json.dumps(
+        {"class_path": "tests.callbacks.test_phases.Plant", "init_args": {"part": part}}
+    )
+    assert (
+        train_main([f"recipe={recipe}", f"trainer.callbacks+={plant}", "trainer.max_epochs=1"]) == 0
+    )
     run = newest(recipe)
     assert median_phase(run, part) == pytest.approx(100, abs=1)
     for other in {"teacher", "student", "loss", "optimizer", "backward", "data"} - {part}:
@@ -136,10 +151,16 @@ def test_monitor_off_leaves_no_records_and_the_same_student(recipe: Path, plain:
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(pictures: Path, tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=4)
+def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(
+    pictures: Path, tmp_path: Path
+) -> None:
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=4
+    )
     late = json.dumps({"class_path": "tests.callbacks.test_phases.LateRank"})
-    run_ranks([f"recipe={recipe}", "config=ddp_2cpu", f"trainer.callbacks+={late}"], tmp_path / "log")
+    run_ranks(
+        [f"recipe={recipe}", "config=ddp_2cpu", f"trainer.callbacks+={late}"], tmp_path / "log"
+    )
     run = newest(recipe)
     assert set(run.steps) == {0, 1}
     waited = [median_phase(run, "communication", rank) for rank in (0, 1)]
@@ -230,13 +251,17 @@ class Event:
         return later.at - self.at
 
 
-def test_device_events_count_work_where_it_runs_and_only_exposed_waits(hand_clock: HandClock) -> None:
+def test_device_events_count_work_where_it_runs_and_only_exposed_waits(
+    hand_clock: HandClock,
+) -> None:
     device = Device()
     clock = Clock(device.event)
     clock.restart()
     for step in range(4):
         clock.enter("data")
-        time.sleep(0.01 if step < 2 else 0.03)  # a wait of 10 ms hides behind the device's 20 ms, 30 ms do not
+        time.sleep(
+            0.01 if step < 2 else 0.03
+        )  # a wait of 10 ms hides behind the device's 20 ms, 30 ms do not
         clock.leave()
         clock.enter("teacher")
         device.work(15)

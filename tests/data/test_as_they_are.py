@@ -53,13 +53,16 @@ def test_splits_without_training_pictures_are_no_classes(tmp_path: Path) -> None
 # -- lists --------
 
 
-def listed(folder: Path, name: str, content: str | bytes, **arguments: object) -> tuple[list[str], list[str]]:
+def listed(
+    folder: Path, name: str, content: str | bytes, **arguments: object
+) -> tuple[list[str], list[str]]:
     """Paths below the folder, and their labels."""
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     source = Manifest(str(folder / name), **arguments)
     split = source.load("train")
     labels = [
-        ";".join(source.classes[i] for i in t) if isinstance(t, list) else source.classes[t] for t in split.targets
+        ";".join(source.classes[i] for i in t) if isinstance(t, list) else source.classes[t]
+        for t in split.targets
     ]
     return [str(Path(path).relative_to(folder)) for path in split.paths], labels
 
@@ -88,20 +91,29 @@ TWO = (["a.jpg", "b/c.jpg"], ["x", "y"])
         }), {}),
     ],
 )  # fmt: skip
-def test_lists_of_many_kinds(name: str, content: str | bytes, arguments: dict, tmp_path: Path) -> None:
+def test_lists_of_many_kinds(
+    name: str, content: str | bytes, arguments: dict, tmp_path: Path
+) -> None:
     assert listed(tmp_path, name, content, **arguments) == TWO
 
 
 def test_semicolons_part_labels_in_a_list_without_a_header(tmp_path: Path) -> None:
-    found = listed(tmp_path, "m.csv", "a.jpg,x;y\nb.jpg,y\n", path_column=0, label_column=1, multi_label=True)
+    found = listed(
+        tmp_path, "m.csv", "a.jpg,x;y\nb.jpg,y\n", path_column=0, label_column=1, multi_label=True
+    )
     assert found == (["a.jpg", "b.jpg"], ["x;y", "y"])
 
 
 @pytest.mark.parametrize("last", ["val", "valid", "test"])
 def test_ultralytics_names_the_split_of_each_picture(last: str, tmp_path: Path) -> None:
     rows = [("a.jpg", "train", 0), ("b.jpg", "train", 1), ("c.jpg", last, 1), ("d.jpg", "test", 0)]
-    lines: list[dict] = [{"type": "dataset", "task": "classify", "class_names": {"0": "x", "1": "y"}}]
-    lines += [{"type": "image", "file": f, "split": s, "annotations": {"classification": [i]}} for f, s, i in rows]
+    lines: list[dict] = [
+        {"type": "dataset", "task": "classify", "class_names": {"0": "x", "1": "y"}}
+    ]
+    lines += [
+        {"type": "image", "file": f, "split": s, "annotations": {"classification": [i]}}
+        for f, s, i in rows
+    ]
     lines += [lines[3]] if last != "test" else []
     (tmp_path / "set.ndjson").write_text("\n".join(map(json.dumps, lines)))
     source = Manifest(str(tmp_path / "set.ndjson"))
@@ -126,7 +138,9 @@ def test_ultralytics_names_the_split_of_each_picture(last: str, tmp_path: Path) 
          r"a.jpg has 2 labels \(x, y\), which data.source.multi_label=true takes"),
     ],
 )  # fmt: skip
-def test_lists_that_do_not_fit(name: str, content: str | bytes, arguments: dict, message: str, tmp_path: Path) -> None:
+def test_lists_that_do_not_fit(
+    name: str, content: str | bytes, arguments: dict, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=f"data.source.train: .*{message}"):
         listed(tmp_path, name, content, **arguments)
 
@@ -143,7 +157,10 @@ def test_a_split_that_a_list_does_not_have(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"delimiter": ";;"}, "delimiter must be one character"),
-        ({"path_column": 0, "label_column": "class"}, "label_column must be a name or a number as path_column is"),
+        (
+            {"path_column": 0, "label_column": "class"},
+            "label_column must be a name or a number as path_column is",
+        ),
     ],
 )
 def test_columns_that_can_not_be(arguments: dict, message: str) -> None:
@@ -155,22 +172,38 @@ def test_columns_that_can_not_be(arguments: dict, message: str) -> None:
 
 
 def source_of(*items: str) -> list[str]:
-    return [item for item in translate([*items, "name=x"]).parser_args() if item.startswith("--data.source")]
+    return [
+        item
+        for item in translate([*items, "name=x"]).parser_args()
+        if item.startswith("--data.source")
+    ]
 
 
 def test_a_path_in_place_of_a_source_is_read_as_what_it_is(tmp_path: Path) -> None:
     folder = f"--data.source.root={tmp_path}"
-    assert source_of("recipe=foodtag_vit", f"data.source={tmp_path}") == ["--data.source=ImageFolder", folder]
+    assert source_of("recipe=foodtag_vit", f"data.source={tmp_path}") == [
+        "--data.source=ImageFolder",
+        folder,
+    ]
     assert source_of("recipe=foundation_vit", f"data.source={tmp_path}") == [folder]
     assert source_of("recipe=foodtag_vit", "data.source=s3://food") == [
         "--data.source=ImageFolder", "--data.source.root=s3://food"
     ]  # fmt: skip
     for ending in LISTS:
         file = f"{tmp_path}/m{ending}"
-        found = source_of("recipe=foundation_vit", f"data.source={file}", "data.source.label_column=class")
-        assert found == ["--data.source=Manifest", f"--data.source.train={file}", "--data.source.label_column=class"]
+        found = source_of(
+            "recipe=foundation_vit", f"data.source={file}", "data.source.label_column=class"
+        )
+        assert found == [
+            "--data.source=Manifest",
+            f"--data.source.train={file}",
+            "--data.source.label_column=class",
+        ]
     (tmp_path / "train.json").touch()
-    assert source_of("recipe=foodtag_vit", f"data.source={tmp_path}") == ["--data.source=Shards", folder]
+    assert source_of("recipe=foodtag_vit", f"data.source={tmp_path}") == [
+        "--data.source=Shards",
+        folder,
+    ]
     assert {*lists.TABLES} < {*LISTS}
     with pytest.raises(UserError, match=f"data.source: there is no folder {tmp_path}/none"):
         source_of("recipe=foodtag_vit", f"data.source={tmp_path}/none")
@@ -179,14 +212,18 @@ def test_a_path_in_place_of_a_source_is_read_as_what_it_is(tmp_path: Path) -> No
 def test_a_list_in_the_place_of_training_folders_is_a_manifests(tmp_path: Path) -> None:
     items = ["data.source.val=v.csv", "data.source.train=t.csv"]
     assert source_of("recipe=grocery_vit", *items)[0] == "--data.source=Manifest"
-    assert source_of("recipe=grocery_vit", *items, "data.source=WebDataset")[0] != "--data.source=Manifest"
+    assert (
+        source_of("recipe=grocery_vit", *items, "data.source=WebDataset")[0]
+        != "--data.source=Manifest"
+    )
     assert source_of("recipe=grocery_vit", "data.source.train=train")[0] != "--data.source=Manifest"
 
 
 def test_a_data_sets_yaml_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "data.yaml").write_text("path: .\ntrain: images\nnames:\n  0: apple\n")
     with pytest.raises(
-        UserError, match=f"data.source: {tmp_path}/data.yaml names no source .*give the pictures' folder"
+        UserError,
+        match=f"data.source: {tmp_path}/data.yaml names no source .*give the pictures' folder",
     ):
         source_of("recipe=grocery_vit", f"data.source={tmp_path}/data.yaml")
 
@@ -207,10 +244,15 @@ def test_a_file_in_place_of_a_class_is_refused_unread(
     assert told.err == f"kd-train: {key}: takes no file, got {secret}\n"
 
 
-def test_a_file_named_like_a_number_is_none_of_its_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_named_like_a_number_is_none_of_its_business(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "10").touch()
-    assert "--trainer.max_epochs=10" in translate(["recipe=foodtag_vit", "trainer.max_epochs=10"]).parser_args()
+    assert (
+        "--trainer.max_epochs=10"
+        in translate(["recipe=foodtag_vit", "trainer.max_epochs=10"]).parser_args()
+    )
 
 
 # -- pictures of both splits --------
@@ -223,9 +265,7 @@ def test_training_pictures_among_those_of_validation_are_counted(
     copy = root / "val" / "cake" / "copied.jpg"
     shutil.copy(root / "train" / "bread" / "01.jpg", copy)
     folder = run(recipe, f"data.source.root={root}", "trainer.max_epochs=1")
-    told = (
-        f"warning: 1 of 9 validation pictures are training pictures too, for example {copy} ({root}/train/bread/01.jpg)"
-    )
+    told = f"warning: 1 of 9 validation pictures are training pictures too, for example {copy} ({root}/train/bread/01.jpg)"
     assert told in capsys.readouterr().out
     assert json.loads((folder / "summary.json").read_text())["data"]["shared"] == 1
 
@@ -237,7 +277,10 @@ def test_a_list_with_the_same_pictures_for_both_is_refused(check: Check, tmp_pat
     (root / "m.csv").write_text(f"path,label\n{rows}")
     source = Manifest(str(root / "m.csv"), str(root / "m.csv"))
     data = DistillationDataModule(source, img_size=32, check=check)
-    with pytest.raises(UserError, match=r"data.source: all 4 validation pictures are training pictures \(.*00.jpg\)"):
+    with pytest.raises(
+        UserError,
+        match=r"data.source: all 4 validation pictures are training pictures \(.*00.jpg\)",
+    ):
         data.prepare_data()
 
 
@@ -249,7 +292,9 @@ def test_copies_among_pictures_that_are_held_out_are_counted_and_taken(tmp_path:
     for _ in range(2):  # the second time from what the first one has noted
         data.prepare_data()
         assert len(data.splits.shared) == 4
-        assert all(a.replace("_again", "") == b.replace("_again", "") for a, b in data.splits.shared)
+        assert all(
+            a.replace("_again", "") == b.replace("_again", "") for a, b in data.splits.shared
+        )
         data = DistillationDataModule(ImageFolder(str(root / "train")), img_size=32)
 
 

@@ -63,11 +63,15 @@ def test_strong_logits_are_kept_finite(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 @pytest.mark.parametrize("k", [1, 5, 49])
-def test_top_k_is_exact_on_the_k_classes_and_bounded_on_the_rest(k: int, temperature: float) -> None:
+def test_top_k_is_exact_on_the_k_classes_and_bounded_on_the_rest(
+    k: int, temperature: float
+) -> None:
     teacher, student = logits().double(), logits(seed=1, scale=3).double().requires_grad_()
     values, indices = teacher.topk(k)
     others = teacher.scatter(1, indices, -torch.inf)
-    rest = (teacher / temperature).softmax(1).scatter(1, indices, 0).sum(1)  # the teacher's mass outside the k
+    rest = (
+        (teacher / temperature).softmax(1).scatter(1, indices, 0).sum(1)
+    )  # the teacher's mass outside the k
     full = kd_loss(student, teacher, temperature)
     (g_full,) = torch.autograd.grad(full, student)
     tail = (others / temperature).logsumexp(1)
@@ -97,24 +101,35 @@ def test_stored_top_k_gives_the_loss_of_exact_top_k(tmp_path: Path, classes: int
     values, indices = z.topk(4)
     tail = (z.scatter(1, indices, -torch.inf) / 2).logsumexp(1)
     exact = topk_kd_loss(student, values, indices, tail, 2.0)
-    torch.testing.assert_close(KDLoss(2.0).forward_topk(student, back, torch.zeros(3)), exact, rtol=2e-3, atol=1e-4)
+    torch.testing.assert_close(
+        KDLoss(2.0).forward_topk(student, back, torch.zeros(3)), exact, rtol=2e-3, atol=1e-4
+    )
 
 
-@pytest.mark.parametrize("kind", [DenseCodec(50), TopKCodec(50, 3, (1.0, 2.0)), None], ids=["dense", "topk", "none"])
+@pytest.mark.parametrize(
+    "kind", [DenseCodec(50), TopKCodec(50, 3, (1.0, 2.0)), None], ids=["dense", "topk", "none"]
+)
 def test_features_come_back_within_the_stated_error(tmp_path: Path, kind: Any) -> None:
     """Beside whatever is kept of the logits, which are as they are alone; an odd number of values too."""
     codec = AnswerCodec(kind, {("norm", "patch"): (5, 3, 3), ("head", "class"): (4,)})
     z, generator = logits(), torch.Generator().manual_seed(5)
-    grid, vector = torch.randn(6, 5, 3, 3, generator=generator) * 100, torch.randn(6, 4, generator=generator)
+    grid, vector = (
+        torch.randn(6, 5, 3, 3, generator=generator) * 100,
+        torch.randn(6, 4, generator=generator),
+    )
     given = {("norm", "patch"): grid, ("head", "class"): vector.bfloat16()}
     s = store(tmp_path / "c", codec)
     s.put(0, np.arange(6), codec.encode(z, given).numpy())
     back, features = read(s, codec, 0, [4, 1])
-    assert ((features["norm", "patch"] - grid[[4, 1]]).abs() <= grid[[4, 1]].abs() / 2048 + 1e-7).all()
+    assert (
+        (features["norm", "patch"] - grid[[4, 1]]).abs() <= grid[[4, 1]].abs() / 2048 + 1e-7
+    ).all()
     assert torch.equal(features["head", "class"], vector.bfloat16()[[4, 1]].half().float())
     if kind is not None:
         alone = kind.decode(kind.encode(z[[4, 1]]))
-        for wanted, found in ((alone, back),) if isinstance(alone, torch.Tensor) else ((alone.values, back.values),):
+        for wanted, found in (
+            ((alone, back),) if isinstance(alone, torch.Tensor) else ((alone.values, back.values),)
+        ):
             assert torch.equal(wanted, found)
     assert (back is None) == (kind is None)
 
@@ -127,7 +142,9 @@ def test_int8_features_come_back_within_the_stated_error(shape: tuple[int, ...])
     """
     generator = torch.Generator().manual_seed(1)
     channel = 1 if len(shape) == 2 else 0
-    spread = torch.logspace(-4, 3, shape[channel]).reshape([-1 if i == channel else 1 for i in range(len(shape))])
+    spread = torch.logspace(-4, 3, shape[channel]).reshape(
+        [-1 if i == channel else 1 for i in range(len(shape))]
+    )
     x = spread * torch.randn(100, *shape, generator=generator)
     key, far = ("norm", "any"), 50 * x[:2]
     codec = AnswerCodec(None, {key: shape}, "int8")
@@ -140,13 +157,20 @@ def test_int8_features_come_back_within_the_stated_error(shape: tuple[int, ...])
         units = torch.tensor(noted["units"]["norm:any"]).reshape(spread.shape)
         most = (given / units).abs().topk(2, 1 + channel).values.narrow(1 + channel, 1, 1)
         off = (back[key] - given).abs()
-        assert (off <= torch.maximum(units * (most / 254 * 1.001).clamp_min(2**-15), given.abs() / 2048)).all()
+        assert (
+            off <= torch.maximum(units * (most / 254 * 1.001).clamp_min(2**-15), given.abs() / 2048)
+        ).all()
     _, back = codec.decode(codec.encode(torch.zeros(36, 3), {key: x[64:]}))
     off, size = (v.flatten(1).double().norm(dim=1) for v in (back[key] - x[64:], x[64:]))
     assert noted["pictures"] == 36
     assert noted["error"]["norm:any"] == pytest.approx(float(off.norm() / size.norm()), rel=1e-4)
     assert noted["worst"]["norm:any"] == pytest.approx(float((off / size).max()), rel=1e-4)
-    for damage in ({}, {"units": {}}, {"units": {"norm:any": [1.0]}}, {"units": {"norm:any": [0.0] * shape[channel]}}):
+    for damage in (
+        {},
+        {"units": {}},
+        {"units": {"norm:any": [1.0]}},
+        {"units": {"norm:any": [0.0] * shape[channel]}},
+    ):
         with pytest.raises(ValueError, match="units"):
             again.as_measured(damage)
 
@@ -169,7 +193,9 @@ def test_a_channel_that_is_silent_in_the_sample_rounds_no_others_to_zero(rate: f
 
 def test_features_beyond_half_precision_are_kept_finite() -> None:
     codec = AnswerCodec(None, {("norm", "class"): (2,)})
-    _, back = codec.decode(codec.encode(torch.zeros(1, 3), {("norm", "class"): torch.tensor([[1e6, -7e4]])}))
+    _, back = codec.decode(
+        codec.encode(torch.zeros(1, 3), {("norm", "class"): torch.tensor([[1e6, -7e4]])})
+    )
     assert torch.equal(back["norm", "class"], torch.tensor([[65504.0, -65504.0]]))
 
 
@@ -213,7 +239,9 @@ def test_a_truncated_file_loses_its_end_alone(tmp_path: Path) -> None:
     put(store(tmp_path / "c", codec), codec, 0, logits())
     file = tmp_path / "c" / "view-0000.bin"
     file.write_bytes(file.read_bytes()[: 3 * codec.record_bytes + 10])
-    assert store(tmp_path / "c", codec).present(0, np.arange(6)).tolist() == [True] * 3 + [False] * 3
+    assert (
+        store(tmp_path / "c", codec).present(0, np.arange(6)).tolist() == [True] * 3 + [False] * 3
+    )
 
 
 def test_a_whole_record_is_never_overwritten(tmp_path: Path) -> None:
@@ -241,7 +269,9 @@ def test_several_processes_write_and_one_is_killed(tmp_path: Path) -> None:
     forks = multiprocessing.get_context("fork")
     writers = []
     for seed, rounds in ((0, 10**6), (1, 20), (2, 20)):
-        writers.append(forks.Process(target=write, args=(folder, seed, rounds, ready := forks.Event())))
+        writers.append(
+            forks.Process(target=write, args=(folder, seed, rounds, ready := forks.Event()))
+        )
         writers[-1].start()
         assert ready.wait(60)
     for writer in writers[1:]:
@@ -253,7 +283,9 @@ def test_several_processes_write_and_one_is_killed(tmp_path: Path) -> None:
     there = np.flatnonzero(s.present(0, np.arange(100)))
     assert len(there) > 50
     expected = torch.from_numpy(there)[:, None] * torch.arange(50.0)
-    torch.testing.assert_close(read(s, codec, 0, there.tolist()), expected, rtol=1e-3, atol=0.01 * 100 * 50)
+    torch.testing.assert_close(
+        read(s, codec, 0, there.tolist()), expected, rtol=1e-3, atol=0.01 * 100 * 50
+    )
     assert s.filled() == pytest.approx(len(there) / 200)
 
 
@@ -264,12 +296,22 @@ def test_several_processes_write_and_one_is_killed(tmp_path: Path) -> None:
     ("part", "change", "message"),
     [
         ("teacher", {"arch": "a", "weights": "2"}, "other teacher: weights is 1 there, 2 here"),
-        ("transform", {"img_size": 32, "mixup": 0.8}, "other transforms: mixup is 0.0 there, 0.8 here"),
+        (
+            "transform",
+            {"img_size": 32, "mixup": 0.8},
+            "other transforms: mixup is 0.0 there, 0.8 here",
+        ),
         ("data", {"content": "y"}, "other data: content is x there, y here"),
-        ("answers", {"format": "top-5"}, "other kinds of answers: format is dense there, top-5 here"),
+        (
+            "answers",
+            {"format": "top-5"},
+            "other kinds of answers: format is dense there, top-5 here",
+        ),
     ],
 )
-def test_a_cache_of_something_else_says_what(tmp_path: Path, part: str, change: dict[str, Any], message: str) -> None:
+def test_a_cache_of_something_else_says_what(
+    tmp_path: Path, part: str, change: dict[str, Any], message: str
+) -> None:
     store(tmp_path / "c", DenseCodec(50))
     with pytest.raises(UserError, match=message):
         store(tmp_path / "c", DenseCodec(50), **{part: change})
@@ -299,7 +341,8 @@ def test_more_views_than_before_keep_the_old_ones(tmp_path: Path) -> None:
 
 def test_a_disk_without_room_is_told_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"needs [\d,.]+ MB more for 2 view\(s\) of 1000000000000 pictures, the disk has"
+        UserError,
+        match=r"needs [\d,.]+ MB more for 2 view\(s\) of 1000000000000 pictures, the disk has",
     ):
         store(tmp_path / "c", DenseCodec(50), samples=10**12)
 
@@ -320,17 +363,23 @@ def test_a_file_that_leads_elsewhere_is_refused_and_what_it_leads_to_left_alone(
         for view in (tmp_path / "c").glob("view-*.bin"):
             view.unlink()
     file.unlink(missing_ok=True)
-    {"link": file.symlink_to, "second name": file.hardlink_to, "pipe": lambda _: os.mkfifo(file)}[kind](precious)
+    {"link": file.symlink_to, "second name": file.hardlink_to, "pipe": lambda _: os.mkfifo(file)}[
+        kind
+    ](precious)
     if name.endswith(".part"):  # a name in passing: it is taken away, not written through
         store(tmp_path / "c", DenseCodec(50))
     else:
-        with pytest.raises(UserError, match=rf"can't be used: {name} is (a link|not a regular file)"):
+        with pytest.raises(
+            UserError, match=rf"can't be used: {name} is (a link|not a regular file)"
+        ):
             store(tmp_path / "c", DenseCodec(50))
     assert precious.read_text() == "precious"
 
 
 @pytest.mark.parametrize("records", [0, 2.5])
-def test_a_file_cut_by_another_process_loses_records_and_ends_nothing(tmp_path: Path, records: float) -> None:
+def test_a_file_cut_by_another_process_loses_records_and_ends_nothing(
+    tmp_path: Path, records: float
+) -> None:
     codec, z = DenseCodec(50), logits()
     s = store(tmp_path / "c", codec)
     put(s, codec, 0, z)
@@ -346,10 +395,16 @@ def test_a_file_cut_by_another_process_loses_records_and_ends_nothing(tmp_path: 
 
 @pytest.mark.parametrize(
     "codec",
-    [AnswerCodec(DenseCodec(50)), AnswerCodec(TopKCodec(50, 3, (2.0,))), AnswerCodec(None, {("n", "class"): (50,)})],
+    [
+        AnswerCodec(DenseCodec(50)),
+        AnswerCodec(TopKCodec(50, 3, (2.0,))),
+        AnswerCodec(None, {("n", "class"): (50,)}),
+    ],
     ids=["dense", "topk", "features"],
 )
-def test_a_poisoned_record_with_the_right_checksum_is_missing(tmp_path: Path, codec: AnswerCodec) -> None:
+def test_a_poisoned_record_with_the_right_checksum_is_missing(
+    tmp_path: Path, codec: AnswerCodec
+) -> None:
     z = logits()
     features = {("n", "class"): z} if codec.features else None
     whole, poisoned = codec.encode(z, features).numpy(), codec.encode(z, features).numpy()

@@ -44,7 +44,9 @@ def test_predictions_and_exports_have_the_facts(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "food.yaml", photos, None, recipe="food")
     assert train_main([f"recipe={recipe}", f"data.class_facts={file}", "trainer.max_epochs=1"]) == 0
     run = tmp_path / "runs" / "food" / "000"
-    assert predict_main([str(run), str(photos / "val"), f"out={tmp_path / 'found.csv'}", "top=1"]) == 0
+    assert (
+        predict_main([str(run), str(photos / "val"), f"out={tmp_path / 'found.csv'}", "top=1"]) == 0
+    )
     rows = list(csv.DictReader((tmp_path / "found.csv").open()))
     assert list(rows[0]) == ["file", "label_1", "p_1", "kcal_of_label", "kcal_expected"]
     known = {"apple": "52.0", "bread": "250.0", "cake": "370.0", "dates": ""}
@@ -53,4 +55,7 @@ def test_predictions_and_exports_have_the_facts(tmp_path: Path) -> None:
     assert export_main([str(run), "to=hub"]) == 0
     manifest = read_manifest(run / "export" / "hub")
     assert answer(np.array([0.0, 9.0, 0.0, 0.0]), manifest, 1)["facts"]["kcal"]["of_label"] == 250.0
-    assert json.loads((run / "export" / "hub" / "manifest.json").read_text())["facts"]["kcal"][3] is None
+    assert (
+        json.loads((run / "export" / "hub" / "manifest.json").read_text())["facts"]["kcal"][3]
+        is None
+    )

@@ -34,8 +34,12 @@ from tests._helpers import CLASSES, draw_folder
 # -- order --------
 
 
-def global_batches(world_size: int, epoch: int, batch: int = 12, length: int = 100) -> list[list[int]]:
-    samplers = [TrainBatches(length, batch // world_size, 3, rank, world_size) for rank in range(world_size)]
+def global_batches(
+    world_size: int, epoch: int, batch: int = 12, length: int = 100
+) -> list[list[int]]:
+    samplers = [
+        TrainBatches(length, batch // world_size, 3, rank, world_size) for rank in range(world_size)
+    ]
     for sampler in samplers:
         sampler.set_epoch(epoch)
     return [[i for share in shares for i, _ in share] for shares in zip(*samplers, strict=True)]
@@ -62,9 +66,13 @@ def test_a_resumed_epoch_goes_on_behind_the_cursor() -> None:
 
 
 @pytest.mark.parametrize(("length", "world_size"), [(16, 1), (17, 2), (5, 4), (3, 4)])
-def test_evaluation_sees_every_sample_once_on_any_number_of_ranks(length: int, world_size: int) -> None:
+def test_evaluation_sees_every_sample_once_on_any_number_of_ranks(
+    length: int, world_size: int
+) -> None:
     shares = [list(EvalBatches(length, 4, r, world_size)) for r in range(world_size)]
-    assert len({tuple(len(b) for b in share) for share in shares}) == 1  # the same collectives on all ranks
+    assert (
+        len({tuple(len(b) for b in share) for share in shares}) == 1
+    )  # the same collectives on all ranks
     seen = [i for share in shares for batch in share for i, epoch in batch if epoch >= 0]
     assert sorted(seen) == list(range(length))
 
@@ -87,7 +95,10 @@ def epoch_of(data: DistillationDataModule, epoch: int) -> list[dict[str, torch.T
 
 def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Two batches, to the last pixel."""
-    return all(torch.equal(a[k], b[k]) for k in ("image", "target", "index")) and a["view"] == b["view"]
+    return (
+        all(torch.equal(a[k], b[k]) for k in ("image", "target", "index"))
+        and a["view"] == b["view"]
+    )
 
 
 def test_views_do_not_depend_on_workers_or_global_seeds(pictures: Path) -> None:
@@ -129,7 +140,9 @@ def test_mixed_targets_are_probabilities_that_fit_the_pictures(tmp_path: Path) -
         for split in ("train", "val"):
             (tmp_path / split / f"c{c}").mkdir(parents=True)
             for i in range(8):
-                Image.new("RGB", (40, 40), (grey,) * 3).save(tmp_path / split / f"c{c}" / f"{i}.png")
+                Image.new("RGB", (40, 40), (grey,) * 3).save(
+                    tmp_path / split / f"c{c}" / f"{i}.png"
+                )
     for augment in (Augment(mixup=1.0), Augment(cutmix=1.0)):
         for batch in epoch_of(module(tmp_path, num_workers=0, augment=augment), 0):
             assert batch["target"].shape == (8, 2)
@@ -148,9 +161,16 @@ def test_mixing_is_the_same_on_one_process_and_two(pictures: Path) -> None:
     views = PictureSet(split, train_transform((32, 32), STRONG), 0)
     collate = Collate(MixPairs(STRONG, 4, 0))
     whole = [collate([views[k] for k in keys]) for keys in TrainBatches(48, 8, 0)]
-    shares = [[collate([views[k] for k in keys]) for keys in TrainBatches(48, 4, 0, r, 2)] for r in range(2)]
+    shares = [
+        [collate([views[k] for k in keys]) for keys in TrainBatches(48, 4, 0, r, 2)]
+        for r in range(2)
+    ]
     for a, b, c in zip(whole, *shares, strict=True):
-        assert equal(a, {k: torch.cat([b[k], c[k]]) for k in ("image", "target", "index")} | {"view": a["view"]})
+        assert equal(
+            a,
+            {k: torch.cat([b[k], c[k]]) for k in ("image", "target", "index")}
+            | {"view": a["view"]},
+        )
 
 
 @pytest.mark.parametrize(("room", "worker", "times"), [(9, None, 3), (2, None, 4), (9, 1, 6)])
@@ -168,7 +188,9 @@ def test_small_sets_are_decoded_once_without_loader_workers(
     views = samples.PictureSet(split, train_transform((32, 32), STRONG), 0)
     keys = [(i, view) for view in range(2) for i in (3, 1, 2)]
     wanted = [samples.PictureSet(split, views.transform, 0)[key] for key in keys]
-    monkeypatch.setattr(samples, "decode", lambda data, most: (read.append(1), decode(data, most))[1])
+    monkeypatch.setattr(
+        samples, "decode", lambda data, most: (read.append(1), decode(data, most))[1]
+    )
     found = views.__getitems__(keys[:3]) + views.__getitems__(keys[3:])
     assert len(read) == times
     for (picture, *label), (other, *own) in zip(found, wanted, strict=True):
@@ -191,7 +213,10 @@ def test_class_ids_come_from_train(tmp_path: Path) -> None:
 def test_a_val_class_that_train_lacks_is_named(tmp_path: Path) -> None:
     root = draw_folder(tmp_path, train=1, val=1)
     shutil.copytree(root / "val" / "apple", root / "val" / "zucchini")
-    with pytest.raises(UserError, match=r"1 label not in the training pictures: 'zucchini' \(1 picture, .*zucchini/"):
+    with pytest.raises(
+        UserError,
+        match=r"1 label not in the training pictures: 'zucchini' \(1 picture, .*zucchini/",
+    ):
         ImageFolder(str(root)).load("val")
 
 
@@ -208,13 +233,20 @@ def test_missing_and_empty_folders_are_named(make: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_manifests(suffix: str, tmp_path: Path, pictures: Path) -> None:
     for split in ("train", "val"):
-        rows = [(str(p.relative_to(pictures)), p.parent.name) for p in sorted((pictures / split).rglob("*.jpg"))]
+        rows = [
+            (str(p.relative_to(pictures)), p.parent.name)
+            for p in sorted((pictures / split).rglob("*.jpg"))
+        ]
         lines = (
-            [f"{p},{c}" for p, c in rows] if suffix == "csv" else [json.dumps({"path": p, "label": c}) for p, c in rows]
+            [f"{p},{c}" for p, c in rows]
+            if suffix == "csv"
+            else [json.dumps({"path": p, "label": c}) for p, c in rows]
         )
         header = ["path,label"] if suffix == "csv" else []
         (tmp_path / f"{split}.{suffix}").write_text("\n".join(header + lines) + "\n")
-    source = Manifest(str(tmp_path / f"train.{suffix}"), str(tmp_path / f"val.{suffix}"), image_dir=str(pictures))
+    source = Manifest(
+        str(tmp_path / f"train.{suffix}"), str(tmp_path / f"val.{suffix}"), image_dir=str(pictures)
+    )
     folder = ImageFolder(str(pictures))
     for split in ("train", "val"):
         ours, theirs = source.load(split), folder.load(split)
@@ -224,7 +256,9 @@ def test_manifests(suffix: str, tmp_path: Path, pictures: Path) -> None:
 
 
 def test_class_ids_of_a_manifest_are_sorted_by_value(tmp_path: Path) -> None:
-    (tmp_path / "m.csv").write_text("path,label\n" + "".join(f"{i}.jpg,{i}\n" for i in (10, 9, 2, 0)))
+    (tmp_path / "m.csv").write_text(
+        "path,label\n" + "".join(f"{i}.jpg,{i}\n" for i in (10, 9, 2, 0))
+    )
     source = Manifest(str(tmp_path / "m.csv"), str(tmp_path / "m.csv"))
     assert source.load("train").targets == [3, 2, 1, 0]
     assert source.classes == ["0", "2", "9", "10"]
@@ -233,7 +267,10 @@ def test_class_ids_of_a_manifest_are_sorted_by_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n", r"has no column path \(it has a, b\); data.source.path_column=NAME says which"),
+        (
+            "a,b\n1,2\n",
+            r"has no column path \(it has a, b\); data.source.path_column=NAME says which",
+        ),
         ("path,label\n", "lists no pictures"),
         ("path,label\na.jpg,x\nb.jpg\n", "b.jpg has no label"),
         ("path,label\na.jpg,x\nb.jpg,\n", "b.jpg has no label"),
@@ -254,7 +291,9 @@ def test_food101_as_torchvision_lays_it_out(tmp_path: Path) -> None:
             Image.new("RGB", (8, 8)).save(root / "images" / name / f"{i}.jpg")
     (root / "meta").mkdir()
     for split, i in (("train", 0), ("test", 1)):
-        (root / "meta" / f"{split}.json").write_text(json.dumps({c: [f"{c}/{i}"] for c in ("apple_pie", "waffles")}))
+        (root / "meta" / f"{split}.json").write_text(
+            json.dumps({c: [f"{c}/{i}"] for c in ("apple_pie", "waffles")})
+        )
     source = Food101(str(tmp_path), download=False)
     assert source.load("train").targets == [0, 1]
     assert source.load("val").name(1).endswith("waffles/1.jpg")
@@ -301,7 +340,9 @@ def test_balanced_classes_come_equally_often(tmp_path: Path) -> None:
     for batch in epoch_of(data, 0):
         assert [targets[i] for i in batch["index"]] == batch["target"].tolist()
         for i, image in zip(batch["index"].tolist(), batch["image"], strict=True):
-            assert not any(torch.equal(image, other) for other in shown.setdefault(i, []))  # repeated, as another view
+            assert not any(
+                torch.equal(image, other) for other in shown.setdefault(i, [])
+            )  # repeated, as another view
             shown[i].append(image)
     assert max(map(len, shown.values())) > 1
     with pytest.raises(UserError, match="data.balance_classes: needs one label a picture"):
@@ -335,7 +376,9 @@ def test_a_part_of_train_is_held_out_where_there_is_no_val(
     assert train_main([f"recipe={recipe}", f"data.source.root={root}", "trainer.max_epochs=1"]) == 0
     out = capsys.readouterr().out
     assert "36 training and 4 validation pictures, 4 classes; left out: 1 of .heic" in out
-    assert "no validation pictures found: 4 training pictures are held out (data.val_fraction)" in out
+    assert (
+        "no validation pictures found: 4 training pictures are held out (data.val_fraction)" in out
+    )
     with pytest.raises(UserError, match="there is no folder .*/valid"):
         DistillationDataModule(ImageFolder(str(root), val="valid")).prepare_data()
 
@@ -398,7 +441,9 @@ def test_a_picture_damaged_after_the_check_is_named(tmp_path: Path) -> None:
         epoch_of(data, 0)
 
 
-@pytest.mark.parametrize("kind", ["folder", pytest.param("manifest", marks=pytest.mark.slow), "shards"])
+@pytest.mark.parametrize(
+    "kind", ["folder", pytest.param("manifest", marks=pytest.mark.slow), "shards"]
+)
 def test_messages_name_the_split_of_a_damaged_picture(tmp_path: Path, kind: str) -> None:
     """By the check, when it is left out, and when it is damaged after the check; in the loader's workers too."""
     root = draw_folder(tmp_path / "damaged", train=4, val=4)
@@ -419,7 +464,11 @@ def test_messages_name_the_split_of_a_damaged_picture(tmp_path: Path, kind: str)
                     tar.add(root / "label", f"{i:02d}.txt")
         source = WebDataset(str(root / "train.tar"), str(root / "val.tar"), label="txt")
     more = draw_folder(tmp_path / "more", train=4, val=1) / "train"
-    bad = {"train": root / "train/apple/00.jpg", "val": root / "val/bread/01.jpg", "unlabeled": more / "apple/00.jpg"}
+    bad = {
+        "train": root / "train/apple/00.jpg",
+        "val": root / "val/bread/01.jpg",
+        "unlabeled": more / "apple/00.jpg",
+    }
     later = DistillationDataModule(
         source, img_size=32, batch_size=8, unlabeled=str(more), unlabeled_ratio=1.0, num_workers=1
     )

@@ -27,8 +27,12 @@ PLAIN = Augment(scale=0.3)
 ALL = Augment(scale=0.3, color_jitter=0.4, random_erasing=0.5, mixup=0.8, cutmix=1.0)
 
 
-def batches(pictures: Path, engine: Any, augment: Augment, **kwargs: Any) -> list[dict[str, torch.Tensor]]:
-    data = DistillationDataModule(ImageFolder(str(pictures)), 32, 8, engine=engine, augment=augment, **kwargs)
+def batches(
+    pictures: Path, engine: Any, augment: Augment, **kwargs: Any
+) -> list[dict[str, torch.Tensor]]:
+    data = DistillationDataModule(
+        ImageFolder(str(pictures)), 32, 8, engine=engine, augment=augment, **kwargs
+    )
     loader = data.train_dataloader()
     loader.batch_sampler.set_epoch(3)
     return [data.on_after_batch_transfer(batch, 0) for batch in loader]
@@ -55,7 +59,10 @@ LOADED = Augment(vflip=0.5, rotation=30, repeat=3, color_jitter=0.4, random_eras
 
 VIEWS = {"plain": PLAIN, "all": ALL, "padded": PADDED, "loaded": LOADED}
 FEW = [
-    (engine, workers, views) for engine, workers in (("device", 2), ("nvjpeg", 1)) for views in VIEWS if views != "all"
+    (engine, workers, views)
+    for engine, workers in (("device", 2), ("nvjpeg", 1))
+    for views in VIEWS
+    if views != "all"
 ]
 
 
@@ -81,7 +88,9 @@ def test_the_device_engine_gives_the_torch_engines_pictures(
 def test_what_is_no_upright_jpeg_is_cut_in_the_loader(tmp_path: Path) -> None:
     """A PNG, a grey and a turned JPEG in one batch with others: nvJPEG gets the upright ones alone."""
     root = odd_pictures(tmp_path)
-    for a, b in zip(*(batches(root, engine, ALL, num_workers=0) for engine in ("torch", "nvjpeg")), strict=True):
+    for a, b in zip(
+        *(batches(root, engine, ALL, num_workers=0) for engine in ("torch", "nvjpeg")), strict=True
+    ):
         assert all(torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])) for key in a)
         assert set(a) == set(b)
 
@@ -92,7 +101,9 @@ def test_a_plan_stays_on_the_host() -> None:
     assert apply_to_collection({"plan": plan}, torch.Tensor, lambda x: None)["plan"] is plan
 
 
-def test_a_gpus_large_steps_give_the_same_pictures(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_large_steps_give_the_same_pictures(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Run on the CPU: resized by matrix products, a few pictures at a time; flipped, erased and mixed at once."""
     augment = Augment(scale=0.3, random_erasing=0.5, mixup=0.8, cutmix=1.0)
     wanted = batches(pictures, "torch", augment, num_workers=0)
@@ -110,7 +121,9 @@ def test_masks_are_resized_as_torchvision_resizes_them() -> None:
     torch.manual_seed(0)
     boxes = [(3, 5, h, w) for h, w in torch.randint(5, 60, (9, 2)).tolist()]
     masks = [torch.randint(256, (1, h, w), dtype=torch.uint8) for _, _, h, w in boxes]
-    wanted = torch.cat([resize(tv_tensors.Mask(mask), [32, 24]).as_subclass(torch.Tensor) for mask in masks])
+    wanted = torch.cat(
+        [resize(tv_tensors.Mask(mask), [32, 24]).as_subclass(torch.Tensor) for mask in masks]
+    )
     packed = torch.cat([mask.reshape(-1) for mask in masks])
     assert torch.equal(Masks().resize(packed, boxes, (32, 24)), wanted)
 
@@ -120,11 +133,15 @@ def test_dali_gives_the_torch_engines_pictures_within_a_few_levels(tmp_path: Pat
     pytest.importorskip("nvidia.dali")
     root = odd_pictures(tmp_path)
     for augment in (PLAIN, ALL):
-        wanted, found = (batches(root, engine, augment, num_workers=0) for engine in ("torch", "dali"))
+        wanted, found = (
+            batches(root, engine, augment, num_workers=0) for engine in ("torch", "dali")
+        )
         for a, b in zip(wanted, found, strict=True):
             difference = (a["image"].int() - b["image"].int()).abs()
             assert difference.float().mean() < 1
-            assert difference.max() <= 16 if augment is PLAIN else True  # a jittered level can be any number of levels
+            assert (
+                difference.max() <= 16 if augment is PLAIN else True
+            )  # a jittered level can be any number of levels
             assert torch.equal(a["target"], b["target"])
             assert torch.equal(a["index"], b["index"])
 
@@ -137,12 +154,18 @@ def test_a_missing_dali_is_one_line(recipe: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_pictures_are_changed_before_they_are_cut_where_that_is_set(pictures: Path, workers: int) -> None:
+def test_pictures_are_changed_before_they_are_cut_where_that_is_set(
+    pictures: Path, workers: int
+) -> None:
     """The device engine sends whole pictures; the views are torch's to the last bit, and not those cut first."""
     loaded = {"vflip": 0.5, "rotation": 30, "repeat": 2, "random_erasing": 0.5}
     wanted, found, after = (
         batches(pictures, engine, Augment(**loaded, before_resize=first), num_workers=count)
-        for engine, first, count in (("torch", True, 0), ("device", True, workers), ("torch", False, 0))
+        for engine, first, count in (
+            ("torch", True, 0),
+            ("device", True, workers),
+            ("torch", False, 0),
+        )
     )
     assert all(torch.equal(a["image"], b["image"]) for a, b in zip(wanted, found, strict=True))
     assert not torch.equal(wanted[0]["image"], after[0]["image"])
@@ -158,14 +181,26 @@ def test_the_load_is_torchvisions_list_so_many_times() -> None:
     assert chain[2].degrees == [-30.0, 30.0]
 
 
-def test_engines_that_cut_while_they_decode_are_refused(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_main([f"recipe={recipe}", "data.engine=nvjpeg", "data.augment.before_resize=true"]) == 2
-    assert "data.augment.before_resize: needs data.engine=torch or device, got nvjpeg" in capsys.readouterr().err
+def test_engines_that_cut_while_they_decode_are_refused(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        train_main([f"recipe={recipe}", "data.engine=nvjpeg", "data.augment.before_resize=true"])
+        == 2
+    )
+    assert (
+        "data.augment.before_resize: needs data.engine=torch or device, got nvjpeg"
+        in capsys.readouterr().err
+    )
 
 
 def test_rand_augment_stays_with_torch(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_main([f"recipe={recipe}", "data.engine=device", "data.augment.rand_augment=9"]) == 2
-    assert "data.augment.rand_augment: needs data.engine=torch, got device" in capsys.readouterr().err
+    assert (
+        train_main([f"recipe={recipe}", "data.engine=device", "data.augment.rand_augment=9"]) == 2
+    )
+    assert (
+        "data.augment.rand_augment: needs data.engine=torch, got device" in capsys.readouterr().err
+    )
 
 
 def test_a_run_with_the_device_engine_learns_the_same(recipe: Path, tmp_path: Path) -> None:

@@ -17,14 +17,18 @@ from kd.data import foodtag_mini
 from kd.data.foodtag_mini import CLASSES, SIZE, build, draw
 
 # Loads the module by its path: the package around it would import torch.
-PROGRAM = "import runpy, sys; from pathlib import Path; build = runpy.run_path(sys.argv[1])['build']; "
+PROGRAM = (
+    "import runpy, sys; from pathlib import Path; build = runpy.run_path(sys.argv[1])['build']; "
+)
 PROGRAM += "print(build(Path(sys.argv[2]), int(sys.argv[3]), 1))"
 
 
 def start(cache: Path, train: int = 2) -> subprocess.Popen[str]:
     """Another process that builds the set."""
     command = [sys.executable, "-c", PROGRAM, foodtag_mini.__file__, str(cache), str(train)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def contents(root: Path) -> dict[str, str]:
@@ -48,7 +52,9 @@ def test_layout_and_sums(first: Path) -> None:
     assert sorted(path.name for path in (first / "train").iterdir()) == sorted(CLASSES)
     assert sorted(path.name for path in (first / "val").iterdir()) == sorted(CLASSES)
     lines = (first / "SHA256SUMS").read_text().splitlines()
-    assert {line[66:]: line[:64] for line in lines} == {k: v for k, v in files.items() if k != "SHA256SUMS"}
+    assert {line[66:]: line[:64] for line in lines} == {
+        k: v for k, v in files.items() if k != "SHA256SUMS"
+    }
     assert len(set(files.values())) == len(files), "two pictures are the same"
 
 
@@ -108,9 +114,16 @@ def test_intact_set_is_left_alone(first: Path, capsys: pytest.CaptureFixture[str
 # a file that is not there has no sum, as a changed one has another; what is not listed is a file or a folder
 @pytest.mark.parametrize(
     "damage",
-    ["changed", "sums", "folder", *(pytest.param(one, marks=pytest.mark.slow) for one in ("missing", "extra"))],
+    [
+        "changed",
+        "sums",
+        "folder",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("missing", "extra")),
+    ],
 )
-def test_damage_is_named_and_repaired(first: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_named_and_repaired(
+    first: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = contents(first)
     victim = sorted((first / "train" / CLASSES[4]).iterdir())[0]
     if damage == "changed":
@@ -183,7 +196,9 @@ def test_module_by_itself_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program, foodtag_mini.__file__]).returncode == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for a signal at the parent's end")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="asks the kernel for a signal at the parent's end"
+)
 def test_pictures_are_drawn_ahead_and_no_longer_than_the_run_lives(tmp_path: Path) -> None:
     program = "import sys, time; from pathlib import Path; from kd.run import run; "
     program += "run._draw_ahead(Path(sys.argv[1])); print('torch' in sys.modules, flush=True); time.sleep(60)"
@@ -200,7 +215,9 @@ def test_pictures_are_drawn_ahead_and_no_longer_than_the_run_lives(tmp_path: Pat
     assert not list(tmp_path.glob("foodtag-mini-*-300x60/*"))
 
 
-def test_pictures_that_are_there_are_not_drawn_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_that_are_there_are_not_drawn_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kd.run import run
 
     monkeypatch.setattr(run.subprocess, "Popen", lambda *_, **__: pytest.fail("drawn again"))

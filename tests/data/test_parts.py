@@ -50,7 +50,9 @@ class Known(Source):
 def info(source: Source, augment: Augment | None = None, balance: bool = False, unlabeled: int = 0,
          ratio: float | None = None, targets: list[int] | None = None):  # type: ignore[no-untyped-def]  # fmt: skip
     sizes = {"train": 4, "val": 2, "unlabeled": unlabeled}
-    return info_of(source, sizes, targets or [0, 1, 1, 1], augment or Augment(), 0.875, ratio, balance)
+    return info_of(
+        source, sizes, targets or [0, 1, 1, 1], augment or Augment(), 0.875, ratio, balance
+    )
 
 
 def test_classes_are_counted_where_a_picture_has_one_label() -> None:
@@ -89,7 +91,13 @@ def test_a_position_without_a_run_is_empty_and_a_saved_one_is_restored() -> None
     ({"balance_classes": True}, "data.balance_classes"), ({"content": "other", "train": 9}, "data.source"),
 ])  # fmt: skip
 def test_a_resume_with_other_samples_names_the_key(changed: dict[str, object], key: str) -> None:
-    before = {"seed": 0, "unlabeled_ratio": None, "balance_classes": False, "content": "x", "train": 10}
+    before = {
+        "seed": 0,
+        "unlabeled_ratio": None,
+        "balance_classes": False,
+        "content": "x",
+        "train": 10,
+    }
     check_same_samples(before, before)
     check_same_samples({}, before)  # older runs did not say
     with pytest.raises(UserError, match=f"^{key}"):
@@ -137,7 +145,9 @@ def test_class_folders_are_sorted_and_hidden_ones_left_out(tmp_path: Path) -> No
     assert class_folders(str(tmp_path), "data.source.root") == ["a", "b"]
     split = labelled_folder(str(tmp_path), ["a", "b"], "data.source.root")
     assert split.targets == [0, 1]
-    with pytest.raises(UserError, match="data.source.root: 1 label not in the training pictures: 'b'"):
+    with pytest.raises(
+        UserError, match="data.source.root: 1 label not in the training pictures: 'b'"
+    ):
         labelled_folder(str(tmp_path), ["a"], "data.source.root")
     with pytest.raises(UserError, match="data.source.root: there is no folder"):
         class_folders(str(tmp_path / "none"), "data.source.root")
@@ -167,7 +177,9 @@ def test_a_manifest_orders_its_classes_by_value_and_names_an_unknown_label(tmp_p
     source = Manifest(str(tmp_path / "train.csv"), str(tmp_path / "val.csv"))
     assert source.load("train").targets == [1, 0]
     assert source.classes == in_order(["9", "10"]) == ["9", "10"]
-    with pytest.raises(UserError, match=r"data.source.val: 1 label not in the training pictures: '8'"):
+    with pytest.raises(
+        UserError, match=r"data.source.val: 1 label not in the training pictures: '8'"
+    ):
         source.load("val")
     with pytest.raises(ValueError, match="delimiter must be one character"):
         Manifest("a.csv", delimiter="ab")
@@ -175,7 +187,9 @@ def test_a_manifest_orders_its_classes_by_value_and_names_an_unknown_label(tmp_p
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_damage_grows_with_its_strength(name: str) -> None:
-    pictures = torch.randint(0, 256, (2, 3, 40, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pictures = torch.randint(
+        0, 256, (2, 3, 40, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     damaged = [next(iter(corrupted([{"image": pictures}], name, s)))["image"] for s in STRENGTHS]  # type: ignore[list-item, typeddict-item]
     away = [(d.float() - pictures.float()).square().mean() for d in damaged]
     assert all(d.dtype == torch.uint8 and d.shape == pictures.shape for d in damaged)

@@ -60,11 +60,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def module(root: Path, **kwargs: object) -> DistillationDataModule:
-    return DistillationDataModule(ImageFolder(str(root)), img_size=32, batch_size=4, num_workers=0, **kwargs)
+    return DistillationDataModule(
+        ImageFolder(str(root)), img_size=32, batch_size=4, num_workers=0, **kwargs
+    )
 
 
 @pytest.mark.parametrize("engine", ["torch", "device"])
-def test_a_damaged_png_is_named_or_left_out_and_never_ends_the_process(folder: Path, engine: str) -> None:
+def test_a_damaged_png_is_named_or_left_out_and_never_ends_the_process(
+    folder: Path, engine: str
+) -> None:
     for name, data in DAMAGED.items():
         (folder / "train" / "apple" / name).write_bytes(data)
     data = module(folder, engine=engine)
@@ -96,7 +100,10 @@ def test_a_picture_that_claims_to_be_huge_is_refused_by_its_header(folder: Path)
 
 def test_of_sixteen_bits_the_upper_eight_are_kept(tmp_path: Path) -> None:
     deep = RNG.randint(0, 65536, (40, 44, 4)).astype(np.uint16)
-    packed = {c: zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in deep[..., :c])) for c in (3, 4)}
+    packed = {
+        c: zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in deep[..., :c]))
+        for c in (3, 4)
+    }
     expected = torch.from_numpy((deep >> 8).astype(np.uint8)).permute(2, 0, 1)
     assert torch.equal(decode(png(44, 40, packed[3], 16, 2)), expected[:3])
     assert torch.equal(decode(png(44, 40, packed[4], 16, 6)), expected[:3])
@@ -168,7 +175,9 @@ def test_how_closely_pictures_are_looked_at(folder: Path) -> None:
         assert len(data.splits.skipped) == found, check
 
 
-def test_many_pictures_are_looked_at_by_their_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_pictures_are_looked_at_by_their_headers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kd.data.scan.ALL_UP_TO", 10)
     (folder / "train" / "apple" / "bit.png").write_bytes(DAMAGED["bit.png"])
     module(folder).prepare_data()
@@ -193,7 +202,9 @@ def test_of_several_processes_one_looks(folder: Path, monkeypatch: pytest.Monkey
     assert len(seen) == 12 + 8
 
 
-@pytest.mark.parametrize("content", ["", "[]", "3", '{"999": "x"}', '{"a": 1}', '{"0": ', '{"-1": "x"}', "null"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "3", '{"999": "x"}', '{"a": 1}', '{"0": ', '{"-1": "x"}', "null"]
+)
 def test_a_damaged_note_of_an_earlier_look_is_written_anew(
     folder: Path, tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,4 +235,6 @@ def test_pictures_are_found_at_any_depth_and_what_is_left_out_is_said(
     (root / "val" / "apple" / "notes.txt").write_text("")
     assert train_main([f"recipe={recipe}", f"data.source.root={root}", "trainer.max_epochs=1"]) == 0
     out = capsys.readouterr().out
-    assert "49 training and 16 validation pictures, 4 classes; left out: 1 of .heic, 1 of .txt" in out
+    assert (
+        "49 training and 16 validation pictures, 4 classes; left out: 1 of .heic, 1 of .txt" in out
+    )

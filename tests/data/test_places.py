@@ -29,6 +29,8 @@ def test_lists_and_pictures_of_a_disk(tmp_path: Path) -> None:
 
 
 def test_a_pattern_of_too_many_shards_is_refused() -> None:
-    assert braces("{a,b}-{08..10}.tar") == [f"{name}-{n}.tar" for name in "ab" for n in ("08", "09", "10")]
+    assert braces("{a,b}-{08..10}.tar") == [
+        f"{name}-{n}.tar" for name in "ab" for n in ("08", "09", "10")
+    ]
     with pytest.raises(UserError, match="data.source.train: .* names more than"):
         braces("{0..999}{0..999}{0..999}", "data.source.train")

@@ -17,7 +17,15 @@ from PIL import Image
 import kd.data.sources
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pack import pack
-from kd.data.sources import HuggingFace, ImageFolder, Manifest, SegmentationFolder, Shards, Source, WebDataset
+from kd.data.sources import (
+    HuggingFace,
+    ImageFolder,
+    Manifest,
+    SegmentationFolder,
+    Shards,
+    Source,
+    WebDataset,
+)
 from kd.errors import UserError
 
 
@@ -67,9 +75,14 @@ def table(root: Path, pictures: list[Picture], empty: str = "") -> Source:
 def json_lines(root: Path, pictures: list[Picture], empty: str = "") -> Source:
     paths = write_files(root, pictures)
     rows = [
-        {"path": path, "label": number_or(p.label), "split": p.split} for path, p in zip(paths, pictures, strict=True)
+        {"path": path, "label": number_or(p.label), "split": p.split}
+        for path, p in zip(paths, pictures, strict=True)
     ]
-    rows += [{"path": "pictures/none.heic", "label": empty, "split": pictures[0].split}] if empty else []
+    rows += (
+        [{"path": "pictures/none.heic", "label": empty, "split": pictures[0].split}]
+        if empty
+        else []
+    )
     (root / "all.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return Manifest(str(root / "all.jsonl"))
 
@@ -81,7 +94,11 @@ def one_hot(root: Path, pictures: list[Picture], empty: str = "") -> Source:
         [path, p.split, *(str(int(p.label.strip() == name)) for name in names)]
         for path, p in zip(paths, pictures, strict=True)
     ]
-    rows += [["pictures/none.heic", pictures[0].split, *(str(int(name == empty)) for name in names)]] if empty else []
+    rows += (
+        [["pictures/none.heic", pictures[0].split, *(str(int(name == empty)) for name in names)]]
+        if empty
+        else []
+    )
     (root / "hot.csv").write_text(
         "\n".join(map(",".join, [["path", "split", *(f" {name} " for name in names)], *rows]))
     )
@@ -91,7 +108,9 @@ def one_hot(root: Path, pictures: list[Picture], empty: str = "") -> Source:
 def ndjson(root: Path, pictures: list[Picture], empty: str = "") -> Source:
     paths = write_files(root, pictures)
     names = sorted({p.label for p in pictures}) + ([empty] if empty else [])
-    lines: list[dict] = [{"type": "dataset", "task": "classify", "class_names": dict(enumerate(names))}]
+    lines: list[dict] = [
+        {"type": "dataset", "task": "classify", "class_names": dict(enumerate(names))}
+    ]
     for path, p in zip(paths, pictures, strict=True):
         label = {"classification": [names.index(p.label)]}
         lines.append({"type": "image", "file": path, "split": p.split, "annotations": label})
@@ -103,8 +122,12 @@ def coco(root: Path, pictures: list[Picture], empty: str = "") -> Source:
     paths = write_files(root, pictures)
     names = sorted({p.label for p in pictures}) + ([empty] if empty else [])
     content = {
-        "images": [{"id": i, "file_name": path, "split": pictures[i].split} for i, path in enumerate(paths)],
-        "annotations": [{"image_id": i, "category_id": names.index(p.label)} for i, p in enumerate(pictures)],
+        "images": [
+            {"id": i, "file_name": path, "split": pictures[i].split} for i, path in enumerate(paths)
+        ],
+        "annotations": [
+            {"image_id": i, "category_id": names.index(p.label)} for i, p in enumerate(pictures)
+        ],
         "categories": [{"id": i, "name": name} for i, name in enumerate(names)],
     }
     (root / "all.json").write_text(json.dumps(content))
@@ -114,10 +137,16 @@ def coco(root: Path, pictures: list[Picture], empty: str = "") -> Source:
 def hugging_face(root: Path, pictures: list[Picture], empty: str = "") -> Source:
     datasets = pytest.importorskip("datasets")
     paths = [str(root / path) for path in write_files(root, pictures)]
-    columns = {"image": paths, "label": [p.label for p in pictures], "split": [p.split for p in pictures]}
+    columns = {
+        "image": paths,
+        "label": [p.label for p in pictures],
+        "split": [p.split for p in pictures],
+    }
     rows = datasets.Dataset.from_dict(columns)
     if empty:
-        rows = rows.cast_column("label", datasets.ClassLabel(names=sorted({p.label for p in pictures} | {empty})))
+        rows = rows.cast_column(
+            "label", datasets.ClassLabel(names=sorted({p.label for p in pictures} | {empty}))
+        )
     (root / "set").mkdir()
     rows.to_parquet(str(root / "set" / "train.parquet"))
     return HuggingFace(str(root / "set"))
@@ -129,7 +158,10 @@ def web_data_set(root: Path, pictures: list[Picture], empty: str = "") -> Source
         with tarfile.open(root / "shards" / f"{split}-0000.tar", "w") as tar:
             for i, p in enumerate(pictures):
                 if p.split == split:
-                    members = {f"{i}{p.ending}": png(p.number), f"{i}.json": json.dumps({"label": p.label}).encode()}
+                    members = {
+                        f"{i}{p.ending}": png(p.number),
+                        f"{i}.json": json.dumps({"label": p.label}).encode(),
+                    }
                     for name, content in members.items():
                         member = tarfile.TarInfo(name)
                         member.size = len(content)
@@ -197,14 +229,18 @@ def answer(source: Source) -> tuple[list[str], list[str], list[str]]:
     return source.classes, labels[0], labels[1]
 
 
-def plain_set(train: str = "train", val: str = "val", labels: tuple[str, ...] = ("cat", "dog")) -> list[Picture]:
+def plain_set(
+    train: str = "train", val: str = "val", labels: tuple[str, ...] = ("cat", "dog")
+) -> list[Picture]:
     """Two pictures of each label to train on, one to validate."""
     splits = [train, train, val]
     return [Picture(splits[i % 3], labels[i // 3], i) for i in range(3 * len(labels))]
 
 
 def test_each_reader_is_in_the_table() -> None:
-    modules = [import_module(f"kd.data.sources.{m.name}") for m in iter_modules(kd.data.sources.__path__)]
+    modules = [
+        import_module(f"kd.data.sources.{m.name}") for m in iter_modules(kd.data.sources.__path__)
+    ]
     classes = {kind for module in modules for kind in vars(module).values()
                if inspect.isclass(kind) and issubclass(kind, Source) and kind is not Source
                and kind.__module__.startswith("kd.data.sources")}  # fmt: skip
@@ -251,13 +287,20 @@ def test_blanks_around_labels(reader: str, tmp_path: Path) -> None:
     pictures[3] = pictures[3]._replace(label=" dog")
     if reader == "folder":
         assert {p.label for p in pictures} == {"cat", "cat ", "dog", " dog"}
-    assert answer(WRITERS[reader](tmp_path, pictures))[:2] == (["cat", "dog"], ["cat", "cat", "dog", "dog"])
+    assert answer(WRITERS[reader](tmp_path, pictures))[:2] == (
+        ["cat", "dog"],
+        ["cat", "cat", "dog", "dog"],
+    )
 
 
-@pytest.mark.parametrize("reader", sorted({*LABELLED} - {"shards"}))  # kd-pack refuses it, as it reads the list
+@pytest.mark.parametrize(
+    "reader", sorted({*LABELLED} - {"shards"})
+)  # kd-pack refuses it, as it reads the list
 def test_a_label_that_only_validation_has(reader: str, tmp_path: Path) -> None:
     pictures = [*plain_set(), Picture("val", "owl", 60)]
-    with pytest.raises(UserError, match=r"1 label not in the training pictures: 'owl' \(1 picture, for example "):
+    with pytest.raises(
+        UserError, match=r"1 label not in the training pictures: 'owl' \(1 picture, for example "
+    ):
         WRITERS[reader](tmp_path, pictures).load("val")
 
 
@@ -279,7 +322,14 @@ def test_linked_folders(reader: str, tmp_path: Path) -> None:
             setattr(again, name, str(getattr(again, name)).replace("/other", "/link"))
     for name in ("lists", "places"):
         if hasattr(again, name):
-            setattr(again, name, {k: v and str(v).replace("/other", "/link") for k, v in getattr(again, name).items()})
+            setattr(
+                again,
+                name,
+                {
+                    k: v and str(v).replace("/other", "/link")
+                    for k, v in getattr(again, name).items()
+                },
+            )
     assert [len(again.load(split).targets) for split in ("train", "val")] == [4, 2]
 
 
@@ -287,7 +337,11 @@ def test_a_linked_folder_within_a_class_is_read_once(tmp_path: Path) -> None:
     source = folder(tmp_path / "set", plain_set())
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "x.png").write_bytes(png(99))
-    for name, target in (("more", tmp_path / "more"), ("up", tmp_path / "set"), ("again", tmp_path / "more")):
+    for name, target in (
+        ("more", tmp_path / "more"),
+        ("up", tmp_path / "set"),
+        ("again", tmp_path / "more"),
+    ):
         (tmp_path / "set" / "train" / "cat" / name).symlink_to(target)
     assert answer(source)[1] == ["cat", "cat", "cat", "dog", "dog"]
 
@@ -295,7 +349,11 @@ def test_a_linked_folder_within_a_class_is_read_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reader", LABELLED)
 def test_one_picture_with_two_labels(reader: str, tmp_path: Path) -> None:
     """A list refuses a path with two labels; elsewhere the same bytes with two labels are reported."""
-    source = WRITERS[reader](tmp_path, [*plain_set(), Picture("train", "dog", 0)]) if reader != "shards" else None
+    source = (
+        WRITERS[reader](tmp_path, [*plain_set(), Picture("train", "dog", 0)])
+        if reader != "shards"
+        else None
+    )
     if source is None:
         pytest.skip("packed from a list, which refuses it")
     if reader in LISTS or reader == "one_hot":
@@ -303,10 +361,16 @@ def test_one_picture_with_two_labels(reader: str, tmp_path: Path) -> None:
             source.load("train")
     else:
         DistillationDataModule(source, img_size=8).prepare_data()
-        assert [note for note in source.notes if "1 training pictures are listed before with another label" in note]
+        assert [
+            note
+            for note in source.notes
+            if "1 training pictures are listed before with another label" in note
+        ]
 
 
-@pytest.mark.parametrize("reader", sorted({*WRITERS} - {"shards", "hugging_face"}))  # these hold bytes, not files
+@pytest.mark.parametrize(
+    "reader", sorted({*WRITERS} - {"shards", "hugging_face"})
+)  # these hold bytes, not files
 def test_files_that_are_no_pictures_are_counted(reader: str, tmp_path: Path) -> None:
     pictures = [*plain_set(), Picture("train", "dog", 70, ".npz")]
     split = WRITERS[reader](tmp_path, pictures).load("train")
@@ -318,7 +382,11 @@ def test_files_that_are_no_pictures_are_counted(reader: str, tmp_path: Path) -> 
 def test_the_users_folder(reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = WRITERS[reader](tmp_path / "set", plain_set())
     monkeypatch.setenv("HOME", str(tmp_path))
-    below = {name: value for name in ("root", "path", "lists", "places") if (value := vars(source).get(name))}
+    below = {
+        name: value
+        for name in ("root", "path", "lists", "places")
+        if (value := vars(source).get(name))
+    }
     (value,) = below.values()
     given = str(value["train"] if isinstance(value, dict) else value).replace(str(tmp_path), "~")
     arguments = [["a", "b"]] if reader == "segmentation" else []

@@ -28,7 +28,9 @@ def packed(recipe: Path, out: Any, *items: str) -> list[str]:
     return ["data.source=Shards", f"data.source.root={out}"]
 
 
-def test_a_pack_is_read_as_its_folder_is(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pack_is_read_as_its_folder_is(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = packed(recipe, tmp_path / "pack")
     assert "train: 48 pictures" in capsys.readouterr().out
     items = ["data.num_workers=2", "data.augment.mixup=0.8"]
@@ -74,7 +76,9 @@ def test_pictures_are_resized_once(recipe: Path, tmp_path: Path) -> None:
     assert decode(small.read(0)).shape == (3, 20, 22)
     assert decode(whole.read(0)).shape == (3, 40, 44)
     assert fingerprint(small) != fingerprint(whole)
-    big = torch.nn.functional.interpolate(decode(small.read(0))[None].float(), (40, 44), mode="bilinear")
+    big = torch.nn.functional.interpolate(
+        decode(small.read(0))[None].float(), (40, 44), mode="bilinear"
+    )
     assert (big[0] - decode(whole.read(0)).float()).abs().mean() < 40  # the same picture, blurred
 
 
@@ -83,7 +87,10 @@ def test_pictures_are_resized_once(recipe: Path, tmp_path: Path) -> None:
     [
         (lambda p: (p / "train.json").unlink(), "is not a finished pack: no train.json"),
         (lambda p: (p / "train.json").write_text("{"), "train.json is damaged"),
-        (lambda p: (p / "val-00000.tar").write_bytes(b""), "val-00000.tar has 0 bytes, its index says"),
+        (
+            lambda p: (p / "val-00000.tar").write_bytes(b""),
+            "val-00000.tar has 0 bytes, its index says",
+        ),
         (lambda p: (p / "train-00000.tar").unlink(), "train-00000.tar has 0 bytes, its index says"),
     ],
     ids=["unfinished", "index", "truncated", "missing"],
@@ -124,7 +131,12 @@ OUTSIDE = "../../outside.tar"
 )
 @pytest.mark.parametrize("url", ["", "file://"])
 def test_an_index_that_lies_is_refused_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: list[Any], value: Any, message: str, url: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: list[Any],
+    value: Any,
+    message: str,
+    url: str,
 ) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache" / "deep"))
     (tmp_path / "pack").mkdir()
@@ -155,7 +167,9 @@ def test_a_shard_of_noise_is_named_before_training(
     assert "not a picture, or its header is damaged" in error
 
 
-def test_wrong_use_of_kd_pack(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_of_kd_pack(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for items, message in (
         (["short_side=big"], "short_side: must be a number of pixels, got 'big'"),
         (["data.source.root=/nowhere"], "data.source.root: there is no folder"),
@@ -169,15 +183,24 @@ def test_wrong_use_of_kd_pack(recipe: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_from_an_object_store(
-    recipe: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipe: Path,
+    s3: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     source = packed(recipe, f"{s3}/mini")
     folder, remote = run(recipe), run(recipe, *source, "data.num_workers=2")
     assert losses(folder) == losses(remote)
-    kept = sorted(p.relative_to(p.parents[2]).as_posix() for p in (tmp_path / "cache" / "shards").rglob("0*"))
+    kept = sorted(
+        p.relative_to(p.parents[2]).as_posix() for p in (tmp_path / "cache" / "shards").rglob("0*")
+    )
     assert kept == [f"blocks-{2**23}/{split}-00000.tar/00000000" for split in ("train", "val")]
-    assert train_main([f"recipe={recipe}", "data.source=Shards", f"data.source.root={s3}/nothing"]) == 2
+    assert (
+        train_main([f"recipe={recipe}", "data.source=Shards", f"data.source.root={s3}/nothing"])
+        == 2
+    )
     assert "is not a finished pack: no train.json" in capsys.readouterr().err
     with pytest.raises(UserError, match="data.source.root: "):
         Shards("s3://no-such-bucket/x").load("train")
@@ -185,7 +208,9 @@ def test_from_an_object_store(
 
 def read_all(url: str, backwards: bool, out: Any) -> None:
     split = Shards(url, cache_gb=0.001).load("train")
-    out.put(sorted(zlib.crc32(split.read(i)) for i in (reversed(range(48)) if backwards else range(48))))
+    out.put(
+        sorted(zlib.crc32(split.read(i)) for i in (reversed(range(48)) if backwards else range(48)))
+    )
 
 
 def test_ranges_come_whole_through_faults_and_the_kept_stay_bounded(
@@ -204,7 +229,9 @@ def test_ranges_come_whole_through_faults_and_the_kept_stay_bounded(
         file_system(s3)[0].clear_instance_cache()
         remote = Shards(f"{s3}/large", cache_gb=0.001).load("train")
         assert remote.read(47) == split.read(47)
-        assert len(faults.seen) <= 3  # the first picture is there after one range or two, not after a shard
+        assert (
+            len(faults.seen) <= 3
+        )  # the first picture is there after one range or two, not after a shard
         faults.often = 8
         processes = multiprocessing.get_context("fork")
         out = processes.Queue()
@@ -219,7 +246,12 @@ def test_ranges_come_whole_through_faults_and_the_kept_stay_bounded(
 
 
 @pytest.mark.parametrize(
-    "damage", ["cut", "a bit turned", *(pytest.param(more, marks=pytest.mark.slow) for more in ("emptied", "gone"))]
+    "damage",
+    [
+        "cut",
+        "a bit turned",
+        *(pytest.param(more, marks=pytest.mark.slow) for more in ("emptied", "gone")),
+    ],
 )
 def test_a_block_that_was_damaged_on_the_disk_is_fetched_once_more(
     damage: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -246,7 +278,9 @@ def test_a_block_that_was_damaged_on_the_disk_is_fetched_once_more(
     assert block.read_bytes() == whole
 
 
-def test_a_store_that_stays_away_ends_in_a_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_stays_away_ends_in_a_line(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("kd.storage.objects.PAUSE_S", 0.0)
     source = ImageFolder(str(draw_folder(tmp_path / "data", train=1, val=1)))
@@ -263,14 +297,21 @@ def test_a_store_that_stays_away_ends_in_a_line(s3: str, tmp_path: Path, monkeyp
 
 
 def test_answers_beside_a_pack_are_read_by_whoever_has_it(
-    recipe: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipe: Path,
+    s3: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Written once; read from the store and from a copy on a disk, to the bit of the cache that they are of."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "one"))
     views = ["model.teacher.cache_views=2", "trainer.precision=32-true"]
     items = [*packed(recipe, f"{s3}/mini"), *views]
     assert cache_main([f"recipe={recipe}", *items, f"out={s3}/mini"]) == 0
-    assert f"read them with model.teacher.cache=only model.teacher.cache_dir={s3}/mini" in capsys.readouterr().out
+    assert (
+        f"read them with model.teacher.cache=only model.teacher.cache_dir={s3}/mini"
+        in capsys.readouterr().out
+    )
     own = run(recipe, *items, "model.teacher.cache=on")
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "other machine"))
     only = ["model.teacher.cache=only", f"model.teacher.cache_dir={s3}/mini"]
@@ -293,7 +334,10 @@ def test_answers_beside_a_pack_are_read_by_whoever_has_it(
     for bad, message in (
         ([*items, *only, "seed=3"], "kd-cache --describe PLACE recipe=NAME says what differs"),
         ([*items, *only, "model.teacher.cache_views=3"], "holds 2 view(s), got 3"),
-        ([*local, only[0], f"model.teacher.cache_dir={tmp_path / 'copy'}", "seed=3"], "says what differs"),
+        (
+            [*local, only[0], f"model.teacher.cache_dir={tmp_path / 'copy'}", "seed=3"],
+            "says what differs",
+        ),
     ):
         assert train_main([f"recipe={recipe}", *bad]) == 2
         assert message in capsys.readouterr().err
@@ -312,5 +356,9 @@ def test_a_teachers_checkpoint_from_an_object_store(
     assert losses(here) == losses(there)
     (kept,) = (tmp_path / "cache" / "fetched").rglob("*.safetensors")
     assert kept.read_bytes() == teacher.read_bytes()
-    assert train_main([f"recipe={recipe}", f"model.teacher.checkpoint={s3}/nothing.safetensors"]) == 2
-    assert f"model.teacher.checkpoint: there is no {s3}/nothing.safetensors" in capsys.readouterr().err
+    assert (
+        train_main([f"recipe={recipe}", f"model.teacher.checkpoint={s3}/nothing.safetensors"]) == 2
+    )
+    assert (
+        f"model.teacher.checkpoint: there is no {s3}/nothing.safetensors" in capsys.readouterr().err
+    )

@@ -35,7 +35,9 @@ def test_a_mask_goes_with_its_picture() -> None:
 
 
 @pytest.mark.parametrize(("ignore", "value"), [(None, 255), (255, 254), (9, 255)])
-def test_a_picture_without_a_mask_counts_for_distillation_alone(ignore: int | None, value: int) -> None:
+def test_a_picture_without_a_mask_counts_for_distillation_alone(
+    ignore: int | None, value: int
+) -> None:
     mask = Masks().view(FLIP, tv_tensors.Image(PICTURE), -1, ignore)[1]
     assert mask.shape == (1, 4, 6)
     assert mask.unique().tolist() == [value]

@@ -27,7 +27,9 @@ def unlabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("ratio", "per_epoch"), [(0.5, 30), (1.0, 40), (2.0, 60)])
-def test_the_ratio_holds_and_every_picture_comes_equally_often(ratio: float, per_epoch: int) -> None:
+def test_the_ratio_holds_and_every_picture_comes_equally_often(
+    ratio: float, per_epoch: int
+) -> None:
     batches = TrainBatches(20, 1, 0, unlabelled=15, ratio=ratio)
     seen: Counter[int] = Counter()
     for epoch in range(6):
@@ -39,7 +41,9 @@ def test_the_ratio_holds_and_every_picture_comes_equally_often(ratio: float, per
     assert max(seen.values()) - min(seen[i] for i in range(20, 35)) <= 1
 
 
-@pytest.mark.parametrize(("labelled", "unlabelled", "ratio"), [(20, 5, 1.0), (20, 15, 0.5), (21, 7, 1.0), (20, 1, 1.0)])
+@pytest.mark.parametrize(
+    ("labelled", "unlabelled", "ratio"), [(20, 5, 1.0), (20, 15, 0.5), (21, 7, 1.0), (20, 1, 1.0)]
+)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_where_pairs_come_again_a_picture_has_one_partner_a_view(
     labelled: int, unlabelled: int, ratio: float, world_size: int
@@ -48,9 +52,19 @@ def test_where_pairs_come_again_a_picture_has_one_partner_a_view(
     partner: dict[tuple[int, int], tuple[int, int]] = {}
     for rank in range(world_size):
         batches = TrainBatches(
-            labelled, 4, 0, rank, world_size, unlabelled=unlabelled, ratio=ratio, views=2, paired=True
+            labelled,
+            4,
+            0,
+            rank,
+            world_size,
+            unlabelled=unlabelled,
+            ratio=ratio,
+            views=2,
+            paired=True,
         )
-        live = TrainBatches(labelled, 4, 0, rank, world_size, unlabelled=unlabelled, ratio=ratio, paired=True)
+        live = TrainBatches(
+            labelled, 4, 0, rank, world_size, unlabelled=unlabelled, ratio=ratio, paired=True
+        )
         assert [[i for i, _ in keys] for keys in live] == [[i for i, _ in keys] for keys in batches]
         for epoch in range(6):
             batches.set_epoch(epoch)
@@ -111,7 +125,9 @@ def test_mixed_batches_and_their_task_loss(pictures: Path, unlabelled: Path) -> 
     assert nothing.item() == 0
 
 
-def test_a_picture_mixed_with_an_unlabelled_one_has_no_label(pictures: Path, unlabelled: Path) -> None:
+def test_a_picture_mixed_with_an_unlabelled_one_has_no_label(
+    pictures: Path, unlabelled: Path
+) -> None:
     data = DistillationDataModule(
         ImageFolder(str(pictures)), img_size=32, batch_size=32, num_workers=0, unlabeled=str(unlabelled),
         unlabeled_ratio=1.0, augment=Augment(mixup=1.0),
@@ -124,14 +140,22 @@ def test_a_picture_mixed_with_an_unlabelled_one_has_no_label(pictures: Path, unl
 
 
 def test_runs(recipe: Path, unlabelled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_main([f"recipe={recipe}", f"data.unlabeled={unlabelled}", "trainer.max_epochs=1"]) == 0
+    assert (
+        train_main([f"recipe={recipe}", f"data.unlabeled={unlabelled}", "trainer.max_epochs=1"])
+        == 0
+    )
     assert "training on the unlabelled pictures alone: no task loss" in capsys.readouterr().out
     alone = run_folders(recipe)[-1]
     header = (alone / "metrics.csv").read_text().splitlines()[0]
     assert "train/kd_loss" in header
     assert "task_loss" not in header
     assert json.loads((alone / "summary.json").read_text())["steps"] == 8
-    beside = [f"recipe={recipe}", f"data.unlabeled={unlabelled}", "data.unlabeled_ratio=1", "data.num_workers=1"]
+    beside = [
+        f"recipe={recipe}",
+        f"data.unlabeled={unlabelled}",
+        "data.unlabeled_ratio=1",
+        "data.num_workers=1",
+    ]
     assert train_main([*beside, "trainer.max_epochs=1"]) == 0
     both = run_folders(recipe)[-1]
     summary = json.loads((both / "summary.json").read_text())
@@ -148,7 +172,9 @@ def test_runs(recipe: Path, unlabelled: Path, capsys: pytest.CaptureFixture[str]
         (["data.unlabeled_ratio=0"], "data.unlabeled_ratio: must be > 0 and <= 10000, got 0"),
     ],
 )
-def test_mistakes(items: list[str], message: str, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(
+    items: list[str], message: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_main([f"recipe={recipe}", *items]) == 2
     assert message in capsys.readouterr().err
 
@@ -179,10 +205,18 @@ def test_sources_without_labels(unlabelled: Path, tmp_path: Path) -> None:
                Shards(str(tmp_path / "pack"))]  # fmt: skip
     shown = []
     for source in sources:
-        data = DistillationDataModule(source, img_size=32, batch_size=8, num_workers=0, augment=Augment(mixup=0.8))
+        data = DistillationDataModule(
+            source, img_size=32, batch_size=8, num_workers=0, augment=Augment(mixup=0.8)
+        )
         data.prepare_data()
         info = data.info
-        assert (info.classes, info.labels, info.train, info.val, info.unlabeled) == ([], False, 58, 6, 58), source
+        assert (info.classes, info.labels, info.train, info.val, info.unlabeled) == (
+            [],
+            False,
+            58,
+            6,
+            58,
+        ), source
         shown.append(next(iter(data.train_dataloader()))["image"])
         assert (next(iter(data.val_dataloader()))["target"] == -1).all()
     assert all(torch.equal(images, shown[0]) for images in shown)
@@ -200,7 +234,10 @@ def test_a_folder_without_pictures_or_labels_is_told_in_a_line(
 ) -> None:
     for items, message in (
         ([f"data.source.root={tmp_path / 'none'}"], "data.source.root: there is no folder"),
-        ([f"data.source.root={unlabelled}", f"data.unlabeled={unlabelled}"], "data.unlabeled: needs labelled"),
+        (
+            [f"data.source.root={unlabelled}", f"data.unlabeled={unlabelled}"],
+            "data.unlabeled: needs labelled",
+        ),
         ([f"data.source.root={unlabelled}"], "data.source: its pictures have no labels"),
     ):
         assert train_main([f"recipe={recipe}", "data.source=Pictures", *items]) == 2

@@ -57,7 +57,9 @@ def failing(monkeypatch: pytest.MonkeyPatch, *faults: Faults) -> Iterator[None]:
     """The server behind others that fail."""
     with ExitStack() as opened, monkeypatch.context() as patch:
         for one in faults:
-            port = opened.enter_context(before(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]), one))
+            port = opened.enter_context(
+                before(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]), one)
+            )
             patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         file_system("s3://food")[0].clear_instance_cache()
         yield
@@ -71,7 +73,10 @@ def test_a_run_by_url_is_the_run_on_a_disk(
     pictures = draw_folder(tmp_path / "mini", train=4, val=1)
     url = put(pictures, f"{s3}/mini")
     few = ["data.batch_size=4", f"data.source.root={pictures}"]
-    by_url, cached = [few[0], f"data.source.root={url}", "data.num_workers=2"], "model.teacher.cache=on"
+    by_url, cached = (
+        [few[0], f"data.source.root={url}", "data.num_workers=2"],
+        "model.teacher.cache=on",
+    )
     lists, gets = Faults(part="list-type"), Faults(part=".jpg")
     with failing(monkeypatch, lists, gets):
         lists.often, gets.often = 2, 4
@@ -87,11 +92,18 @@ def test_a_run_by_url_is_the_run_on_a_disk(
     disk = run(recipe, *few, cached)
     assert losses(remote) == losses(again) == losses(disk)
     assert_same(student_of(remote), student_of(disk))
-    found = [json.loads((folder / "summary.json").read_text())["cache"] for folder in (remote, again)]
+    found = [
+        json.loads((folder / "summary.json").read_text())["cache"] for folder in (remote, again)
+    ]
     assert [cache["answers_computed"] for cache in found] == [32, 0]
     for place, root in (("a", url), ("b", pictures)):
-        assert pack_main([f"recipe={recipe}", f"data.source.root={root}", f"out={tmp_path / place}"]) == 0
-    assert (tmp_path / "a/train-00000.tar").read_bytes() == (tmp_path / "b/train-00000.tar").read_bytes()
+        assert (
+            pack_main([f"recipe={recipe}", f"data.source.root={root}", f"out={tmp_path / place}"])
+            == 0
+        )
+    assert (tmp_path / "a/train-00000.tar").read_bytes() == (
+        tmp_path / "b/train-00000.tar"
+    ).read_bytes()
     assert main("eval", [str(disk), f"folder={url}/val"]) == 0
     # a run begun here goes on there, and one whose pictures have changed does not
     assert train_main([f"resume={disk}", f"data.source.root={url}", "trainer.max_epochs=3"]) == 0
@@ -107,12 +119,21 @@ def draw_all(root: Path) -> None:
     """A folder with what else may lie in one, lists of its pictures, and scenes with masks."""
     draw_folder(root / "data", train=2, val=1)
     (apple := root / "data/train/apple").joinpath("deep er/est").mkdir(parents=True)
-    for name in ("deep er/est/ä #1%41?.jpg", "B.JPG", ".hidden.jpg", "00.jpg.txt", "notes", "x.heic"):
+    for name in (
+        "deep er/est/ä #1%41?.jpg",
+        "B.JPG",
+        ".hidden.jpg",
+        "00.jpg.txt",
+        "notes",
+        "x.heic",
+    ):
         shutil.copy(apple / "00.jpg", apple / name)
     for name in (".thumbs", "dates/.thumbs"):
         (root / "data/train" / name).mkdir()
         shutil.copy(apple / "00.jpg", root / "data/train" / name)
-    names = sorted(file.relative_to(root).as_posix() for file in (root / "data").glob("*/[abc]*/0*.jpg"))
+    names = sorted(
+        file.relative_to(root).as_posix() for file in (root / "data").glob("*/[abc]*/0*.jpg")
+    )
     (root / "lists").mkdir()
     for split in ("train", "val"):
         rows = [f"../{name},{name.split('/')[2]}\n" for name in names if f"/{split}/" in name]
@@ -155,7 +176,9 @@ def test_each_source_finds_by_url_what_it_finds_on_a_disk(s3: str, tmp_path: Pat
             assert [Path(a.name(i)).parts[-2:] for i in range(len(a.targets))] == [
                 Path(b.name(i)).parts[-2:] for i in range(len(b.targets))
             ]
-            assert [a.read(i) for i in range(len(a.targets))] == [b.read(i) for i in range(len(b.targets))]
+            assert [a.read(i) for i in range(len(a.targets))] == [
+                b.read(i) for i in range(len(b.targets))
+            ]
             assert [str(a.target(i)) for i in range(len(a.targets))] == [
                 str(b.target(i)) for i in range(len(b.targets))
             ]
@@ -169,16 +192,22 @@ def test_each_source_finds_by_url_what_it_finds_on_a_disk(s3: str, tmp_path: Pat
     files.pipe_file(f"{path}//00.jpg", b"empty part")  # beside cake/00.jpg
     odd = ImageFolder(f"{url}/data", cache_gb=1e-6).load("train")
     assert usual(odd) == "off"
-    assert [odd.read(i) for i in range(len(odd.paths)) if "cake//" in odd.name(i)] == [b"empty part"]
+    assert [odd.read(i) for i in range(len(odd.paths)) if "cake//" in odd.name(i)] == [
+        b"empty part"
+    ]
     files.rm(f"{path}//00.jpg")
     cuts = [
-        CutSet(ImageFolder(f"{place}/data").load("train"), (8, 8), Augment(), 0).__getitems__([(3, 0), (1, 1)])
+        CutSet(ImageFolder(f"{place}/data").load("train"), (8, 8), Augment(), 0).__getitems__(
+            [(3, 0), (1, 1)]
+        )
         for place in (root, url)
     ]
     assert all(torch.equal(a[0], b[0]) for a, b in zip(*cuts, strict=True))
     found = [load_probe(Probe(f"{place}/data"))[1].targets for place in (root, url)]
     assert found[0] == found[1]
-    assert len(unlabelled_folder(f"{url}/data").targets) == len(unlabelled_folder(str(root / "data")).targets)
+    assert len(unlabelled_folder(f"{url}/data").targets) == len(
+        unlabelled_folder(str(root / "data")).targets
+    )
     shutil.rmtree(tmp_path / "machine")
     # another process, and a cache that holds two pictures
     processes = multiprocessing.get_context("fork")
@@ -186,9 +215,15 @@ def test_each_source_finds_by_url_what_it_finds_on_a_disk(s3: str, tmp_path: Pat
     process = processes.Process(target=sums, args=(pickled, out := processes.Queue()))
     process.start()
     split = ImageFolder(str(root / "data")).load("train")
-    assert out.get(timeout=300) == sorted(zlib.crc32(split.read(i)) for i in range(len(split.targets)))
+    assert out.get(timeout=300) == sorted(
+        zlib.crc32(split.read(i)) for i in range(len(split.targets))
+    )
     process.join()
-    assert 0 < sum(file.stat().st_size for file in (tmp_path / "machine" / "pictures").glob("*/??/*")) <= 4000
+    assert (
+        0
+        < sum(file.stat().st_size for file in (tmp_path / "machine" / "pictures").glob("*/??/*"))
+        <= 4000
+    )
     files, path = file_system(f"{url}/data/train/bread/01.jpg")
     listed = ImageFolder(f"{url}/data").load("train")
     place = next(i for i in range(len(listed.targets)) if listed.name(i).endswith("/bread/01.jpg"))
@@ -201,7 +236,11 @@ def test_each_source_finds_by_url_what_it_finds_on_a_disk(s3: str, tmp_path: Pat
 
 
 def test_mistakes_by_url_are_told_in_a_line(
-    recipe: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipe: Path,
+    s3: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pictures = draw_folder(tmp_path / "mini", train=2, val=1)
     put(pictures / "train" / "apple", f"{s3}/one/train/apple")
@@ -209,9 +248,15 @@ def test_mistakes_by_url_are_told_in_a_line(
     files, _ = file_system(s3)
     files.pipe_file("food/none/train/apple/notes.txt", b"no picture")
     files.pipe_file("food/mini/train/apple/99.jpg", b"no picture")
-    files.pipe_file("food/gone.csv", b"path,label\n" + b"".join(b"mini/gone%d.jpg,%d\n" % (i, i) for i in range(4)))
+    files.pipe_file(
+        "food/gone.csv",
+        b"path,label\n" + b"".join(b"mini/gone%d.jpg,%d\n" % (i, i) for i in range(4)),
+    )
     for source, message in (
-        (Pictures("s3://no-such-bucket/x"), "data.source.root: there is no folder s3://no-such-bucket/x"),
+        (
+            Pictures("s3://no-such-bucket/x"),
+            "data.source.root: there is no folder s3://no-such-bucket/x",
+        ),
         (ImageFolder(f"{s3}/none"), "data.source.root: no pictures below s3://food/none/train"),
         (Pictures(f"zip://x::{s3}/a.zip"), "'::' would name one file system within another"),
         (Pictures("nix://x"), "data.source.root: nix://x: Protocol not known: nix"),
@@ -220,11 +265,20 @@ def test_mistakes_by_url_are_told_in_a_line(
             ImageFolder(f"{s3}/mini", val=f"{s3}/one"),
             "data.source.val: must be a folder below s3://food/mini, got s3://",
         ),
-        (ImageFolder(str(pictures), val=f"{s3}/mini/val"), "data.source.val: must be a folder below"),
-        (Pictures("https://127.0.0.1/x"), "https://127.0.0.1/x: a web server does not list its files"),
+        (
+            ImageFolder(str(pictures), val=f"{s3}/mini/val"),
+            "data.source.val: must be a folder below",
+        ),
+        (
+            Pictures("https://127.0.0.1/x"),
+            "https://127.0.0.1/x: a web server does not list its files",
+        ),
         (Food101(s3), "data.source.data_dir: must be a folder of this machine, got s3://food"),
         (Manifest(f"{s3}/no.csv"), "data.source.train: there is no s3://food/no.csv"),
-        (SegmentationFolder(f"{s3}/no", ["a", "b"]), "data.source.root: there is no folder s3://food/no/images/train"),
+        (
+            SegmentationFolder(f"{s3}/no", ["a", "b"]),
+            "data.source.root: there is no folder s3://food/no/images/train",
+        ),
     ):
         with pytest.raises(UserError) as told:
             source.load("val" if "val" in message else "train")
@@ -233,7 +287,10 @@ def test_mistakes_by_url_are_told_in_a_line(
     for item, message in (
         (f"{folder}{s3}/nothing", "data.source.root: there is no folder s3://food/nothing/train"),
         (f"{folder}{s3}/one", "needs two classes or more, got one ('apple')"),
-        (f"data.source={lists % f'{s3}/gone.csv'}", "s3://food/mini/gone0.jpg (there is no s3://food/mini/gone0.jpg)"),
+        (
+            f"data.source={lists % f'{s3}/gone.csv'}",
+            "s3://food/mini/gone0.jpg (there is no s3://food/mini/gone0.jpg)",
+        ),
         (
             f"{folder}{s3}/mini",
             "data.source: 1 damaged picture: train: s3://food/mini/train/apple/99.jpg (not a picture",
@@ -245,7 +302,9 @@ def test_mistakes_by_url_are_told_in_a_line(
     for name, value in (("AWS_ACCESS_KEY_ID", None), ("AWS_EC2_METADATA_DISABLED", "true")):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
     files.clear_instance_cache()
-    with pytest.raises(UserError, match=f"data.unlabeled: {s3}/x can't be listed, 6 times: Unable to locate cred"):
+    with pytest.raises(
+        UserError, match=f"data.unlabeled: {s3}/x can't be listed, 6 times: Unable to locate cred"
+    ):
         unlabelled_folder(f"{s3}/x")
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(UserError, match="data.source.train: .* needs the extra stream"):

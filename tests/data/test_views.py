@@ -46,7 +46,9 @@ def flat(width: int, height: int) -> bytes:
     data = b"".join(rows.compress(bytes(width // 8 + 1)) for _ in range(height)) + rows.flush()
     header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x01\x00\x00\x00\x00"
     chunks = [(b"IHDR", header), (b"IDAT", data), (b"IEND", b"")]
-    coded = (len(d).to_bytes(4, "big") + k + d + zlib.crc32(k + d).to_bytes(4, "big") for k, d in chunks)
+    coded = (
+        len(d).to_bytes(4, "big") + k + d + zlib.crc32(k + d).to_bytes(4, "big") for k, d in chunks
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(coded)
 
 
@@ -75,7 +77,18 @@ def by_pillow(picture: Image.Image, size: tuple[int, int], crop_ratio: float) ->
 def sizes() -> Iterator[tuple[int, int]]:
     """Of pictures up to 6 times as long as wide, upright and not."""
     of = random.Random(0)
-    yield from [(500, 375), (375, 500), (224, 224), (256, 256), (64, 48), (3, 2), (1, 1), (1, 6), (630, 105), (37, 256)]
+    yield from [
+        (500, 375),
+        (375, 500),
+        (224, 224),
+        (256, 256),
+        (64, 48),
+        (3, 2),
+        (1, 1),
+        (1, 6),
+        (630, 105),
+        (37, 256),
+    ]
     for _ in range(60):
         short = of.randint(1, 120)
         pair = (short, of.randint(short, 6 * short))
@@ -85,7 +98,9 @@ def sizes() -> Iterator[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("size", "crop_ratio"), [((32, 32), 0.875), ((24, 32), 0.875), ((33, 33), 0.9), ((20, 20), 1.0)]
 )
-def test_ordinary_pictures_are_scaled_whole_bit_by_bit(size: tuple[int, int], crop_ratio: float) -> None:
+def test_ordinary_pictures_are_scaled_whole_bit_by_bit(
+    size: tuple[int, int], crop_ratio: float
+) -> None:
     """Training's validation and kd-predict as torchvision has it, the server as Pillow; a level apart at most."""
     validation, about = EvalView(size, crop_ratio), manifest(size, crop_ratio)
     for number, (width, height) in enumerate(sizes()):
@@ -93,7 +108,10 @@ def test_ordinary_pictures_are_scaled_whole_bit_by_bit(size: tuple[int, int], cr
         tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
         mine, served = validation(tensor), view(encoded(picture), about, 1_000_000)
         assert torch.equal(mine, scaled_whole(tensor, size, crop_ratio)), (width, height)
-        assert np.array_equal(served.transpose(1, 2, 0), by_pillow(picture, size, crop_ratio)), (width, height)
+        assert np.array_equal(served.transpose(1, 2, 0), by_pillow(picture, size, crop_ratio)), (
+            width,
+            height,
+        )
         assert np.abs(mine.numpy().astype(int) - served).max() <= 1
 
 
@@ -112,18 +130,33 @@ def test_masks_and_whole_pictures_are_as_torchvisions() -> None:
         seen, labels = EvalView((24, 24), 0.875)(picture, mask)
         shape = v2.Compose([v2.Resize([27], antialias=True), v2.CenterCrop((24, 24))])
         theirs = shape(picture, mask)
-        assert torch.equal(seen, theirs[0]) and torch.equal(labels, theirs[1]) and isinstance(labels, tv_tensors.Mask)
-        assert torch.equal(EvalView((24, 30), None)(picture), v2.Resize((24, 30), antialias=True)(picture))
+        assert (
+            torch.equal(seen, theirs[0])
+            and torch.equal(labels, theirs[1])
+            and isinstance(labels, tv_tensors.Mask)
+        )
+        assert torch.equal(
+            EvalView((24, 30), None)(picture), v2.Resize((24, 30), antialias=True)(picture)
+        )
 
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("width", "height"), [(2000, 3), (3001, 10), (900, 99), (4097, 64)])
-def test_a_long_pictures_middle_is_what_scaling_all_of_it_would_show(width: int, height: int, turned: bool) -> None:
-    picture = drawn(width, height).transpose(Image.Transpose.ROTATE_90) if turned else drawn(width, height)
+def test_a_long_pictures_middle_is_what_scaling_all_of_it_would_show(
+    width: int, height: int, turned: bool
+) -> None:
+    picture = (
+        drawn(width, height).transpose(Image.Transpose.ROTATE_90)
+        if turned
+        else drawn(width, height)
+    )
     tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
     part, scaled, _ = frame(picture.size, (32, 32), 0.875)
     assert part[2:] != picture.size and max(scaled) <= LONGEST * 32 * 1.2
-    mine, whole = EvalView((32, 32), 0.875)(tensor).int(), scaled_whole(tensor, (32, 32), 0.875).int()
+    mine, whole = (
+        EvalView((32, 32), 0.875)(tensor).int(),
+        scaled_whole(tensor, (32, 32), 0.875).int(),
+    )
     served = view(encoded(picture), manifest((32, 32), 0.875), 1_000_000).astype(int)
     assert np.abs(mine.numpy() - served).max() <= 1
     # Its scale and centre differ by less than a pixel of the view.
@@ -134,7 +167,9 @@ def test_a_long_pictures_middle_is_what_scaling_all_of_it_would_show(width: int,
 def test_pictures_beyond_reason_are_refused_and_a_tiny_crop_ratio_takes_no_memory() -> None:
     assert max(frame((400, 300), (224, 224), 0.01)[1]) <= LONGEST * 224 * 1.2
     with pytest.raises(TooLarge, match="its 1 x 40000000 pixels are too long and narrow"):
-        frame((1, 40_000_000), (168, 224), 0.875, 40_000_000)  # stretched: its middle is not all that is shown
+        frame(
+            (1, 40_000_000), (168, 224), 0.875, 40_000_000
+        )  # stretched: its middle is not all that is shown
     with pytest.raises(TooLarge):
         frame((40_000_000, 1), (224, 224), None, 40_000_000)
     with pytest.raises(Refused) as refused:
@@ -164,7 +199,10 @@ def test_a_thin_picture_of_few_bytes_takes_little_memory() -> None:
     data = flat(1, 100_000)
     assert len(data) < 300
     seen = EvalView((224, 224), 0.875)(torch.zeros(3, 100_000, 1, dtype=torch.uint8))
-    assert seen.shape == (3, 224, 224) and frame((1, 100_000), (224, 224), 0.875).scaled == (256, 2048)
+    assert seen.shape == (3, 224, 224) and frame((1, 100_000), (224, 224), 0.875).scaled == (
+        256,
+        2048,
+    )
     limit = (6 << 30, resource.RLIM_INFINITY)
     done = subprocess.run(
         [sys.executable, "-c", MEASURED], input=data, cwd=ROOT, capture_output=True, timeout=120, check=False,
@@ -184,7 +222,10 @@ def test_pairs_are_mixed_as_torchvision_mixes_each(
     """To the last bit, from the same random numbers; an unlabelled picture takes its partner's label away."""
     monkeypatch.setattr(transforms, "all_at_once", lambda images: at_once)
     augment, classes = Augment(**more), 7
-    images, targets = torch.randint(256, (33, 3, 20, 28), dtype=torch.uint8), torch.randint(-1, classes, (33,))
+    images, targets = (
+        torch.randint(256, (33, 3, 20, 28), dtype=torch.uint8),
+        torch.randint(-1, classes, (33,)),
+    )
     keys = [(i, 3) for i in range(33)]
     kinds = [kind(alpha=more[name], num_classes=classes) for name, kind in (("mixup", v2.MixUp), ("cutmix", v2.CutMix))
              if name in more]  # fmt: skip
@@ -211,5 +252,7 @@ def test_a_padded_crop_is_torchvisions() -> None:
         torch.manual_seed(seed)
         at = shift.make_params([whole(picture)])
         corners.add((at["top"], at["left"]))
-        assert torch.equal(found, padded[:, at["top"] : at["top"] + 32, at["left"] : at["left"] + 32])
+        assert torch.equal(
+            found, padded[:, at["top"] : at["top"] + 32, at["left"] : at["left"] + 32]
+        )
     assert {0, 8} <= {top for top, _ in corners} | {left for _, left in corners} <= set(range(9))

@@ -41,19 +41,27 @@ def shards(folder: Path, pictures: Path, kind: str) -> Path:
                 "txt": {"txt": f"{CLASSES[target]}\n".encode()},
             }[kind]
             members = {"JPG" if i % 2 else "jpg": split.read(i), **label, "extra.npy": b"x"}
-            samples.append({f"./a.b/{i:04d}.{ending}": content for ending, content in members.items()})
+            samples.append(
+                {f"./a.b/{i:04d}.{ending}": content for ending, content in members.items()}
+            )
         for n in range(0, len(samples), 10):
             shard(folder / f"{name}-{n // 10:03d}.tar", samples[n : n + 10])
     return folder
 
 
-def test_foreign_shards_are_read_as_their_folder_is(recipe: Path, pictures: Path, tmp_path: Path) -> None:
+def test_foreign_shards_are_read_as_their_folder_is(
+    recipe: Path, pictures: Path, tmp_path: Path
+) -> None:
     """By a pattern of braces, a list and a folder; with labels as numbers, in JSON and as text."""
     made = {kind: shards(tmp_path / kind, pictures, kind) for kind in ("cls", "json", "txt")}
     (tmp_path / "names.txt").write_text("".join(f"{name}\n" for name in CLASSES))
     (made["json"] / "train.txt").write_text("".join(f"train-{n:03d}.tar\n" for n in range(5)))
     ways = {
-        "cls": (f"{made['cls']}/train-{{000..004}}.tar", f"{made['cls']}/val-*.tar", str(tmp_path / "names.txt")),
+        "cls": (
+            f"{made['cls']}/train-{{000..004}}.tar",
+            f"{made['cls']}/val-*.tar",
+            str(tmp_path / "names.txt"),
+        ),
         "json": (f"{made['json']}/train.txt", f"{made['json']}/val-{{000,001}}.tar", None),
     }
     for train, val, classes in ways.values():
@@ -81,10 +89,14 @@ def test_foreign_shards_are_read_as_their_folder_is(recipe: Path, pictures: Path
 
 def test_shards_without_labels_or_with_captions(tmp_path: Path, pictures: Path) -> None:
     split = ImageFolder(str(pictures)).load("train")
-    samples = [{f"{i}.jpg": split.read(i % 48), f"{i}.txt": f"picture {i}".encode()} for i in range(1100)]
+    samples = [
+        {f"{i}.jpg": split.read(i % 48), f"{i}.txt": f"picture {i}".encode()} for i in range(1100)
+    ]
     samples += [{"x.heic": b"", "x.txt": b"a"}, {"y.cls": b"1"}]
     folder = shard(tmp_path / "captions" / "0.tar", samples).parent
-    with pytest.raises(UserError, match="1,100 different labels of 1,100 pictures look like captions; label=none"):
+    with pytest.raises(
+        UserError, match="1,100 different labels of 1,100 pictures look like captions; label=none"
+    ):
         WebDataset(str(folder)).load("train")
     source = WebDataset(str(folder), label="none")
     found = source.load("train")
@@ -108,9 +120,15 @@ def test_what_can_not_be_read_is_named(
         (shard(tmp_path / "packed.tar", [good], "w:gz"), "is not a plain tar file"),
         (shard(tmp_path / "none.tar", [{"a.cls": b"0"}]), "no pictures in 1 shard(s)"),
         (shard(tmp_path / "twice.tar", [good, good]), "holds a.jpg twice"),
-        (shard(tmp_path / "two.tar", [{**good, "a.png": picture}]), "a in " + str(tmp_path / "two.tar")),
+        (
+            shard(tmp_path / "two.tar", [{**good, "a.png": picture}]),
+            "a in " + str(tmp_path / "two.tar"),
+        ),
         (shard(tmp_path / "some.tar", [good, {"b.jpg": picture}]), "data.source.label: b.jpg in"),
-        (shard(tmp_path / "list.tar", [{"a.jpg": picture, "a.json": b'{"label": [1, 2]}'}]), "holds no single label"),
+        (
+            shard(tmp_path / "list.tar", [{"a.jpg": picture, "a.json": b'{"label": [1, 2]}'}]),
+            "holds no single label",
+        ),
     ]
     for place, told in cases:
         with pytest.raises(UserError) as error:
@@ -120,12 +138,20 @@ def test_what_can_not_be_read_is_named(
     for arguments, told in (
         ({"label": "txt"}, "data.source.label: no sample has 'txt'"),
         ({"classes": "nowhere.txt"}, "data.source.classes: nowhere.txt can't be read"),
-        ({"classes": ["one"]}, "1 label not in the 1 of data.source.classes: '1' (1 picture, for example b.jpg in"),
+        (
+            {"classes": ["one"]},
+            "1 label not in the 1 of data.source.classes: '1' (1 picture, for example b.jpg in",
+        ),
     ):
         with pytest.raises(UserError) as error:
             WebDataset(str(whole), **arguments).load("train")
         assert told in str(error.value)
-    items = [f"recipe={recipe}", "data.source=WebDataset", f"data.source.train={whole}", "data.source.label=class"]
+    items = [
+        f"recipe={recipe}",
+        "data.source=WebDataset",
+        f"data.source.train={whole}",
+        "data.source.label=class",
+    ]
     assert main("train", items) == 2
     told = "data.source.label: must be cls, txt, json.FIELD, none or auto, got 'class'"
     assert told in capsys.readouterr().err

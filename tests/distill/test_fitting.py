@@ -12,7 +12,8 @@ def test_a_loss_over_the_batchs_pictures_needs_several() -> None:
     check_batch({"kd": KDLoss(), "sp": SPLoss()}, 2, 1)
     check_batch({"sp": SPLoss(gather=True)}, 1, 2)
     with pytest.raises(
-        UserError, match=r"data.batch_size: must give SPLoss \(model.distill_losses.sp\) 2 pictures at least, got 1"
+        UserError,
+        match=r"data.batch_size: must give SPLoss \(model.distill_losses.sp\) 2 pictures at least, got 1",
     ):
         check_batch({"sp": SPLoss(gather=False)}, 1, 2)
 
@@ -23,7 +24,11 @@ def test_a_teacher_is_left_out_only_where_several_teach_features() -> None:
     for losses, weight, message in (
         ({"a": CosineLoss(), "b": CosineLoss()}, 1.0, "model.task_loss_weight=0"),
         ({"a": CosineLoss()}, 0.0, "needs losses that use several model.teachers"),
-        ({"a": CosineLoss(), "b": KDLoss()}, 0.0, r"KDLoss \(model.distill_losses.b\) has no value for each picture"),
+        (
+            {"a": CosineLoss(), "b": KDLoss()},
+            0.0,
+            r"KDLoss \(model.distill_losses.b\) has no value for each picture",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             check_dropping(losses, of, weight)

@@ -24,14 +24,21 @@ from kd.models import Preprocess, StudentSpec, TeacherSpec, build_model
 from kd.run.assemble import assemble
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher
 
-OURS, THEIRS = Preprocess(32, (0.5,) * 3, (0.5,) * 3), Preprocess(32, (0.48, 0.45, 0.40), (0.23, 0.22, 0.23))
+OURS, THEIRS = (
+    Preprocess(32, (0.5,) * 3, (0.5,) * 3),
+    Preprocess(32, (0.48, 0.45, 0.40), (0.23, 0.22, 0.23)),
+)
 
 
-def inherit(student: torch.nn.Module, teacher: torch.nn.Module, pictures: torch.Tensor, *inputs: Preprocess) -> None:
+def inherit(
+    student: torch.nn.Module, teacher: torch.nn.Module, pictures: torch.Tensor, *inputs: Preprocess
+) -> None:
     inherit_together([(student, inputs[0])], teacher, pictures, inputs[1])
 
 
-def vit(seed: int, width: int = 64, heads: int = 4, depth: int = 3, **kwargs: object) -> torch.nn.Module:
+def vit(
+    seed: int, width: int = 64, heads: int = 4, depth: int = 3, **kwargs: object
+) -> torch.nn.Module:
     torch.manual_seed(seed)
     shape = {**TINY, "embed_dim": width, "num_heads": heads, "depth": depth, **kwargs}
     model = timm.create_model(ARCH, num_classes=5, img_size=32, **shape)
@@ -42,7 +49,9 @@ def vit(seed: int, width: int = 64, heads: int = 4, depth: int = 3, **kwargs: ob
 
 @pytest.fixture(scope="module")
 def sample() -> torch.Tensor:
-    return torch.randint(0, 256, (128, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        0, 256, (128, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
 
 
 @torch.no_grad()
@@ -69,11 +78,15 @@ def answers(model: torch.nn.Module, preprocess: Preprocess, sample: torch.Tensor
         ({"reg_tokens": 2, "no_embed_class": True}, {"no_embed_class": False}),
     ],
 )
-def test_a_student_of_the_same_shape_becomes_the_teacher(kwargs: dict, alone: dict, sample: torch.Tensor) -> None:
+def test_a_student_of_the_same_shape_becomes_the_teacher(
+    kwargs: dict, alone: dict, sample: torch.Tensor
+) -> None:
     """``alone``: what the teacher has beside."""
     teacher, student = vit(0, **{**kwargs, **alone}), vit(1, **kwargs)
     inherit(student, teacher, sample, OURS, THEIRS)
-    torch.testing.assert_close(answers(student, OURS, sample), answers(teacher, THEIRS, sample), atol=2e-2, rtol=0)
+    torch.testing.assert_close(
+        answers(student, OURS, sample), answers(teacher, THEIRS, sample), atol=2e-2, rtol=0
+    )
 
 
 def with_narrow_heads(model: torch.nn.Module, rank: int, live: int) -> torch.nn.Module:
@@ -96,7 +109,12 @@ def with_narrow_heads(model: torch.nn.Module, rank: int, live: int) -> torch.nn.
 @pytest.mark.parametrize(
     ("theirs", "ours", "rank", "live"),
     [
-        (4, 8, 8, 4),  # two small heads for each big one, which has no more than small ones can hold
+        (
+            4,
+            8,
+            8,
+            4,
+        ),  # two small heads for each big one, which has no more than small ones can hold
         (4, 16, 4, 4),
         (8, 4, 8, 4),  # half as many, each larger
     ],
@@ -113,7 +131,9 @@ def test_heads_of_another_size_hold_what_fits_them(
 
 def test_heads_that_hold_less_come_near(sample: torch.Tensor) -> None:
     teacher, student = with_narrow_heads(vit(0), 16, 4), vit(1, width=32, heads=4)
-    turned = torch.cat([sample[:96].rot90(turns, (2, 3)) for turns in range(4)])  # the class token is a row a picture
+    turned = torch.cat(
+        [sample[:96].rot90(turns, (2, 3)) for turns in range(4)]
+    )  # the class token is a row a picture
     inherit(student, teacher, turned, OURS, THEIRS)
     expected, got = answers(teacher, THEIRS, sample[96:]), answers(student, OURS, sample[96:])
     assert torch.corrcoef(torch.stack([expected.flatten(), got.flatten()]))[0, 1] > 0.5
@@ -127,7 +147,9 @@ def test_heads_that_hold_less_come_near(sample: torch.Tensor) -> None:
         ({"global_pool": "avg", "class_token": True}, {"global_pool": "avg", "class_token": False}),
     ],
 )
-def test_a_student_with_fewer_tokens_beside_the_patches(theirs: dict, ours: dict, sample: torch.Tensor) -> None:
+def test_a_student_with_fewer_tokens_beside_the_patches(
+    theirs: dict, ours: dict, sample: torch.Tensor
+) -> None:
     teacher, student = vit(0, **theirs), vit(1, **ours)
     inherit(student, teacher, sample[:96], OURS, THEIRS)
     expected, got = answers(teacher, THEIRS, sample[96:]), answers(student, OURS, sample[96:])
@@ -147,7 +169,10 @@ def test_models_without_a_classifier(theirs: dict, shape: dict, sample: torch.Te
     """A linear map of the student's features gives the teacher's: exactly where it has all the room."""
     teacher = vit(0, **theirs)
     teacher.reset_classifier(0)
-    for pool in ("token", "avg"):  # no classifier is taken over, so its pooling need not be the teacher's
+    for pool in (
+        "token",
+        "avg",
+    ):  # no classifier is taken over, so its pooling need not be the teacher's
         student = vit(1, **{"reg_tokens": 4, **shape}, global_pool=pool, fc_norm=False)
         student.reset_classifier(0)
         inherit(student, teacher, sample[:96], OURS, THEIRS)
@@ -170,7 +195,10 @@ def narrowed(teacher: torch.nn.Module, rank: int) -> torch.nn.Module:
     q = torch.linalg.qr(torch.randn(64, 64, generator=torch.Generator().manual_seed(3))).Q[:, :rank]
     q = q - q.mean(0)
     keep = q @ torch.linalg.pinv(q)
-    for layer in [model.patch_embed.proj, *(x for b in model.blocks for x in (b.attn.proj, b.mlp.fc2))]:
+    for layer in [
+        model.patch_embed.proj,
+        *(x for b in model.blocks for x in (b.attn.proj, b.mlp.fc2)),
+    ]:
         layer.weight.data = (keep @ layer.weight.data.flatten(1)).view_as(layer.weight)
         layer.bias.data = keep @ layer.bias.data
     for token in (model.cls_token, model.pos_embed):
@@ -188,7 +216,9 @@ def test_a_stream_of_low_rank_is_reproduced_by_a_narrow_student(sample: torch.Te
     assert error < 0.05
 
 
-@pytest.mark.parametrize("shape", [{"width": 32, "heads": 2}, {"depth": 2}, {"width": 32, "heads": 2, "depth": 1}])
+@pytest.mark.parametrize(
+    "shape", [{"width": 32, "heads": 2}, {"depth": 2}, {"width": 32, "heads": 2, "depth": 1}]
+)
 def test_a_smaller_student_answers_like_the_teacher(shape: dict, sample: torch.Tensor) -> None:
     teacher, student = vit(0), vit(1, **shape)
     inherit(student, teacher, sample[:96], OURS, THEIRS)
@@ -230,8 +260,14 @@ def test_another_number_of_classes_leaves_the_head_fresh(sample: torch.Tensor) -
         ({"reg_tokens": 2}, "no larger number of register tokens than the teacher, got 2 and 0"),
         ({"global_pool": "map", "class_token": False}, "the student has attention pooling, which"),
         ({"final_norm": False}, "the student has no norm before its classifier, which"),
-        ({"block_fn": ParallelScalingBlock}, "the student has blocks of the kind ParallelScalingBlock"),
-        ({"embed_layer": partial(HybridEmbed, backbone=torch.nn.Conv2d(3, 8, 1))}, r"of its own \(a hybrid\), which"),
+        (
+            {"block_fn": ParallelScalingBlock},
+            "the student has blocks of the kind ParallelScalingBlock",
+        ),
+        (
+            {"embed_layer": partial(HybridEmbed, backbone=torch.nn.Conv2d(3, 8, 1))},
+            r"of its own \(a hybrid\), which",
+        ),
         ({"qk_norm": True}, "same qk_norm, got LayerNorm and none"),
         ({"mlp_layer": SwiGLUPacked}, "same kind of MLP, got GluMlp and Mlp"),
         ({"norm_layer": torch.nn.Identity}, "the student has norms of the kind Identity"),
@@ -249,13 +285,22 @@ def test_a_teacher_without_a_classifier_gives_a_student_its_layers(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     headless = save_teacher(tmp_path / "headless.safetensors", num_classes=0)
-    items = [f"model.teacher.checkpoint={headless}", "model.teacher.head=false", "model.student.inherit=true"]
-    items += ["model.distill_losses={hint: {class_path: HintLoss}}", "model.taps.hint={student: norm, teacher: norm}"]
+    items = [
+        f"model.teacher.checkpoint={headless}",
+        "model.teacher.head=false",
+        "model.student.inherit=true",
+    ]
+    items += [
+        "model.distill_losses={hint: {class_path: HintLoss}}",
+        "model.taps.hint={student: norm, teacher: norm}",
+    ]
     assert train_main([f"recipe={recipe}", *items, "trainer.max_epochs=1", "optim.lr=1e-12"]) == 0
     assert "starts from random weights" not in capsys.readouterr().out
     file = recipe.parent / "runs" / "tiny" / "000" / "student.safetensors"
     ours, theirs = (load_file(f)["patch_embed.proj.weight"].flatten(1) for f in (file, headless))
-    theirs = theirs - theirs.mean(0)  # of one width: turned, but for the direction that LayerNorm does not see
+    theirs = theirs - theirs.mean(
+        0
+    )  # of one width: turned, but for the direction that LayerNorm does not see
     torch.testing.assert_close(ours.T @ ours, theirs.T @ theirs, atol=1e-4, rtol=1e-3)
 
 
@@ -265,7 +310,10 @@ def test_a_pair_that_does_not_fit_is_refused_before_anything_is_read(
     items = ["model.student.inherit=true", "model.student.kwargs.embed_dim=64"]
     assert train_main([f"recipe={recipe}", *items]) == 2
     said = capsys.readouterr()
-    assert "model.student.inherit: the student must have no larger width than the teacher, got 64 and 32" in said.err
+    assert (
+        "model.student.inherit: the student must have no larger width than the teacher, got 64 and 32"
+        in said.err
+    )
     assert "preflight" not in said.out + said.err
 
 
@@ -273,7 +321,9 @@ def test_what_is_not_understood_is_noticed(sample: torch.Tensor) -> None:
     """A teacher that does something that no formula here knows, as timm's next release may."""
     teacher, student = vit(0), vit(1)
     teacher.head.register_forward_hook(lambda _module, _inputs, out: out.roll(1, dims=0))
-    with pytest.raises(ValueError, match=r"a copy of this teacher gives other outputs \(correlation"):
+    with pytest.raises(
+        ValueError, match=r"a copy of this teacher gives other outputs \(correlation"
+    ):
         inherit(student, teacher, sample, OURS, THEIRS)
 
 
@@ -287,7 +337,11 @@ def test_dead_units(sample: torch.Tensor) -> None:
 
 def test_a_recipe_bends_to_its_student(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``inherit=auto``: another kind of student starts from random weights, at its rate; a refusal names it."""
-    cnn = ["model.student.arch=test_resnet.r160_in1k", "model.student.kwargs={}", "optim.lr_scratch=0.01"]
+    cnn = [
+        "model.student.arch=test_resnet.r160_in1k",
+        "model.student.kwargs={}",
+        "optim.lr_scratch=0.01",
+    ]
     items = [f"recipe={recipe}", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"]
     students = recipe.parent / "runs" / "tiny"
 
@@ -297,23 +351,33 @@ def test_a_recipe_bends_to_its_student(recipe: Path, capsys: pytest.CaptureFixtu
     assert train_main([*items, *cnn, "model.student.inherit=auto"]) == 0
     said = capsys.readouterr().out
     reason = "(the student must be a plain timm VisionTransformer, got ResNet), at optim.lr_scratch=0.01; "
-    assert f"starts from random weights, not from the teacher's layers {reason}model.student.pretrained=true" in said
+    assert (
+        f"starts from random weights, not from the teacher's layers {reason}model.student.pretrained=true"
+        in said
+    )
     assert (student(0)["start"], student(0)["lr"]) == ("scratch", 0.01)
     assert train_main([*items, *cnn, "model.student.inherit=true"]) == 2
-    assert "model.student.inherit=auto trains such a student without them" in capsys.readouterr().err
+    assert (
+        "model.student.inherit=auto trains such a student without them" in capsys.readouterr().err
+    )
     assert train_main([*items, "optim.lr_scratch=0.01", "model.student.inherit=auto"]) == 0
     assert (student(1)["start"], student(1)["lr"]) == ("inherited", 0.001)
     assert "random weights" not in capsys.readouterr().out
     weights = f"model.student.checkpoint={students / '001'}"
     assert train_main([*items, "model.student.inherit=true", weights]) == 2
-    assert "inherit: true would overwrite the weights of model.student.checkpoint" in capsys.readouterr().err
+    assert (
+        "inherit: true would overwrite the weights of model.student.checkpoint"
+        in capsys.readouterr().err
+    )
     assert train_main([*items, "optim.lr_scratch=0.01", "model.student.inherit=auto", weights]) == 0
     assert (student(2)["start"], student(2)["lr"]) == ("pre-trained", 0.001)
     assert train_main([f"resume={students / '000'}", "trainer.max_epochs=2"]) == 0
     assert (student(0)["start"], student(0)["lr"]) == ("scratch", 0.01)
 
 
-def test_a_student_takes_as_many_patches_as_its_teacher_has(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_student_takes_as_many_patches_as_its_teacher_has(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``patch_size: auto``; without it a line says that there are fewer. A student of its own weights keeps its own."""
     teacher = save_teacher(recipe.parent / "of14.safetensors", patch_size=14, img_size=28)
     shape = {name: size for name, size in TINY.items() if name != "patch_size"}
@@ -326,42 +390,67 @@ def test_a_student_takes_as_many_patches_as_its_teacher_has(recipe: Path, capsys
         file = students / f"{number:03d}" / "student.safetensors"
         return load_file(file)["patch_embed.proj.weight"].shape[2:]
 
-    own, auto = (f"model.student.kwargs={json.dumps({**shape, **given})}" for given in ({}, {"patch_size": "auto"}))
+    own, auto = (
+        f"model.student.kwargs={json.dumps({**shape, **given})}"
+        for given in ({}, {"patch_size": "auto"})
+    )
     assert train_main([*items, own]) == 0
-    assert "model.student.kwargs.patch_size=auto gives it as many (14 pixels)" in capsys.readouterr().out
+    assert (
+        "model.student.kwargs.patch_size=auto gives it as many (14 pixels)"
+        in capsys.readouterr().out
+    )
     assert train_main([*items, auto]) == 0
-    assert f"student: {ARCH} has patches of 14 pixels, as many as its teacher" in capsys.readouterr().out
+    assert (
+        f"student: {ARCH} has patches of 14 pixels, as many as its teacher"
+        in capsys.readouterr().out
+    )
     assert [grid(0), grid(1)] == [(16, 16), (14, 14)]
     assert train_main([f"resume={students / '001'}", "trainer.max_epochs=2"]) == 0
     assert train_main([*items, auto, f"model.student.checkpoint={students / '000'}"]) == 0
     assert train_main([*items, auto, f"model.student.checkpoint={students / '001'}"]) == 0
     assert train_main([*items, auto, "model.student.inherit=false"]) == 0
     assert "as many" not in capsys.readouterr().out
-    assert [grid(number) for number in range(5)] == [(16, 16), (14, 14), (16, 16), (14, 14), (16, 16)]
+    assert [grid(number) for number in range(5)] == [
+        (16, 16),
+        (14, 14),
+        (16, 16),
+        (14, 14),
+        (16, 16),
+    ]
 
 
 class Vits:
     """A builder of the user's whose students have patches of 16 pixels, whatever the settings say."""
 
     def build(self, num_classes: int, img_size: tuple[int, int] | None) -> torch.nn.Module:
-        return timm.create_model(ARCH, num_classes=num_classes, img_size=img_size, **{**TINY, "patch_size": 16})
+        return timm.create_model(
+            ARCH, num_classes=num_classes, img_size=img_size, **{**TINY, "patch_size": 16}
+        )
 
 
 def test_auto_is_the_students_alone_and_is_told_where_it_can_do_nothing(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "teacher.safetensors", patch_size=14, img_size=56)
 
     def note(side: int, patch_size: object = "auto", **more: Any) -> str:
-        small = StudentSpec(ARCH, side, inherit=True, kwargs={**TINY, "patch_size": patch_size}, **more)
+        small = StudentSpec(
+            ARCH, side, inherit=True, kwargs={**TINY, "patch_size": patch_size}, **more
+        )
         big = TeacherSpec(ARCH, 56, kwargs={**TINY, "patch_size": 14}, checkpoint=str(file))
-        module = assemble(DataInfo(list(CLASSES), 8, 8), small, big, distill_losses={"kd": KDLoss()})
+        module = assemble(
+            DataInfo(list(CLASSES), 8, 8), small, big, distill_losses={"kd": KDLoss()}
+        )
         return module.student_of_one.note
 
     assert note(56).startswith("has patches of 14 pixels, as many as its teacher")
-    assert note(56, 16).startswith("has fewer patches than its teacher; model.student.kwargs.patch_size=auto gives")
+    assert note(56, 16).startswith(
+        "has fewer patches than its teacher; model.student.kwargs.patch_size=auto gives"
+    )
     assert note(46).startswith("keeps its own patches, fewer than its teacher's")
     assert note(64) == note(46, 16) == note(56, 16, builder=Vits()) == ""
     assert note(56, builder=Vits()).startswith("keeps its own patches")
-    with pytest.raises(UserError, match=r"model.student.kwargs.patch_size: auto is for model.student alone"):
+    with pytest.raises(
+        UserError, match=r"model.student.kwargs.patch_size: auto is for model.student alone"
+    ):
         build_model(StudentSpec(ARCH, 64, kwargs={"patch_size": "auto"}), 4, "model.student")
 
 
@@ -376,7 +465,9 @@ def test_pixels_that_no_patch_sees_are_told(capsys: pytest.CaptureFixture[str]) 
 def test_a_near_number_of_patches_alone_is_taken(side: int, patch: int, found: int | None) -> None:
     """Far smaller patches cost more than the settings promise; a side that is no multiple can't have as many."""
     teacher, student = (
-        timm.create_model(ARCH, img_size=size, patch_size=pixels, embed_dim=32, depth=1, num_heads=2)
+        timm.create_model(
+            ARCH, img_size=size, patch_size=pixels, embed_dim=32, depth=1, num_heads=2
+        )
         for size, pixels in ((112, 14), (side, patch))
     )
     assert matching_patches(student, teacher) == found
@@ -387,12 +478,29 @@ def test_projections_of_an_inherited_classifier_begin_fitted(recipe: Path) -> No
     losses = {"summary": "prelogits", "patches": "maps", "middle": "maps@1/2"}
     items = [f"model.distill_losses.{name}={{class_path: MSELoss, init_args: {{standardize: variance}}}}"
              for name in losses]  # fmt: skip
-    items += [f"model.taps.{name}={{student: {layer}, teacher: {layer}}}" for name, layer in losses.items()]
-    copy_of = [f"model.student.kwargs={json.dumps(TINY)}", "model.student.inherit=true", "optim.lr=1e-9"]
+    items += [
+        f"model.taps.{name}={{student: {layer}, teacher: {layer}}}"
+        for name, layer in losses.items()
+    ]
+    copy_of = [
+        f"model.student.kwargs={json.dumps(TINY)}",
+        "model.student.inherit=true",
+        "optim.lr=1e-9",
+    ]
     assert train_main([f"recipe={recipe}", *items, *copy_of, "trainer.max_epochs=1"]) == 0
     rows = list(csv.DictReader((recipe.parent / "runs" / "tiny" / "000" / "metrics.csv").open()))
     for name in losses:
-        assert float(next(row[key] for row in rows for key in row if key.endswith(f"{name}_loss") and row[key])) < 0.1
+        assert (
+            float(
+                next(
+                    row[key]
+                    for row in rows
+                    for key in row
+                    if key.endswith(f"{name}_loss") and row[key]
+                )
+            )
+            < 0.1
+        )
 
 
 def test_the_middle_of_a_cnn_learns_from_the_middle_of_a_vit(recipe: Path) -> None:
@@ -403,7 +511,9 @@ def test_the_middle_of_a_cnn_learns_from_the_middle_of_a_vit(recipe: Path) -> No
     cnn = ["model.student.arch=resnet10t", "model.student.kwargs={}"]
     assert train_main([f"recipe={recipe}", *items, *cnn, "trainer.max_epochs=2"]) == 0
     rows = list(csv.DictReader((recipe.parent / "runs" / "tiny" / "000" / "metrics.csv").open()))
-    losses = [float(row[key]) for row in rows for key in row if key.endswith("middle_loss") and row[key]]
+    losses = [
+        float(row[key]) for row in rows for key in row if key.endswith("middle_loss") and row[key]
+    ]
     assert 0 < losses[-1] < losses[0]
 
 
@@ -420,11 +530,17 @@ def test_several_students_come_out_as_each_alone_and_run_the_teacher_once(
         inherit(student, teacher, sample[:96], OURS, THEIRS)
     teacher.blocks[2].register_forward_pre_hook(lambda *_: calls.append(1))
     teacher.blocks[2].attn.register_forward_pre_hook(lambda *_: calls.append(2))
-    monkeypatch.setattr(start, "inherit_block", lambda *args: fitted.append(args) or inherit_block(*args))
+    monkeypatch.setattr(
+        start, "inherit_block", lambda *args: fitted.append(args) or inherit_block(*args)
+    )
     inherit_together([(student, OURS) for student in together], teacher, sample[:96], THEIRS)
-    assert len(fitted) == sum(len(student.blocks) for student in together) - 1, "one stream is met twice"
+    assert len(fitted) == sum(len(student.blocks) for student in together) - 1, (
+        "one stream is met twice"
+    )
     for one, other in zip(alone, together, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True)
+        )
     assert calls.count(1) == 3 * 2, "two grids and the logits, each in two parts"
     assert calls.count(2) == calls.count(1) + 2, "and once a grid for what the fits read"
 
@@ -433,7 +549,9 @@ def test_several_students_come_out_as_each_alone_and_run_the_teacher_once(
 def test_a_fit_is_the_ridge_regression_drawn_to_its_start() -> None:
     """300 inputs: their products are computed in parts."""
     generator = torch.Generator().manual_seed(0)
-    x, y, start = (torch.randn(*shape, generator=generator) for shape in ((2, 400, 300), (2, 400, 5), (5, 300)))
+    x, y, start = (
+        torch.randn(*shape, generator=generator) for shape in ((2, 400, 300), (2, 400, 5), (5, 300))
+    )
     shares = torch.linspace(0.5, 1.5, 400)
     linear = torch.nn.Linear(300, 5)
     fit(linear, [(x, y)], start, shares, ridge=0.1)
@@ -442,7 +560,9 @@ def test_a_fit_is_the_ridge_regression_drawn_to_its_start() -> None:
     x, y = (t - (share * t).mean(0) for t in (x, y))
     gram = (share * x).T @ x / len(x)
     damped = gram + 0.1 * gram.diagonal().mean() * torch.eye(300)
-    expected = start + torch.linalg.solve(damped, (share * x).T @ (y - x @ start.double().T) / len(x)).T
+    expected = (
+        start + torch.linalg.solve(damped, (share * x).T @ (y - x @ start.double().T) / len(x)).T
+    )
     torch.testing.assert_close(linear.weight.double(), expected, rtol=1e-4, atol=1e-5)
 
 

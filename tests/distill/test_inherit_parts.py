@@ -34,9 +34,17 @@ from kd.models.loading import freeze_backbone
 
 
 def vit(width: int = 16, depth: int = 2, heads: int = 2, **kwargs: object) -> nn.Module:
-    settings = {"img_size": 32, "patch_size": 8, "embed_dim": width, "depth": depth, "num_heads": heads} | kwargs
+    settings = {
+        "img_size": 32,
+        "patch_size": 8,
+        "embed_dim": width,
+        "depth": depth,
+        "num_heads": heads,
+    } | kwargs
     torch.manual_seed(0)
-    return timm.create_model("vit_tiny_patch16_224", num_classes=settings.pop("num_classes", 3), **settings).eval()
+    return timm.create_model(
+        "vit_tiny_patch16_224", num_classes=settings.pop("num_classes", 3), **settings
+    ).eval()
 
 
 @pytest.mark.parametrize(("student", "teacher", "message"), [
@@ -45,7 +53,9 @@ def vit(width: int = 16, depth: int = 2, heads: int = 2, **kwargs: object) -> nn
     (vit(), timm.create_model("resnet10t"), "plain timm VisionTransformer"),
     (vit(qk_norm=True), vit(), "qk_norm"), (vit(reg_tokens=2), vit(), "register tokens"),
 ])  # fmt: skip
-def test_pairs_that_do_not_fit_say_what_differs(student: nn.Module, teacher: nn.Module, message: str) -> None:
+def test_pairs_that_do_not_fit_say_what_differs(
+    student: nn.Module, teacher: nn.Module, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         check_pair(student, teacher)
 
@@ -90,9 +100,15 @@ def test_the_stream_is_the_teachers_own() -> None:
     pictures = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         streams = teacher_streams(teacher, embedded_as(vit(16), teacher, pictures))
-        _, maps = teacher.forward_intermediates(pictures, norm=False, output_fmt="NLC", return_prefix_tokens=True)
+        _, maps = teacher.forward_intermediates(
+            pictures, norm=False, output_fmt="NLC", return_prefix_tokens=True
+        )
     for found, (patches, prefix) in zip(streams[1:], maps, strict=True):
-        assert torch.allclose(found, seen_by_norms(torch.cat([prefix, patches], 1), teacher.blocks[0].norm1), atol=1e-5)
+        assert torch.allclose(
+            found,
+            seen_by_norms(torch.cat([prefix, patches], 1), teacher.blocks[0].norm1),
+            atol=1e-5,
+        )
 
 
 def test_the_projection_is_orthonormal_and_leaves_the_mean_out() -> None:
@@ -100,27 +116,41 @@ def test_the_projection_is_orthonormal_and_leaves_the_mean_out() -> None:
     pictures = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         projection = projection_of(
-            moment_of(streams := teacher_streams(teacher, embedded_as(student, teacher, pictures)), 1),
+            moment_of(
+                streams := teacher_streams(teacher, embedded_as(student, teacher, pictures)), 1
+            ),
             streams[-1],
             student,
         )
     product = projection.double().T @ projection.double()
     values = torch.linalg.eigvalsh(product)
     assert projection.shape == (16, 32)
-    assert torch.allclose(values[-15:], torch.ones(15, dtype=torch.float64), atol=1e-5), "15 directions, unscaled"
+    assert torch.allclose(values[-15:], torch.ones(15, dtype=torch.float64), atol=1e-5), (
+        "15 directions, unscaled"
+    )
     assert projection.sum(0).abs().max() < 1e-5, "a LayerNorm takes the mean out"
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("pool", ["token", "avg"])
 def test_what_the_classifier_reads_is_kept_before_all_else(pool: str) -> None:
-    teacher, student = vit(32, global_pool=pool, fc_norm=False), vit(16, global_pool=pool, fc_norm=False)
+    teacher, student = (
+        vit(32, global_pool=pool, fc_norm=False),
+        vit(16, global_pool=pool, fc_norm=False),
+    )
     pictures = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     streams = teacher_streams(teacher, embedded_as(student, teacher, pictures))
 
     read = read_by_classifier(teacher, streams[-1], 7).float()
-    kept, plain = (projection_of(moment_of(streams, 1), streams[-1], student, reader) for reader in (teacher, None))
-    assert (read - kept.T @ kept @ read).abs().max() < 1e-2 < (read - plain.T @ plain @ read).abs().max()
+    kept, plain = (
+        projection_of(moment_of(streams, 1), streams[-1], student, reader)
+        for reader in (teacher, None)
+    )
+    assert (
+        (read - kept.T @ kept @ read).abs().max()
+        < 1e-2
+        < (read - plain.T @ plain @ read).abs().max()
+    )
 
 
 def test_the_teacher_is_measured_once_for_each_patch_grid() -> None:
@@ -131,7 +161,11 @@ def test_the_teacher_is_measured_once_for_each_patch_grid() -> None:
         last, block = measured.last, measured.block(1, vit(16))
         measured.see_as(vit(24), (32, 32))
         assert measured.last is last and measured.block(1, vit(24)) is block
-        assert measured.projection(vit(16)) is measured.projection(vit(16, depth=1)) is not measured.projection(vit(24))
+        assert (
+            measured.projection(vit(16))
+            is measured.projection(vit(16, depth=1))
+            is not measured.projection(vit(24))
+        )
         measured.see_as(vit(16, patch_size=16), (32, 32))
     assert measured.last is not last and measured.last.shape[1] == 5
 
@@ -143,7 +177,9 @@ def test_heads_of_the_same_number_and_size_give_the_same_products() -> None:
     found, _ = head_map(qkv, out, write, (2, 2), (4, 4))
     mapped = (qkv @ found.T).reshape(2, 50, 3, 2, 4)
     own = qkv.reshape(2, 50, 3, 2, 4)
-    centred = own[:, :, 1] - own[:, :, 1].flatten(0, 1).mean(0)  # a softmax does not see a shift of all keys
+    centred = own[:, :, 1] - own[:, :, 1].flatten(0, 1).mean(
+        0
+    )  # a softmax does not see a shift of all keys
     keys = mapped[:, :, 1] - mapped[:, :, 1].flatten(0, 1).mean(0)
     wanted = torch.einsum("nihd,njhd->nhij", own[:, :, 0], centred)
     assert torch.allclose(torch.einsum("nihd,njhd->nhij", mapped[:, :, 0], keys), wanted, atol=1e-3)
@@ -152,7 +188,10 @@ def test_heads_of_the_same_number_and_size_give_the_same_products() -> None:
 def test_freezing_leaves_a_gradient_to_the_classifier_alone() -> None:
     model = vit()
     assert freeze_backbone(model, "vit") == ("head",)
-    assert {name for name, p in model.named_parameters() if p.requires_grad} == {"head.weight", "head.bias"}
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
+        "head.weight",
+        "head.bias",
+    }
     with pytest.raises(UserError, match="nothing is left to train"):
         freeze_backbone(vit(num_classes=0), "vit")
 
@@ -160,7 +199,10 @@ def test_freezing_leaves_a_gradient_to_the_classifier_alone() -> None:
 @torch.no_grad()
 def test_a_fit_in_parts_is_the_fit_of_the_whole() -> None:
     generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(40, 4, width, generator=generator) + torch.arange(40.0)[:, None, None] for width in (6, 3))
+    x, y = (
+        torch.randn(40, 4, width, generator=generator) + torch.arange(40.0)[:, None, None]
+        for width in (6, 3)
+    )
     weight, shares = torch.randn(3, 6, generator=generator), torch.tensor([3.0, 1.0, 1.0, 1.0])
     whole, parts = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
     fit(whole, [(x, y)], weight, shares)
@@ -171,7 +213,9 @@ def test_a_fit_in_parts_is_the_fit_of_the_whole() -> None:
 @torch.no_grad()
 def test_a_large_sample_is_fitted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first part decides which heads and units are kept; here it alone would do as well as the whole."""
-    pictures = torch.randint(256, (40, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pictures = torch.randint(
+        256, (40, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     teacher, prepare, found = vit(32), Preprocess(32, (0.5,) * 3, (0.5,) * 3), []
     for size in (40, 16):
         for module in (layers, measured, start):

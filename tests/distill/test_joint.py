@@ -15,8 +15,16 @@ from tests._helpers import TINY, write_recipe
 from tests._runs import assert_same, run_folders, student_of
 
 STUDENTS: dict[str, dict[str, Any]] = {
-    "labels": {"model.distill_losses.kd.weight": 0, "model.task_loss_weight": 1.0, "optim.lr": 0.003},
-    "dropped": {"model.student.kwargs.proj_drop_rate": 0.5, "model.ema_decay": 0.9, "optim.name": "sgd"},
+    "labels": {
+        "model.distill_losses.kd.weight": 0,
+        "model.task_loss_weight": 1.0,
+        "optim.lr": 0.003,
+    },
+    "dropped": {
+        "model.student.kwargs.proj_drop_rate": 0.5,
+        "model.ema_decay": 0.9,
+        "optim.name": "sgd",
+    },
 }
 AS = f"students={json.dumps(STUDENTS)}"
 
@@ -46,11 +54,16 @@ def test_each_student_comes_out_as_if_trained_alone(recipe: Path, joint: Path) -
     for name in STUDENTS:
         own = joint / "students" / name
         assert f"{name}, best epoch" in out
-        assert train_main([str(own / "config.yaml")]) == 0  # its own settings: the same run without the others
+        assert (
+            train_main([str(own / "config.yaml")]) == 0
+        )  # its own settings: the same run without the others
         alone = run_folders(recipe)[-1]
         assert_same(student_of(own), student_of(alone))
         for metric in ("train/loss", "val/acc1"):
-            assert columns(own / "metrics.csv", metric) == columns(alone / "metrics.csv", metric), (name, metric)
+            assert columns(own / "metrics.csv", metric) == columns(alone / "metrics.csv", metric), (
+                name,
+                metric,
+            )
         theirs = json.loads((alone / "summary.json").read_text())["student"]
         assert summary["students"][name] == theirs
         assert json.loads((own / "summary.json").read_text())["student"] == theirs
@@ -73,7 +86,9 @@ def test_the_teacher_is_asked_once_a_batch(recipe: Path, monkeypatch: pytest.Mon
     asked = []
     whole = FrozenTeacher.__call__
     monkeypatch.setattr(
-        FrozenTeacher, "__call__", lambda self, images: asked.append(len(images)) or whole(self, images)
+        FrozenTeacher,
+        "__call__",
+        lambda self, images: asked.append(len(images)) or whole(self, images),
     )
     assert train_main([f"recipe={recipe}", AS, "trainer.max_epochs=1"]) == 0
     preflight, steps = 2, 6
@@ -83,7 +98,10 @@ def test_the_teacher_is_asked_once_a_batch(recipe: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("students", "message"),
     [
-        ({"a": {"data.batch_size": 3}}, "students.a: may differ in model.student, its losses and optim, not in"),
+        (
+            {"a": {"data.batch_size": 3}},
+            "students.a: may differ in model.student, its losses and optim, not in",
+        ),
         ({"a": {"model.teacher.arch": "resnet10t"}}, "students.a: may differ"),
         ({"a": {"optim.zero": True}}, "optim.zero: needs several processes"),
         ({"a/b": {}}, "students: a name is made of letters"),
@@ -105,7 +123,10 @@ def test_the_saved_configuration_holds_the_students(joint: Path) -> None:
 
 
 def test_a_single_student_may_have_a_name(recipe: Path) -> None:
-    assert train_main([f"recipe={recipe}", "students={low: {optim.lr: 1e-4}}", "trainer.max_epochs=1"]) == 0
+    assert (
+        train_main([f"recipe={recipe}", "students={low: {optim.lr: 1e-4}}", "trainer.max_epochs=1"])
+        == 0
+    )
     assert (run_folders(recipe)[-1] / "students" / "low" / "student.safetensors").is_file()
 
 
@@ -115,7 +136,10 @@ def test_losses_with_parameters_are_drawn_as_alone(recipe: Path) -> None:
         f"model.distill_losses.{name}={kind}"
         for name, kind in {"hint": "HintLoss", "cosine": "CosineLoss", "crd": "CRDLoss"}.items()
     ]
-    taps = {"hint": {"student": "norm", "teacher": "norm"}, "cosine": {"student": "prelogits", "teacher": "prelogits"}}
+    taps = {
+        "hint": {"student": "norm", "teacher": "norm"},
+        "cosine": {"student": "prelogits", "teacher": "prelogits"},
+    }
     items = [f"recipe={recipe}", *losses, f"model.taps={json.dumps(taps)}", "trainer.max_epochs=1"]
     other = {"model.student.kwargs": {**TINY, "depth": 2}, "optim.lr": 0.003}
     assert train_main([*items, f"students={json.dumps({'as_it_is': {}, 'other': other})}"]) == 0
@@ -127,6 +151,15 @@ def test_losses_with_parameters_are_drawn_as_alone(recipe: Path) -> None:
         for loss in ("kd", "hint", "cosine", "crd"):
             column = f"train/{loss}_loss"
             assert columns(own / "metrics.csv", column) == columns(alone / "metrics.csv", column)
-        saved = [torch.load(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (joint, alone)]
+        saved = [
+            torch.load(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (joint, alone)
+        ]
         theirs = {k.removeprefix("students.student."): v for k, v in saved[1].items()}
-        assert_same({k.removeprefix(f"students.{name}."): v for k, v in saved[0].items() if f".{name}." in k}, theirs)
+        assert_same(
+            {
+                k.removeprefix(f"students.{name}."): v
+                for k, v in saved[0].items()
+                if f".{name}." in k
+            },
+            theirs,
+        )

@@ -33,13 +33,18 @@ from tests._helpers import ARCH, CLASSES, TINY, draw_folder, save_teacher, tiny_
 HEADLESS = {"arch": ARCH, "img_size": 32, "kwargs": {**TINY, "depth": 1}, "head": False}
 
 
-def label_free_recipe(path: Path, pictures: Path, teachers: dict[str, dict], **changes: object) -> Path:
+def label_free_recipe(
+    path: Path, pictures: Path, teachers: dict[str, dict], **changes: object
+) -> Path:
     """A summary and a patch loss for each teacher."""
     losses: dict[str, dict] = {}
     taps: dict[str, dict] = {}
     for name in teachers:
         losses[f"{name}_summary"] = {"class_path": "CosineLoss"}
-        losses[f"{name}_patches"] = {"class_path": "RADIOLoss", "init_args": {"standardize": "variance"}}
+        losses[f"{name}_patches"] = {
+            "class_path": "RADIOLoss",
+            "init_args": {"standardize": "variance"},
+        }
         taps[f"{name}_summary"] = {"student": "prelogits", "teacher": "prelogits"}
         taps[f"{name}_patches"] = {"student": "norm", "teacher": "norm"}
     return write_recipe(path, pictures, None, **{
@@ -57,7 +62,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw_folder(root / "pictures" / "some" / "where")
     weights = save_teacher(root / "dino.safetensors", seed=1)
     teachers = {"dino": {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(weights)}}
-    recipe = label_free_recipe(root / "tiny.yaml", root / "pictures", teachers, model__ema_decay=0.9)
+    recipe = label_free_recipe(
+        root / "tiny.yaml", root / "pictures", teachers, model__ema_decay=0.9
+    )
     assert main("train", [f"recipe={recipe}"]) == 0
     return root
 
@@ -73,12 +80,20 @@ def rows(run: Path) -> list[dict[str, str]]:
 
 def test_a_run_without_labels_is_measured_on_held_out_pictures(made: Path) -> None:
     summary = json.loads((folder(made) / "summary.json").read_text())
-    assert (summary["data"]["train"], summary["data"]["val"], summary["data"]["classes"]) == (58, 6, 0)
+    assert (summary["data"]["train"], summary["data"]["val"], summary["data"]["classes"]) == (
+        58,
+        6,
+        0,
+    )
     val = summary["student"]["val"]
     assert set(val) == {"feature_loss", "dino_summary_loss", "dino_patches_loss", "rankme"}
-    assert val["feature_loss"] == pytest.approx(val["dino_summary_loss"] + val["dino_patches_loss"], rel=1e-4)
+    assert val["feature_loss"] == pytest.approx(
+        val["dino_summary_loss"] + val["dino_patches_loss"], rel=1e-4
+    )
     assert 1 <= val["rankme"] <= TINY["embed_dim"]
-    measured = [float(row["val/feature_loss"]) for row in rows(folder(made)) if row["val/feature_loss"]]
+    measured = [
+        float(row["val/feature_loss"]) for row in rows(folder(made)) if row["val/feature_loss"]
+    ]
     assert summary["student"]["best_val"]["feature_loss"] == pytest.approx(min(measured), abs=1e-5)
     assert measured[-1] < measured[0]
     assert {"train/dino_summary_loss", "train/dino_patches_loss"} <= set(rows(folder(made))[0])
@@ -94,7 +109,12 @@ def test_the_student_is_its_features_in_plain_timm(made: Path) -> None:
         features = plain(torch.ones(1, 3, 32, 32))
         assert features.shape == (1, TINY["embed_dim"])
         assert torch.equal(features, from_folder(torch.ones(1, 3, 32, 32)))
-    assert timm.create_model(f"local-dir:{run / 'student'}", pretrained=True, num_classes=3).num_classes == 3
+    assert (
+        timm.create_model(
+            f"local-dir:{run / 'student'}", pretrained=True, num_classes=3
+        ).num_classes
+        == 3
+    )
 
 
 def test_what_is_inherited_begins_beside_its_teacher(made: Path) -> None:
@@ -104,10 +124,19 @@ def test_what_is_inherited_begins_beside_its_teacher(made: Path) -> None:
     teachers = {"dino": {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(weights)}}
     student = {**HEADLESS, "kwargs": TINY, "inherit": True, "inherit_pictures": 58}
     (made / "copy").mkdir()
-    recipe = label_free_recipe(made / "copy" / "tiny.yaml", made / "pictures", teachers, model__student=student)
-    standard = [f"model.distill_losses.dino_{level}.init_args.standardize=phi_s" for level in ("summary", "patches")]
+    recipe = label_free_recipe(
+        made / "copy" / "tiny.yaml", made / "pictures", teachers, model__student=student
+    )
+    standard = [
+        f"model.distill_losses.dino_{level}.init_args.standardize=phi_s"
+        for level in ("summary", "patches")
+    ]
     for number, kind in enumerate(("Projection", "OrthogonalProjection")):
-        items = [*standard, f"model.distill_losses.dino_summary.init_args.projection={kind}", "optim.lr=1e-9"]
+        items = [
+            *standard,
+            f"model.distill_losses.dino_summary.init_args.projection={kind}",
+            "optim.lr=1e-9",
+        ]
         assert main("train", [f"recipe={recipe}", *items, "trainer.max_epochs=1"]) == 0
         run = made / "copy" / "runs" / "tiny" / f"{number:03d}"
         val = json.loads((run / "summary.json").read_text())["student"]["val"]
@@ -121,7 +150,9 @@ def test_what_is_inherited_begins_beside_its_teacher(made: Path) -> None:
 
 def test_labels_on_top(made: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fine-tuning and the linear probe: a new classifier on the distilled backbone."""
-    recipe = write_recipe(made / "labels.yaml", pictures, None, model__student={"arch": ""}, model__ema_decay=0.5)
+    recipe = write_recipe(
+        made / "labels.yaml", pictures, None, model__student={"arch": ""}, model__ema_decay=0.5
+    )
     items = [f"recipe={recipe}", f"model.student.checkpoint={folder(made)}", "trainer.max_epochs=1"]
     assert main("train", items) == 0
     said = capsys.readouterr().out
@@ -130,9 +161,17 @@ def test_labels_on_top(made: Path, pictures: Path, capsys: pytest.CaptureFixture
         "student: the new classifier starts as a ridge regression on the features of 48 training pictures (leave"
         in said
     )
-    assert main("train", [*items, "model.student.freeze=backbone", "model.student.kwargs.drop_path_rate=0.5"]) == 0
+    assert (
+        main(
+            "train",
+            [*items, "model.student.freeze=backbone", "model.student.kwargs.drop_path_rate=0.5"],
+        )
+        == 0
+    )
     before = load_file(folder(made) / "student.safetensors")
-    tuned, probed = (load_file(made / "runs" / "tiny" / f"{i:03d}" / "student.safetensors") for i in (1, 2))
+    tuned, probed = (
+        load_file(made / "runs" / "tiny" / f"{i:03d}" / "student.safetensors") for i in (1, 2)
+    )
     assert set(tuned) == set(probed) == {*before, "head.weight", "head.bias"}
     assert probed["head.weight"].shape == (len(CLASSES), TINY["embed_dim"])
     assert all(torch.equal(probed[name], before[name]) for name in before)
@@ -143,14 +182,24 @@ def test_labels_on_top(made: Path, pictures: Path, capsys: pytest.CaptureFixture
     assert right > 0.8  # the classes differ in colour
     rows_of = rows(made / "runs" / "tiny" / "003")
     assert float(next(row["val/acc1"] for row in rows_of if row.get("val/acc1"))) > 0.8
-    taught = write_recipe(made / "taught.yaml", pictures, made / "dino.safetensors", model__student={"arch": ""})
+    taught = write_recipe(
+        made / "taught.yaml", pictures, made / "dino.safetensors", model__student={"arch": ""}
+    )
     dino = "model.teacher.head=false"
-    hint = ["model.distill_losses={hint: HintLoss}", "model.taps={hint: {student: norm, teacher: norm}}", dino]
+    hint = [
+        "model.distill_losses={hint: HintLoss}",
+        "model.taps={hint: {student: norm, teacher: norm}}",
+        dino,
+    ]
     unlabelled = ["model.task_loss_weight=0", *hint, "name=unlabelled"]
     assert main("train", [f"recipe={taught}", *items[1:], *unlabelled]) == 0
-    assert "ridge regression" not in capsys.readouterr().out  # a run that learns nothing from labels reads none
+    assert (
+        "ridge regression" not in capsys.readouterr().out
+    )  # a run that learns nothing from labels reads none
     checkpoint = torch.load(made / "runs/tiny/002/checkpoints/last.ckpt", weights_only=True)
-    trained = [p for group in checkpoint["optimizer_states"][0]["param_groups"] for p in group["params"]]
+    trained = [
+        p for group in checkpoint["optimizer_states"][0]["param_groups"] for p in group["params"]
+    ]
     assert len(trained) == 2
 
 
@@ -167,7 +216,9 @@ def test_labels_on_top(made: Path, pictures: Path, capsys: pytest.CaptureFixture
         (["model.taps.dino_patches.student=prelogits"], "model.taps.dino_patches: no projection leads from"),
     ],
 )  # fmt: skip
-def test_mistakes(items: list[str], message: str, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(
+    items: list[str], message: str, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main("train", [f"recipe={made / 'tiny.yaml'}", *items]) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -192,7 +243,9 @@ def probed(made: Path) -> Path:
         "big": {"arch": ARCH, "img_size": 48, "kwargs": {**TINY, "embed_dim": 48}, "checkpoint": str(big),
                 "mean": [0.5] * 3, "std": [0.25] * 3, "weight": 2.0},
     }  # fmt: skip
-    recipe = label_free_recipe(made / "two.yaml", made / "pictures", teachers, recipe="two", data__img_size=48)
+    recipe = label_free_recipe(
+        made / "two.yaml", made / "pictures", teachers, recipe="two", data__img_size=48
+    )
     items = [f"recipe={recipe}", f"data.probe.root={made / 'labelled'}", "model.teacher_drop=0.5"]
     assert main("train", items) == 0
     return made / "runs" / "two" / "000"
@@ -202,7 +255,13 @@ def test_a_picture_does_without_teachers_over_several_layers(probed: Path, made:
     """Each picture's loss is the mean over the layers', whose mean over the pictures is what validation measures."""
     layers = {"student": ["blocks.0", "norm"], "teacher": ["blocks.0", "norm"], "tokens": "class"}
     taps = [f"model.taps.dino_summary={json.dumps(layers)}"]
-    items = [f"recipe={made / 'two.yaml'}", *taps, "model.teacher_drop=0.5", "trainer.max_epochs=1", "name=layers"]
+    items = [
+        f"recipe={made / 'two.yaml'}",
+        *taps,
+        "model.teacher_drop=0.5",
+        "trainer.max_epochs=1",
+        "name=layers",
+    ]
     assert main("train", items) == 0
     assert 0 < last_val(probed.parent / "layers")["dino_summary_loss"] < 2
     torch.manual_seed(0)
@@ -211,13 +270,19 @@ def test_a_picture_does_without_teachers_over_several_layers(probed: Path, made:
     given = [torch.randn(4, width) for width in (6, 5)], [torch.randn(4, width) for width in (8, 7)]
     values = each.per_picture(*given)
     projected = [loss.projection(x) for loss, x in zip(each.losses, given[0], strict=True)]
-    cosines = [torch.nn.functional.cosine_similarity(x, y) for x, y in zip(projected, given[1], strict=True)]
+    cosines = [
+        torch.nn.functional.cosine_similarity(x, y)
+        for x, y in zip(projected, given[1], strict=True)
+    ]
     torch.testing.assert_close(values, 1 - (cosines[0] + cosines[1]) / 2)
     torch.testing.assert_close(values.mean(), each(*given, torch.zeros(4)))
 
 
 def test_a_resumed_run_keeps_its_average(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("train", [f"resume={folder(made)}", "trainer.max_epochs=3", "model.ema_decay=null"]) == 2
+    assert (
+        main("train", [f"resume={folder(made)}", "trainer.max_epochs=3", "model.ema_decay=null"])
+        == 2
+    )
     assert "model.ema_decay: can't be turned on or off in a resumed run" in capsys.readouterr().err
 
 
@@ -227,21 +292,30 @@ def test_teachers_and_student_are_measured_by_their_features(probed: Path) -> No
     assert summary["primary"] == "knn1"
     assert summary["teacher"]["val"].keys() == {"knn1", "probe1"}
     assert set(summary["teacher"]["members"]) == {"dino", "big"}
-    assert summary["teacher"]["members"]["big"]["val"]["knn1"] > 0.25  # colours tell the classes apart
+    assert (
+        summary["teacher"]["members"]["big"]["val"]["knn1"] > 0.25
+    )  # colours tell the classes apart
     assert val["knn1"] > 0.25 and val["probe1"] > 0.25
-    losses = {name: val[f"{name}_loss"] for name in ("dino_summary", "dino_patches", "big_summary", "big_patches")}
+    losses = {
+        name: val[f"{name}_loss"]
+        for name in ("dino_summary", "dino_patches", "big_summary", "big_patches")
+    }
     total = sum(value * (2 if name.startswith("big") else 1) for name, value in losses.items())
     assert val["feature_loss"] == pytest.approx(total, rel=1e-4)
     page = (probed / "report.html").read_text()
     assert "Accuracy of the features" in page and "teacher big knn1" in page
 
 
-def test_kd_eval_finds_what_training_found(probed: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kd_eval_finds_what_training_found(
+    probed: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The best epoch's student, from its file alone; and two runs side by side."""
     assert main("eval", [str(probed)]) == 0
     found = json.loads((probed / "eval_val.json").read_text())
     best = json.loads((probed / "summary.json").read_text())["student"]["best_val"]
-    assert {k: found["student"][k] for k in ("knn1", "probe1")} == {k: best[k] for k in ("knn1", "probe1")}
+    assert {k: found["student"][k] for k in ("knn1", "probe1")} == {
+        k: best[k] for k in ("knn1", "probe1")
+    }
     assert found["student"]["rankme"] == pytest.approx(best["rankme"], rel=0.05)
     assert {"teacher dino", "teacher big"} <= set(found)
     assert main("eval", [str(folder(made)), str(folder(made))]) == 0
@@ -260,14 +334,36 @@ def test_features_of_pictures_and_the_files_beside(probed: Path, made: Path) -> 
     assert main("runs", [str(made / "runs")]) == 0
 
 
-def test_a_probe_that_can_not_be(made: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_probe_that_can_not_be(
+    made: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     draw_folder(made / "one", classes=("apple",))
     for file, items, message in (
-        ("tiny.yaml", [f"data.probe.root={made / 'one'}"], "data.probe.root: needs two classes or more"),
-        ("tiny.yaml", ["data.probe.root=/nowhere"], "data.probe.root: there is no folder /nowhere/train"),
-        ("tiny.yaml", ["checkpoint.monitor=val/knn1"], "checkpoint.monitor: val/knn1 needs labelled pictures"),
-        ("tiny.yaml", ["model.teacher_drop=0.5"], "model.teacher_drop: needs losses that use several"),
-        (recipe, [f"data.probe.root={made / 'one' / '..' / 'labelled'}"], "data.probe.root: is for a student without"),
+        (
+            "tiny.yaml",
+            [f"data.probe.root={made / 'one'}"],
+            "data.probe.root: needs two classes or more",
+        ),
+        (
+            "tiny.yaml",
+            ["data.probe.root=/nowhere"],
+            "data.probe.root: there is no folder /nowhere/train",
+        ),
+        (
+            "tiny.yaml",
+            ["checkpoint.monitor=val/knn1"],
+            "checkpoint.monitor: val/knn1 needs labelled pictures",
+        ),
+        (
+            "tiny.yaml",
+            ["model.teacher_drop=0.5"],
+            "model.teacher_drop: needs losses that use several",
+        ),
+        (
+            recipe,
+            [f"data.probe.root={made / 'one' / '..' / 'labelled'}"],
+            "data.probe.root: is for a student without",
+        ),
     ):
         assert main("train", [f"recipe={made / file}", *items]) == 2
         error = capsys.readouterr().err
@@ -276,12 +372,17 @@ def test_a_probe_that_can_not_be(made: Path, recipe: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow  # the guides' commands run two of them; this looks at what came out
-def test_the_recipes_run_without_data_or_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipes_run_without_data_or_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``config=debug`` has a part of its own for each of them."""
     monkeypatch.chdir(tmp_path)
     assert main("train", ["recipe=foundation_many", "config=debug", "trainer.accelerator=cpu"]) == 0
     summary = json.loads((tmp_path / "runs/foundation_many/latest/summary.json").read_text())
-    assert summary["student"]["start"] == "inherited" and set(summary["teacher"]["members"]) == {"dino", "siglip"}
+    assert summary["student"]["start"] == "inherited" and set(summary["teacher"]["members"]) == {
+        "dino",
+        "siglip",
+    }
     assert main("train", ["recipe=finetune", "config=debug", "trainer.accelerator=cpu"]) == 0
 
 
@@ -299,7 +400,14 @@ def test_two_processes_measure_and_learn_as_one(probed: Path, made: Path) -> Non
              "trainer.max_epochs=1", "data.val_fraction=0.11"]  # fmt: skip
     assert main("train", [*items, "name=alone"]) == 0
     pids = start_ranks(
-        [*items, "name=both", "trainer.devices=2", "trainer.strategy=ddp", "optim.zero=true", "data.batch_size=4"],
+        [
+            *items,
+            "name=both",
+            "trainer.devices=2",
+            "trainer.strategy=ddp",
+            "optim.zero=true",
+            "data.batch_size=4",
+        ],
         made / "log.txt",
     )
     assert {status_of(pid) for pid in pids} == {0}, (made / "log.0").read_text()
@@ -327,7 +435,9 @@ def test_cached_features_teach_as_live_ones(made: Path) -> None:
     summary = json.loads((runs / "cached" / "summary.json").read_text())
     assert summary["cache"]["answers_read"] > 0
     live = json.loads((runs / "000" / "summary.json").read_text())
-    assert summary["student"]["val"]["feature_loss"] == pytest.approx(live["student"]["val"]["feature_loss"], rel=0.2)
+    assert summary["student"]["val"]["feature_loss"] == pytest.approx(
+        live["student"]["val"]["feature_loss"], rel=0.2
+    )
 
 
 @pytest.mark.parametrize("head", [False, True])
@@ -346,26 +456,43 @@ def test_targets_do_not_move_while_training(
     assert main("train", [f"recipe={recipe}", *items]) == 0
     run = recipe.parent / "runs" / "tiny" / "000"
     if not head:
-        assert len({row["val/feature_loss"] for row in rows(run) if row.get("val/feature_loss")}) == 1
+        assert (
+            len({row["val/feature_loss"] for row in rows(run) if row.get("val/feature_loss")}) == 1
+        )
     kept = torch.load(run / "checkpoints" / "last.ckpt")["state_dict"]
-    found = {name: kept[f"students.student.objective.losses.f.targets.{name}"] for name in ("mean", "turn", "rows")}
+    found = {
+        name: kept[f"students.student.objective.losses.f.targets.{name}"]
+        for name in ("mean", "turn", "rows")
+    }
     data = DistillationDataModule(ImageFolder(str(pictures)), 32)
     teacher = tiny_vit(seed=1).eval()
     with torch.no_grad():
         inputs = kd.Preprocess(32, teacher.pretrained_cfg["mean"], teacher.pretrained_cfg["std"])
-        features = teacher.forward_head(teacher.forward_features(inputs(data.sample_pictures(48))), pre_logits=True)
+        features = teacher.forward_head(
+            teacher.forward_features(inputs(data.sample_pictures(48))), pre_logits=True
+        )
     assert found["rows"] == 48
     torch.testing.assert_close(found["mean"], features.mean(0), rtol=1e-4, atol=1e-5)
     turn = phi_s(torch.cov(features.double().T, correction=0))
-    torch.testing.assert_close(found["turn"].T @ found["turn"], (turn.T @ turn).float(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        found["turn"].T @ found["turn"], (turn.T @ turn).float(), rtol=1e-3, atol=1e-3
+    )
 
 
 def test_a_student_from_random_weights_in_half_precision_throughout(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(targets, "BATCHES", 4)
-    standard = [f"model.distill_losses.dino_{level}.init_args.standardize=phi_s" for level in ("summary", "patches")]
-    items = [f"recipe={made / 'tiny.yaml'}", *standard, "trainer.precision=bf16-true", "trainer.max_epochs=1"]
+    standard = [
+        f"model.distill_losses.dino_{level}.init_args.standardize=phi_s"
+        for level in ("summary", "patches")
+    ]
+    items = [
+        f"recipe={made / 'tiny.yaml'}",
+        *standard,
+        "trainer.precision=bf16-true",
+        "trainer.max_epochs=1",
+    ]
     assert main("train", [*items, "name=half"]) == 0
     assert 0 < last_val(made / "runs" / "tiny" / "half")["feature_loss"] < 3
 
@@ -386,7 +513,9 @@ def test_in_a_loop_of_ones_own() -> None:
 
 def test_a_search_knows_what_is_measured(made: Path) -> None:
     config = KDCLI(translate([f"recipe={made / 'tiny.yaml'}"]).parser_args()).as_dict()
-    assert [(o.name, o.maximize) for o in _objectives(None, config)] == [("val/feature_loss", False)]
+    assert [(o.name, o.maximize) for o in _objectives(None, config)] == [
+        ("val/feature_loss", False)
+    ]
     assert _objectives("val/dino_summary_loss", config)[0].name == "val/dino_summary_loss"
     with pytest.raises(UserError, match="objective: no run reports 'val/knn1'"):
         _objectives("val/knn1", config)
@@ -402,13 +531,30 @@ def test_what_is_held_out_adds_up_in_full_precision() -> None:
     held.update(features[:0], {})
     found = held.compute()
     assert found["feature_loss"] == 3
-    assert float(found["rankme"]) == pytest.approx(rank_of_gram((features.T @ features).double()), rel=1e-4)
+    assert float(found["rankme"]) == pytest.approx(
+        rank_of_gram((features.T @ features).double()), rel=1e-4
+    )
 
 
-@pytest.mark.parametrize("arch", ["resnet10t", pytest.param("mobilevit_xxs", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "arch", ["resnet10t", pytest.param("mobilevit_xxs", marks=pytest.mark.slow)]
+)
 def test_the_recipe_takes_students_of_any_kind(arch: str, tmp_path: Path) -> None:
-    items = ["recipe=foundation_vit", "config=debug", f"model.student.arch={arch}", "model.student.kwargs={}"]
-    items += ["data.img_size=64", "model.student.img_size=64", "optim.warmup_epochs=0", "trainer.max_epochs=1"]
-    assert main("train", [*items, "data.num_workers=0", f"runs_dir={tmp_path}", "data.batch_size=32"]) == 0
+    items = [
+        "recipe=foundation_vit",
+        "config=debug",
+        f"model.student.arch={arch}",
+        "model.student.kwargs={}",
+    ]
+    items += [
+        "data.img_size=64",
+        "model.student.img_size=64",
+        "optim.warmup_epochs=0",
+        "trainer.max_epochs=1",
+    ]
+    assert (
+        main("train", [*items, "data.num_workers=0", f"runs_dir={tmp_path}", "data.batch_size=32"])
+        == 0
+    )
     summary = json.loads((tmp_path / "foundation_vit" / "latest" / "summary.json").read_text())
     assert summary["student"]["val"]["dino_patches_loss"] > 0

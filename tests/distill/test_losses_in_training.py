@@ -40,14 +40,21 @@ from tests._runs import assert_same, losses, run_folders, student_of
 
 LEARNT = "students.student.objective.losses"  # where checkpoints keep the losses' parameters
 INFO = DataInfo(list(CLASSES), 48, 16)
-PICTURES = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+PICTURES = torch.randint(
+    0, 256, (6, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
 BATCH = {"image": PICTURES, "target": torch.tensor([0, 1, 2, 3, 0, 1]), "index": torch.arange(6)}
 
 
-def module(teacher: Path, info: DataInfo = INFO, arch: str = ARCH, **kwargs: Any) -> DistillationModule:
+def module(
+    teacher: Path, info: DataInfo = INFO, arch: str = ARCH, **kwargs: Any
+) -> DistillationModule:
     torch.manual_seed(0)
     return assemble(
-        info, StudentSpec(arch, 32, kwargs=TINY), TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY), **kwargs
+        info,
+        StudentSpec(arch, 32, kwargs=TINY),
+        TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY),
+        **kwargs,
     )
 
 
@@ -66,11 +73,18 @@ def test_all_losses_together_train_and_resume_bit_for_bit(
     tmp_path: Path, pictures: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each in one recipe under its class's name; killed at a step in the second epoch, it goes on as if nothing was."""
-    monkeypatch.setattr(targets, "BATCHES", 10)  # the kill falls between: statistics, then their rotation, carry on
-    chosen: dict[str, Any] = {name: {"class_path": f"kd.losses.{name}"} for name in [*LOGIT, *FEATURE]}
+    monkeypatch.setattr(
+        targets, "BATCHES", 10
+    )  # the kill falls between: statistics, then their rotation, carry on
+    chosen: dict[str, Any] = {
+        name: {"class_path": f"kd.losses.{name}"} for name in [*LOGIT, *FEATURE]
+    }
     chosen["std"] = {
         "class_path": "kd.losses.StandardizedLoss",
-        "init_args": {"loss": {"class_path": "kd.losses.KDLoss", "init_args": {"temperature": 2.0}}, "weight": 2.0},
+        "init_args": {
+            "loss": {"class_path": "kd.losses.KDLoss", "init_args": {"temperature": 2.0}},
+            "weight": 2.0,
+        },
     }
     chosen["CRDLoss"]["init_args"] = {"negatives": 16}
     chosen["DKDLoss"]["init_args"] = {"warmup_epochs": 2}
@@ -79,7 +93,12 @@ def test_all_losses_together_train_and_resume_bit_for_bit(
     chosen["PseudoClassLoss"]["init_args"] = {"queue_size": 20}
     taps = {name: tap for name, tap in FEATURE.items() if tap}
     recipe = write_recipe(
-        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen, model__taps=taps, model__ema_decay=0.9
+        tmp_path / "tiny.yaml",
+        pictures,
+        teacher,
+        model__distill_losses=chosen,
+        model__taps=taps,
+        model__ema_decay=0.9,
     )
     depth = "model.student.kwargs.depth=2"
     assert train_main([f"recipe={recipe}", depth]) == 0
@@ -112,7 +131,11 @@ class MemoryOfEachRank(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         memory = pl_module.student_of_one.objective.losses["crd"].memory_teacher
         broadcast = [buffer.data_ptr() for buffer in trainer.model.modules_buffers]
-        found = {"memory": memory, "broadcast": memory.data_ptr() in broadcast, "counted": len(broadcast)}
+        found = {
+            "memory": memory,
+            "broadcast": memory.data_ptr() in broadcast,
+            "counted": len(broadcast),
+        }
         torch.save(found, Path(trainer.default_root_dir) / f"rank{trainer.global_rank}.pt")
 
 
@@ -151,7 +174,9 @@ def test_losses_over_the_batch_see_the_batches_of_all_processes(
 ) -> None:
     """Two ranks of 4 pictures train the student that one of 8 trains."""
     monkeypatch.setattr(targets, "BATCHES", 3)
-    chosen: dict[str, Any] = {name: {"class_path": name} for name in ("RKDLoss", "SPLoss", "CKALoss")}
+    chosen: dict[str, Any] = {
+        name: {"class_path": name} for name in ("RKDLoss", "SPLoss", "CKALoss")
+    }
     chosen |= {n: {"class_path": n, "init_args": {"gather": True}} for n in ("DISTLoss", "PKDLoss")}
     chosen["PseudoClassLoss"] = {"class_path": "PseudoClassLoss", "init_args": {"queue_size": 20}}
     chosen["RADIOLoss"] = {"class_path": "RADIOLoss", "init_args": {"standardize": "phi_s"}}
@@ -173,7 +198,10 @@ def test_features_alone_of_a_vit_teach_a_cnn(
     tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under bfloat16, by every feature loss. An untrained classifier has no accuracy; the last epoch counts."""
-    stages = {"student": "layer[13]", "teacher": "blocks.*"}  # a finer and a coarser grid than the teacher's
+    stages = {
+        "student": "layer[13]",
+        "teacher": "blocks.*",
+    }  # a finer and a coarser grid than the teacher's
     chosen: dict[str, Any] = {name: {"class_path": name} for name in ("HintLoss", *FEATURE)}
     taps = {name: stages for name in ("HintLoss", *FEATURE) if FEATURE.get(name, BLOCKS)}
     recipe = write_recipe(
@@ -203,11 +231,20 @@ def test_features_alone_of_a_vit_teach_a_cnn(
     assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
 
 
-def test_a_run_with_pkds_former_projection_resumes(tmp_path: Path, pictures: Path, teacher: Path) -> None:
+def test_a_run_with_pkds_former_projection_resumes(
+    tmp_path: Path, pictures: Path, teacher: Path
+) -> None:
     """PKD had one between equal widths too; a checkpoint with it goes on as it was."""
-    before = {"class_path": "kd.losses.PKDLoss", "init_args": {"projection": {"class_path": "kd.losses.Projection"}}}
+    before = {
+        "class_path": "kd.losses.PKDLoss",
+        "init_args": {"projection": {"class_path": "kd.losses.Projection"}},
+    }
     recipe = write_recipe(
-        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses={"pkd": before}, model__taps={"pkd": BLOCKS}
+        tmp_path / "tiny.yaml",
+        pictures,
+        teacher,
+        model__distill_losses={"pkd": before},
+        model__taps={"pkd": BLOCKS},
     )
     assert train_main([f"recipe={recipe}"]) == 0
     stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 8}})
@@ -248,7 +285,9 @@ def test_a_temperature_moves_over_the_epochs() -> None:
     student, teacher = torch.randn(2, 4, 5)
     for epoch, temperature in ((0, 8.0), (1, 6.0), (3, 2.0), (9, 2.0)):
         loss.epoch, loss.max_epochs = float(epoch), 4
-        torch.testing.assert_close(loss(student, teacher, None), kd_loss(student, teacher, temperature))
+        torch.testing.assert_close(
+            loss(student, teacher, None), kd_loss(student, teacher, temperature)
+        )
 
 
 def test_dkd_warms_up() -> None:
@@ -256,11 +295,15 @@ def test_dkd_warms_up() -> None:
     student, teacher, target = torch.randn(3, 5), torch.randn(3, 5), torch.tensor([0, 1, 2])
     for epoch, share in ((0, 0.25), (1, 0.5), (3, 1.0), (7, 1.0)):
         loss.epoch = float(epoch)
-        torch.testing.assert_close(loss(student, teacher, target), share * full(student, teacher, target))
+        torch.testing.assert_close(
+            loss(student, teacher, target), share * full(student, teacher, target)
+        )
 
 
 def test_the_module_tells_losses_the_epoch(teacher: Path) -> None:
-    built = module(teacher, distill_losses={"std": StandardizedLoss(KDLoss(4.0, final_temperature=2.0))})
+    built = module(
+        teacher, distill_losses={"std": StandardizedLoss(KDLoss(4.0, final_temperature=2.0))}
+    )
     built.student_of_one.objective.set_epoch(3, 10)
     inner = built.student_of_one.objective.losses["std"].loss
     assert (inner.epoch, inner.max_epochs) == (3.0, 10)
@@ -268,14 +311,23 @@ def test_the_module_tells_losses_the_epoch(teacher: Path) -> None:
 
 def test_a_distillation_token_answers_to_the_logit_losses(teacher: Path) -> None:
     """DeiT: the class head learns from labels, the distillation head from the teacher; inference averages them."""
-    for loss, reference in ((HardKDLoss(), hard_kd_loss), (KDLoss(3.0), lambda s, t: kd_loss(s, t, 3.0))):
-        built = module(teacher, arch="deit_tiny_distilled_patch16_224", distill_losses={"token": loss})
+    for loss, reference in (
+        (HardKDLoss(), hard_kd_loss),
+        (KDLoss(3.0), lambda s, t: kd_loss(s, t, 3.0)),
+    ):
+        built = module(
+            teacher, arch="deit_tiny_distilled_patch16_224", distill_losses={"token": loss}
+        )
         own, distilled = built.student(built.student_of_one.prepare(PICTURES))
-        found = built.student_of_one.learn(BATCH, built.teacher.answer(BATCH, built.students.wanted))
+        found = built.student_of_one.learn(
+            BATCH, built.teacher.answer(BATCH, built.students.wanted)
+        )
         total, terms = found.total, found.named
         answers = built.teacher(PICTURES)
         torch.testing.assert_close(terms["token_loss"], reference(distilled, answers).detach())
-        torch.testing.assert_close(terms["task_loss"], torch.nn.functional.cross_entropy(own, BATCH["target"]).detach())
+        torch.testing.assert_close(
+            terms["task_loss"], torch.nn.functional.cross_entropy(own, BATCH["target"]).detach()
+        )
         total.backward()
         assert all(p.grad is not None for p in built.student.parameters())
         average = built.student.eval()(built.student_of_one.prepare(PICTURES))
@@ -292,7 +344,10 @@ def test_simkd_takes_over_the_teachers_classifier(teacher: Path) -> None:
     )
     projected = built.student_of_one.objective.losses["simkd"].projection(features)
     torch.testing.assert_close(
-        built.student(built.student_of_one.prepare(PICTURES)), built.teacher.model.head(projected), rtol=1e-4, atol=1e-5
+        built.student(built.student_of_one.prepare(PICTURES)),
+        built.teacher.model.head(projected),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
@@ -312,7 +367,12 @@ def test_simkd_exports_the_teachers_classifier_however_a_run_ends(
     if items[0] == "several":
         own = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher)}
         both = json.dumps({"a": own, "b": {**own, "img_size": 48}})
-        items = ["model.teacher=null", f"model.teachers={both}", "model.teacher_of={x: a}", *items[1:]]
+        items = [
+            "model.teacher=null",
+            f"model.teachers={both}",
+            "model.teacher_of={x: a}",
+            *items[1:],
+        ]
     simkd = "model.distill_losses={x: {class_path: SimKDLoss}}"
     assert train_main([f"recipe={recipe}", "model.task_loss_weight=0", simkd, *items]) == 0
     (folder,) = run_folders(recipe)
@@ -352,7 +412,12 @@ def test_simkd_exports_the_teachers_classifier_however_a_run_ends(
     ],
 )  # fmt: skip
 def test_what_a_loss_is_not_defined_for_is_refused(
-    losses: dict[str, DistillLoss], info: DataInfo, extra: dict, message: str, teacher: Path, tmp_path: Path
+    losses: dict[str, DistillLoss],
+    info: DataInfo,
+    extra: dict,
+    message: str,
+    teacher: Path,
+    tmp_path: Path,
 ) -> None:
     from tests._helpers import save_teacher
 

@@ -26,7 +26,11 @@ LABELS[5:] = NAN
 Case = tuple[Callable[[], Task], dict[str, Callable[[], DistillLoss]], Tensor]
 CASES: dict[str, Case] = {
     "Classification": (lambda: Classification(3, label_smoothing=0.1), {"kd": KDLoss}, IDS),
-    "class weights": (lambda: Classification(3, class_weights=[1.0, 2.0, 3.0]), {"kd": KDLoss}, IDS),
+    "class weights": (
+        lambda: Classification(3, class_weights=[1.0, 2.0, 3.0]),
+        {"kd": KDLoss},
+        IDS,
+    ),
     "MultiLabel": (lambda: MultiLabel(3), {"kd": kd.losses.BinaryKDLoss}, LABELS),
     "Regression": (
         lambda: Regression(3),
@@ -59,7 +63,9 @@ def gradients(name: str, part: slice) -> list[Tensor]:
     meaning = "numbers" if "Regression" in name else kind.get(name, "one label a picture")
     info = kd.DataInfo(["a", "b", "c"], kind=meaning, ignore_index=255 if dense else None)
     made = {key: loss() for key, loss in losses.items()}
-    step = kd.Distillation(PerPixel(dense, 0), PerPixel(dense, 1), task=task, losses=made, data=info)
+    step = kd.Distillation(
+        PerPixel(dense, 0), PerPixel(dense, 1), task=task, losses=made, data=info
+    )
     torch.manual_seed(2)
     images = torch.randn(COUNT, 3, 4, 4)
     step(images[part], target[part]).total.backward()
@@ -121,5 +127,7 @@ def test_float_pictures_reach_a_teacher_of_another_mean_and_std_as_timms_do() ->
     )  # fmt: skip
     bytes_ = torch.randint(0, 256, (4, 3, 4, 4), dtype=torch.uint8)
     assert step.teacher is not None
-    torch.testing.assert_close(step.teacher(of_student(bytes_)), step.teacher(bytes_), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        step.teacher(of_student(bytes_)), step.teacher(bytes_), rtol=1e-4, atol=1e-5
+    )
     assert of_teacher.floats is None, "the user's own is left as it is"

@@ -28,18 +28,27 @@ TRAIN_JOB = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "
              "PET_MASTER_ADDR": "food-node-0-0.food"}  # fmt: skip
 ETH0 = {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
 OF_HOST_2 = {"MASTER_ADDR": "algo-1", "MASTER_PORT": "29500", "NODE_RANK": "1"}
-RANK_9 = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "NODE_RANK": "1", "MASTER_PORT": "29500"}
+RANK_9 = {
+    "RANK": "9",
+    "WORLD_SIZE": "16",
+    "LOCAL_RANK": "1",
+    "NODE_RANK": "1",
+    "MASTER_PORT": "29500",
+}
 
 
 def of_groups(**groups: tuple[str, list[str]]) -> dict[str, Any]:
     """SageMaker's description of a cluster of several groups."""
-    listed = [{"instance_group_name": n, "instance_type": t, "hosts": h} for n, (t, h) in groups.items()]
+    listed = [
+        {"instance_group_name": n, "instance_type": t, "hosts": h} for n, (t, h) in groups.items()
+    ]
     return {"hosts": sorted(host for _, hosts in groups.values() for host in hosts), "instance_groups": listed,
             "network_interface_name": "eth0"}  # fmt: skip
 
 
 FOOD = of_groups(
-    data_group=("ml.c5.18xlarge", ["algo-1", "algo-4"]), dnn_group=("ml.p4d.24xlarge", ["algo-3", "algo-2"])
+    data_group=("ml.c5.18xlarge", ["algo-1", "algo-4"]),
+    dnn_group=("ml.p4d.24xlarge", ["algo-3", "algo-2"]),
 )
 
 
@@ -118,9 +127,13 @@ def test_a_rank_that_is_no_number_is_told_in_one_line(
 def test_sagemakers_resource_file(tmp_path: Path) -> None:
     file = tmp_path / "resourceconfig.json"
     alone = of_groups(homogeneousCluster=("ml.p4d.24xlarge", ["algo-2", "algo-1"]))
-    file.write_text(json.dumps({**alone, "current_host": "algo-2", "current_group_name": "homogeneousCluster"}))
+    file.write_text(
+        json.dumps({**alone, "current_host": "algo-2", "current_group_name": "homogeneousCluster"})
+    )
     assert recognise({"SM_NUM_GPUS": "8"}, file) == Cluster("SageMaker", 2, 8, OF_HOST_2 | ETH0)
-    with pytest.raises(UserError, match="SM_HOSTS: a, b, but .*resourceconfig.json has algo-1, algo-2"):
+    with pytest.raises(
+        UserError, match="SM_HOSTS: a, b, but .*resourceconfig.json has algo-1, algo-2"
+    ):
         recognise({"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a"}, file)
 
 
@@ -131,11 +144,15 @@ def test_only_the_training_group_trains(key: str, tmp_path: Path) -> None:
     found = {}
     for group in FOOD["instance_groups"]:
         for host in group["hosts"]:
-            file.write_text(json.dumps({**FOOD, "current_host": host, key: group["instance_group_name"]}))
+            file.write_text(
+                json.dumps({**FOOD, "current_host": host, key: group["instance_group_name"]})
+            )
             found[host] = recognise({}, file)
     main = {"MASTER_ADDR": "algo-2", "MASTER_PORT": "29500", **ETH0}
     for rank, host in enumerate(("algo-2", "algo-3")):
-        trains = Cluster("SageMaker", 2, None, {**main, "NODE_RANK": str(rank)}, role="train", data_nodes=2)
+        trains = Cluster(
+            "SageMaker", 2, None, {**main, "NODE_RANK": str(rank)}, role="train", data_nodes=2
+        )
         assert found[host] == trains
     for host in ("algo-1", "algo-4"):
         assert found[host] == Cluster("SageMaker", 2, None, main, role="data", data_nodes=2)
@@ -163,7 +180,9 @@ C5, P4 = "ml.c5.18xlarge", "ml.p4d.24xlarge"
         ({"a": (P4, ["1"])}, "data", "instance_groups: a: none of them trains"),
     ],
 )  # fmt: skip
-def test_roles_of_groups(groups: dict, role: str | None, outcome: list[str] | str, tmp_path: Path) -> None:
+def test_roles_of_groups(
+    groups: dict, role: str | None, outcome: list[str] | str, tmp_path: Path
+) -> None:
     file = tmp_path / "resourceconfig.json"
     file.write_text(json.dumps({**of_groups(**groups), "current_host": "1"}))
     env = {"KD_ROLE": role} if role else {}
@@ -180,12 +199,17 @@ def test_roles_of_groups(groups: dict, role: str | None, outcome: list[str] | st
 
 def test_a_group_that_is_told_wrong(tmp_path: Path) -> None:
     file = tmp_path / "resourceconfig.json"
-    file.write_text(json.dumps({**FOOD, "current_host": "algo-1", "current_group_name": "dnn_group"}))
-    with pytest.raises(UserError, match="current_group_name: dnn_group, but algo-1 is listed in 'data_group'"):
+    file.write_text(
+        json.dumps({**FOOD, "current_host": "algo-1", "current_group_name": "dnn_group"})
+    )
+    with pytest.raises(
+        UserError, match="current_group_name: dnn_group, but algo-1 is listed in 'data_group'"
+    ):
         recognise({}, file)
     file.write_text(json.dumps({**FOOD, "hosts": ["algo-1"], "current_host": "algo-1"}))
     with pytest.raises(
-        UserError, match="instance_groups: their hosts are algo-1, algo-2, algo-3, algo-4, the job's algo-1"
+        UserError,
+        match="instance_groups: their hosts are algo-1, algo-2, algo-3, algo-4, the job's algo-1",
     ):
         recognise({}, file)
 
@@ -198,7 +222,9 @@ def test_a_data_machine_is_stopped_while_it_waits(tmp_path: Path) -> None:
     assert "RAY_AUTH_TOKEN: must be a secret that all machines of the job share" in log.read_text()
     pid = start(["recipe=foodtag_vit"], log, **env, RAY_AUTH_TOKEN="ab" * 32)
     deadline = time.monotonic() + 120
-    while not (log.exists() and "waiting for the training machine at 127.0.0.1:1" in log.read_text()):
+    while not (
+        log.exists() and "waiting for the training machine at 127.0.0.1:1" in log.read_text()
+    ):
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
     os.kill(pid, signal.SIGTERM)

@@ -32,6 +32,9 @@ def test_a_killed_rank_is_started_again_and_goes_on(recipe: Path) -> None:
     assert f"kd-train: this job has run before: resuming {folder}" in done.stdout
     assert [p.name for p in (recipe.parent / "runs" / "tiny").glob("[0-9]*")] == ["000"]
     for rank in (0, 1):
-        lines = [json.loads(x) for x in (folder / "records" / f"samples.rank{rank}.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(x)
+            for x in (folder / "records" / f"samples.rank{rank}.jsonl").read_text().splitlines()
+        ]
         assert [line["step"] for line in lines] == list(range(1, 19))
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"

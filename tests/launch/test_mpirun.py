@@ -31,7 +31,11 @@ def test_mpiruns_variables(recipe: Path) -> None:
     log = recipe.parent / "log"
     ranks = []
     for rank in "10":
-        own = {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank, "PMIX_NAMESPACE": str(recipe)}
+        own = {
+            "OMPI_COMM_WORLD_RANK": rank,
+            "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+            "PMIX_NAMESPACE": str(recipe),
+        }
         size = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
         ranks.append(start(items_for(recipe), log, **JOB, **own, **size))
     assert [status_of(pid) for pid in ranks] == [0, 0], log.read_text()

@@ -74,17 +74,27 @@ def items_for(recipe: Path, *more: str) -> list[str]:
 @pytest.mark.usefixtures("wire")
 def test_two_machines_learn_what_one_learns(recipe: Path) -> None:
     log = recipe.parent / "log"
-    pids = [start_on(host, items_for(recipe, "trainer.max_epochs=1"), log.with_suffix(f".{host}")) for host in HOSTS]
+    pids = [
+        start_on(host, items_for(recipe, "trainer.max_epochs=1"), log.with_suffix(f".{host}"))
+        for host in HOSTS
+    ]
     assert [status_of(pid) for pid in pids] == [0, 0], log.with_suffix(".kd-test-a").read_text()
     said = log.with_suffix(".kd-test-a").read_text()
     (line,) = [text for text in said.splitlines() if text.startswith("processes:")]
-    assert line.startswith("processes: 2 on 2 machines (started by SageMaker), gloo, meeting at 10.77.0.1:29500; ")
+    assert line.startswith(
+        "processes: 2 on 2 machines (started by SageMaker), gloo, meeting at 10.77.0.1:29500; "
+    )
     assert "(10.77.0.1): rank 0; " in line
     assert line.endswith("(10.77.0.2): rank 1")
     assert "processes:" not in log.with_suffix(".kd-test-b").read_text()
-    pids = start_ranks([*items_for(recipe, "trainer.max_epochs=1"), "trainer.devices=2"], log.with_suffix(".txt"))
+    pids = start_ranks(
+        [*items_for(recipe, "trainer.max_epochs=1"), "trainer.devices=2"], log.with_suffix(".txt")
+    )
     assert [status_of(pid) for pid in pids] == [0, 0]
-    a, b = (load_file(recipe.parent / "runs" / "tiny" / n / "student.safetensors") for n in ("000", "001"))
+    a, b = (
+        load_file(recipe.parent / "runs" / "tiny" / n / "student.safetensors")
+        for n in ("000", "001")
+    )
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
@@ -110,7 +120,12 @@ def test_a_machine_that_is_cut_off(recipe: Path, how: str) -> None:
     # the wait of the step under way, then that of the last words; a busy machine takes its time to end a process
     assert time.monotonic() - cut < 2 * TIMEOUT_S + 30
     said = log.with_suffix(".kd-test-a").read_text()
-    assert said.count("failed: lost the connection to another process (killed, or its machine is gone)") == 1, said
+    assert (
+        said.count(
+            "failed: lost the connection to another process (killed, or its machine is gone)"
+        )
+        == 1
+    ), said
     assert f"kd-train resume={folder}" in said
     assert status_of(other) == (-9 if how == "kill -9" else 1)
     assert [survivors(pid) for pid in (mine, other)] == [[], []]
@@ -134,13 +149,17 @@ def test_a_machine_prepares_data_for_another(recipe: Path) -> None:
     own = {"kd-test-a": {"KD_DATA_NODES": "1"}, "kd-test-b": {"KD_ROLE": "data"}}
     items = [f"recipe={recipe}", "config=remote_data", "config=audit"]
     pids = {host: start(items, logs[host], enter, host, **shared, **own[host]) for host in HOSTS}
-    assert status_of(pids["kd-test-a"], timeout_s=280) == 0, [log.read_text() for log in logs.values()]
+    assert status_of(pids["kd-test-a"], timeout_s=280) == 0, [
+        log.read_text() for log in logs.values()
+    ]
     assert status_of(pids["kd-test-b"]) == 0, logs["kd-test-b"].read_text()
     assert "prepares data for 10.77.0.1" in logs["kd-test-b"].read_text()
     assert status_of(start([f"recipe={recipe}", "config=audit"], logs["kd-test-a"])) == 0
     tier, here = (recipe.parent / "runs" / "tiny" / number for number in ("000", "001"))
     told = json.loads((tier / "records" / "tier.rank0.jsonl").read_text().splitlines()[-1])
-    assert [machine["batches"] >= 12 for machine in told["machines"]] == [True]  # the one across the wire makes all
+    assert [machine["batches"] >= 12 for machine in told["machines"]] == [
+        True
+    ]  # the one across the wire makes all
     a, b = (load_file(folder / "student.safetensors") for folder in (tier, here))
     assert all(torch.equal(a[key], b[key]) for key in a)
     assert [survivors(pid) for pid in pids.values()] == [[], []]

@@ -15,7 +15,9 @@ from kd.launch.loopback import meet_on_loopback
 def described(tmp_path: Path, groups: dict[str, tuple[str, list[str]]], here: str) -> Path:
     import json
 
-    listed = [{"instance_group_name": n, "instance_type": t, "hosts": h} for n, (t, h) in groups.items()]
+    listed = [
+        {"instance_group_name": n, "instance_type": t, "hosts": h} for n, (t, h) in groups.items()
+    ]
     file = tmp_path / "resourceconfig.json"
     hosts = [host for _, names in groups.values() for host in names]
     file.write_text(json.dumps({"current_host": here, "hosts": hosts, "instance_groups": listed}))
@@ -54,13 +56,20 @@ def test_contradictions_name_both_sides(tmp_path: Path) -> None:
 
 
 def test_gpus_by_the_family_of_an_instance() -> None:
-    kinds = {"ml.p5.48xlarge": True, "ml.g6e.xlarge": True, "ml.m7i.large": False, "ml.trn1.2xlarge": False}
+    kinds = {
+        "ml.p5.48xlarge": True,
+        "ml.g6e.xlarge": True,
+        "ml.m7i.large": False,
+        "ml.trn1.2xlarge": False,
+    }
     assert {name: has_gpus(name) for name in kinds} == kinds
     assert has_gpus("my-machine") is None
 
 
 @pytest.mark.parametrize("said", [None, *SAYS_HOW])
-def test_threads_wait_asleep_unless_the_environment_says_how(said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_wait_asleep_unless_the_environment_says_how(
+    said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in SAYS_HOW:
         monkeypatch.delenv(name, raising=False)
     if said:
@@ -71,5 +80,7 @@ def test_threads_wait_asleep_unless_the_environment_says_how(said: str | None, m
 
 def test_one_process_needs_no_meeting_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_PORT", raising=False)
-    meet_on_loopback(Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False))
+    meet_on_loopback(
+        Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
+    )
     assert "MASTER_PORT" not in os.environ

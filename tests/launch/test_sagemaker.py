@@ -17,7 +17,9 @@ from tests._helpers import write_recipe
 from tests._runs import disturb
 
 
-def make_container(folder: Path, pictures: Path, settings: dict[str, str], *hosts: str, here: str = "") -> Path:
+def make_container(
+    folder: Path, pictures: Path, settings: dict[str, str], *hosts: str, here: str = ""
+) -> Path:
     """What SageMaker puts below ``/opt/ml`` before it starts the container's command."""
     config, data = folder / "input" / "config", folder / "input" / "data"
     config.mkdir(parents=True)
@@ -25,7 +27,9 @@ def make_container(folder: Path, pictures: Path, settings: dict[str, str], *host
     (data / "train").symlink_to(pictures)
     (folder / "output").mkdir()
     (config / "hyperparameters.json").write_text(json.dumps(settings))
-    (config / "resourceconfig.json").write_text(json.dumps({"hosts": list(hosts), "current_host": here or hosts[0]}))
+    (config / "resourceconfig.json").write_text(
+        json.dumps({"hosts": list(hosts), "current_host": here or hosts[0]})
+    )
     return folder
 
 
@@ -52,13 +56,17 @@ def test_a_spot_job_goes_on_where_it_was_interrupted_and_its_model_lands(
     assert not (base / "model").exists()
     assert not (base / "output" / "failure").exists()
     kept = base.rename(tmp_path / "kept")
-    make_container(base, pictures, settings_of(portable, **{key: value}), "127.0.0.1")  # another machine
+    make_container(
+        base, pictures, settings_of(portable, **{key: value}), "127.0.0.1"
+    )  # another machine
     shutil.copytree(kept / "checkpoints", base / "checkpoints")  # S3 keeps no links, and this alone
     assert status_of(start(["train"], log, **env)) == 0, log.read_text()
     run = base / "checkpoints" / "tiny" / "000"
     assert f"kd-train: this job has run before: resuming {run}" in log.read_text()
     rows = (run / "metrics.csv").read_text().splitlines()
-    assert {int(row.split(",")[rows[0].split(",").index("step")]) for row in rows[1:]} >= set(range(12))
+    assert {int(row.split(",")[rows[0].split(",").index("step")]) for row in rows[1:]} >= set(
+        range(12)
+    )
     model = base / "model"
     assert json.loads((model / "summary.json").read_text())["status"] == "done"
     assert (model / "report.html").is_file()
@@ -66,13 +74,17 @@ def test_a_spot_job_goes_on_where_it_was_interrupted_and_its_model_lands(
     timm.create_model(f"local-dir:{model / 'student'}", pretrained=True)
 
 
-def test_a_failure_is_one_line_where_sagemaker_reads_it(portable: Path, pictures: Path, tmp_path: Path) -> None:
+def test_a_failure_is_one_line_where_sagemaker_reads_it(
+    portable: Path, pictures: Path, tmp_path: Path
+) -> None:
     for number, (setting, told) in enumerate([
         ({"data.source.root": "channel:photos"}, "channel:photos: the job has no channel 'photos'"),
         ({"optim.lrr": "0.1"}, "optim.lrr"),
         ({"trainer.callbacks+": disturb("FailAtStep", step=3).partition("=")[2]}, "RuntimeError: planted"),
     ]):  # fmt: skip
-        base = make_container(tmp_path / f"ml{number}", pictures, {**settings_of(portable), **setting}, "127.0.0.1")
+        base = make_container(
+            tmp_path / f"ml{number}", pictures, {**settings_of(portable), **setting}, "127.0.0.1"
+        )
         status = status_of(start([], tmp_path / "log", SAGEMAKER_BASE_DIR=str(base)))
         assert status == (1 if number == 2 else 2)
         (line,) = (base / "output" / "failure").read_text().splitlines()
@@ -98,7 +110,12 @@ def test_two_machines_that_share_no_folder(portable: Path, pictures: Path, tmp_p
     if status_of(start(["--version"], tmp_path / "log", own_folder, tmp_path, place)):
         pytest.skip("needs mount namespaces (root)")
     key, _, value = disturb("SignalGroup", step=4, number=15).partition("=")
-    settings = {**settings_of(portable), "data.batch_size": "4", "trainer.strategy": "ddp", key: value}
+    settings = {
+        **settings_of(portable),
+        "data.batch_size": "4",
+        "trainer.strategy": "ddp",
+        key: value,
+    }
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -112,10 +129,16 @@ def test_two_machines_that_share_no_folder(portable: Path, pictures: Path, tmp_p
                 shutil.copytree(tmp_path / "s3", base / "checkpoints")
             env = {"SAGEMAKER_BASE_DIR": str(place), "MASTER_PORT": port}
             pids.append(start([], logs[rank], own_folder, base, place, **env))
-        assert [status_of(pid) for pid in pids] == [status, status], [log.read_text() for log in logs]
+        assert [status_of(pid) for pid in pids] == [status, status], [
+            log.read_text() for log in logs
+        ]
         for rank in (1, 0):
-            shutil.copytree(tmp_path / f"ml{rank}" / "checkpoints", tmp_path / "s3", dirs_exist_ok=True)
-    assert "processes: 2 on 1 machine (started by SageMaker)" in logs[0].read_text()  # by their address
+            shutil.copytree(
+                tmp_path / f"ml{rank}" / "checkpoints", tmp_path / "s3", dirs_exist_ok=True
+            )
+    assert (
+        "processes: 2 on 1 machine (started by SageMaker)" in logs[0].read_text()
+    )  # by their address
     assert "it resumes" in logs[0].read_text()
     assert (tmp_path / "ml0" / "model" / "student.safetensors").is_file()
     assert not (tmp_path / "ml1" / "model").exists()
@@ -123,7 +146,11 @@ def test_two_machines_that_share_no_folder(portable: Path, pictures: Path, tmp_p
 
 def test_hyperparameters_and_the_command_line() -> None:
     request = translate(["--optim.lr", "0.10", "--recipe", "tiny", "config=audit"])
-    merge(request, {"optim.lr": "0.1", "recipe": "tiny", "config": '["audit", "zero"]', "seed": "3"}, "SM_HPS")
+    merge(
+        request,
+        {"optim.lr": "0.1", "recipe": "tiny", "config": '["audit", "zero"]', "seed": "3"},
+        "SM_HPS",
+    )
     assert (request.overrides, request.recipe) == (["optim.lr=0.10", "seed=3"], "tiny")
     assert request.overlays == ["audit", "zero"]
     with pytest.raises(UserError, match="seed: 3 on the command line, but 4 in SM_HPS"):
@@ -141,7 +168,9 @@ def test_channels_by_name(tmp_path: Path) -> None:
         folder_of("channel:val", env)
 
 
-def test_a_channel_whose_name_begins_with_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_channel_whose_name_begins_with_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = ["a", "ab", "abc", "abcd", "abcde", "abcdef"]
     for i, name in enumerate(names):
         monkeypatch.setenv(f"SM_CHANNEL_{name.upper()}", f"/data{i}")

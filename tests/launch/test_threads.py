@@ -25,7 +25,9 @@ print([os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")])
     ],
 )
 def test_threads_wait_asleep_unless_told_otherwise(said: dict[str, str], is_set: str) -> None:
-    env = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")} | said
+    env = {
+        k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    } | said
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == is_set

@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 from kd import losses
-from kd.losses import ATLoss, DistillLoss, DISTLoss, KDLoss, LayersLoss, LogitLoss, RegressionKDLoss, StandardizedLoss
+from kd.losses import (
+    ATLoss,
+    DistillLoss,
+    DISTLoss,
+    KDLoss,
+    LayersLoss,
+    LogitLoss,
+    RegressionKDLoss,
+    StandardizedLoss,
+)
 
 BASES = {"DistillLoss", "EachLayer", "FeatureLoss", "LayersLoss", "LogitLoss", "FeatureRegression"}
 NAMES = [name for name in losses.__all__ if name.endswith("Loss") and name not in BASES]
@@ -23,7 +32,9 @@ VARIANTS = {
 }
 
 
-def make(name: str, count: int, dtype: torch.dtype = torch.float32) -> tuple[DistillLoss, tuple[int, ...]]:
+def make(
+    name: str, count: int, dtype: torch.dtype = torch.float32
+) -> tuple[DistillLoss, tuple[int, ...]]:
     """A loss bound and built, and the shape of what it compares, for ``count`` pictures."""
     torch.manual_seed(0)
     if name in VARIANTS:

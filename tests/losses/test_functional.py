@@ -16,7 +16,11 @@ TARGET = torch.tensor([0, 3, 1])
 
 
 def logits(rng, n, scale, c=7):
-    return torch.tensor(rng.normal(0, scale, (n, c))), torch.tensor(rng.normal(0, scale, (n, c))), ids(rng, n, c)
+    return (
+        torch.tensor(rng.normal(0, scale, (n, c))),
+        torch.tensor(rng.normal(0, scale, (n, c))),
+        ids(rng, n, c),
+    )
 
 
 def ids(rng, n, c):
@@ -35,7 +39,11 @@ def dense(rng, n, scale):
 
 
 def embeddings(rng, n, scale):
-    return torch.tensor(rng.normal(0, scale, (n, 5))), torch.tensor(rng.normal(0, scale, (n, 5))), ids(rng, n, 3)
+    return (
+        torch.tensor(rng.normal(0, scale, (n, 5))),
+        torch.tensor(rng.normal(0, scale, (n, 5))),
+        ids(rng, n, 3),
+    )
 
 
 # -- references, from the definitions --------------------------------------------------------------------------------
@@ -85,7 +93,9 @@ def np_std(x):
 def np_nkd(s, t, y, gamma=1.5, temperature=2.0):
     rows = np.arange(len(y))
     target = softmax(t)[rows, y] * np.log(softmax(s)[rows, y])
-    rest = (others(softmax(t / temperature), y) * np.log(others(softmax(s / temperature), y))).sum(1)
+    rest = (others(softmax(t / temperature), y) * np.log(others(softmax(s / temperature), y))).sum(
+        1
+    )
     return -(target + gamma * temperature**2 * rest).mean()
 
 
@@ -101,7 +111,9 @@ def np_mlkd(s, t, _, temperatures=(2.0, 5.0)):
     for temperature in temperatures:
         p, q = softmax(s / temperature), softmax(t / temperature)
         total += np_kd(s, t, _, temperature)
-        total += ((p @ p.T - q @ q.T) ** 2).sum() / len(p) + ((p.T @ p - q.T @ q) ** 2).sum() / p.shape[1]
+        total += ((p @ p.T - q @ q.T) ** 2).sum() / len(p) + (
+            (p.T @ p - q.T @ q) ** 2
+        ).sum() / p.shape[1]
     return total / len(temperatures)
 
 
@@ -129,7 +141,10 @@ def np_hcl(s, t, _):
         return out
 
     levels = [(1.0, ((s - t) ** 2).mean())]
-    levels += [(w, ((pooled(s, k) - pooled(t, k)) ** 2).mean()) for w, k in ((0.5, 4), (0.25, 2), (0.125, 1))]
+    levels += [
+        (w, ((pooled(s, k) - pooled(t, k)) ** 2).mean())
+        for w, k in ((0.5, 4), (0.25, 2), (0.125, 1))
+    ]
     return sum(w * v for w, v in levels) / sum(w for w, _ in levels)
 
 
@@ -209,7 +224,9 @@ def np_smooth_l1(s, t, _, beta=2.0):
 def np_gram_kl(s, t, _, temperature=0.5):
     total = []
     for a, b in zip(s, t, strict=True):
-        a, b = (x.reshape(len(x), -1) / np.linalg.norm(x.reshape(len(x), -1), axis=0) for x in (a, b))
+        a, b = (
+            x.reshape(len(x), -1) / np.linalg.norm(x.reshape(len(x), -1), axis=0) for x in (a, b)
+        )
         total += list(kl(softmax(b.T @ b / temperature), softmax(a.T @ a / temperature)))
     return np.mean(total)
 
@@ -268,7 +285,16 @@ LOSSES = {
     ),
     "pairwise": LossTester(lambda s, t, y: L.pairwise_loss(s, t), np_pairwise, maps),
 }  # fmt: skip
-CHECKS = ["reference", "gradient", "zero", "low_precision", "extreme", "batch_of_one", "halves", "traced"]
+CHECKS = [
+    "reference",
+    "gradient",
+    "zero",
+    "low_precision",
+    "extreme",
+    "batch_of_one",
+    "halves",
+    "traced",
+]
 CHECKS += [pytest.param("compiled", marks=pytest.mark.slow)]  # the backward pass is torch's own
 
 
@@ -286,7 +312,12 @@ def test_every_loss(name: str, check: str) -> None:
         (L.dkd_loss(STUDENT, TEACHER, TARGET, alpha=1.0, beta=8.0, temperature=4.0), 3.5042592128),
         (L.dist_loss(STUDENT, TEACHER, beta=1.0, gamma=1.0, temperature=1.0), 1.0667223),
         (L.dist_loss(STUDENT, TEACHER, beta=1.0, gamma=1.0, temperature=4.0), 18.0128758),
-        (L.kd_loss(L.standardize_logits(STUDENT), L.standardize_logits(TEACHER), temperature=2.0), 0.4982159932),
+        (
+            L.kd_loss(
+                L.standardize_logits(STUDENT), L.standardize_logits(TEACHER), temperature=2.0
+            ),
+            0.4982159932,
+        ),
         (L.nkd_loss(STUDENT, TEACHER, TARGET, gamma=1.5, temperature=1.0), 2.4492719338),
     ],
     ids=["kd4", "kd1", "dkd", "dist1", "dist4", "std", "nkd"],
@@ -301,7 +332,8 @@ def test_dkd_parts_add_up_to_kd() -> None:
     tckd = L.dkd_loss(STUDENT, TEACHER, TARGET, 1.0, 0.0, temperature)
     rest = 1 - torch.softmax(TEACHER / temperature, 1)[torch.arange(3), TARGET]
     nckd = [
-        L.dkd_loss(STUDENT[i : i + 1], TEACHER[i : i + 1], TARGET[i : i + 1], 0.0, 1.0, temperature) for i in range(3)
+        L.dkd_loss(STUDENT[i : i + 1], TEACHER[i : i + 1], TARGET[i : i + 1], 0.0, 1.0, temperature)
+        for i in range(3)
     ]
     whole = tckd + (rest * torch.stack(nckd)).mean()
     torch.testing.assert_close(whole, L.kd_loss(STUDENT, TEACHER, temperature))
@@ -319,7 +351,9 @@ def test_nothing_valid_is_zero_with_a_gradient_of_zero() -> None:
 
 def test_cwd_is_not_the_loss_over_classes() -> None:
     student, teacher, target = dense(np.random.RandomState(0), 2, 2.0)
-    assert L.cwd_loss(student, teacher, target, 2.0, 255) != L.pixel_kd_loss(student, teacher, target, 2.0, 255)
+    assert L.cwd_loss(student, teacher, target, 2.0, 255) != L.pixel_kd_loss(
+        student, teacher, target, 2.0, 255
+    )
 
 
 def test_constant_columns_count_as_uncorrelated() -> None:
@@ -341,16 +375,22 @@ def test_equal_logits_standardise_to_zero() -> None:
 def test_wsld_weights_have_no_gradient() -> None:
     student = STUDENT.clone().requires_grad_()
     L.wsld_loss(student, TEACHER, TARGET, 2.0).backward()
-    single = [np_wsld(*(x[i : i + 1].numpy() for x in (STUDENT, TEACHER, TARGET))) for i in range(3)]
+    single = [
+        np_wsld(*(x[i : i + 1].numpy() for x in (STUDENT, TEACHER, TARGET))) for i in range(3)
+    ]
     kd = [np_kd(*(x[i : i + 1].numpy() for x in (STUDENT, TEACHER, TARGET)), 2.0) for i in range(3)]
     weight = torch.tensor([a / b for a, b in zip(single, kd, strict=True)])
-    wanted = 2.0 * weight[:, None] * (torch.softmax(STUDENT / 2, 1) - torch.softmax(TEACHER / 2, 1)) / 3
+    wanted = (
+        2.0 * weight[:, None] * (torch.softmax(STUDENT / 2, 1) - torch.softmax(TEACHER / 2, 1)) / 3
+    )
     torch.testing.assert_close(student.grad, wanted)
 
 
 def test_crd_against_its_formula() -> None:
     scores = np.random.RandomState(0).normal(0, 2, (4, 6))
-    assert L.crd_loss(torch.tensor(scores), 50).item() == pytest.approx(np_crd(scores, None, None), rel=1e-12)
+    assert L.crd_loss(torch.tensor(scores), 50).item() == pytest.approx(
+        np_crd(scores, None, None), rel=1e-12
+    )
     x = torch.tensor(scores, requires_grad=True)
     assert torch.autograd.gradcheck(lambda s: L.crd_loss(s, 50), (x,))
 
@@ -371,11 +411,20 @@ def test_the_masked_hint_looks_at_hidden_positions_alone() -> None:
     ("call", "message"),
     [
         (lambda: L.kd_loss(STUDENT, TEACHER, 0), "temperature must be > 0, got 0"),
-        (lambda: L.kd_loss(STUDENT, TEACHER, 1.0, -1.0), "teacher_temperature must be > 0, got -1.0"),
+        (
+            lambda: L.kd_loss(STUDENT, TEACHER, 1.0, -1.0),
+            "teacher_temperature must be > 0, got -1.0",
+        ),
         (lambda: L.dkd_loss(STUDENT[:, :2], TEACHER[:, :2], TARGET), ">= 3 classes for DKD, got 2"),
         (lambda: L.nkd_loss(STUDENT[:, :2], TEACHER[:, :2], TARGET), ">= 3 classes for NKD, got 2"),
-        (lambda: L.dkd_loss(STUDENT, TEACHER, STUDENT), r"class ids \(N,\) for DKD, got probabilities"),
-        (lambda: L.nkd_loss(STUDENT, TEACHER, STUDENT), r"class ids \(N,\) for NKD, got probabilities"),
+        (
+            lambda: L.dkd_loss(STUDENT, TEACHER, STUDENT),
+            r"class ids \(N,\) for DKD, got probabilities",
+        ),
+        (
+            lambda: L.nkd_loss(STUDENT, TEACHER, STUDENT),
+            r"class ids \(N,\) for NKD, got probabilities",
+        ),
         (lambda: L.standardize_logits(STUDENT[:, :1]), ">= 2 classes to standardize, got 1"),
         (lambda: L.mlkd_loss(STUDENT, TEACHER, ()), "temperatures must hold at least one"),
         (lambda: L.at_loss(torch.zeros(1, 2, 3, 3), torch.zeros(1, 2, 4, 4)), "height and width"),

@@ -49,7 +49,9 @@ def test_kd_gradient() -> None:
 
 def test_kd_is_zero_at_the_teacher_and_does_not_feel_a_shift() -> None:
     assert kd_loss(TEACHER, TEACHER, 2.0).item() == pytest.approx(0, abs=1e-12)
-    assert kd_loss(STUDENT + 5, TEACHER - 3, 2.0).item() == pytest.approx(kd_loss(STUDENT, TEACHER, 2.0).item())
+    assert kd_loss(STUDENT + 5, TEACHER - 3, 2.0).item() == pytest.approx(
+        kd_loss(STUDENT, TEACHER, 2.0).item()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -83,7 +85,9 @@ def test_kd_compiles(recwarn: pytest.WarningsRecorder) -> None:
 def test_errors_name_the_argument() -> None:
     with pytest.raises(ValueError, match="temperature must be > 0, got 0"):
         kd_loss(STUDENT, TEACHER, 0)
-    with pytest.raises(ValueError, match=r"student_logits and teacher_logits .*\(3, 4\) and \(3, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"student_logits and teacher_logits .*\(3, 4\) and \(3, 3\)"
+    ):
         kd_loss(STUDENT, TEACHER[:, :3], 1.0)
     for make in (lambda: KDLoss(temperature=-1.0), lambda: KDLoss(temperature=float("nan"))):
         with pytest.raises(ValueError, match="temperature"):
@@ -95,20 +99,31 @@ def test_errors_name_the_argument() -> None:
 
 def test_hint_is_the_mean_squared_error() -> None:
     a, b = np.random.RandomState(0).normal(size=(2, 4, 7))
-    assert hint_loss(torch.tensor(a), torch.tensor(b)).item() == pytest.approx(((a - b) ** 2).mean())
+    assert hint_loss(torch.tensor(a), torch.tensor(b)).item() == pytest.approx(
+        ((a - b) ** 2).mean()
+    )
 
 
 def test_hint_projects_to_the_teachers_shape() -> None:
     loss = HintLoss()
     loss.build((2, 8, 5, 5), (2, 16, 9, 9))
     assert loss.projection(torch.randn(3, 8, 5, 5)).shape == (3, 16, 9, 9)
-    with pytest.raises(ValueError, match=r"no projection leads from the student's \(8,\) .* \(16, 9, 9\)"):
+    with pytest.raises(
+        ValueError, match=r"no projection leads from the student's \(8,\) .* \(16, 9, 9\)"
+    ):
         HintLoss().build((2, 8), (2, 16, 9, 9))
 
 
 def test_the_readmes_list_every_loss() -> None:
     """Each in the guide by name, and as many in the README as there are."""
-    bases = {"DistillLoss", "EachLayer", "FeatureLoss", "LayersLoss", "LogitLoss", "FeatureRegression"}
+    bases = {
+        "DistillLoss",
+        "EachLayer",
+        "FeatureLoss",
+        "LayersLoss",
+        "LogitLoss",
+        "FeatureRegression",
+    }
     names = [name for name in losses.__all__ if name.endswith("Loss") and name not in bases]
     guide = (Path(losses.__file__).parent / "README.md").read_text()
     assert [name for name in names if f"`{name}`" not in guide] == []

@@ -27,7 +27,9 @@ def test_products_keep_their_precision_under_autocast() -> None:
 
 def test_wrong_shapes_and_targets_name_what_was_given() -> None:
     same_shape(torch.zeros(2, 3), torch.zeros(2, 3), "logits")
-    with pytest.raises(ValueError, match=r"student_logits and teacher_logits .* \(2, 3\) and \(2, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"student_logits and teacher_logits .* \(2, 3\) and \(2, 4\)"
+    ):
         same_shape(torch.zeros(2, 3), torch.zeros(2, 4), "logits")
     with pytest.raises(ValueError, match=r"class ids \(N,\) for DKD"):
         dkd_loss(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2, 3))
@@ -55,7 +57,9 @@ def test_phi_s_is_a_rotation_with_one_scale() -> None:
     a = phi_s(x.T.cov())
     assert torch.allclose((x @ a.T).T.cov().diagonal(), torch.ones(12, dtype=torch.float64))
     scale = (a @ a.T).diagonal().mean()
-    assert torch.allclose(a @ a.T, scale * torch.eye(12, dtype=torch.float64), atol=1e-9 * float(scale))
+    assert torch.allclose(
+        a @ a.T, scale * torch.eye(12, dtype=torch.float64), atol=1e-9 * float(scale)
+    )
     with pytest.raises(ValueError, match="variance"):
         phi_s(torch.zeros(4, 4))
 

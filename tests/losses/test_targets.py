@@ -4,19 +4,40 @@ import numpy as np
 import pytest
 import torch
 
-from kd.losses import CosineLoss, GramKLLoss, MSELoss, PseudoClassLoss, RADIOLoss, SmoothL1Loss, targets
-from kd.losses.functional import cosine_loss, hadamard, phi_s, pseudo_class_loss, smooth_l1_loss, teacher_shares
+from kd.losses import (
+    CosineLoss,
+    GramKLLoss,
+    MSELoss,
+    PseudoClassLoss,
+    RADIOLoss,
+    SmoothL1Loss,
+    targets,
+)
+from kd.losses.functional import (
+    cosine_loss,
+    hadamard,
+    phi_s,
+    pseudo_class_loss,
+    smooth_l1_loss,
+    teacher_shares,
+)
 from kd.losses.targets import Standardizer
 
 
 def spread_features(n: int = 4000, width: int = 12) -> torch.Tensor:
     """Features with one strong direction across the channels, and a mean."""
     rng = np.random.RandomState(0)
-    mixed = rng.normal(size=(n, width)) * np.geomspace(20, 0.05, width) @ rng.normal(size=(width, width))
+    mixed = (
+        rng.normal(size=(n, width))
+        * np.geomspace(20, 0.05, width)
+        @ rng.normal(size=(width, width))
+    )
     return torch.tensor(mixed + 5 * rng.normal(size=width))
 
 
-@pytest.mark.parametrize("order", [1, 2, 4, 12, 28, 36, 92 - 8, 96, 192, 320, 384, 512, 768, 1024, 1152, 1280, 2048])
+@pytest.mark.parametrize(
+    "order", [1, 2, 4, 12, 28, 36, 92 - 8, 96, 192, 320, 384, 512, 768, 1024, 1152, 1280, 2048]
+)
 def test_hadamard_matrices_are_orthogonal_with_entries_of_one_size(order: int) -> None:
     h = hadamard(order)
     assert torch.allclose(h @ h.T, torch.eye(order, dtype=torch.float64), atol=1e-10)
@@ -46,7 +67,9 @@ def test_phi_s_is_isotropic_with_unit_variance_everywhere() -> None:
 
 
 @pytest.mark.parametrize("kind", ["variance", "phi_s"])
-def test_the_running_statistics_are_those_of_all_that_was_seen(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_running_statistics_are_those_of_all_that_was_seen(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(targets, "BATCHES", 5)
     x = spread_features(600).float()
     maps = x.reshape(6, 10, 10, 12).movedim(-1, 1)  # (N, C, H, W)
@@ -60,13 +83,17 @@ def test_the_running_statistics_are_those_of_all_that_was_seen(kind: str, monkey
         wanted = (x.double() - seen.mean(0)) @ phi_s(torch.cov(seen.T, correction=0)).T
     kept = {name: value.clone() for name, value in standardizer.state_dict().items()}
     found = standardizer(maps).movedim(1, -1).reshape(600, 12)  # the sixth is no longer counted
-    agree = found.double() if kind == "variance" else found.double() * (found * wanted).sum(0).sign()
+    agree = (
+        found.double() if kind == "variance" else found.double() * (found * wanted).sum(0).sign()
+    )
     torch.testing.assert_close(agree, wanted, rtol=1e-3, atol=1e-3)
     assert all(torch.equal(value, kept[name]) for name, value in standardizer.state_dict().items())
     again = Standardizer(12, kind).eval()
     again.load_state_dict(kept)
     assert torch.equal(again(maps), standardizer(maps))
-    assert torch.equal(again(x.reshape(6, 100, 12)).reshape(600, 12), again(x))  # tokens and vectors alike
+    assert torch.equal(
+        again(x.reshape(6, 100, 12)).reshape(600, 12), again(x)
+    )  # tokens and vectors alike
 
 
 def test_statistics_rest_while_evaluating() -> None:
@@ -82,11 +109,15 @@ def test_statistics_stay_exact_in_half_precision(kind: str) -> None:
     for x in spread_features(100 * 40).bfloat16().float().split(40):
         exact(x), half(x.bfloat16())
     assert {value.dtype for value in half.state_dict().values()} == {torch.float32, torch.int64}
-    assert all(torch.equal(value, half.state_dict()[name]) for name, value in exact.state_dict().items())
+    assert all(
+        torch.equal(value, half.state_dict()[name]) for name, value in exact.state_dict().items()
+    )
 
 
 def test_a_width_without_rotation_is_refused_where_the_loss_is_built() -> None:
-    with pytest.raises(ValueError, match="standardize=phi_s: no Hadamard matrix .* standardize=variance takes any"):
+    with pytest.raises(
+        ValueError, match="standardize=phi_s: no Hadamard matrix .* standardize=variance takes any"
+    ):
         CosineLoss(standardize="phi_s").build((2, 8), (2, 50))
 
 
@@ -127,14 +158,18 @@ def test_the_queue_holds_the_newest_of_the_teacher() -> None:
         student = torch.randn(2, 3)
         value = loss(student, seen[i : i + 2], torch.zeros(2))
         newest = seen[max(0, i - 4) : i + 2]  # with this batch's
-        torch.testing.assert_close(value, pseudo_class_loss(loss.projection(student), seen[i : i + 2], newest).mean())
+        torch.testing.assert_close(
+            value, pseudo_class_loss(loss.projection(student), seen[i : i + 2], newest).mean()
+        )
     before = loss.queue.clone()
     loss.eval()(student, seen[:2], torch.zeros(2))
     assert torch.equal(loss.queue, before)
     again = PseudoClassLoss(queue_size=6)
     again.build((2, 3), (2, 5))
     again.load_state_dict(loss.state_dict())
-    torch.testing.assert_close(again.train()(student, seen[:2], None), loss.train()(student, seen[:2], None))
+    torch.testing.assert_close(
+        again.train()(student, seen[:2], None), loss.train()(student, seen[:2], None)
+    )
     loss(torch.randn(9, 3), torch.arange(45.0).reshape(9, 5), torch.zeros(9))  # more than it holds
     assert loss.queue.norm(dim=1).allclose(torch.ones(6))
     with pytest.raises(ValueError, match="PseudoClassLoss compares vectors"):

@@ -18,7 +18,14 @@ def no_matrix_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def vit(**kwargs: object) -> torch.nn.Module:
-    small = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 3}
+    small = {
+        "img_size": 32,
+        "patch_size": 8,
+        "embed_dim": 32,
+        "depth": 1,
+        "num_heads": 2,
+        "num_classes": 3,
+    }
     return timm.create_model("vit_tiny_patch16_224", **small, **kwargs)
 
 
@@ -29,7 +36,10 @@ def kind(model: torch.nn.Module, dtype: torch.dtype | None = torch.bfloat16) -> 
 
 def gradients(dtype: torch.dtype, tokens: int = 64) -> list[Tensor]:
     torch.manual_seed(0)
-    parts = [torch.randn(2, 2, tokens, 16).bfloat16().to(dtype, copy=True).requires_grad_() for _ in range(3)]
+    parts = [
+        torch.randn(2, 2, tokens, 16).bfloat16().to(dtype, copy=True).requires_grad_()
+        for _ in range(3)
+    ]
     found = attention(*parts)
     assert found.dtype == dtype
     found.backward(torch.randn(found.shape).bfloat16().to(dtype))
@@ -45,14 +55,20 @@ def test_within_it_products_are_more_exact_and_the_type_stays() -> None:
     with InFloat32():
         wide = gradients(torch.bfloat16)
     assert max(errors(wide, true)) < 0.0025 < max(errors(plain, true))
-    with torch.autocast("cpu", dtype=torch.bfloat16), InFloat32():  # autocast would make it narrow again
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        InFloat32(),
+    ):  # autocast would make it narrow again
         assert errors(gradients(torch.bfloat16), true) == errors(wide, true)
 
 
 def test_many_tokens_stay_as_they_are() -> None:
     plain = gradients(torch.bfloat16, rule.LONGEST + 1)
     with InFloat32():
-        assert all(torch.equal(a, b) for a, b in zip(gradients(torch.bfloat16, rule.LONGEST + 1), plain, strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(gradients(torch.bfloat16, rule.LONGEST + 1), plain, strict=True)
+        )
 
 
 def test_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +79,8 @@ def test_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     again.set_grad_checkpointing()
     compiled.compile()
     assert [kind(again), kind(compiled)] == [nullcontext, nullcontext]
-    assert kind(torch.nn.Linear(2, 2)) is nullcontext, "may compute its forward again in the backward pass"
+    assert kind(torch.nn.Linear(2, 2)) is nullcontext, (
+        "may compute its forward again in the backward pass"
+    )
     monkeypatch.setattr(rule, "MATRIX_INSTRUCTIONS", True)
     assert kind(vit()) is nullcontext

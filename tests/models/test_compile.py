@@ -71,7 +71,9 @@ def test_features_of_a_compiled_teacher_are_copies(monkeypatch: pytest.MonkeyPat
         teacher = FrozenTeacher(tiny_vit(), prepare, spec=TeacherSpec("x", compile=mode))
         teacher.listen("norm", "all")
         given: list[torch.Tensor] = []
-        teacher.model.norm.register_forward_hook(lambda module, args, out, given=given: given.append(out))
+        teacher.model.norm.register_forward_hook(
+            lambda module, args, out, given=given: given.append(out)
+        )
         _, found = teacher.look(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), [("", "norm", "all")])
         assert (found["", "norm", "all"].data_ptr() == given[-1].data_ptr()) is (not mode)
 

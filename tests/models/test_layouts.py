@@ -40,7 +40,9 @@ def output(model: nn.Module, size: int) -> Tensor:
         return model.eval()(pictures)
 
 
-def loaded(content: object, model: nn.Module, folder: Path, head: bool = True, part: str | None = None) -> nn.Module:
+def loaded(
+    content: object, model: nn.Module, folder: Path, head: bool = True, part: str | None = None
+) -> nn.Module:
     torch.save(content, folder / "w.pth")
     load_checkpoint(model, folder / "w.pth", "model.teacher.checkpoint", head=head, part=part)
     return model
@@ -123,22 +125,37 @@ def test_dinov2_gives_timms_output_from_every_published_layout(
 @pytest.mark.parametrize("kind", DINO)
 def test_dinov2_of_transformers_itself(kind: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    names = {"plain": ("Dinov2Config", "Dinov2Model"), "registers": ("Dinov2WithRegistersConfig",) * 2}
+    names = {
+        "plain": ("Dinov2Config", "Dinov2Model"),
+        "registers": ("Dinov2WithRegistersConfig",) * 2,
+    }
     config = getattr(transformers, names[kind][0])(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, mlp_ratio=2, image_size=NATIVE, patch_size=8
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        mlp_ratio=2,
+        image_size=NATIVE,
+        patch_size=8,
     )
     theirs = shaken(transformers.AutoModel.from_config(config))
     theirs.save_pretrained(tmp_path)
     teacher = build_teacher(TeacherSpec(checkpoint=str(tmp_path), head=False), 0)
-    assert teacher.arch == {"plain": "vit_base_patch14_dinov2", "registers": "vit_base_patch14_reg4_dinov2"}[kind]
+    assert (
+        teacher.arch
+        == {"plain": "vit_base_patch14_dinov2", "registers": "vit_base_patch14_reg4_dinov2"}[kind]
+    )
     pictures = torch.randn(2, 3, NATIVE, NATIVE)
     with torch.no_grad():
         want = theirs(pictures).last_hidden_state
-        torch.testing.assert_close(teacher.model.forward_features(pictures), want, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            teacher.model.forward_features(pictures), want, rtol=1e-3, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("kind", DINO)
-def test_the_classifier_of_transformers_dinov2_is_another_and_the_builder_has_it(kind: str, tmp_path: Path) -> None:
+def test_the_classifier_of_transformers_dinov2_is_another_and_the_builder_has_it(
+    kind: str, tmp_path: Path
+) -> None:
     """It reads the class token and the patches' mean together, which no ViT of timm does."""
     transformers = pytest.importorskip("transformers")
     name = {"plain": "Dinov2", "registers": "Dinov2WithRegisters"}[kind]
@@ -149,9 +166,13 @@ def test_the_classifier_of_transformers_dinov2_is_another_and_the_builder_has_it
     theirs = shaken(getattr(transformers, f"{name}ForImageClassification")(config))
     theirs.save_pretrained(tmp_path)
     keys = rf"model.teacher.builder={re.escape(HUGGING_FACE)} model.teacher.builder.path={tmp_path}"
-    with pytest.raises(UserError, match=rf"model.teacher.checkpoint: {tmp_path} .* in its place: {keys}"):
+    with pytest.raises(
+        UserError, match=rf"model.teacher.checkpoint: {tmp_path} .* in its place: {keys}"
+    ):
         build_teacher(TeacherSpec(checkpoint=str(tmp_path)), 4, CLASSES)
-    with pytest.raises(UserError, match=r"class token and the patches' mean.*model.teacher.builder="):
+    with pytest.raises(
+        UserError, match=r"class token and the patches' mean.*model.teacher.builder="
+    ):
         loaded(theirs.state_dict(), dino(kind, NATIVE, 4), tmp_path)
     student = loaded(theirs.state_dict(), dino(kind, NATIVE, 4), tmp_path, head=False)
     assert has_new_classifier(student)
@@ -212,7 +233,9 @@ def test_layer_scale_under_the_names_of_deit3(tmp_path: Path) -> None:
     source = shaken(make())
     state = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): value
              for name, value in source.state_dict().items()}  # fmt: skip
-    torch.testing.assert_close(output(loaded({"model": state}, make(), tmp_path), 32), output(source, 32))
+    torch.testing.assert_close(
+        output(loaded({"model": state}, make(), tmp_path), 32), output(source, 32)
+    )
 
 
 def test_dinov3_under_its_authors_names(tmp_path: Path) -> None:
@@ -228,14 +251,20 @@ def test_dinov3_under_its_authors_names(tmp_path: Path) -> None:
         for ours, theirs in swaps:
             name = name.replace(ours, theirs)
         state[name] = value
-    torch.testing.assert_close(output(loaded({"teacher": state}, make(), tmp_path), 32), output(source, 32))
+    torch.testing.assert_close(
+        output(loaded({"teacher": state}, make(), tmp_path), 32), output(source, 32)
+    )
 
 
 @pytest.mark.parametrize("size", [32, 64])
 def test_torchvisions_vit_at_another_size(size: int, tmp_path: Path) -> None:
     import torchvision
 
-    theirs = shaken(torchvision.models.VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=4, norm_layer=nn.LayerNorm))
+    theirs = shaken(
+        torchvision.models.VisionTransformer(
+            32, 8, 2, 2, 32, 64, num_classes=4, norm_layer=nn.LayerNorm
+        )
+    )
     native = loaded(theirs.state_dict(), tiny_vit(mlp_ratio=2), tmp_path)
     torch.testing.assert_close(output(native, 32), output(theirs, 32), rtol=1e-4, atol=1e-4)
     wanted = tiny_vit(mlp_ratio=2, img_size=size)
@@ -275,12 +304,16 @@ def test_weights_are_found_below_any_name(wrapping: str, tmp_path: Path) -> None
     lossy = wrapping.endswith("float16")
     for name, value in state.items():
         assert given[name].dtype == value.dtype
-        torch.testing.assert_close(given[name], value, rtol=1e-2 if lossy else 0, atol=1e-3 if lossy else 0)
+        torch.testing.assert_close(
+            given[name], value, rtol=1e-2 if lossy else 0, atol=1e-3 if lossy else 0
+        )
 
 
 def test_safetensors_with_metadata_and_a_prefix(tmp_path: Path) -> None:
     state = tiny_vit(seed=3).state_dict()
-    save_file(below("net.encoder.", state), tmp_path / "w.safetensors", {"format": "pt", "by": "someone"})
+    save_file(
+        below("net.encoder.", state), tmp_path / "w.safetensors", {"format": "pt", "by": "someone"}
+    )
     model = tiny_vit(seed=4)
     load_checkpoint(model, tmp_path / "w.safetensors", "model.teacher.checkpoint", head=True)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -289,14 +322,22 @@ def test_safetensors_with_metadata_and_a_prefix(tmp_path: Path) -> None:
 def test_a_file_that_contains_itself_ends(tmp_path: Path) -> None:
     content: dict[str, object] = {"teacher": tiny_vit(seed=3).state_dict()}
     content["again"] = content
-    assert torch.equal(loaded(content, tiny_vit(seed=4), tmp_path).head.weight, tiny_vit(seed=3).head.weight)
+    assert torch.equal(
+        loaded(content, tiny_vit(seed=4), tmp_path).head.weight, tiny_vit(seed=3).head.weight
+    )
 
 
 def test_batch_norm_without_its_counter(tmp_path: Path) -> None:
     source = shaken(timm.create_model("resnet10t", num_classes=4))
-    state = {name: value for name, value in source.state_dict().items() if not name.endswith("num_batches_tracked")}
+    state = {
+        name: value
+        for name, value in source.state_dict().items()
+        if not name.endswith("num_batches_tracked")
+    }
     for content in (state, {"ema": below("net.", state)}):
-        given = loaded(content, timm.create_model("resnet10t", num_classes=4), tmp_path).state_dict()
+        given = loaded(
+            content, timm.create_model("resnet10t", num_classes=4), tmp_path
+        ).state_dict()
         assert all(torch.equal(given[name], value) for name, value in state.items())
 
 
@@ -309,12 +350,16 @@ def sequence(length: int, width: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], 1)
 
 
-def test_the_models_own_file_is_loaded_unchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_models_own_file_is_loaded_unchanged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = tiny_vit(seed=3, img_size=64)
     with torch.no_grad():
         source.pos_embed[0, 1:] = sequence(64, 32)
     given = loaded(source.state_dict(), tiny_vit(seed=4, img_size=64), tmp_path)
-    assert all(torch.equal(value, source.state_dict()[name]) for name, value in given.state_dict().items())
+    assert all(
+        torch.equal(value, source.state_dict()[name]) for name, value in given.state_dict().items()
+    )
     assert not capsys.readouterr().out
 
 
@@ -328,12 +373,19 @@ def test_a_sequence_shows_no_grid_and_a_grid_does() -> None:
 
 # -- several models in one file --------
 
-PAIRS = [("encoder_q.", "encoder_k."), ("model.", "ema_model.module."), ("net.", "frozen_teacher."), ("", "teacher.")]
+PAIRS = [
+    ("encoder_q.", "encoder_k."),
+    ("model.", "ema_model.module."),
+    ("net.", "frozen_teacher."),
+    ("", "teacher."),
+]
 
 
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("pair", PAIRS)
-def test_two_models_that_fit_are_refused_and_the_key_chooses(pair: tuple[str, str], order: int, tmp_path: Path) -> None:
+def test_two_models_that_fit_are_refused_and_the_key_chooses(
+    pair: tuple[str, str], order: int, tmp_path: Path
+) -> None:
     states = {prefix: tiny_vit(seed=seed).state_dict() for seed, prefix in enumerate(pair)}
     flat = {k: v for prefix in pair[::order] for k, v in below(prefix, states[prefix]).items()}
     labels = [prefix.rstrip(".") or "." for prefix in pair]
@@ -345,7 +397,9 @@ def test_two_models_that_fit_are_refused_and_the_key_chooses(pair: tuple[str, st
         if prefix:
             given = loaded({"state_dict": flat}, tiny_vit(seed=5), tmp_path, part=label)
             assert torch.equal(given.head.weight, states[prefix]["head.weight"])
-    with pytest.raises(UserError, match=r"checkpoint_key\): no model below 'nobody'; models are below: "):
+    with pytest.raises(
+        UserError, match=r"checkpoint_key\): no model below 'nobody'; models are below: "
+    ):
         loaded({"state_dict": flat}, tiny_vit(seed=5), tmp_path, part="nobody")
 
 
@@ -390,13 +444,21 @@ def test_two_models_of_another_library_are_refused_too(tmp_path: Path) -> None:
 
 def test_a_head_of_another_model_is_not_taken_for_the_missing_one(tmp_path: Path) -> None:
     body = {k: v for k, v in tiny_vit(seed=1).state_dict().items() if not k.startswith("head.")}
-    other = {k: v for k, v in tiny_vit(seed=2).state_dict().items() if not k.startswith("blocks.1.")}
+    other = {
+        k: v for k, v in tiny_vit(seed=2).state_dict().items() if not k.startswith("blocks.1.")
+    }
     with pytest.raises(UserError, match=r"head.weight is missing"):
-        loaded({**below("net.backbone.", body), **below("teacher.", other)}, tiny_vit(seed=3), tmp_path)
+        loaded(
+            {**below("net.backbone.", body), **below("teacher.", other)}, tiny_vit(seed=3), tmp_path
+        )
 
 
 def test_the_setting_reaches_the_file(tmp_path: Path) -> None:
     states = [tiny_vit(seed=seed).state_dict() for seed in (1, 2)]
     torch.save({"encoder_q": states[0], "encoder_k": states[1]}, tmp_path / "w.pth")
-    spec = TeacherSpec(ARCH, 32, checkpoint=str(tmp_path / "w.pth"), kwargs=TINY, checkpoint_key="encoder_k")
-    assert torch.equal(build_model(spec, 4, "model.teacher", head=True).head.weight, states[1]["head.weight"])
+    spec = TeacherSpec(
+        ARCH, 32, checkpoint=str(tmp_path / "w.pth"), kwargs=TINY, checkpoint_key="encoder_k"
+    )
+    assert torch.equal(
+        build_model(spec, 4, "model.teacher", head=True).head.weight, states[1]["head.weight"]
+    )

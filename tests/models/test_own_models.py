@@ -19,7 +19,9 @@ from kd.teachers import build_teacher
 from tests._helpers import CLASSES
 from tests._runs import run, run_folders
 
-PICTURES = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+PICTURES = torch.randint(
+    0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
 
 
 class Answer:
@@ -73,30 +75,45 @@ OURS = [
 ]  # fmt: skip
 
 
-def test_a_builder_of_ones_own_trains_and_comes_back(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_builder_of_ones_own_trains_and_comes_back(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     hint = (
         "model.distill_losses.hint={class_path: HintLoss}",
         "model.taps.hint={student: model.stem, teacher: blocks.1}",
     )
-    items = ["model.student.builder.width=12", "model.student.builder.form=object", "trainer.max_epochs=1", *hint]
+    items = [
+        "model.student.builder.width=12",
+        "model.student.builder.form=object",
+        "trainer.max_epochs=1",
+        *hint,
+    ]
     folder = run(recipe, *OURS, *items)
-    assert "model.student: built by Nets, not timm's vit_tiny_patch16_224" in capsys.readouterr().out
+    assert (
+        "model.student: built by Nets, not timm's vit_tiny_patch16_224" in capsys.readouterr().out
+    )
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["student"]["arch"] == "Nets"
     assert eval_main([str(folder)]) == 0
     found = json.loads((folder / "eval_val.json").read_text())
     assert found["student"]["acc1"] == summary["student"]["best_val"]["acc1"]
     with pytest.raises(
-        UserError, match=r"built by tests.models.test_own_models.Nets: kd.load_student\(FILE, builder=CLASS\)"
+        UserError,
+        match=r"built by tests.models.test_own_models.Nets: kd.load_student\(FILE, builder=CLASS\)",
     ):
         kd.load_student(folder / "student.safetensors")
     assert kd.load_student(folder / "student.safetensors", Nets)[2] == list(CLASSES)
     net = Net(4, 12, "tensor")
-    net.load_state_dict({k.removeprefix("model."): v for k, v in load_file(folder / "student.safetensors").items()})
+    net.load_state_dict(
+        {k.removeprefix("model."): v for k, v in load_file(folder / "student.safetensors").items()}
+    )
     # as the teacher of the next run, whose folder says who builds it
     again = [f"model.teacher={{checkpoint: {folder}, img_size: 32}}", "trainer.max_epochs=1"]
     assert train_main([f"recipe={recipe}", *again]) == 2
-    assert "was built by tests.models.test_own_models.Nets; name it and its arguments" in capsys.readouterr().err
+    assert (
+        "was built by tests.models.test_own_models.Nets; name it and its arguments"
+        in capsys.readouterr().err
+    )
     builder = "{class_path: tests.models.test_own_models.Nets, init_args: {width: 12}}"
     again[0] = f"model.teacher={{checkpoint: {folder}, img_size: 32, builder: {builder}}}"
     assert train_main([f"recipe={recipe}", *again]) == 0
@@ -119,14 +136,23 @@ def test_what_a_model_may_give(form: str) -> None:
             [*OURS, "model.student.builder.form=none"],
             "a model must give a tensor, an output with .logits, a dict with 'logits' or 'out', or a tuple, got NoneTy",
         ),
-        ([OURS[0], OURS[3]], "model.student.mean: Nets does not say what its model takes, so the settings must"),
+        (
+            [OURS[0], OURS[3]],
+            "model.student.mean: Nets does not say what its model takes, so the settings must",
+        ),
         (["model.student.builder=collections.OrderedDict"], "model.student.builder"),
         (
             ["model.student.builder=tests.models.test_own_models.Bare"],
             "it needs the method build(self, num_classes: int, img",
         ),
-        ([*OURS, "model.student.inherit=true"], "model.student.inherit: the student must be a plain timm VisionTr"),
-        ([*OURS, "model.student.grad_checkpointing=true"], "grad_checkpointing: Net has no set_grad_checkpointing"),
+        (
+            [*OURS, "model.student.inherit=true"],
+            "model.student.inherit: the student must be a plain timm VisionTr",
+        ),
+        (
+            [*OURS, "model.student.grad_checkpointing=true"],
+            "grad_checkpointing: Net has no set_grad_checkpointing",
+        ),
     ],
 )
 def test_what_a_builder_lacks_is_told_in_a_line(
@@ -139,7 +165,13 @@ def test_what_a_builder_lacks_is_told_in_a_line(
 
 # -- transformers ------------------------------------------------------------------------------------------------------
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
 HF: dict[str, dict[str, Any]] = {
     "vit": {**SMALL, "intermediate_size": 64},
     "dinov2_with_registers": {**SMALL, "num_register_tokens": 2},
@@ -165,16 +197,25 @@ def hugging_face() -> Any:
     return kd.models.hugging_face
 
 
-def saved(kind: str, folder: Path, labels: tuple[str, ...] = ("dates", "cake", "bread", "apple")) -> Any:
+def saved(
+    kind: str, folder: Path, labels: tuple[str, ...] = ("dates", "cake", "bread", "apple")
+) -> Any:
     """A small model of random weights, as transformers saves it; it knows its classes' names."""
     from transformers import AutoConfig, AutoModelForImageClassification
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **HF[kind])
-    config.id2label, config.label2id = dict(enumerate(labels)), {name: i for i, name in enumerate(labels)}
+    config.id2label, config.label2id = (
+        dict(enumerate(labels)),
+        {name: i for i, name in enumerate(labels)},
+    )
     model = AutoModelForImageClassification.from_config(config).eval()
     model.save_pretrained(folder)
-    pixels = {"size": {"height": 32, "width": 32}, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.3, 0.2, 0.1]}
+    pixels = {
+        "size": {"height": 32, "width": 32},
+        "image_mean": [0.1, 0.2, 0.3],
+        "image_std": [0.3, 0.2, 0.1],
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
     return model
 
@@ -189,18 +230,31 @@ def test_a_folder_of_transformers_teaches_under_its_own_class_names(
     kind: str, hugging_face: Any, tmp_path: Path
 ) -> None:
     model = saved(kind, tmp_path)
-    teacher = build_teacher(TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path))), 4, CLASSES)
+    teacher = build_teacher(
+        TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path))), 4, CLASSES
+    )
     torch.testing.assert_close(teacher(PICTURES), model(as_input(PICTURES)).logits[:, [3, 2, 1, 0]])
-    larger = build_teacher(TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path)), img_size=48), 4, CLASSES)
+    larger = build_teacher(
+        TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path)), img_size=48), 4, CLASSES
+    )
     assert larger(PICTURES).shape == (4, 4)
     # without its classifier
-    headless = build_teacher(TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path)), head=False), 4)
+    headless = build_teacher(
+        TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path)), head=False), 4
+    )
     assert headless(PICTURES).shape == (4, 32)
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["vit", "swin", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dinov2_with_registers", "siglip"))],
+    [
+        "vit",
+        "swin",
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("dinov2_with_registers", "siglip")
+        ),
+    ],
 )
 def test_a_student_of_transformers_learns_and_is_saved_as_transformers_saves(
     kind: str, hugging_face: Any, recipe: Path
@@ -219,7 +273,10 @@ def test_a_student_of_transformers_learns_and_is_saved_as_transformers_saves(
     folder = run(recipe, *items, "trainer.max_epochs=1", "model.ema_decay=0.5")
     loaded = AutoModelForImageClassification.from_pretrained(folder / "student").eval()
     assert loaded.config.id2label == dict(enumerate(CLASSES))
-    assert AutoImageProcessor.from_pretrained(folder / "student").crop_size == {"height": 32, "width": 32}
+    assert AutoImageProcessor.from_pretrained(folder / "student").crop_size == {
+        "height": 32,
+        "width": 32,
+    }
     from kd.ship.export import load_student
 
     model, preprocess, classes = load_student(folder / "student.safetensors")
@@ -235,17 +292,24 @@ def test_mistakes_with_transformers(hugging_face: Any, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="takes a path .* or a config with its model_type"):
             make(**arguments)
     saved("vit", tmp_path / "five", ("a", "b", "c", "d", "e"))
-    with pytest.raises(UserError, match=r"model.teacher.class_map: the teacher has no class 'apple'"):
+    with pytest.raises(
+        UserError, match=r"model.teacher.class_map: the teacher has no class 'apple'"
+    ):
         build_teacher(TeacherSpec(builder=make(str(tmp_path / "five"))), 4, CLASSES)
-    with pytest.raises(UserError, match=r"model.teacher.builder: hf_five names 5 classes, the data has 4"):
-        build_model(TeacherSpec(builder=make(str(tmp_path / "five"))), 4, "model.teacher", head=True)
+    with pytest.raises(
+        UserError, match=r"model.teacher.builder: hf_five names 5 classes, the data has 4"
+    ):
+        build_model(
+            TeacherSpec(builder=make(str(tmp_path / "five"))), 4, "model.teacher", head=True
+        )
     with pytest.raises(UserError, match=r"builder.path: .*nowhere is no model of transformers"):
         build_teacher(TeacherSpec(builder=make(str(tmp_path / "nowhere"))), 4, CLASSES)
     from transformers import AutoModel, ViTConfig
 
     AutoModel.from_config(ViTConfig(**HF["vit"])).save_pretrained(tmp_path / "headless")
     with pytest.raises(
-        UserError, match=r"hf_headless has no classifier \(model.teacher.head=false: its features teach\)"
+        UserError,
+        match=r"hf_headless has no classifier \(model.teacher.head=false: its features teach\)",
     ):
         build_teacher(TeacherSpec(builder=make(str(tmp_path / "headless"))), 4, CLASSES)
     (tmp_path / "headless" / "model.safetensors").unlink()

@@ -19,7 +19,9 @@ from kd.models.spec import ModelSpec, StudentSpec, TeacherSpec
     (StudentSpec, {"inherit_pictures": 0}, "inherit_pictures must be >= 1"),
     (StudentSpec, {"freeze": "backbone", "head": False}, "freeze must be null"),
 ])  # fmt: skip
-def test_values_that_no_model_can_have(kind: type, settings: dict[str, object], message: str) -> None:
+def test_values_that_no_model_can_have(
+    kind: type, settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**settings)
 

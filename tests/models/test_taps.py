@@ -8,14 +8,23 @@ import timm
 import torch
 
 from kd.errors import UserError
-from kd.losses import ConvProjection, EachLayer, HintLoss, MLPProjection, OrthogonalProjection, Projection
+from kd.losses import (
+    ConvProjection,
+    EachLayer,
+    HintLoss,
+    MLPProjection,
+    OrthogonalProjection,
+    Projection,
+)
 from kd.models.taps import Taps
 from tests._helpers import tiny_vit
 
 PICTURES = torch.zeros(2, 3, 32, 32)
 
 
-def shapes(model: torch.nn.Module, pattern: str | list[str], tokens: str = "patch", size: int = 32) -> list[tuple]:
+def shapes(
+    model: torch.nn.Module, pattern: str | list[str], tokens: str = "patch", size: int = 32
+) -> list[tuple]:
     taps = Taps(model, [pattern], (size, size))
     with taps as caught:
         model.eval()(torch.zeros(2, 3, size, size))
@@ -41,13 +50,20 @@ def test_patch_tokens_stand_where_their_patches_are() -> None:
 
 def test_register_tokens_are_left_out() -> None:
     model = timm.create_model(
-        "vit_small_patch14_reg4_dinov2", img_size=28, embed_dim=32, depth=2, num_heads=2, num_classes=4
+        "vit_small_patch14_reg4_dinov2",
+        img_size=28,
+        embed_dim=32,
+        depth=2,
+        num_heads=2,
+        num_classes=4,
     )
     assert shapes(model, "blocks.1", size=28) == [(2, 32, 2, 2)]
 
 
 def test_pictures_that_are_not_square() -> None:
-    model = timm.create_model("vit_tiny_patch16_224", img_size=(32, 64), patch_size=8, depth=1, num_classes=4)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=(32, 64), patch_size=8, depth=1, num_classes=4
+    )
     taps = Taps(model, ["blocks.0"], (32, 64))
     with taps as caught:
         model(torch.zeros(1, 3, 32, 64))
@@ -55,7 +71,10 @@ def test_pictures_that_are_not_square() -> None:
 
 
 def test_convolutional_and_windowed_models_give_maps() -> None:
-    assert shapes(timm.create_model("resnet10t", num_classes=4), "layer[34]") == [(2, 256, 2, 2), (2, 512, 1, 1)]
+    assert shapes(timm.create_model("resnet10t", num_classes=4), "layer[34]") == [
+        (2, 256, 2, 2),
+        (2, 512, 1, 1),
+    ]
     swin = timm.create_model(
         "swin_tiny_patch4_window7_224", img_size=64, embed_dim=24, depths=(1, 1), num_heads=(2, 2), window_size=4,
         num_classes=4,
@@ -66,20 +85,35 @@ def test_convolutional_and_windowed_models_give_maps() -> None:
 def test_a_share_of_the_depth_names_a_map_in_any_model() -> None:
     vit, cnn = tiny_vit(depth=6), timm.create_model("resnet10t", num_classes=4)
     both = ["maps@1/3", "maps@2/3"]
-    assert Taps(vit, [], (32, 32)).paths(both) == ["blocks.2.norm1", "blocks.4.norm1"]  # as the next block reads them
-    assert Taps(vit, [], (32, 32)).paths(["maps@1/100", "maps@1/1"]) == ["blocks.1.norm1", "blocks.5"]
-    assert Taps(tiny_vit(depth=2), [], (32, 32)).paths(both) == ["blocks.1.norm1", "blocks.1"]  # two, as elsewhere
+    assert Taps(vit, [], (32, 32)).paths(both) == [
+        "blocks.2.norm1",
+        "blocks.4.norm1",
+    ]  # as the next block reads them
+    assert Taps(vit, [], (32, 32)).paths(["maps@1/100", "maps@1/1"]) == [
+        "blocks.1.norm1",
+        "blocks.5",
+    ]
+    assert Taps(tiny_vit(depth=2), [], (32, 32)).paths(both) == [
+        "blocks.1.norm1",
+        "blocks.1",
+    ]  # two, as elsewhere
     assert Taps(cnn, [], (32, 32)).paths(both) == ["layer1", "layer3"]
     assert shapes(vit, both) == [(2, 32, 4, 4)] * 2
     assert shapes(cnn, both) == [(2, 64, 8, 8), (2, 256, 2, 2)]
     late = timm.create_model("cait_xxs24_224", img_size=32, embed_dim=32, depth=3, num_heads=2)
-    assert shapes(late, both) == [(2, 32, 2, 2)] * 2  # its blocks have no class token, which joins later
+    assert (
+        shapes(late, both) == [(2, 32, 2, 2)] * 2
+    )  # its blocks have no class token, which joins later
 
 
 def test_a_share_beyond_the_model_is_refused() -> None:
-    with pytest.raises(UserError, match="model.taps: 'maps@4/3' is beyond timm's 2 features of vit_tiny"):
+    with pytest.raises(
+        UserError, match="model.taps: 'maps@4/3' is beyond timm's 2 features of vit_tiny"
+    ):
         Taps(tiny_vit(), ["maps@4/3"], (32, 32))
-    with pytest.raises(UserError, match="model.taps: 'maps@1/2' is beyond timm's 0 features of Linear"):
+    with pytest.raises(
+        UserError, match="model.taps: 'maps@1/2' is beyond timm's 0 features of Linear"
+    ):
         Taps(torch.nn.Linear(2, 2), ["maps@1/2"], (32, 32))
     with pytest.raises(UserError, match="has no layer 'maps@0/3'"):
         Taps(tiny_vit(), ["maps@0/3"], (32, 32))
@@ -89,7 +123,9 @@ def test_patterns_name_layers_in_the_models_order() -> None:
     taps = Taps(tiny_vit(depth=12), [["blocks.[!2]", "norm"]], (32, 32))
     assert taps.paths(["norm", "blocks.?"]) == ["norm", *(f"blocks.{i}" for i in range(10))]
     assert taps.paths("blocks.*")[-1] == "blocks.11"  # a star does not cross a dot
-    with pytest.raises(UserError, match=r"model.taps: vit_tiny_patch16_224 has no layer 'block.\*'; near: blocks.0"):
+    with pytest.raises(
+        UserError, match=r"model.taps: vit_tiny_patch16_224 has no layer 'block.\*'; near: blocks.0"
+    ):
         taps.paths("block.*")
 
 
@@ -114,7 +150,9 @@ def test_nothing_is_kept_longer_than_the_step() -> None:
     assert not any(ref() is not None for ref in watched)
 
 
-@pytest.mark.parametrize(("layer", "path"), [("blocks.0", "blocks.0"), ("maps@1/2", "blocks.1.norm1")])
+@pytest.mark.parametrize(
+    ("layer", "path"), [("blocks.0", "blocks.0"), ("maps@1/2", "blocks.1.norm1")]
+)
 def test_gradient_checkpointing_changes_nothing_and_keeps_nothing(layer: str, path: str) -> None:
     results = []
     for checkpointing in (False, True):
@@ -162,7 +200,12 @@ def test_projections_lead_from_any_shape_to_the_teachers(
 
 
 def test_projections_that_do_not_fit_say_what_they_got() -> None:
-    assert ConvProjection().build((2, 8, 7, 7), (2, 16, 4, 4))(torch.zeros(2, 8, 7, 7)).shape == (2, 16, 4, 4)
+    assert ConvProjection().build((2, 8, 7, 7), (2, 16, 4, 4))(torch.zeros(2, 8, 7, 7)).shape == (
+        2,
+        16,
+        4,
+        4,
+    )
     with pytest.raises(ValueError, match="projection must be"):
         ConvProjection().build((2, 8), (2, 16))
     with pytest.raises(ValueError, match=r"\(5, 8\) a sample to the teacher's \(9, 16\)"):
@@ -179,13 +222,23 @@ def test_an_orthogonal_projection_keeps_all_angles_while_it_learns(shape: tuple)
     wanted = rows @ torch.randn(8, 12) + 3
     projection.fit(rows, wanted)
     mapped, centred = (rows - rows.mean(0)) @ projection.layers.weight.T, wanted - wanted.mean(0)
-    best = torch.linalg.matrix_norm(centred.T @ (rows - rows.mean(0)), "nuc")  # von Neumann: of all rotations
+    best = torch.linalg.matrix_norm(
+        centred.T @ (rows - rows.mean(0)), "nuc"
+    )  # von Neumann: of all rotations
     torch.testing.assert_close((mapped * centred).sum(), best, rtol=1e-4, atol=0)
     optimizer = torch.optim.AdamW(projection.parameters(), lr=0.05, weight_decay=0.1)
     before = projection.layers.weight.detach()
     for _ in range(5):
         with torch.autocast("cpu", torch.bfloat16):
-            loss = projection(features).float().movedim(1, -1).flatten(0, -2).sub(wanted).square().mean()
+            loss = (
+                projection(features)
+                .float()
+                .movedim(1, -1)
+                .flatten(0, -2)
+                .sub(wanted)
+                .square()
+                .mean()
+            )
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -203,7 +256,10 @@ def test_several_pairs_of_layers_have_a_projection_each() -> None:
     each = EachLayer(HintLoss(weight=0.5))
     each.build([(2, 8), (2, 6)], [(2, 4), (2, 4)])
     assert each.weight == 0.5
-    student, teacher = [torch.randn(2, 8), torch.randn(2, 6)], [torch.randn(2, 4), torch.randn(2, 4)]
+    student, teacher = (
+        [torch.randn(2, 8), torch.randn(2, 6)],
+        [torch.randn(2, 4), torch.randn(2, 4)],
+    )
     own = [loss(s, t, None) for loss, s, t in zip(each.losses, student, teacher, strict=True)]
     torch.testing.assert_close(each(student, teacher, None), (own[0] + own[1]) / 2)
     with pytest.raises(ValueError, match="in pairs, got 2 of the student and 1"):
@@ -223,12 +279,16 @@ def test_several_pairs_of_layers_have_a_projection_each() -> None:
     ],
 )
 @pytest.mark.parametrize("classes", [0, 4])
-def test_the_last_map_of_any_model(arch: str, size: int, layer: str, shape: tuple[int, ...], classes: int) -> None:
+def test_the_last_map_of_any_model(
+    arch: str, size: int, layer: str, shape: tuple[int, ...], classes: int
+) -> None:
     model = timm.create_model(arch, num_classes=classes).train()
     taps = Taps(model, ["maps"], (size, size))
     assert model.training
     assert "forward_features" not in vars(model)
-    assert not [m for m in model.modules() if len(m._forward_hooks) > (m is model.get_submodule(layer))]
+    assert not [
+        m for m in model.modules() if len(m._forward_hooks) > (m is model.get_submodule(layer))
+    ]
     assert taps.paths("maps") == [layer]
     assert shapes(model, "maps", size=size) == [(2, *shape)]
 
@@ -243,19 +303,27 @@ def test_the_last_map_of_a_model_of_ones_own_comes_before_its_classifier() -> No
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.stem, self.body = torch.nn.Conv2d(3, 8, 2, 2), torch.nn.Sequential(torch.nn.Conv2d(8, 6, 2, 2))
+            self.stem, self.body = (
+                torch.nn.Conv2d(3, 8, 2, 2),
+                torch.nn.Sequential(torch.nn.Conv2d(8, 6, 2, 2)),
+            )
             self.pool, self.head = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Linear(6, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.pool(self.body(self.stem(x))).flatten(1))
 
     assert Taps(Net(), ["maps"], (32, 32)).paths("maps") == ["body"]
-    with pytest.raises(UserError, match="model.taps: Sequential has no map before its classifier: name a layer"):
+    with pytest.raises(
+        UserError, match="model.taps: Sequential has no map before its classifier: name a layer"
+    ):
         Taps(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 4)), ["maps"], (32, 32))
 
 
 def test_a_layer_that_is_never_called_is_named() -> None:
     model = tiny_vit()
     model.spare = torch.nn.Linear(2, 2)
-    with pytest.raises(UserError, match="model.taps: layer 'spare' of vit_tiny_patch16_224 gives nothing in a forward"):
+    with pytest.raises(
+        UserError,
+        match="model.taps: layer 'spare' of vit_tiny_patch16_224 gives nothing in a forward",
+    ):
         shapes(model, "spare")

@@ -19,15 +19,23 @@ from kd.teachers import build_teacher
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe
 from tests._runs import run
 
-PICTURES = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+PICTURES = torch.randint(
+    0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
 
 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (lambda state: {f"model.{k}": v for k, v in state.items()}, "the weights below 'model' are taken"),
         (
-            lambda state: {f"net.encoder.{k}": v for k, v in state.items()} | {"criterion.weight": torch.ones(3)},
+            lambda state: {f"model.{k}": v for k, v in state.items()},
+            "the weights below 'model' are taken",
+        ),
+        (
+            lambda state: (
+                {f"net.encoder.{k}": v for k, v in state.items()}
+                | {"criterion.weight": torch.ones(3)}
+            ),
             "the weights below 'net.encoder' are taken, 1 tensors beside it are left out",
         ),
         (lambda state: {f"_orig_mod.{k}": v for k, v in state.items()}, ""),
@@ -44,17 +52,24 @@ def test_what_a_wrapper_put_before_the_names_is_left_out(
     assert said in capsys.readouterr().out
 
 
-def test_a_pickled_model_is_told_what_to_save(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pickled_model_is_told_what_to_save(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.save(tiny_vit(), tmp_path / "model.pth")
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "script.pth")
     for name, what in (
         ("model", "timm.models.vision_transformer.VisionTransformer"),
         ("script", "a TorchScript program"),
     ):
-        assert train_main([f"recipe={recipe}", f"model.teacher.checkpoint={tmp_path / name}.pth"]) == 2
+        assert (
+            train_main([f"recipe={recipe}", f"model.teacher.checkpoint={tmp_path / name}.pth"]) == 2
+        )
         line = capsys.readouterr().err.strip()
         assert line.count("\n") == 0, line
-        assert f"it pickles {what}, not weights alone; save them with torch.save(model.state_dict(), FILE)" in line
+        assert (
+            f"it pickles {what}, not weights alone; save them with torch.save(model.state_dict(), FILE)"
+            in line
+        )
 
 
 def test_an_old_torch_is_warned_of_once(
@@ -62,7 +77,9 @@ def test_an_old_torch_is_warned_of_once(
 ) -> None:
     torch.save(tiny_vit().state_dict(), tmp_path / "w.pth")
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.9.1+cpu"))
-    monkeypatch.setattr(weights, "_warn_of_old_torch", functools.cache(weights._warn_of_old_torch.__wrapped__))
+    monkeypatch.setattr(
+        weights, "_warn_of_old_torch", functools.cache(weights._warn_of_old_torch.__wrapped__)
+    )
     load_checkpoint(tiny_vit(), save_teacher(tmp_path / "w.safetensors"), "key")
     assert not capsys.readouterr().out
     for _ in range(2):
@@ -79,7 +96,9 @@ def test_an_old_torch_is_warned_of_once(
         {"meta": {"categories": ["dates", "bread", "apple", "cake"]}},
     ],
 )
-def test_class_names_in_the_file_bring_its_answers_into_the_datas_order(names: dict, tmp_path: Path) -> None:
+def test_class_names_in_the_file_bring_its_answers_into_the_datas_order(
+    names: dict, tmp_path: Path
+) -> None:
     file = tmp_path / "w.pth"
     model = tiny_vit(seed=3).eval()
     torch.save({"state_dict": model.state_dict(), **names}, file)
@@ -91,29 +110,45 @@ def test_class_names_in_the_file_bring_its_answers_into_the_datas_order(names: d
 def test_a_run_folder_brings_its_architecture_size_and_normalisation(
     recipe: Path, tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = run(recipe, "trainer.max_epochs=1", "model.student.mean=[0.1,0.2,0.3]", "model.student.std=[0.3,0.2,0.1]")
+    folder = run(
+        recipe,
+        "trainer.max_epochs=1",
+        "model.student.mean=[0.1,0.2,0.3]",
+        "model.student.std=[0.3,0.2,0.1]",
+    )
     student = timm.create_model(f"local-dir:{folder / 'student'}", pretrained=True).eval()
     capsys.readouterr()
     for named in (folder, folder / "student"):
         teacher = build_teacher(TeacherSpec("resnet18", 64, checkpoint=str(named)), 4, CLASSES)
-        assert f"model.teacher: {ARCH} at 32 px, as {named} says, not the settings' resnet18" in capsys.readouterr().out
+        assert (
+            f"model.teacher: {ARCH} at 32 px, as {named} says, not the settings' resnet18"
+            in capsys.readouterr().out
+        )
         assert teacher.columns is None
         pixels = PICTURES / 255 - torch.tensor([0.1, 0.2, 0.3])[:, None, None]
         expected = student(pixels / torch.tensor([0.3, 0.2, 0.1])[:, None, None])
         torch.testing.assert_close(teacher(PICTURES), expected)
-    unnamed = write_recipe(tmp_path / "other.yaml", pictures, folder, model__teacher={"checkpoint": str(folder)})
+    unnamed = write_recipe(
+        tmp_path / "other.yaml", pictures, folder, model__teacher={"checkpoint": str(folder)}
+    )
     assert train_main([f"recipe={unnamed}", "trainer.max_epochs=1"]) == 0
 
 
 def test_mean_and_std_that_are_none(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train_main([f"recipe={recipe}", "model.teacher.std=[1,0,1]"]) == 2
-    assert "model.teacher.std: must be three numbers > 0, got [1.0, 0.0, 1.0]" in capsys.readouterr().err
+    assert (
+        "model.teacher.std: must be three numbers > 0, got [1.0, 0.0, 1.0]"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_student_of_other_classes_brings_its_backbone(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    five, renamed = save_teacher(tmp_path / "five.safetensors", 5, depth=1), tmp_path / "renamed.safetensors"
+    five, renamed = (
+        save_teacher(tmp_path / "five.safetensors", 5, depth=1),
+        tmp_path / "renamed.safetensors",
+    )
     state = tiny_vit(depth=1, seed=3).state_dict()
     save_file(state, renamed, {"classes": json.dumps(["apple", "bread", "cake", "figs"])})
     items = ["config=no_teacher", "trainer.max_epochs=1", "optim.lr=1e-12"]
@@ -145,11 +180,15 @@ def test_positions_of_a_file_that_is_not_square(tmp_path: Path) -> None:
         for new in (32, (16, 64), 48):
             spec = ModelSpec(ARCH, new, checkpoint=str(tmp_path / "w.safetensors"), kwargs=TINY)
             got = build_model(spec, 4, "model.student")
-            want = resample_abs_pos_embed(model.pos_embed, list(got.patch_embed.grid_size), grid, num_prefix_tokens=1)
+            want = resample_abs_pos_embed(
+                model.pos_embed, list(got.patch_embed.grid_size), grid, num_prefix_tokens=1
+            )
             torch.testing.assert_close(got.pos_embed, want, atol=0, rtol=0)
 
 
-def test_a_teacher_without_weights_is_told_at_once(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_teacher_without_weights_is_told_at_once(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     items = ["preflight=stop", "model.teacher.checkpoint=null", "data.source.root=/nowhere"]
     assert train_main([f"recipe={recipe}", *items]) == 2
     assert "model.teacher.checkpoint: must be given, or" in capsys.readouterr().err
@@ -173,14 +212,18 @@ def test_a_bare_files_position_embeddings_are_taken_on_the_grid_that_they_show(
     model = timm.create_model(ARCH, img_size=size, num_classes=4, **TINY)
     grid = list(model.patch_embed.grid_size)
     y, x = torch.meshgrid(*(0.2 * torch.arange(side) for side in grid), indexing="ij")
-    smooth = torch.stack([torch.sin(f * y + i) * torch.cos(f * x) for i, f in enumerate([1, 2, 3, 4] * 8)], -1)
+    smooth = torch.stack(
+        [torch.sin(f * y + i) * torch.cos(f * x) for i, f in enumerate([1, 2, 3, 4] * 8)], -1
+    )
     with torch.no_grad():
         model.pos_embed[0, 1:] = 0.07 * smooth.flatten(0, 1)
     save_file(model.state_dict(), tmp_path / "bare.safetensors")
     for side in (64, 96):
         spec = TeacherSpec(ARCH, side, checkpoint=str(tmp_path / "bare.safetensors"), kwargs=TINY)
         got = build_model(spec, 4, "model.teacher", head=True)
-        want = resample_abs_pos_embed(model.pos_embed, list(got.patch_embed.grid_size), grid, num_prefix_tokens=1)
+        want = resample_abs_pos_embed(
+            model.pos_embed, list(got.patch_embed.grid_size), grid, num_prefix_tokens=1
+        )
         report = capsys.readouterr().out
         if model.pos_embed.shape == got.pos_embed.shape:
             want = model.pos_embed

@@ -26,13 +26,25 @@ def test_padding_is_left_out_and_what_is_known_is_not_asked_again() -> None:
     seen = look(batch, task, teacher, models, in_step=True)
     assert seen is not None and seen.index is not None and seen.decided is not None
     assert (seen.index.tolist(), seen.target.tolist(), calls) == ([5, 0], [0, 2], [2])
-    assert torch.equal(seen.logits["a"], model(images[[0, 2]])) and not seen.logits["a"].requires_grad
+    assert (
+        torch.equal(seen.logits["a"], model(images[[0, 2]])) and not seen.logits["a"].requires_grad
+    )
     assert torch.equal(seen.taught[ALL], teacher(images[[0, 2]]))
     assert torch.equal(seen.decided, seen.taught[ALL].argmax(1))
     without_index = look({"image": images, "target": target}, task, teacher, models)
     assert without_index is not None and len(without_index.target) == 4
     padding = {"image": images, "target": target, "index": torch.full((4,), -1)}
     assert look(padding, task, teacher, models, in_step=True) is None
-    assert calls == [2, 4, 4]  # sharded students are called all the same: other processes wait for their shards
-    known = look({"image": images[:1], "target": target[:1], "decided": torch.tensor([1])}, task, teacher, {})
-    assert known is not None and known.decided is not None and (known.decided.tolist(), known.taught) == ([1], {})
+    assert calls == [
+        2,
+        4,
+        4,
+    ]  # sharded students are called all the same: other processes wait for their shards
+    known = look(
+        {"image": images[:1], "target": target[:1], "decided": torch.tensor([1])}, task, teacher, {}
+    )
+    assert (
+        known is not None
+        and known.decided is not None
+        and (known.decided.tolist(), known.taught) == ([1], {})
+    )

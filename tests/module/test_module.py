@@ -67,8 +67,12 @@ def test_the_teacher_is_off_the_module_tree(teacher: Path) -> None:
     assert all(not p.requires_grad for p in module.teacher.model.parameters())
 
 
-def test_train_mode_does_not_wake_the_teacher(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
-    frozen = build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs={**TINY, "proj_drop_rate": 0.5}), 4)
+def test_train_mode_does_not_wake_the_teacher(
+    teacher: Path, batch: dict[str, torch.Tensor]
+) -> None:
+    frozen = build_teacher(
+        TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs={**TINY, "proj_drop_rate": 0.5}), 4
+    )
     frozen.model.train()
     assert torch.equal(frozen(batch["image"]), frozen(batch["image"]))
     assert not frozen.model.training
@@ -82,14 +86,19 @@ def test_the_student_trains_even_if_built_in_eval_mode(teacher: Path) -> None:
 def test_teacher_and_student_each_get_their_own_view_of_one_picture(teacher: Path) -> None:
     """Other sizes, other normalisation: both come from the same uint8 batch."""
     picture = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8)
-    big, small = Preprocess(48, (0.5,) * 3, (0.5,) * 3), Preprocess(32, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    big, small = (
+        Preprocess(48, (0.5,) * 3, (0.5,) * 3),
+        Preprocess(32, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)),
+    )
     torch.testing.assert_close(big(picture), picture.float() / 127.5 - 1)
     assert small(picture).shape == (2, 3, 32, 32)
     grey = small(torch.full((1, 3, 48, 48), 255, dtype=torch.uint8))
     torch.testing.assert_close(grey[0, :, 0, 0], torch.tensor([0.9 / 0.4, 0.8 / 0.5, 0.7 / 0.6]))
 
 
-def test_bf16_weights_give_nearly_the_same_answers(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
+def test_bf16_weights_give_nearly_the_same_answers(
+    teacher: Path, batch: dict[str, torch.Tensor]
+) -> None:
     frozen = build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY), 4)
     exact = frozen(batch["image"])
     rounded = frozen.to(torch.device("cpu"), torch.bfloat16)(batch["image"])
@@ -100,7 +109,9 @@ def test_bf16_weights_give_nearly_the_same_answers(teacher: Path, batch: dict[st
 # -- the total loss --------
 
 
-def test_the_total_is_the_weighted_sum_and_each_term_is_logged(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
+def test_the_total_is_the_weighted_sum_and_each_term_is_logged(
+    teacher: Path, batch: dict[str, torch.Tensor]
+) -> None:
     module = make_module(teacher)
     seen = logged(module, batch)
     logits = module.student_of_one.logits(batch["image"])
@@ -111,7 +122,9 @@ def test_the_total_is_the_weighted_sum_and_each_term_is_logged(teacher: Path, ba
     assert seen["train/loss"] == pytest.approx(0.7 * kd.item() + 0.3 * task.item(), rel=1e-5)
 
 
-def test_a_loss_of_weight_zero_is_not_computed(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
+def test_a_loss_of_weight_zero_is_not_computed(
+    teacher: Path, batch: dict[str, torch.Tensor]
+) -> None:
     module = make_module(teacher)
     module.student_of_one.objective.losses["kd"].weight = 0.0
     object.__setattr__(module, "answering_teacher", lambda *_: 1 / 0)
@@ -121,7 +134,9 @@ def test_a_loss_of_weight_zero_is_not_computed(teacher: Path, batch: dict[str, t
 def test_soft_targets(teacher: Path, batch: dict[str, torch.Tensor]) -> None:
     module = make_module(teacher)
     hard = logged(module, batch)
-    soft = logged(module, {**batch, "target": torch.nn.functional.one_hot(batch["target"], 4).float()})
+    soft = logged(
+        module, {**batch, "target": torch.nn.functional.one_hot(batch["target"], 4).float()}
+    )
     assert soft == pytest.approx(hard)
 
 
@@ -133,7 +148,9 @@ def test_pth_files_and_wrappers(tmp_path: Path) -> None:
     for name, content in {
         "plain.pth": state,
         "wrapped.pth": {"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 3},
-        "ours.ckpt": {"state_dict": {f"student.{k}": v for k, v in state.items()} | {"task.x": torch.zeros(1)}},
+        "ours.ckpt": {
+            "state_dict": {f"student.{k}": v for k, v in state.items()} | {"task.x": torch.zeros(1)}
+        },
     }.items():
         torch.save(content, tmp_path / name)
         model = tiny_vit(seed=4)
@@ -165,7 +182,9 @@ def test_a_damaged_checkpoint_is_named(content: bytes, suffix: str, tmp_path: Pa
 
 def test_a_checkpoint_that_does_not_fit_names_the_first_keys(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "wide.safetensors", embed_dim=64)
-    with pytest.raises(UserError, match=r"cls_token is \(1, 1, 64\) there, \(1, 1, 32\) here.*and \d+ more"):
+    with pytest.raises(
+        UserError, match=r"cls_token is \(1, 1, 64\) there, \(1, 1, 32\) here.*and \d+ more"
+    ):
         load_checkpoint(tiny_vit(), file, "model.teacher.checkpoint")
 
 
@@ -187,18 +206,25 @@ def test_class_names_are_compared(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     file = tmp_path / "named.safetensors"
-    save_file(tiny_vit().state_dict(), file, {"classes": json.dumps(["apple", "cake", "bread", "dates"])})
+    save_file(
+        tiny_vit().state_dict(), file, {"classes": json.dumps(["apple", "cake", "bread", "dates"])}
+    )
     with pytest.raises(UserError, match="class 1 is 'cake' there, 'bread' in the data"):
         load_checkpoint(tiny_vit(), file, "model.teacher.checkpoint", CLASSES, head=True)
 
 
 def test_convolutional_models_take_any_size() -> None:
     model = build_model(ModelSpec("resnet10t", img_size=64), 4, "model.student")
-    assert [tuple(model(torch.zeros(2, 3, *size)).shape) for size in ((64, 64), (96, 32))] == [(2, 4), (2, 4)]
+    assert [tuple(model(torch.zeros(2, 3, *size)).shape) for size in ((64, 64), (96, 32))] == [
+        (2, 4),
+        (2, 4),
+    ]
 
 
 def test_a_pretrained_teacher_of_other_classes_is_refused() -> None:
-    with pytest.raises(UserError, match=r"model.teacher.pretrained: .* names 1000 classes, the data has 4"):
+    with pytest.raises(
+        UserError, match=r"model.teacher.pretrained: .* names 1000 classes, the data has 4"
+    ):
         build_model(ModelSpec("resnet18", pretrained=True), 4, "model.teacher", head=True)
 
 
@@ -207,15 +233,21 @@ def test_a_pretrained_teacher_of_other_classes_is_refused() -> None:
 
 def test_no_weight_decay_on_norms_biases_and_positions() -> None:
     model = tiny_vit()
-    by_decay = {g["weight_decay"]: {id(p) for p in g["params"]} for g in parameter_groups([model], 0.1)}
+    by_decay = {
+        g["weight_decay"]: {id(p) for p in g["params"]} for g in parameter_groups([model], 0.1)
+    }
     decayed = {name for name, p in model.named_parameters() if id(p) in by_decay[0.1]}
-    assert decayed == {n for n, p in model.named_parameters() if p.ndim > 1 and n not in ("cls_token", "pos_embed")}
+    assert decayed == {
+        n for n, p in model.named_parameters() if p.ndim > 1 and n not in ("cls_token", "pos_embed")
+    }
     assert sum(len(ids) for ids in by_decay.values()) == len(list(model.parameters()))
 
 
 def test_weight_decay_on_norms_and_biases_where_asked() -> None:
     model = tiny_vit()
-    (group,) = build_optimizer([model], OptimSpec(weight_decay=0.1, decay_norm_and_bias=True)).param_groups
+    (group,) = build_optimizer(
+        [model], OptimSpec(weight_decay=0.1, decay_norm_and_bias=True)
+    ).param_groups
     assert group["weight_decay"] == 0.1
     assert {id(p) for p in group["params"]} == {id(p) for p in model.parameters()}
 
@@ -239,7 +271,10 @@ def test_steps_are_those_of_torch() -> None:
     ("given", "said"),
     [
         ({"schedule": "steps"}, "milestones must go with schedule=steps alone, got None"),
-        ({"milestones": [2.0]}, r"milestones must go with schedule=steps alone, got \[2.0\] and cosine"),
+        (
+            {"milestones": [2.0]},
+            r"milestones must go with schedule=steps alone, got \[2.0\] and cosine",
+        ),
         ({"schedule": "steps", "milestones": [3.0, 2.0]}, "milestones must ascend"),
         ({"schedule": "steps", "milestones": [0.0]}, "milestones must be > 0"),
     ],
@@ -257,8 +292,12 @@ def test_optimizers_are_those_of_timms_own_factory(name: str) -> None:
         pytest.skip(str(error))
     ours = build_optimizer([nn.Linear(8, 8)], OptimSpec(name, lr=0.1, weight_decay=0.1))
     assert str(type(ours)) == str(type(theirs))  # Muon's is of a copy of timm's module
-    own = {"params", "weight_decay", "fused"} | ({"momentum"} if "muon" in name else set())  # Muon keeps 0.95
-    settings = [{k: v for k, v in o.param_groups[0].items() if k not in own} for o in (ours, theirs)]
+    own = {"params", "weight_decay", "fused"} | (
+        {"momentum"} if "muon" in name else set()
+    )  # Muon keeps 0.95
+    settings = [
+        {k: v for k, v in o.param_groups[0].items() if k not in own} for o in (ours, theirs)
+    ]
     assert settings[0] == settings[1]
 
 
@@ -281,18 +320,25 @@ def test_muon_iterates_in_float32_on_a_cpu() -> None:
 
 def test_timms_own_muon_stays_as_it_is() -> None:
     gradient = torch.randn(8, 8)
-    assert muon.zeropower_via_newtonschulz(gradient, 5, muon._COEFFICIENTS["quintic"]).dtype == torch.bfloat16
+    assert (
+        muon.zeropower_via_newtonschulz(gradient, 5, muon._COEFFICIENTS["quintic"]).dtype
+        == torch.bfloat16
+    )
 
 
 def test_arguments_that_muon_refuses_in_its_step_are_found_out_before() -> None:
-    with pytest.raises(UserError, match="optim.kwargs: muon can't work with {'adjust_lr_fn': 'rms'}"):
+    with pytest.raises(
+        UserError, match="optim.kwargs: muon can't work with {'adjust_lr_fn': 'rms'}"
+    ):
         OptimSpec("muon", kwargs={"adjust_lr_fn": "rms"})
 
 
 @pytest.mark.parametrize(
     ("name", "key", "now"), [("adamc", "max_lr_snapshot", 0.01), ("muon", "fallback_lr_scale", 2.0)]
 )
-def test_what_timm_keeps_of_the_rate_is_this_runs_after_a_resume(name: str, key: str, now: float) -> None:
+def test_what_timm_keeps_of_the_rate_is_this_runs_after_a_resume(
+    name: str, key: str, now: float
+) -> None:
     spec = OptimSpec(name, lr=0.01, kwargs={"adamw_lr": 0.02} if name == "muon" else {})
     before, after = (build_optimizer([nn.Linear(8, 8)], s) for s in (OptimSpec(name, lr=0.1), spec))
     schedules = [build_schedule(optimizer, spec, 20, 4) for optimizer in (before, after)]

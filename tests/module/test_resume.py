@@ -34,7 +34,10 @@ def hard_recipe(path: Path, pictures: Path, teacher: Path, **changes: object) ->
     import yaml
 
     config = yaml.safe_load(recipe.read_text())
-    config["model"]["distill_losses"]["hint"] = {"class_path": "kd.losses.HintLoss", "init_args": {}}
+    config["model"]["distill_losses"]["hint"] = {
+        "class_path": "kd.losses.HintLoss",
+        "init_args": {},
+    }
     config["model"]["taps"] = {"hint": {"student": "norm", "teacher": "norm"}}
     config["model"]["student"]["kwargs"]["proj_drop_rate"] = 0.1
     config["trainer"] |= {"max_epochs": 12, "accumulate_grad_batches": 2}
@@ -114,7 +117,9 @@ TWO = ["trainer.devices=2", "trainer.strategy=ddp"]
     ],
     ids=["2 to 1", "2 to 1, accumulated", "1 to 2"],
 )
-def test_resume_on_another_number_of_ranks(before: list[str], after: list[str], recipe: Path, tmp_path: Path) -> None:
+def test_resume_on_another_number_of_ranks(
+    before: list[str], after: list[str], recipe: Path, tmp_path: Path
+) -> None:
     """Killed in the middle of the second of two epochs: the same samples in the same global batches."""
     kill = json.dumps({"class_path": "tests._stop.KillAtStep", "init_args": {"step": 9}})
     items = [
@@ -124,7 +129,9 @@ def test_resume_on_another_number_of_ranks(before: list[str], after: list[str], 
         "checkpoint.every_n_steps=1",
         f"trainer.callbacks+={kill}",
     ]
-    for pid in start_ranks([f"recipe={recipe}", *items], tmp_path / "killed.log", 1 if before[0] == ONE[0] else 2):
+    for pid in start_ranks(
+        [f"recipe={recipe}", *items], tmp_path / "killed.log", 1 if before[0] == ONE[0] else 2
+    ):
         assert status_of(pid) != 0
     folder = recipe.parent / "runs" / "tiny" / "000"
     items = [f"resume={folder}", *after, f"trainer.callbacks={AUDIT}"]
@@ -132,7 +139,9 @@ def test_resume_on_another_number_of_ranks(before: list[str], after: list[str], 
         assert status_of(pid) == 0, (tmp_path / "again.0").read_text()
     order = TrainBatches(48, 8, 0).order
     assert records(folder) == {
-        6 * e + b + 1: (e, set(order(e)[8 * b : 8 * b + 8].tolist())) for e in range(2) for b in range(6)
+        6 * e + b + 1: (e, set(order(e)[8 * b : 8 * b + 8].tolist()))
+        for e in range(2)
+        for b in range(6)
     }
 
 
@@ -141,19 +150,33 @@ def test_another_global_batch_in_the_middle_of_an_epoch_sees_each_sample_once(re
         {"class_path": "kd.monitor.audit.Audit"},
         {"class_path": "tests._stop.FailAtStep", "init_args": {"step": 2}},
     ])  # fmt: skip
-    assert train_main([f"recipe={recipe}", "checkpoint.every_n_steps=1", f"trainer.callbacks={kill}"]) == 1
+    assert (
+        train_main([f"recipe={recipe}", "checkpoint.every_n_steps=1", f"trainer.callbacks={kill}"])
+        == 1
+    )
     folder = recipe.parent / "runs" / "tiny" / "000"
     for size in (5, 3):  # 16 seen, then fives, then threes
         stop = json.dumps([
             {"class_path": "kd.monitor.audit.Audit"},
             {"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}},
         ])  # fmt: skip
-        train_main([f"resume={folder}", f"data.batch_size={size}", f"trainer.callbacks={stop if size == 5 else AUDIT}"])
+        train_main(
+            [
+                f"resume={folder}",
+                f"data.batch_size={size}",
+                f"trainer.callbacks={stop if size == 5 else AUDIT}",
+            ]
+        )
     seen: dict[int, list[int]] = {0: [], 1: []}
-    for line in map(json.loads, (folder / "records" / "samples.rank0.jsonl").read_text().splitlines()):
+    for line in map(
+        json.loads, (folder / "records" / "samples.rank0.jsonl").read_text().splitlines()
+    ):
         seen[line["epoch"]] += line["index"]
     order = TrainBatches(48, 3, 0).order
-    assert seen == {0: order(0)[:47].tolist(), 1: order(1).tolist()}  # 16 + 2 x 5 + 7 x 3; then 16 x 3
+    assert seen == {
+        0: order(0)[:47].tolist(),
+        1: order(1).tolist(),
+    }  # 16 + 2 x 5 + 7 x 3; then 16 x 3
     assert json.loads((folder / "summary.json").read_text())["student"]["val"]
 
 
@@ -164,7 +187,11 @@ def stop_at(step: int, recipe: Path, *items: str) -> Path:
     """A run of 4 epochs that failed before an optimizer step; its folder."""
     kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": step}})
     often = step % 6 or step  # that step is saved; an epoch has six, and its end is saved too
-    more = ["trainer.max_epochs=4", f"checkpoint.every_n_steps={often}", "trainer.enable_progress_bar=false"]
+    more = [
+        "trainer.max_epochs=4",
+        f"checkpoint.every_n_steps={often}",
+        "trainer.enable_progress_bar=false",
+    ]
     assert train_main([f"recipe={recipe}", *more, *items, f"trainer.callbacks=[{kill}]"]) == 1
     return recipe.parent / "runs" / "tiny" / "000"
 
@@ -173,7 +200,9 @@ def steps_of(folder: Path, *items: str) -> list[dict]:
     """Resumes a run; what its optimizer was set to at each step."""
     file = folder / "steps.jsonl"
     file.unlink(missing_ok=True)
-    record = json.dumps({"class_path": "tests._stop.RecordOptimizer", "init_args": {"file": str(file)}})
+    record = json.dumps(
+        {"class_path": "tests._stop.RecordOptimizer", "init_args": {"file": str(file)}}
+    )
     assert train_main([f"resume={folder}", *items, f"trainer.callbacks=[{record}]"]) == 0
     return [json.loads(line) for line in file.read_text().splitlines()]
 
@@ -190,7 +219,9 @@ def test_the_schedule_goes_on_by_the_share_of_samples_seen(
     folder = stop_at(stop, recipe, f"data.batch_size={before}", "optim.lr=0.5")
     total = 4 * (48 // after)
     rates = [step["lr"] for step in steps_of(folder, f"data.batch_size={after}")]
-    assert rates == pytest.approx([0.5 * warmup_cosine(s, 0, total, 0.01) for s in range(done, total)])
+    assert rates == pytest.approx(
+        [0.5 * warmup_cosine(s, 0, total, 0.01) for s in range(done, total)]
+    )
 
 
 def test_a_run_bounded_by_steps_keeps_its_place(recipe: Path) -> None:
@@ -201,17 +232,25 @@ def test_a_run_bounded_by_steps_keeps_its_place(recipe: Path) -> None:
 
 def test_the_optimizers_settings_follow_a_resume(recipe: Path) -> None:
     folder = stop_at(12, recipe, "optim.lr=1")
-    steps = steps_of(folder, "optim.lr=0.1", "optim.weight_decay=0.5", "optim.kwargs={betas: [0.5, 0.6]}")
+    steps = steps_of(
+        folder, "optim.lr=0.1", "optim.weight_decay=0.5", "optim.kwargs={betas: [0.5, 0.6]}"
+    )
     assert steps[0]["lr"] == pytest.approx(0.1 * warmup_cosine(12, 0, 24, 0.01))
     assert all(step["decay"] == [0.0, 0.5] and step["betas"] == [0.5, 0.6] for step in steps)
     optim = yaml.safe_load((folder / "config.yaml").read_text())["optim"]
-    assert (optim["lr"], optim["weight_decay"], optim["kwargs"]) == (0.1, 0.5, {"betas": [0.5, 0.6]})
+    assert (optim["lr"], optim["weight_decay"], optim["kwargs"]) == (
+        0.1,
+        0.5,
+        {"betas": [0.5, 0.6]},
+    )
 
 
 def test_several_students_follow_a_resume(recipe: Path) -> None:
     folder = stop_at(12, recipe, "students={a: {}, b: {optim.lr: 0.5}}")
     steps = steps_of(folder, "data.batch_size=16", "optim.weight_decay=0.5")
-    assert [s["lr"] for s in steps] == pytest.approx([0.001 * warmup_cosine(s, 0, 12, 0.01) for s in range(6, 12)])
+    assert [s["lr"] for s in steps] == pytest.approx(
+        [0.001 * warmup_cosine(s, 0, 12, 0.01) for s in range(6, 12)]
+    )
     assert steps[0]["decay"] == [0.0, 0.5, 0.0, 0.5]
 
 
@@ -233,7 +272,10 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, teacher: Path) -> Path:
         ("optim.name=sgd", "optim.name: a resumed run keeps its optimizer (adamw, given sgd)"),
         ("optim.weight_decay=0", "optim.weight_decay: can't be turned on or off in a resumed run"),
         ("seed=1", "seed: must stay 0 in a resumed run, got 1"),
-        ("model.student.pretrained=true", "model.student.pretrained: has no effect on a resumed run"),
+        (
+            "model.student.pretrained=true",
+            "model.student.pretrained: has no effect on a resumed run",
+        ),
         (
             "model.ema_decay=0.9",
             "model.ema_decay: can't be turned on or off in a resumed run (None",
@@ -247,22 +289,34 @@ def test_a_refused_resume_changes_nothing(
 ) -> None:
     before = content(stopped)
     assert train_main([f"resume={stopped}", item]) == 2
-    (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("kd-train:")]
+    (line,) = [
+        text for text in capsys.readouterr().err.splitlines() if text.startswith("kd-train:")
+    ]
     assert said in line
     assert content(stopped) == before
 
 
-def test_a_resume_on_other_data_is_refused(stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resume_on_other_data_is_refused(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Moved pictures are the same pictures; one that has gone to another class is not."""
     shutil.copytree(stopped.parents[2], tmp_path / "moved")
     folder = tmp_path / "moved" / "runs" / "tiny" / "000"
     pictures = tmp_path / "moved" / "pictures"
-    items = [f"resume={folder}", f"data.source.root={pictures}", "trainer.callbacks=[]", "trainer.max_epochs=1"]
+    items = [
+        f"resume={folder}",
+        f"data.source.root={pictures}",
+        "trainer.callbacks=[]",
+        "trainer.max_epochs=1",
+    ]
     assert train_main(items) == 0
     apple, bread = (pictures / "train" / name / "05.jpg" for name in ("apple", "bread"))
     apple.rename(tmp_path / "kept"), bread.rename(apple), (tmp_path / "kept").rename(bread)
     assert train_main([*items[:3], "trainer.max_epochs=2"]) == 2
-    assert "data.source: these are not the training pictures and labels of the resumed run" in capsys.readouterr().err
+    assert (
+        "data.source: these are not the training pictures and labels of the resumed run"
+        in capsys.readouterr().err
+    )
 
 
 def test_two_runs_in_one_folder(stopped: Path, tmp_path: Path) -> None:
@@ -271,14 +325,19 @@ def test_two_runs_in_one_folder(stopped: Path, tmp_path: Path) -> None:
     shutil.copytree(stopped, folder)
     shutil.rmtree(folder / "records")  # new ones tell that the first one trains
     slow = json.dumps([{"class_path": "tests._stop.Slow", "init_args": {"seconds": 5}}])
-    first = start([f"resume={folder}", f"trainer.callbacks={slow}", "data.num_workers=1"], tmp_path / "first")
+    first = start(
+        [f"resume={folder}", f"trainer.callbacks={slow}", "data.num_workers=1"], tmp_path / "first"
+    )
     while not (folder / "records").is_dir() or not list((folder / "records").glob("phases*")):
         time.sleep(0.05)
     assert status_of(start([f"resume={folder}", "trainer.callbacks=[]"], log)) == 2
     assert f"kd-train: resume: process {first} on " in log.read_text()
     os.kill(first, signal.SIGKILL)
     os.waitpid(first, 0)
-    assert status_of(start([f"resume={folder}", "trainer.callbacks=[]", "trainer.max_epochs=1"], log)) == 0
+    assert (
+        status_of(start([f"resume={folder}", "trainer.callbacks=[]", "trainer.max_epochs=1"], log))
+        == 0
+    )
 
 
 def test_torn_files_stop_no_run(recipe: Path) -> None:
@@ -303,8 +362,13 @@ def test_a_report_that_fails_costs_no_student(
 
 def test_zero_resumes_to_the_end(recipe: Path, tmp_path: Path) -> None:
     items = [*TWO, "data.batch_size=4", "optim.zero=true"]
-    for log, first, epochs in (("one", f"recipe={recipe}", 1), ("two", f"resume={tmp_path}/runs/tiny/000", 2)):
-        for pid in start_ranks([first, *items, f"trainer.max_epochs={epochs}"], tmp_path / f"{log}.log"):
+    for log, first, epochs in (
+        ("one", f"recipe={recipe}", 1),
+        ("two", f"resume={tmp_path}/runs/tiny/000", 2),
+    ):
+        for pid in start_ranks(
+            [first, *items, f"trainer.max_epochs={epochs}"], tmp_path / f"{log}.log"
+        ):
             assert status_of(pid) == 0, (tmp_path / f"{log}.0").read_text()
         said = [(tmp_path / f"{log}.{rank}").read_text() for rank in (0, 1)]
         assert [text.count("run folder:") for text in said] == [1, 0]

@@ -19,8 +19,12 @@ from tests._forks import start, status_of
 from tests._runs import run
 
 NEED_A_GPU = ("bnb", "fused")  # bitsandbytes and apex
-NAMES = [name for name in list_optimizers() if not name.startswith(NEED_A_GPU) and name != "adahessian"]
-ONE_OF_A_CLASS = list({get_optimizer_class(name, bind_defaults=False): name for name in reversed(NAMES)}.values())
+NAMES = [
+    name for name in list_optimizers() if not name.startswith(NEED_A_GPU) and name != "adahessian"
+]
+ONE_OF_A_CLASS = list(
+    {get_optimizer_class(name, bind_defaults=False): name for name in reversed(NAMES)}.values()
+)
 
 
 def network() -> nn.Module:
@@ -44,7 +48,9 @@ def wrong_tensors(value: Tensor) -> Iterator[object]:
     yield value.to(torch.bool)
     yield value.new_zeros(0)
     yield value.new_zeros(*value.shape, 2)
-    yield value.new_zeros(*(size + 1 for size in value.shape)) if value.dim() else value.new_zeros(1)
+    yield (
+        value.new_zeros(*(size + 1 for size in value.shape)) if value.dim() else value.new_zeros(1)
+    )
     yield value.new_zeros(1, 1, 1, 1, 1)
     yield torch.full_like(value, float("nan")) if value.is_floating_point() else None
     yield torch.full_like(value, float("inf")) if value.is_floating_point() else None
@@ -63,10 +69,14 @@ def wrong_states(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for key, value in content.items():
             if isinstance(value, Tensor):
                 for wrong in wrong_tensors(value):
-                    yield with_change(lambda s, n=number, k=key, w=wrong: s["state"][n].update({k: w}))
+                    yield with_change(
+                        lambda s, n=number, k=key, w=wrong: s["state"][n].update({k: w})
+                    )
             elif isinstance(value, int | float):
                 for wrong in (float("nan"), -1, "text", torch.zeros(3), [], 2**60):
-                    yield with_change(lambda s, n=number, k=key, w=wrong: s["state"][n].update({k: w}))
+                    yield with_change(
+                        lambda s, n=number, k=key, w=wrong: s["state"][n].update({k: w})
+                    )
             if len(content) > 1:  # an empty state is that of a parameter without a gradient so far
                 yield with_change(lambda s, n=number, k=key: s["state"][n].pop(k))
         yield with_change(lambda s, n=number: s["state"][n].update(surplus=torch.zeros(1)))
@@ -75,7 +85,9 @@ def wrong_states(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield with_change(lambda s: s["state"].update(words={}))
     yield with_change(lambda s: s["param_groups"].pop())
     yield with_change(lambda s: s["param_groups"][0]["params"].append(0))
-    yield with_change(lambda s: s["param_groups"][0].update(params=[-1] * len(s["param_groups"][0]["params"])))
+    yield with_change(
+        lambda s: s["param_groups"][0].update(params=[-1] * len(s["param_groups"][0]["params"]))
+    )
     yield with_change(lambda s: s["param_groups"][0].update(surplus=1))
     yield with_change(lambda s: s["param_groups"][0].update(lr=torch.zeros(5)))
     yield with_change(lambda s: s["param_groups"][0].update(lr=float("nan")))
@@ -89,7 +101,9 @@ def check(optimizer: Optimizer, state: object, model: nn.Module) -> None:
     check_optimizers([optimizer], [state], weights, model, "resume: last.ckpt")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("kron")) for n in NAMES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * n.startswith("kron")) for n in NAMES]
+)
 def test_each_optimizer_takes_its_own_state(name: str) -> None:
     model = network()
     state = copy.deepcopy(trained(name, model, steps=2).state_dict())
@@ -112,8 +126,14 @@ def test_each_class_of_optimizers_takes_no_wrong_state(name: str) -> None:
 def test_other_settings_and_the_optimizers_of_several_students() -> None:
     model = network()
     state = trained("momentum", model, kwargs={"momentum": 0.0}).state_dict()
-    check(trained("momentum", model, steps=0), state, model)  # a resumed run may change its settings
-    check(trained("adamw", model, steps=0, kwargs={"betas": (0.8, 0.9)}), trained("adamw", model).state_dict(), model)
+    check(
+        trained("momentum", model, steps=0), state, model
+    )  # a resumed run may change its settings
+    check(
+        trained("adamw", model, steps=0, kwargs={"betas": (0.8, 0.9)}),
+        trained("adamw", model).state_dict(),
+        model,
+    )
     pair = Together([trained("adamw", model), trained("adamw", network())])
     check(pair, pair.state_dict(), model)
     wrong = copy.deepcopy(pair.state_dict())
@@ -135,7 +155,9 @@ def test_the_form_of_other_states() -> None:
 
 def written(folder: Path) -> dict[Path, int]:
     """When each file of a run was written, without its lock and the samples of the machine."""
-    files = (path for path in folder.rglob("*") if path.name != ".lock" and "records" not in path.parts)
+    files = (
+        path for path in folder.rglob("*") if path.name != ".lock" and "records" not in path.parts
+    )
     return {path: path.stat().st_mtime_ns for path in files if path.is_file()}
 
 
@@ -153,13 +175,18 @@ def test_a_resumed_run_refuses_them_in_one_line(recipe: Path, tmp_path: Path) ->
         ("exp_avg: must be float32", lambda c: wide.update(exp_avg=torch.zeros(1))),
         ("exp_avg: must be float32", lambda c: wide.update(exp_avg=torch.zeros(0))),
         ("exp_avg: must be float32", lambda c: wide.update(exp_avg=whole.to(torch.int64))),
-        ("fit_loop.epoch_progress", lambda c: c["loops"]["fit_loop"].update({"epoch_progress": "x"})),
+        (
+            "fit_loop.epoch_progress",
+            lambda c: c["loops"]["fit_loop"].update({"epoch_progress": "x"}),
+        ),
         ("lr_schedulers", lambda c: c["lr_schedulers"][0].update(step=1)),
     ]
     for number, (message, change) in enumerate(changes):
         changed = copy.copy(content)
         wide["exp_avg"] = whole
-        changed["loops"], changed["lr_schedulers"] = copy.deepcopy((content["loops"], content["lr_schedulers"]))
+        changed["loops"], changed["lr_schedulers"] = copy.deepcopy(
+            (content["loops"], content["lr_schedulers"])
+        )
         change(changed)
         torch.save(changed, file)
         before = written(folder)

@@ -24,19 +24,29 @@ class Ask(Callback):
         control.LOOK_EVERY_S = 0.0
         self.words = words
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.is_global_zero and trainer.fit_loop.epoch_loop.total_batch_idx == 1:
             (RunContext.of(trainer).folder / "monitor").write_text("\n".join(self.words))
 
 
 def asking(words: str) -> str:
-    own = {"class_path": "tests.monitor.test_control.Ask", "init_args": {"words": words.split("\n")}}
+    own = {
+        "class_path": "tests.monitor.test_control.Ask",
+        "init_args": {"words": words.split("\n")},
+    }
     return f"trainer.callbacks+={json.dumps(own)}"
 
 
 def test_two_ranks_follow_at_the_same_batch(recipe: Path) -> None:
     """Six batches an epoch: the ranks meet at its last, 5; a window of 7 and 8, readings every second batch."""
-    items = ["trainer.devices=2", "data.batch_size=4", "monitor.health_every=0", asking("off\nhealth=2 kernels=2")]
+    items = [
+        "trainer.devices=2",
+        "data.batch_size=4",
+        "monitor.health_every=0",
+        asking("off\nhealth=2 kernels=2"),
+    ]
     log = recipe.parent / "log.txt"
     pids = start_ranks([f"recipe={recipe}", *items], log)
     assert {status_of(pid) for pid in pids} == {0}, log.with_suffix(".0").read_text()
@@ -62,7 +72,9 @@ def test_words() -> None:
         "on": True, "interval": 0.5, "health": 0, "kernels": 3, "nvtx": False}  # fmt: skip
     assert parse("") == {}
     for word in ("health", "kernels=0", "interval=nan", "nvtx=maybe", "of", "health=1.5"):
-        with pytest.raises(ValueError, match=f"'{word}' is not known; known: on, off, interval=SECONDS"):
+        with pytest.raises(
+            ValueError, match=f"'{word}' is not known; known: on, off, interval=SECONDS"
+        ):
             parse(word)
 
 
@@ -80,10 +92,20 @@ def test_phases_and_named_parts_are_ranges_for_nsight(
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: open_now.pop())
     monkeypatch.setattr(control, "LOOK_EVERY_S", 0.0)
     assert (
-        train_main([f"recipe={recipe}", "monitor.nvtx=true", asking("nvtx=off helth=3"), "trainer.max_epochs=1"]) == 0
+        train_main(
+            [
+                f"recipe={recipe}",
+                "monitor.nvtx=true",
+                asking("nvtx=off helth=3"),
+                "trainer.max_epochs=1",
+            ]
+        )
+        == 0
     )
     assert {("data",), ("backward",)} <= {names[-1:] for names in seen}
-    assert any(names[-1] == "teacher" and "loss" in names for names in seen)  # inside the training step
+    assert any(
+        names[-1] == "teacher" and "loss" in names for names in seen
+    )  # inside the training step
     assert not open_now
     assert "kd-train: the file monitor: 'helth=3' is not known" in capsys.readouterr().err
     seen.clear()
@@ -94,10 +116,16 @@ def test_phases_and_named_parts_are_ranges_for_nsight(
 @pytest.mark.slow
 def test_a_window_of_an_earlier_start_is_not_asked_for_again(recipe: Path) -> None:
     """The words stay in the folder: readings go on at their pace, the window is not made twice."""
-    assert train_main([f"recipe={recipe}", asking("kernels=1 health=3"), "trainer.max_epochs=1"]) == 0
+    assert (
+        train_main([f"recipe={recipe}", asking("kernels=1 health=3"), "trainer.max_epochs=1"]) == 0
+    )
     folder = recipe.parent / "runs" / "tiny" / "000"
     assert [w["first"] for w in read_run(folder).kernels] == [3]
     assert train_main([f"resume={folder}", "trainer.callbacks=null", "trainer.max_epochs=2"]) == 0
     run = read_run(folder)
     assert [w["first"] for w in run.kernels] == [3]
-    assert [h["step"] for h in run.health] == [0, 3, 9]  # 6 is the first after the resume, before the ranks meet
+    assert [h["step"] for h in run.health] == [
+        0,
+        3,
+        9,
+    ]  # 6 is the first after the resume, before the ranks meet

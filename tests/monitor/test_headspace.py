@@ -50,7 +50,12 @@ def test_a_slow_input_and_a_slow_teacher_are_measured(
     teacher = save_teacher(tmp_path / "teacher.safetensors", seed=1)
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
     own = json.dumps({"class_path": "tests.monitor.test_headspace.SlowTeacher"})
-    source = json.dumps({"class_path": "tests.monitor.test_headspace.SlowFolder", "init_args": {"root": str(pictures)}})
+    source = json.dumps(
+        {
+            "class_path": "tests.monitor.test_headspace.SlowFolder",
+            "init_args": {"root": str(pictures)},
+        }
+    )
     items = [
         f"recipe={recipe}",
         "config=headspace",
@@ -75,7 +80,9 @@ def test_it_needs_three_epochs(recipe: Path, capsys: pytest.CaptureFixture[str])
     assert "a headspace run needs 10, got 6" in capsys.readouterr().err
 
 
-def test_a_cache_is_kept_out_of_it(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_is_kept_out_of_it(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cache = ["model.teacher.cache=on", f"model.teacher.cache_dir={tmp_path / 'answers'}"]
     assert train_main([f"recipe={recipe}", "config=headspace", *cache]) == 2
     assert "model.teacher.cache: must be off in a headspace run" in capsys.readouterr().err

@@ -24,10 +24,17 @@ class Witness(Callback):
     seen: dict[int, tuple[float, float]] = {}  # noqa: RUF012 (the test reads it)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
-        grads = [p.grad.flatten() for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        grads = [
+            p.grad.flatten()
+            for g in optimizer.param_groups
+            for p in g["params"]
+            if p.grad is not None
+        ]
         self.norm = float(torch.cat(grads).norm())
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.seen[trainer.fit_loop.epoch_loop.total_batch_idx] = (self.norm, float(outputs["loss"]))
 
 
@@ -78,8 +85,14 @@ class Explode(Callback):
 @pytest.mark.parametrize(
     ("items", "rule"),
     [
-        (['trainer.callbacks+={"class_path":"tests.monitor.test_health.Vanish"}'], "VanishingGradient"),
-        (['trainer.callbacks+={"class_path":"tests.monitor.test_health.Explode"}'], "ExplodingTensor"),
+        (
+            ['trainer.callbacks+={"class_path":"tests.monitor.test_health.Vanish"}'],
+            "VanishingGradient",
+        ),
+        (
+            ['trainer.callbacks+={"class_path":"tests.monitor.test_health.Explode"}'],
+            "ExplodingTensor",
+        ),
         (["model.distill_losses.kd.temperature=1000"], "TemperatureTooHigh"),
         (["model.task_loss_weight=1000"], "LossTermDominates"),
     ],
@@ -114,21 +127,35 @@ def test_each_of_several_students_is_read(recipe: Path) -> None:
         'students={"same": {}, "hot": {"model.distill_losses.kd.temperature": 1000}, "task": {"optim.lr": 1e-9}}',
     )
     assert run.students == ["same", "hot", "task"]
-    for h, own in zip(run.health_of("same"), alone.health, strict=True):  # as if it had been trained alone
+    for h, own in zip(
+        run.health_of("same"), alone.health, strict=True
+    ):  # as if it had been trained alone
         assert h == {**own, "student": "same"}
     assert [h["step"] for h in run.health_of("hot")] == [h["step"] for h in alone.health]
-    assert run.health_of("hot")[-1]["teacher_entropy"] > run.health_of("same")[-1]["teacher_entropy"]
-    assert run.health_of("task")[-1]["update_ratio"] < 1e-6 < run.health_of("same")[-1]["update_ratio"]
+    assert (
+        run.health_of("hot")[-1]["teacher_entropy"] > run.health_of("same")[-1]["teacher_entropy"]
+    )
+    assert (
+        run.health_of("task")[-1]["update_ratio"] < 1e-6 < run.health_of("same")[-1]["update_ratio"]
+    )
     assert any(
-        f.text.startswith("hot: at this temperature") for f in Explained(run).findings if f.rule == "TemperatureTooHigh"
+        f.text.startswith("hot: at this temperature")
+        for f in Explained(run).findings
+        if f.rule == "TemperatureTooHigh"
     )
     page = (run.folder / "report.html").read_text()
     assert {f"Gradient norm of {name}" in page for name in run.students} == {True}
-    assert {(h["student"], h["step"]) for h in run.health} == {(s, n) for s in run.students for n in range(0, 24, 2)}
+    assert {(h["student"], h["step"]) for h in run.health} == {
+        (s, n) for s in run.students for n in range(0, 24, 2)
+    }
 
 
 def test_a_cached_teacher_is_read_too(recipe: Path, tmp_path: Path) -> None:
-    cache = ["model.teacher.cache=on", f"model.teacher.cache_dir={tmp_path / 'answers'}", "model.teacher.cache_views=1"]
+    cache = [
+        "model.teacher.cache=on",
+        f"model.teacher.cache_dir={tmp_path / 'answers'}",
+        "model.teacher.cache_views=1",
+    ]
     filling, reading = trained(recipe, *cache), trained(recipe, *cache)
     assert reading.summary["cache"]["answers_computed"] == 0
     for asked, read in zip(filling.health, reading.health, strict=True):

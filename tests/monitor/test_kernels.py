@@ -13,12 +13,24 @@ from kd.report.records import PHASES, read_run
 from tests._helpers import TINY, save_teacher
 
 
-def test_a_window_names_the_operations_of_teacher_student_and_backward(recipe: Path, tmp_path: Path) -> None:
-    size = {"embed_dim": 192, "depth": 4}  # a tiny pair's matrix products drown in the small operations around them
+def test_a_window_names_the_operations_of_teacher_student_and_backward(
+    recipe: Path, tmp_path: Path
+) -> None:
+    size = {
+        "embed_dim": 192,
+        "depth": 4,
+    }  # a tiny pair's matrix products drown in the small operations around them
     teacher = save_teacher(tmp_path / "teacher.safetensors", **size)
     kwargs = json.dumps({**TINY, **size})
-    pair = [f"model.teacher.kwargs={kwargs}", f"model.student.kwargs={kwargs}", f"model.teacher.checkpoint={teacher}"]
-    assert train_main([f"recipe={recipe}", *pair, "monitor.kernels_at=3", "monitor.kernels_steps=4"]) == 0
+    pair = [
+        f"model.teacher.kwargs={kwargs}",
+        f"model.student.kwargs={kwargs}",
+        f"model.teacher.checkpoint={teacher}",
+    ]
+    assert (
+        train_main([f"recipe={recipe}", *pair, "monitor.kernels_at=3", "monitor.kernels_steps=4"])
+        == 0
+    )
     folder = recipe.parent / "runs" / "tiny" / "000"
     (window,) = read_run(folder).kernels
     assert (window["first"], window["last"]) == (3, 6)
@@ -34,13 +46,19 @@ def test_a_window_names_the_operations_of_teacher_student_and_backward(recipe: P
 
 def test_ranges_nest_and_the_innermost_counts() -> None:
     a = torch.randn(300, 300)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile, annotate("outer"):
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+        annotate("outer"),
+    ):
         a.exp()
         with annotate("inner"):
             for _ in range(20):
                 a @ a
     found = summarize(profile.events(), 1, cuda=False)
-    assert {(op["name"], op["range"]) for op in found["top"]} >= {("aten::mm", "inner"), ("aten::exp", "outer")}
+    assert {(op["name"], op["range"]) for op in found["top"]} >= {
+        ("aten::mm", "inner"),
+        ("aten::exp", "outer"),
+    }
     assert found["top"][0]["name"] == "aten::mm"
     assert found["busy"] is None
     assert next(op for op in found["top"] if op["name"] == "aten::mm")["calls"] == 20
@@ -53,7 +71,9 @@ def test_the_profilers_own_time_is_no_part_of_a_step(recipe: Path) -> None:
     assert set(apart) == {2, 4}  # its start, and the trace's writing
     assert apart[4] > 5
     for step in run.steps[0]:
-        assert step["ms"] == pytest.approx(sum(ms for name, ms in step["p"].items() if name in PHASES), abs=0.02)
+        assert step["ms"] == pytest.approx(
+            sum(ms for name, ms in step["p"].items() if name in PHASES), abs=0.02
+        )
     assert "profiling" not in run.summary["verdict"]["phases_ms"]
 
 

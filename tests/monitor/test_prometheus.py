@@ -57,16 +57,24 @@ class Ask(Callback):
 
 def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
     port = free_port()
-    own = json.dumps({"class_path": "tests.monitor.test_prometheus.Ask", "init_args": {"port": port}})
+    own = json.dumps(
+        {"class_path": "tests.monitor.test_prometheus.Ask", "init_args": {"port": port}}
+    )
     slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}})
-    items = [f"monitor.prometheus_port={port}", "monitor.interval_s=0.1", "monitor.rules_every_s=0.5"]
+    items = [
+        f"monitor.prometheus_port={port}",
+        "monitor.interval_s=0.1",
+        "monitor.rules_every_s=0.5",
+    ]
     items += [f"trainer.callbacks+={own}", f"trainer.callbacks+={slow}"]
     assert train_main([f"recipe={recipe}", *items]) == 0
     from tests.monitor.test_prometheus import Ask as Used
 
     text = Used.answers[-1]
     if shutil.which("promtool"):
-        done = subprocess.run(["promtool", "check", "metrics"], input=text.encode(), capture_output=True, check=False)
+        done = subprocess.run(
+            ["promtool", "check", "metrics"], input=text.encode(), capture_output=True, check=False
+        )
         assert (done.returncode, done.stdout + done.stderr) == (0, b"")
     values = {k: float(v) for k, v in re.findall(r"^(kd_[^ ]+) (\S+)$", text, re.M)}
     assert values['kd_phase_seconds{phase="teacher"}'] > 0
@@ -82,11 +90,23 @@ def test_the_endpoint_tells_phases_losses_and_the_machine(recipe: Path) -> None:
 
 def test_the_address_is_chosen(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     port = free_port()
-    asked = {"class_path": "tests.monitor.test_prometheus.Ask", "init_args": {"port": port, "host": "127.0.0.2"}}
-    items = [f"monitor.prometheus_port={port}", f"trainer.callbacks+={json.dumps(asked)}", "trainer.max_epochs=1"]
+    asked = {
+        "class_path": "tests.monitor.test_prometheus.Ask",
+        "init_args": {"port": port, "host": "127.0.0.2"},
+    }
+    items = [
+        f"monitor.prometheus_port={port}",
+        f"trainer.callbacks+={json.dumps(asked)}",
+        "trainer.max_epochs=1",
+    ]
     assert train_main([f"recipe={recipe}", *items, "monitor.prometheus_host=127.0.0.2"]) == 0
-    assert train_main([f"recipe={recipe}", *items, "monitor.prometheus_host=192.0.2.1"]) == 2  # nobody's
-    assert f"{port} can't be opened at 192.0.2.1 (monitor.prometheus_host): " in capsys.readouterr().err
+    assert (
+        train_main([f"recipe={recipe}", *items, "monitor.prometheus_host=192.0.2.1"]) == 2
+    )  # nobody's
+    assert (
+        f"{port} can't be opened at 192.0.2.1 (monitor.prometheus_host): "
+        in capsys.readouterr().err
+    )
 
 
 def test_a_taken_port_is_one_line(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,11 +131,17 @@ class Scrape(Callback):
         if trainer.current_epoch < 5:  # the verdict needs 20 steps after the first
             return
         until = time.monotonic() + 60
-        while time.monotonic() < until and not (self._ask("kd_metric") and self._ask("kd_limit_speedup")):
+        while time.monotonic() < until and not (
+            self._ask("kd_metric") and self._ask("kd_limit_speedup")
+        ):
             time.sleep(0.5)
-        self.found.update({p["title"]: self._ask(p["targets"][0]["expr"]) for p in grafana()["panels"]})
+        self.found.update(
+            {p["title"]: self._ask(p["targets"][0]["expr"]) for p in grafana()["panels"]}
+        )
         (group,) = json.loads(get(f"{self.server}/api/v1/rules"))["data"]["groups"]
-        self.found.update({f"alert {rule['name']}": rule["health"] == "ok" for rule in group["rules"]})
+        self.found.update(
+            {f"alert {rule['name']}": rule["health"] == "ok" for rule in group["rules"]}
+        )
 
     def _ask(self, expression: str) -> int:
         query = urllib.parse.urlencode({"query": expression})
@@ -137,7 +163,11 @@ def test_prometheus_scrapes_and_every_panel_has_data(recipe: Path, tmp_path: Pat
         init = {"server": f"http://127.0.0.1:{server_port}"}
         own = json.dumps({"class_path": "tests.monitor.test_prometheus.Scrape", "init_args": init})
         slow = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.1}})
-        items = [f"monitor.prometheus_port={port}", f"trainer.callbacks+={slow}", f"trainer.callbacks+={own}"]
+        items = [
+            f"monitor.prometheus_port={port}",
+            f"trainer.callbacks+={slow}",
+            f"trainer.callbacks+={own}",
+        ]
         items += ["monitor.rules_every_s=0.05", "trainer.max_epochs=6"]
         assert train_main([f"recipe={recipe}", *items]) == 0
     finally:
@@ -156,22 +186,35 @@ def test_every_query_of_the_dashboard_names_a_series_that_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Names, labels and their values: of a run with all kinds of numbers, on a machine with a GPU."""
-    phases, system, health, watch = Phases(), System(), Health(), Watch(Preemption(LastCheckpoint()), MonitorSettings())
+    phases, system, health, watch = (
+        Phases(),
+        System(),
+        Health(),
+        Watch(Preemption(LastCheckpoint()), MonitorSettings()),
+    )
     phases.header = {"batch_size": 8, "world_size": 1}
     phases.recent.append({"step": 0, "epoch": 0, "ms": 5.0, "p": {"data": 1.0}})
     system.newest = {
         "cpu": [5.0], "mem": 40.0, "iowait": 1.0, "swap_mb": 0, "rss_mb": 900.0, "thread_wait": [1.0, 30.0],
         "net_r": 1.5, "net_w": 2.0, "disk_r": 0.0, "disk_w": 3.0, "gpu": [{"util": 90, "mem": 25.0, "w": 300}],
     }  # fmt: skip
-    health.newest = {"": {"grad_norm": 2.0, "update_ratio": 1e-3, "agreement": 0.5, "teacher_entropy": 0.4}}
+    health.newest = {
+        "": {"grad_norm": 2.0, "update_ratio": 1e-3, "agreement": 0.5, "teacher_entropy": 0.4}
+    }
     watch.newest = {
-        "verdict": {"bound": "data", "predicted_speedup": 2.0, "others": [{"bound": "host", "gain": 1.5}]},
+        "verdict": {
+            "bound": "data",
+            "predicted_speedup": 2.0,
+            "others": [{"bound": "host", "gain": 1.5}],
+        },
         "findings": [{"rule": "Swap"}],
     }
     numbers = RunNumbers(phases, system, health, watch)
     numbers.trainer = SimpleNamespace(callback_metrics={"low/train/loss": 1.0, "val/acc1": 0.5})  # type: ignore[assignment]
     assert set(numbers.read()) == set(GAUGES)
-    samples = [sample for family in Prometheus(numbers, 9400).collect() for sample in family.samples]
+    samples = [
+        sample for family in Prometheus(numbers, 9400).collect() for sample in family.samples
+    ]
     by_name = {name: [s for s in samples if s.name == name] for name in {s.name for s in samples}}
     assert report_main(["--dashboard", str(tmp_path / "grafana.json")]) == 0
     assert capsys.readouterr().out == f"written to {tmp_path / 'grafana.json'}\n"
@@ -186,7 +229,9 @@ def test_every_query_of_the_dashboard_names_a_series_that_there_is(
             label, pattern = re.findall(r'(\w+)=~?"(.+)"', matcher)[0]
             assert any(re.fullmatch(pattern, s.labels[label]) for s in by_name[name]), expression
         for label in set(re.findall(r"{{(\w+)}}", legend)) - {"instance", "__name__"}:
-            assert all(label in s.labels for name in named - {"kd_step_seconds"} for s in by_name[name]), legend
+            assert all(
+                label in s.labels for name in named - {"kd_step_seconds"} for s in by_name[name]
+            ), legend
     values = {(s.name, *s.labels.values()): s.value for s in samples}
     assert values["kd_verdict", "data"] == values["kd_rule_fired", "Swap"] == 1
     assert values["kd_verdict", "host"] == values["kd_rule_fired", "Overfit"] == 0
@@ -196,25 +241,37 @@ def test_every_query_of_the_dashboard_names_a_series_that_there_is(
     assert values["kd_health", "grad_norm", ""] == 2
 
 
-def test_the_dashboard_is_written_to_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_dashboard_is_written_to_one_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert report_main(["--dashboard", str(tmp_path / "none" / "file.json")]) == 2
     assert "can't be written: No such file or directory" in capsys.readouterr().err
     assert report_main(["--dashboard", "a", "b"]) == 2
 
 
-def test_alerts_name_series_that_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_alerts_name_series_that_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of a run or of the server; one for each rule."""
-    served = {f"{family.name}_total" for family in Metrics().registry.collect() if family.type == "counter"}
+    served = {
+        f"{family.name}_total"
+        for family in Metrics().registry.collect()
+        if family.type == "counter"
+    }
     for alert in ALERTS:
         named = set(re.findall(r"kd_\w+", alert["expr"]))
         assert named and named <= served | {f"kd_{name}" for name in GAUGES}
         assert "`" not in (summary := alert["annotations"]["summary"]) and summary.endswith(".")
-    assert [re.findall('rule="(.+)"', a["expr"])[0] for a in ALERTS if "rule=" in a["expr"]] == list(RULES)
+    assert [
+        re.findall('rule="(.+)"', a["expr"])[0] for a in ALERTS if "rule=" in a["expr"]
+    ] == list(RULES)
     assert report_main(["--alerts", str(tmp_path / "none" / "alerts.yaml")]) == 2
     assert report_main(["--alerts", str(tmp_path / "alerts.yaml")]) == 0
     assert "alerts.yaml: can't be written" in capsys.readouterr().err
     written = yaml_of((tmp_path / "alerts.yaml").read_text())["groups"][0]["rules"]
     assert [rule["alert"] for rule in written] == [alert["alert"] for alert in ALERTS]
     if shutil.which("promtool"):
-        done = subprocess.run(["promtool", "check", "rules", str(tmp_path / "alerts.yaml")], check=False)
+        done = subprocess.run(
+            ["promtool", "check", "rules", str(tmp_path / "alerts.yaml")], check=False
+        )
         assert done.returncode == 0

@@ -47,9 +47,16 @@ def collector() -> Iterator[str]:
 
 def test_otlp(recipe: Path, collector: str) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
-    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+        ExportMetricsServiceRequest,
+    )
 
-    assert train_main([f"recipe={recipe}", *SHORT, f"monitor.otlp={collector}", "monitor.send_every_s=0.2"]) == 0
+    assert (
+        train_main(
+            [f"recipe={recipe}", *SHORT, f"monitor.otlp={collector}", "monitor.send_every_s=0.2"]
+        )
+        == 0
+    )
     assert set(Receiver.paths) == {"/v1/metrics"}
     newest = ExportMetricsServiceRequest.FromString(Receiver.bodies[-1]).resource_metrics[0]
     of = {a.key: a.value.string_value for a in newest.resource.attributes}
@@ -76,19 +83,33 @@ def test_cloudwatch(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with moto.mock_aws():
         import boto3
 
-        items = ["monitor.cloudwatch=KD/Tests", "monitor.cloudwatch_alarms=true", f"monitor.cloudwatch_topic={TOPIC}"]
+        items = [
+            "monitor.cloudwatch=KD/Tests",
+            "monitor.cloudwatch_alarms=true",
+            f"monitor.cloudwatch_topic={TOPIC}",
+        ]
         assert train_main([f"recipe={recipe}", *SHORT, *items]) == 0
         client = boto3.client("cloudwatch")
-        made = [a for page in client.get_paginator("describe_alarms").paginate() for a in page["MetricAlarms"]]
+        made = [
+            a
+            for page in client.get_paginator("describe_alarms").paginate()
+            for a in page["MetricAlarms"]
+        ]
         boards = client.list_dashboards()["DashboardEntries"]
         found = [m for page in client.get_paginator("list_metrics").paginate(Namespace="KD/Tests")
                  for m in page["Metrics"]]  # fmt: skip
     assert {alarm["AlarmName"] for alarm in made} == {f"KD/Tests {rule}" for rule in RULES}
-    assert made[0]["AlarmActions"] == [TOPIC] and [board["DashboardName"] for board in boards] == ["KD-Tests"]
+    assert made[0]["AlarmActions"] == [TOPIC] and [board["DashboardName"] for board in boards] == [
+        "KD-Tests"
+    ]
     by_name: dict[str, list[dict[str, str]]] = {}
     for metric in found:
-        by_name.setdefault(metric["MetricName"], []).append({d["Name"]: d["Value"] for d in metric["Dimensions"]})
-    assert all({"Recipe", "Run", "Host"} <= set(of) for dimensions in by_name.values() for of in dimensions)
+        by_name.setdefault(metric["MetricName"], []).append(
+            {d["Name"]: d["Value"] for d in metric["Dimensions"]}
+        )
+    assert all(
+        {"Recipe", "Run", "Host"} <= set(of) for dimensions in by_name.values() for of in dimensions
+    )
     assert {of["phase"] for of in by_name["phase_seconds"]} >= {"teacher", "student", "backward"}
     assert by_name["step"][0] | {"Host": ""} == {"Recipe": "tiny", "Run": "000", "Host": ""}
     assert len(by_name["cpu_percent"]) == 1  # the mean of the cores
@@ -118,8 +139,14 @@ def test_services_that_are_gone_stop_no_run(
 @pytest.mark.parametrize(
     ("item", "told"),
     [
-        ("monitor.otlp=collector:4318", "monitor.otlp: must be an http(s) address, got 'collector:4318'"),
-        ("monitor.cloudwatch=AWS/EC2", "monitor.cloudwatch: must be a namespace other than AWS's own"),
+        (
+            "monitor.otlp=collector:4318",
+            "monitor.otlp: must be an http(s) address, got 'collector:4318'",
+        ),
+        (
+            "monitor.cloudwatch=AWS/EC2",
+            "monitor.cloudwatch: must be a namespace other than AWS's own",
+        ),
         ("monitor.send_every_s=0", "monitor.send_every_s: must be > 0, got 0"),
     ],
 )

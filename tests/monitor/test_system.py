@@ -90,7 +90,9 @@ def test_a_busy_core_and_memory_show() -> None:
         pass
     sample = machine.read()
     assert len(sample["cpu"]) == os.cpu_count()
-    assert sample["main"] > 0.5 * 100 * 0.2 / (time.monotonic() - began)  # others may have had the core as well
+    assert sample["main"] > 0.5 * 100 * 0.2 / (
+        time.monotonic() - began
+    )  # others may have had the core as well
     assert sample["rss_mb"] > len(held) / 2**20
     assert {"iowait", "mem", "swap_mb", "workers"} <= set(sample)
 
@@ -100,7 +102,9 @@ class Switch(Callback):
 
     marks: list[float] = []  # noqa: RUF012 (the test reads it)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         time.sleep(0.1)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -127,7 +131,10 @@ def test_sampling_is_switched_while_the_job_runs(recipe: Path) -> None:
     assert not [t for t in times if off + 0.25 < t < on]
     assert [t for t in times if t > on]
     assert run.nodes[node]["interval_s"] == 0.1
-    assert signal.getsignal(signal.SIGUSR2) in (before, signal.SIG_IGN)  # kd-train ignores it until a monitor listens
+    assert signal.getsignal(signal.SIGUSR2) in (
+        before,
+        signal.SIG_IGN,
+    )  # kd-train ignores it until a monitor listens
 
 
 def test_loader_workers_are_watched(recipe: Path) -> None:
@@ -137,6 +144,8 @@ def test_loader_workers_are_watched(recipe: Path) -> None:
     assert any(len(s["workers"]) >= 2 for s in next(iter(newest(recipe).samples.values())))
 
 
-def test_an_impossible_interval_is_told_by_its_key(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_interval_is_told_by_its_key(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_main([f"recipe={recipe}", "monitor.interval_s=0"]) == 2
     assert "monitor.interval_s: must be >= 0.05, got 0" in capsys.readouterr().err

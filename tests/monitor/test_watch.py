@@ -36,9 +36,14 @@ def test_a_rule_stops_the_run_with_a_checkpoint_and_the_best_student(
     assert (run.folder / "student.safetensors").is_file()
     told = capsys.readouterr()
     assert "kd-train: TemperatureTooHigh: at this temperature" in told.err
-    assert f"kd-train: stopped: TemperatureTooHigh at step {run.summary['steps']}; checkpoint: " in told.out
+    assert (
+        f"kd-train: stopped: TemperatureTooHigh at step {run.summary['steps']}; checkpoint: "
+        in told.out
+    )
     assert f"kd-train resume={run.folder}" in told.out
-    (event,) = (e for e in run.events if e["name"] == "finding" and e["rule"] == "TemperatureTooHigh")
+    (event,) = (
+        e for e in run.events if e["name"] == "finding" and e["rule"] == "TemperatureTooHigh"
+    )
     assert event["action"] == "stop"
     more = run.summary["steps"] // 6 + 1
     items = ["trainer.callbacks=null", f"trainer.max_epochs={more}", "monitor.actions=null"]
@@ -49,7 +54,9 @@ def test_a_rule_stops_the_run_with_a_checkpoint_and_the_best_student(
 
 @pytest.mark.slow  # test_control.py: two ranks follow at the same batch; below: hours stop a run
 def test_two_ranks_stop_at_the_same_step_when_time_is_up(pictures: Path, tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=300)
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=300
+    )
     items = ["monitor.max_hours=0.0005", "monitor.rules_every_s=0", f"trainer.callbacks+={SLOW}"]
     run_ranks([f"recipe={recipe}", "config=ddp_2cpu", *items], tmp_path / "log.txt")
     run = newest(recipe)
@@ -93,10 +100,18 @@ def address() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_webhook_is_told_once_and_tried_again(recipe: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_webhook_is_told_once_and_tried_again(
+    recipe: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kd.monitor.watch.PAUSE_S", 0.1)
-    monkeypatch.setattr("kd.monitor.watch.ask_rules", lambda folder: HOT)  # another process, as above
-    items = ["monitor.actions.TemperatureTooHigh=webhook", f"monitor.webhook={address}", "trainer.max_epochs=4"]
+    monkeypatch.setattr(
+        "kd.monitor.watch.ask_rules", lambda folder: HOT
+    )  # another process, as above
+    items = [
+        "monitor.actions.TemperatureTooHigh=webhook",
+        f"monitor.webhook={address}",
+        "trainer.max_epochs=4",
+    ]
     assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
     (told,) = Hook.seen
     assert told["rule"] == "TemperatureTooHigh"
@@ -122,11 +137,17 @@ def test_a_webhook_that_is_no_http_is_told_once_and_the_limits_hold(
 ) -> None:
     """The rule fires at the first look; posting it takes longer than the run may."""
     monkeypatch.setattr("kd.monitor.watch.PAUSE_S", 0.1)
-    monkeypatch.setattr("kd.monitor.watch.ask_rules", lambda folder: HOT)  # another process, slow on a busy machine
+    monkeypatch.setattr(
+        "kd.monitor.watch.ask_rules", lambda folder: HOT
+    )  # another process, slow on a busy machine
     with socketserver.TCPServer(("127.0.0.1", 0), NoHttp) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}/"
-        items = ["monitor.actions.TemperatureTooHigh=webhook", f"monitor.webhook={address}", "monitor.max_hours=0.0005"]
+        items = [
+            "monitor.actions.TemperatureTooHigh=webhook",
+            f"monitor.webhook={address}",
+            "monitor.max_hours=0.0005",
+        ]
         assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
         server.shutdown()
     assert newest(recipe).summary["status"] == "stopped: MaxHours"
@@ -166,10 +187,19 @@ def test_a_threshold_by_key_holds_for_all_who_ask(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("item", "told"),
     [
-        ("monitor.actions.Overtrainin=stop", "monitor.actions.Overtrainin: no 'Overtrainin'; known: Overtraining"),
+        (
+            "monitor.actions.Overtrainin=stop",
+            "monitor.actions.Overtrainin: no 'Overtrainin'; known: Overtraining",
+        ),
         ("monitor.actions.Overfit=shout", "monitor.actions"),
-        ("monitor.actions.Overfit=webhook", "monitor.webhook: an http(s) address to post Overfit to, got nothing"),
-        ("monitor.thresholds.Overtraining.pace=3", "monitor.thresholds.Overtraining.pace: no 'pace'; known: patience"),
+        (
+            "monitor.actions.Overfit=webhook",
+            "monitor.webhook: an http(s) address to post Overfit to, got nothing",
+        ),
+        (
+            "monitor.thresholds.Overtraining.pace=3",
+            "monitor.thresholds.Overtraining.pace: no 'pace'; known: patience",
+        ),
         ("monitor.budget=5", "monitor.budget: 5 needs monitor.price_per_hour"),
         (
             "monitor.prices=table.yaml",
@@ -186,7 +216,9 @@ def test_what_is_wrong_is_told_by_its_key(
     assert not (recipe.parent / "runs").exists()
 
 
-def test_the_price_is_that_of_the_machines(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_price_is_that_of_the_machines(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = recipe.with_name("prices.yaml")
     table.write_text("p4d.24xlarge: {on_demand: 37.688, spot: 12.0}\nc5.18xlarge: 3.672\n")
     priced = [f"recipe={recipe}", f"monitor.prices={table}", "trainer.max_epochs=1"]
@@ -200,7 +232,9 @@ def test_the_price_is_that_of_the_machines(recipe: Path, capsys: pytest.CaptureF
     assert f"monitor.instances: no price of 'c5.18xlarge:spot'; {known}" in capsys.readouterr().err
     table.write_text("p4d.24xlarge: dear\n")
     assert train_main([*priced, "monitor.instances=[p4d.24xlarge]"]) == 2
-    assert "p4d.24xlarge: must be a price, or on_demand and spot, got dear" in capsys.readouterr().err
+    assert (
+        "p4d.24xlarge: must be a price, or on_demand and spot, got dear" in capsys.readouterr().err
+    )
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +252,9 @@ def test_mistakes_between_classes_are_counted(plain: Run) -> None:
     newest_one = run.confusion_of("")
     assert newest_one is not None
     assert newest_one["counts"] == [4, 4, 4, 4]
-    right = sum(share * n for share, n in zip(newest_one["right"], newest_one["counts"], strict=True))
+    right = sum(
+        share * n for share, n in zip(newest_one["right"], newest_one["counts"], strict=True)
+    )
     assert right / 16 == pytest.approx(run.summary["student"]["val"]["acc1"])
     assert sum(n for _, _, n in newest_one["pairs"]) == pytest.approx(16 - right)
 

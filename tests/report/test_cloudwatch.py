@@ -31,13 +31,21 @@ def test_the_requests_are_aws_own() -> None:
     request = cloudwatch("KD/food", "eu-west-1")
     check("PutDashboard", request)
     widgets = json.loads(request["DashboardBody"])["widgets"]
-    (searched,) = next(w for w in widgets if w["properties"]["title"] == "Phases of a step")["properties"]["metrics"]
-    assert searched[0]["expression"] == "SEARCH('Namespace=\"KD/food\" MetricName=\"phase_seconds\"', 'Average', 60)"
+    (searched,) = next(w for w in widgets if w["properties"]["title"] == "Phases of a step")[
+        "properties"
+    ]["metrics"]
+    assert (
+        searched[0]["expression"]
+        == "SEARCH('Namespace=\"KD/food\" MetricName=\"phase_seconds\"', 'Average', 60)"
+    )
 
 
 def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert report_main(["--alarms", "KD/food", f"topic={TOPIC}"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found["PutMetricAlarm"]) == len(RULES) and found["PutDashboard"]["DashboardName"] == "KD-food"
+    assert (
+        len(found["PutMetricAlarm"]) == len(RULES)
+        and found["PutDashboard"]["DashboardName"] == "KD-food"
+    )
     assert report_main(["--alarms"]) == 2
     assert "--alarms takes one namespace" in capsys.readouterr().err

@@ -45,7 +45,10 @@ def test_kts_two_runs_are_28x_and_per_gpu_hour_1_75x(tmp_path: Path) -> None:
     sections = sections_of(after / "comparison.html")
     text = verdict_in(sections)
     assert text.startswith("they differ in trainer.devices (2, 32); ")  # first what differs
-    assert "3.2 hours an epoch before, 0.114 after: 28.0x faster on 16x the GPUs, 1.75x per GPU-hour" in text
+    assert (
+        "3.2 hours an epoch before, 0.114 after: 28.0x faster on 16x the GPUs, 1.75x per GPU-hour"
+        in text
+    )
     rows = {row[0]: row[1:] for row in titled(sections, "Before and after")["rows"]}
     assert rows["hours"] == ["960", "24", "0.025x"]
     assert rows["epochs"] == ["300", "210", "0.70x"]
@@ -78,20 +81,29 @@ def test_accuracy_differs_in_points_and_cost_by_price(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ms", "prices", "cheaper"),
     [((192, 86), (37.688, 37.688 + 2 * 3.672), 0.46), ((1193, 184), (3.825, 5.661), 0.77)],
-    ids=["two input machines beside one GPU machine", "input machines beside it for half of its price"],
+    ids=[
+        "two input machines beside one GPU machine",
+        "input machines beside it for half of its price",
+    ],
 )
 def test_cost_of_a_step_with_a_second_kind_of_machine(
     tmp_path: Path, ms: tuple[int, int], prices: tuple[float, float], cheaper: float
 ) -> None:
     """Faster steps on dearer machines: what counts is the cost of a step."""
-    folders = [made(tmp_path / str(i), 1, 1, 4, "GPU", price_per_hour=price) for i, price in enumerate(prices)]
+    folders = [
+        made(tmp_path / str(i), 1, 1, 4, "GPU", price_per_hour=price)
+        for i, price in enumerate(prices)
+    ]
     for folder, took in zip(folders, ms, strict=True):
         steps = folder / "records" / "phases.rank0.jsonl"
         lines = [json.loads(line) for line in steps.read_text().splitlines()]
         lines[-1] |= {"p": {"student": lines[-1]["steps"] * float(took)}}
         steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert report_main([str(folder) for folder in folders]) == 0
-    rows = {row[0]: row[1:] for row in titled(sections_of(folders[1] / "comparison.html"), "Before and after")["rows"]}
+    rows = {
+        row[0]: row[1:]
+        for row in titled(sections_of(folders[1] / "comparison.html"), "Before and after")["rows"]
+    }
     a, b = (float(value) for value in rows["cost per 1000 steps"][:2])
     assert 1 - b / a == pytest.approx(cheaper, abs=0.01)
     assert a == pytest.approx(prices[0] * ms[0] / 3600, rel=1e-3)
@@ -105,7 +117,10 @@ def test_operations_that_came_and_went_and_three_runs(tmp_path: Path) -> None:
     sections = sections_of(folders[2] / "comparison.html")
     assert titled(sections, "Side by side")["columns"] == ["", "demo/a", "demo/b", "demo/c"]
     rows = {
-        row[0]: row[1] for row in next(s for s in sections if s.get("title", "").startswith("Top operations"))["rows"]
+        row[0]: row[1]
+        for row in next(s for s in sections if s.get("title", "").startswith("Top operations"))[
+            "rows"
+        ]
     }
     assert rows["aten::op0"] == "leaves"
     assert rows["ncclDevKernel_ReduceScatter"] == "enters"

@@ -48,14 +48,20 @@ def crowded(
               "workers": [24.0] * (workers * 8), "rss_mb": 1000.0,
               "gpu": [{"util": util, "mem": 60.0} for _ in range(8)]}  # fmt: skip
     if autograd is not None:
-        sample |= {"thread_wait": [3.0] * 7 + [100 * autograd], "thread": "pt_autograd_0", "loader_wait": [5.0] * 8}
+        sample |= {
+            "thread_wait": [3.0] * 7 + [100 * autograd],
+            "thread": "pt_autograd_0",
+            "loader_wait": [5.0] * 8,
+        }
     samples = [{**sample, "t": i * 0.5} for i in range(3000)]
     return Run(Path("x"), headers={0: header}, totals={0: total}, steps={0: steps}, samples={"0-a": samples},
                nodes={"0-a": {"core_ids": list(range(96))}})  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "evidence", [{}, {"util": 85}, {"main": 0.6}, {"autograd": 0.6}], ids=["swings", "busy GPU", "main", "autograd"]
+    "evidence",
+    [{}, {"util": 85}, {"main": 0.6}, {"autograd": 0.6}],
+    ids=["swings", "busy GPU", "main", "autograd"],
 )
 def test_the_loader_processes_are_named(evidence: dict[str, Any]) -> None:
     run = crowded(16, **evidence)
@@ -87,7 +93,9 @@ def test_many_processes_that_get_their_cores_limit_nothing() -> None:
     assert (
         Explained(crowded(16, SIX, util=95, autograd=0.02, hot=0)).verdict["bound"] == "student"
     )  # measured: nobody waits
-    assert "PhaseVariation" in {f.rule for f in Explained(crowded(16, SIX, util=95, autograd=0.02, hot=0)).findings}
+    assert "PhaseVariation" in {
+        f.rule for f in Explained(crowded(16, SIX, util=95, autograd=0.02, hot=0)).findings
+    }
 
 
 def test_a_teacher_whose_cache_answers_half_of_the_steps_does_not_swing() -> None:
@@ -111,7 +119,9 @@ def test_cores_are_the_machines_however_they_are_dealt() -> None:
     run.headers = {r: {**run.headers[0], "host": "a", "core_ids": list(range(12 * r, 12 * r + 12)), "cores": 12}
                    for r in range(8)}  # fmt: skip
     assert Facts(run).cores == 96  # each rank is bound to its own twelve
-    run.headers = {r: {**h, "core_ids": list(range(96)), "cores": 12} for r, h in run.headers.items()}
+    run.headers = {
+        r: {**h, "core_ids": list(range(96)), "cores": 12} for r, h in run.headers.items()
+    }
     assert Facts(run).cores == 12  # all may run everywhere, within their container's quota
     run.headers[3]["host"] = "b"
     assert Facts(run).cores == 12

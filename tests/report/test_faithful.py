@@ -35,7 +35,9 @@ def test_the_page_shows_numbers_classes_and_pictures(finished: Path, tmp_path: P
     assert pictures and all(len(item["image"]) < 12_000 for item in pictures)
     assert {line[0] for line in pictures[0]["lines"]} == {"is", "teacher", "student"}
     curve = next(s for s in data["sections"] if s.get("title") == "Share right by confidence")
-    assert set(curve["series"]) == {"teacher", "student", "as sure as right"} and len(curve["x"]) == 15
+    assert (
+        set(curve["series"]) == {"teacher", "student", "as sure as right"} and len(curve["x"]) == 15
+    )
 
 
 def test_the_heat_map_names_the_largest_pairs(tmp_path: Path) -> None:

@@ -24,7 +24,14 @@ from kd.report.training_rules import (
 
 def test_no_records_no_chart() -> None:
     run = Run(Path("runs/food/007"))
-    assert phase_chart(Facts(run)) is heat(run) is tier_of(run) is headline(Facts(run)) is notes(run) is None
+    assert (
+        phase_chart(Facts(run))
+        is heat(run)
+        is tier_of(run)
+        is headline(Facts(run))
+        is notes(run)
+        is None
+    )
     assert not [chart for chart in metric_lines(run) if chart]
     assert status(run) == "ended early"
     assert label(Facts(run)) == "food/007"
@@ -34,7 +41,10 @@ def test_the_share_of_the_teacher_that_a_student_keeps() -> None:
     run = Run(Path("x"))
     run.summary = {"recipe": "food", "status": "done", "primary": "acc1", "teacher": {"val": {"acc1": 0.8}},
                    "student": {"best_val": {"acc1": 0.6}}}  # fmt: skip
-    assert "The student keeps 75.0% of its teacher's acc1 (60.0% of 80.0%)" in headline(Facts(run))["text"]
+    assert (
+        "The student keeps 75.0% of its teacher's acc1 (60.0% of 80.0%)"
+        in headline(Facts(run))["text"]
+    )
     run.summary["student"]["best_val"]["acc1"] = 0.9
     assert "is better than its teacher: acc1 90.0% against 80.0%" in headline(Facts(run))["text"]
     assert (status(run), label(Facts(run))) == ("done", "food/x")
@@ -57,7 +67,9 @@ def test_errors_in_units_are_no_shares(student: float, said: str) -> None:
     assert said in headline(Facts(run))["text"]
     page = card(run)
     assert "It gives 1 number a picture." in page and "image-regression" in page and "%" not in page
-    assert f"| mean absolute error | 75 | {student:.4g} |" in page and "| R2 | 0.900 | 0.800 |" in page
+    assert (
+        f"| mean absolute error | 75 | {student:.4g} |" in page and "| R2 | 0.900 | 0.800 |" in page
+    )
 
 
 def test_settings_are_rows_of_key_and_value() -> None:

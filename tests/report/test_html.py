@@ -22,7 +22,8 @@ from tests._pages import BROWSER, FLAGS, section, write_run
 
 def test_an_eight_hour_run_stays_small_and_asks_for_nothing(tmp_path: Path) -> None:
     page = write_report(
-        Explained(read_run(write_run(tmp_path / "run", 5_000, 5_000, cores=16, gpus=8))), tmp_path / "r.html"
+        Explained(read_run(write_run(tmp_path / "run", 5_000, 5_000, cores=16, gpus=8))),
+        tmp_path / "r.html",
     )
     assert page.stat().st_size < 5e6
     text = page.read_text()
@@ -40,7 +41,9 @@ def test_text_from_a_run_cannot_become_markup(tmp_path: Path) -> None:
     assert planted in [row[1] for s in json.loads(data)["sections"] for row in s.get("rows", [])]
 
 
-def test_it_says_what_is_missing_and_shows_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_what_is_missing_and_shows_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.yaml").write_text("recipe: demo\n")
     assert report_main([str(tmp_path / "empty")]) == 0
@@ -52,19 +55,29 @@ def test_it_says_what_is_missing_and_shows_the_rest(tmp_path: Path, capsys: pyte
     steps.write_bytes(steps.read_bytes()[:-40])
     assert report_main([str(folder)]) == 0
     assert "1 torn line left out" in capsys.readouterr().err
-    (folder / "records" / "system.0-host.jsonl").write_text('{"kind": "header", "schema": 2, "of": "system"}\n')
+    (folder / "records" / "system.0-host.jsonl").write_text(
+        '{"kind": "header", "schema": 2, "of": "system"}\n'
+    )
     assert report_main([str(folder)]) == 0
     assert "schema 2 is newer" in capsys.readouterr().err
 
 
-def test_whatever_is_torn_there_is_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whatever_is_torn_there_is_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each file cut anywhere, without its first line, empty, or other than text."""
     folder = write_run(tmp_path / "run", steps=60, samples=40)
     rng = random.Random(0)
     for file in [p for p in folder.rglob("*") if p.is_file()]:
         whole = file.read_bytes()
         cuts = [whole[: rng.randrange(len(whole))] for _ in range(5)]
-        for torn in (*cuts, whole[len(whole) // 3 :], whole.partition(b"\n")[2], b"", b"\xff\x00\n" + whole):
+        for torn in (
+            *cuts,
+            whole[len(whole) // 3 :],
+            whole.partition(b"\n")[2],
+            b"",
+            b"\xff\x00\n" + whole,
+        ):
             file.write_bytes(torn)
             assert report_main([str(folder)]) == 0, (file.name, torn[:200])
             lines = capsys.readouterr().err.splitlines()
@@ -97,13 +110,21 @@ def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
         ["model", "vit_large_patch16_224", "vit_small_patch16_224"], ["parameters (M)", "300", "22"],
         ["ms, torch, batch 1, 1 thread", 80.0, 9.5],
     ]  # fmt: skip
-    assert tables["Hardest classes (epoch 2)"]["rows"] == [["bread", "60.0", 5], ["bibimbap", "100.0", 5]]
+    assert tables["Hardest classes (epoch 2)"]["rows"] == [
+        ["bread", "60.0", 5],
+        ["bibimbap", "100.0", 5],
+    ]
     assert tables["Mistakes (epoch 2)"]["rows"] == [["bread \u2192 bibimbap", 2, "40.0"]]
 
 
 def test_a_better_student_and_a_rate_of_its_own(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
-    rows = ["epoch,step,train/loss,train/lr,val/acc1", "0,9,1.0,0.001,", "0,9,,,0.95", "1,19,0.9,0.0005,"]
+    rows = [
+        "epoch,step,train/loss,train/lr,val/acc1",
+        "0,9,1.0,0.001,",
+        "0,9,,,0.95",
+        "1,19,0.9,0.0005,",
+    ]
     (folder / "metrics.csv").write_text("\n".join(rows))
     assert report_main([str(folder)]) == 0
     assert section(folder, "headline")[0]["text"].startswith(
@@ -114,7 +135,9 @@ def test_a_better_student_and_a_rate_of_its_own(tmp_path: Path) -> None:
     assert series["Learning rate"] == ["train/lr"]
 
 
-def test_a_page_is_written_into_a_runs_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_is_written_into_a_runs_folder_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write_run(tmp_path / "demo" / "007")
     assert report_main([str(tmp_path / "demo")]) == 2
     told = capsys.readouterr().err
@@ -151,7 +174,9 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert report_main([str(before), str(after)]) == 0
     (verdict,) = section(after, "verdict", "comparison.html")
     assert "most of the difference: data went from" in verdict["text"]
-    (table,) = (t for t in section(after, "table", "comparison.html") if t["title"] == "Before and after")
+    (table,) = (
+        t for t in section(after, "table", "comparison.html") if t["title"] == "Before and after"
+    )
     rows = {row[0]: row[1:] for row in table["rows"]}
     assert float(rows["data (ms)"][0]) == pytest.approx(20 * float(rows["data (ms)"][1]), rel=0.1)
     assert {"hours", "epochs", "hours per epoch", "images/s", "cost", "step p99 (ms)"} <= set(rows)
@@ -180,7 +205,10 @@ def test_a_report_that_fails_takes_no_run_down(
     monkeypatch.setattr("kd.callbacks.summary.write_report", broken)
     assert train_main([f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
     assert "no report: KeyError: 'planted'" in capsys.readouterr().err
-    assert json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())["status"] == "done"
+    assert (
+        json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())["status"]
+        == "done"
+    )
 
 
 PROBE = """
@@ -218,16 +246,36 @@ for (const [name, [width, html]] of Object.entries(pages)) {
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_in_a_browser(tmp_path: Path, dark: bool) -> None:
     run, other = read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", slow=10))
-    report = write_report(Explained(run), tmp_path / "r.html").read_text().replace("<head>", "<head>" + PROBE)
-    compared = write_comparison([run, other], tmp_path / "c.html").read_text().replace("<head>", "<head>" + PROBE)
-    pages = {f"{n} {w}": (w, h) for n, h in (("report", report), ("comparison", compared)) for w in (400, 1400)}
+    report = (
+        write_report(Explained(run), tmp_path / "r.html")
+        .read_text()
+        .replace("<head>", "<head>" + PROBE)
+    )
+    compared = (
+        write_comparison([run, other], tmp_path / "c.html")
+        .read_text()
+        .replace("<head>", "<head>" + PROBE)
+    )
+    pages = {
+        f"{n} {w}": (w, h)
+        for n, h in (("report", report), ("comparison", compared))
+        for w in (400, 1400)
+    }
     wrapper = tmp_path / "check.html"
     wrapper.write_text(CHECK % json.dumps(pages).replace("</", "<\\/"))
     with tempfile.TemporaryDirectory() as profile:
-        command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=10000", "--dump-dom"]
+        command = [
+            str(BROWSER),
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            "--virtual-time-budget=10000",
+            "--dump-dom",
+        ]
         command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", wrapper.as_uri()]
         dom = subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
-    found = json.loads(re.search(r'<pre id="result">(.*?)</pre>', dom, re.S).group(1).replace("&amp;", "&"))  # type: ignore[union-attr]
+    found = json.loads(
+        re.search(r'<pre id="result">(.*?)</pre>', dom, re.S).group(1).replace("&amp;", "&")
+    )  # type: ignore[union-attr]
     assert set(found) == set(pages)
     for name, page in found.items():
         assert page["problems"] == [], name
@@ -250,11 +298,26 @@ def test_the_page_in_a_browser(tmp_path: Path, dark: bool) -> None:
 def test_the_browser_s_console_stays_empty_however_narrow_the_page(tmp_path: Path) -> None:
     """A page that is not shown has no width; a width below zero is an error in the console."""
     run, other = read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", slow=10))
-    pages = [write_report(Explained(run), tmp_path / "r.html"), write_comparison([run, other], tmp_path / "c.html")]
-    frames = [f'<iframe src="{page.name}" width="{width}"></iframe>' for page in pages for width in (0, 60, 1400)]
-    (tmp_path / "all.html").write_text(f"<!doctype html><body>{''.join(frames)}<script>console.log('heard')</script>")
+    pages = [
+        write_report(Explained(run), tmp_path / "r.html"),
+        write_comparison([run, other], tmp_path / "c.html"),
+    ]
+    frames = [
+        f'<iframe src="{page.name}" width="{width}"></iframe>'
+        for page in pages
+        for width in (0, 60, 1400)
+    ]
+    (tmp_path / "all.html").write_text(
+        f"<!doctype html><body>{''.join(frames)}<script>console.log('heard')</script>"
+    )
     with tempfile.TemporaryDirectory() as profile:
-        command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=10000", "--dump-dom"]
+        command = [
+            str(BROWSER),
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            "--virtual-time-budget=10000",
+            "--dump-dom",
+        ]
         command += ["--enable-logging=stderr", (tmp_path / "all.html").as_uri()]
         told = subprocess.run(command, capture_output=True, text=True, timeout=240).stderr
     said = [line.split("CONSOLE", 1)[1] for line in told.splitlines() if "CONSOLE" in line]
@@ -263,7 +326,9 @@ def test_the_browser_s_console_stays_empty_however_narrow_the_page(tmp_path: Pat
 
 
 def test_each_of_several_students_is_on_the_first_screen(recipe: Path) -> None:
-    students = 'students={"low": {"optim.lr": 1e-4}, "labels": {"model.distill_losses.kd.weight": 0}}'
+    students = (
+        'students={"low": {"optim.lr": 1e-4}, "labels": {"model.distill_losses.kd.weight": 0}}'
+    )
     assert train_main([f"recipe={recipe}", students]) == 0
     folder = recipe.parent / "runs" / "tiny" / "000"
     (cards,) = section(folder, "cards")
@@ -274,13 +339,17 @@ def test_each_of_several_students_is_on_the_first_screen(recipe: Path) -> None:
         assert rows[name] == (f"{best:.1%}", "best val acc1, vit_tiny_patch16_224")
     assert "student" not in rows
     charts = {chart["title"]: chart["series"] for chart in section(folder, "lines")}
-    assert {"train/loss", "train/kd_loss", "train/task_loss"} <= set(charts["Training losses of low"])
+    assert {"train/loss", "train/kd_loss", "train/task_loss"} <= set(
+        charts["Training losses of low"]
+    )
     assert "val/acc1" in charts["Validation of labels"]
     assert report_main([str(folder / "students" / "low")]) == 0
     (own,) = section(folder / "students" / "low", "cards")
     assert rows["low"][0] in [value for name, value, _ in own["cards"] if name == "student"]
     assert report_main([str(folder), str(folder)]) == 0
-    (table,) = (t for t in section(folder, "table", "comparison.html") if t["title"] == "What came of it")
+    (table,) = (
+        t for t in section(folder, "table", "comparison.html") if t["title"] == "What came of it"
+    )
     assert {"low val acc1", "labels val acc1"} <= {row[0] for row in table["rows"]}
 
 
@@ -288,7 +357,9 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     assert read_run(folder).summary["status"] == "done"
     steps = folder / "records" / "phases.rank0.jsonl"
-    steps.write_text(steps.read_text().replace('"max_epochs"', f'"t": {time.time() + 60}, "max_epochs"'))
+    steps.write_text(
+        steps.read_text().replace('"max_epochs"', f'"t": {time.time() + 60}, "max_epochs"')
+    )
     write_report(Explained(read_run(folder)), folder / "report.html")
     cards = {name: value for name, value, _ in section(folder, "cards")[0]["cards"]}
     assert cards["status"] != "done"
@@ -298,7 +369,9 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
 def test_the_operations_are_the_typical_ranks(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     first = (folder / "records" / "kernels.rank0.jsonl").read_text()
-    other = first.replace('"of": "kernels"', '"of": "kernels", "rank": 1').replace("aten::op", "aten::other")
+    other = first.replace('"of": "kernels"', '"of": "kernels", "rank": 1').replace(
+        "aten::op", "aten::other"
+    )
     (folder / "records" / "kernels.rank1.jsonl").write_text(other)
     write_report(Explained(read_run(folder)), folder / "report.html")
     (table,) = (t for t in section(folder, "table") if t["title"].startswith("Top operations"))
@@ -311,7 +384,12 @@ def test_the_tasks_own_metric_is_shown(tmp_path: Path) -> None:
     (folder / "records" / "phases.rank0.jsonl").write_text(
         lines.replace('"batch_size"', '"primary": "miou", "batch_size"')
     )
-    rows = ["epoch,step,train/loss,val/miou,val/iou_00", "0,9,1.0,,", "0,9,,0.25,0.9", "1,19,,0.5,0.1"]
+    rows = [
+        "epoch,step,train/loss,val/miou,val/iou_00",
+        "0,9,1.0,,",
+        "0,9,,0.25,0.9",
+        "1,19,,0.5,0.1",
+    ]
     (folder / "metrics.csv").write_text("\n".join(rows))
     summary = json.loads((folder / "summary.json").read_text())
     summary["teacher"]["val"] = {"miou": 0.75, "pixel_acc": 0.9}
@@ -323,5 +401,7 @@ def test_the_tasks_own_metric_is_shown(tmp_path: Path) -> None:
     (chart,) = (c for c in section(folder, "lines") if c["title"] == "Validation")
     assert list(chart["series"]) == ["val/miou"]
     report_main([str(folder), str(folder)])
-    (table,) = (t for t in section(folder, "table", "comparison.html") if t["title"] == "What came of it")
+    (table,) = (
+        t for t in section(folder, "table", "comparison.html") if t["title"] == "What came of it"
+    )
     assert ["student val miou", "0.5", "0.5", "+0.0 points"] in table["rows"]

@@ -18,21 +18,39 @@ STEP, REST = 192.0, 86.0
 
 def starving(**header: Any) -> Facts:
     """8 GPUs of 12 cores each, whose 12 loaders a GPU are busy 70 % of the time: 20 cores a GPU would keep up."""
-    cpu = {"cores": 96, "processes": 8, "world_size": 8, "threads": 1, "num_workers": 12, "price_per_hour": 37.688}
-    run = run_of({"data": STEP - REST, "student": 30.0, "backward": REST - 30}, "cuda", **{**cpu, **header})
-    run.samples["0"] = [{"t": n / 2, "cpu": [95.0] * 96, "workers": [70.0] * 96, "main": 800.0} for n in range(50)]
+    cpu = {
+        "cores": 96,
+        "processes": 8,
+        "world_size": 8,
+        "threads": 1,
+        "num_workers": 12,
+        "price_per_hour": 37.688,
+    }
+    run = run_of(
+        {"data": STEP - REST, "student": 30.0, "backward": REST - 30}, "cuda", **{**cpu, **header}
+    )
+    run.samples["0"] = [
+        {"t": n / 2, "cpu": [95.0] * 96, "workers": [70.0] * 96, "main": 800.0} for n in range(50)
+    ]
     return Facts(run)
 
 
 def test_cores_a_gpu_are_counted_and_other_machines_priced() -> None:
-    machines = {"c5.18xlarge": {"price": 3.672, "vcpus": 72}, "c5.9xlarge:spot": {"price": 0.6, "vcpus": 36}}
+    machines = {
+        "c5.18xlarge": {"price": 3.672, "vcpus": 72},
+        "c5.9xlarge:spot": {"price": 0.6, "vcpus": 36},
+    }
     facts = starving(input_machines=machines)
     assert cores_wanted(facts) == (20, 12)
     assert "20 cores a GPU would be enough, there are 12" in Explained(facts.run).verdict["text"]
     found = {way.name: way for way in ways(facts)}
-    beside = found["data.engine=ray on 3 c5.18xlarge beside"]  # 8 x 19 cores: a tier makes all batches
+    beside = found[
+        "data.engine=ray on 3 c5.18xlarge beside"
+    ]  # 8 x 19 cores: a tier makes all batches
     assert (beside.step_ms, beside.price) == (REST, pytest.approx(37.688 + 3 * 3.672))
-    assert found["data.engine=ray on 5 c5.9xlarge:spot beside"].price == pytest.approx(37.688 + 5 * 0.6)
+    assert found["data.engine=ray on 5 c5.9xlarge:spot beside"].price == pytest.approx(
+        37.688 + 5 * 0.6
+    )
     now, device = found["as it is"], found["data.engine=device, or dali"]
     assert now.cost == pytest.approx(37.688 * STEP / 3600)
     assert device.cost is not None
@@ -44,12 +62,19 @@ def test_a_larger_instance_of_the_family_is_priced() -> None:
     table = {"g5.2xlarge": (1.212, 12, 1), "g5.4xlarge": (1.624, 16, 1), "g5.8xlarge": (2.448, 32, 1),
              "g5.12xlarge": (5.672, 48, 4), "g5.8xlarge:spot": (0.9, 32, 1), "g6.8xlarge": (2.0, 32, 1),
              "c5.18xlarge": (3.06, 72, 0)}  # fmt: skip
-    machines = {name: dict(zip(("price", "vcpus", "gpus"), of, strict=True)) for name, of in table.items()}
-    facts = starving(input_machines=machines, processes=1, cores=12, price_per_hour=2 * 1.212, world_size=2)
+    machines = {
+        name: dict(zip(("price", "vcpus", "gpus"), of, strict=True)) for name, of in table.items()
+    }
+    facts = starving(
+        input_machines=machines, processes=1, cores=12, price_per_hour=2 * 1.212, world_size=2
+    )
     facts.run.config = {"monitor": {"instances": ["2*g5.2xlarge"]}}
     found = {way.name: (way.step_ms, way.price) for way in ways(facts)[2:]}
     assert found == {
-        "g5.4xlarge with data.num_workers=15": (pytest.approx((0.7 * 12 * STEP + REST) / 16), pytest.approx(2 * 1.624)),
+        "g5.4xlarge with data.num_workers=15": (
+            pytest.approx((0.7 * 12 * STEP + REST) / 16),
+            pytest.approx(2 * 1.624),
+        ),
         "g5.8xlarge with data.num_workers=31": (REST, pytest.approx(2 * 2.448)),
         "data.engine=ray on 1 c5.18xlarge beside": (REST, pytest.approx(2 * 1.212 + 3.06)),
     }
@@ -82,16 +107,27 @@ def test_the_page_has_the_table(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", 8, 10, 4, "GPU", price_per_hour=37.688)
     steps = folder / "records" / "phases.rank0.jsonl"
     lines = [json.loads(line) for line in steps.read_text().splitlines()]
-    lines[0] |= {"cores": 96, "num_workers": 12, "input_machines": {"c5.18xlarge": {"price": 3.672, "vcpus": 72}}}
+    lines[0] |= {
+        "cores": 96,
+        "num_workers": 12,
+        "input_machines": {"c5.18xlarge": {"price": 3.672, "vcpus": 72}},
+    }
     count = lines[-1]["steps"]
     lines[-1]["p"] = {"data": count * (STEP - REST), "student": count * REST}
     steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert report_main([str(folder)]) == 0
-    table = next(s for s in sections_of(folder / "report.html") if s.get("title") == "What another input would cost")
+    table = next(
+        s
+        for s in sections_of(folder / "report.html")
+        if s.get("title") == "What another input would cost"
+    )
     assert table["rows"][0][0] == "as it is"
     assert table["columns"][-1] == "saves (cost, %)"
     saved = {row[0]: row[4] for row in table["rows"]}
     whole = 37.688 + 2 * 3.672  # 8 x 14 cores: the loaders are busy half of the time
-    assert saved["data.engine=ray on 2 c5.18xlarge beside"] == f"{100 * (1 - whole * REST / (37.688 * STEP)):.0f}"
+    assert (
+        saved["data.engine=ray on 2 c5.18xlarge beside"]
+        == f"{100 * (1 - whole * REST / (37.688 * STEP)):.0f}"
+    )
     worth = float(re.search(r"costs less than ([\d.]+) an hour more", table["note"])[1])  # type: ignore[index]
     assert worth == pytest.approx(37.688 * (STEP / REST - 1), rel=0.01)

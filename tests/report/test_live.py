@@ -32,7 +32,14 @@ def still_trains(folder: Path) -> Path:
 
 def one_more_step(folder: Path, step: int) -> None:
     with (folder / "records" / "phases.rank0.jsonl").open("a") as out:
-        record = {"kind": "step", "step": step, "epoch": 1, "t": time.time(), "ms": 100.0, "p": {"student": 100.0}}
+        record = {
+            "kind": "step",
+            "step": step,
+            "epoch": 1,
+            "t": time.time(),
+            "ms": 100.0,
+            "p": {"student": 100.0},
+        }
         out.write(json.dumps(record) + "\n")
 
 
@@ -52,7 +59,9 @@ def get(address: str, **headers: str) -> str:
 
 def cards(address: str) -> dict[str, str]:
     sections = json.loads(get(f"{address}?json"))["sections"]
-    return {name: value for name, value, _ in next(s for s in sections if s["kind"] == "cards")["cards"]}
+    return {
+        name: value for name, value, _ in next(s for s in sections if s["kind"] == "cards")["cards"]
+    }
 
 
 def test_runs_are_listed_and_each_is_followed(live: Live) -> None:
@@ -89,8 +98,16 @@ def test_an_open_page_follows_the_run(live: Live, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(live, "content", and_the_run_goes_on)
     with tempfile.TemporaryDirectory() as profile:
-        command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--virtual-time-budget=20000", "--dump-dom"]
-        dom = subprocess.run([*command, f"{live.address}demo/000"], capture_output=True, text=True, timeout=240).stdout
+        command = [
+            str(BROWSER),
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            "--virtual-time-budget=20000",
+            "--dump-dom",
+        ]
+        dom = subprocess.run(
+            [*command, f"{live.address}demo/000"], capture_output=True, text=True, timeout=240
+        ).stdout
     assert asked.count("demo/000") > 2
     assert "<span>step</span><b>778</b>" in dom
     assert len(re.findall("<svg", dom)) > 5
@@ -98,7 +115,10 @@ def test_an_open_page_follows_the_run(live: Live, monkeypatch: pytest.MonkeyPatc
 
 def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report_main(["--live", str(tmp_path / "nowhere")]) == 2
-    assert f"--live takes one folder, of runs or of a run, got {tmp_path / 'nowhere'}" in capsys.readouterr().err
+    assert (
+        f"--live takes one folder, of runs or of a run, got {tmp_path / 'nowhere'}"
+        in capsys.readouterr().err
+    )
     assert report_main(["--live", str(tmp_path), "port=much"]) == 2
     assert "port: must be a whole number from 0 to 65535, got 'much'" in capsys.readouterr().err
     assert report_main(["--live", str(tmp_path), "prot=80"]) == 2
@@ -106,13 +126,20 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert report_main(["--live"]) == 2
 
 
-def test_runs_with_names_are_listed_and_a_file_may_go_meanwhile(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_with_names_are_listed_and_a_file_may_go_meanwhile(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     still_trains(live.folder / "demo" / "first-try")
     (live.folder / "demo" / "latest").symlink_to("first-try")
     content = live.content("")
     assert content is not None
-    assert sorted(row[0] for row in content["sections"][0]["rows"]) == ["demo/000", "demo/first-try"]
+    assert sorted(row[0] for row in content["sections"][0]["rows"]) == [
+        "demo/000",
+        "demo/first-try",
+    ]
 
     part, glob = live.folder / "demo" / "000" / "metrics.csv.part", Path.glob
-    monkeypatch.setattr(Path, "glob", lambda self, pattern: [*glob(self, pattern), *[part] * (pattern == "*.*")])
+    monkeypatch.setattr(
+        Path, "glob", lambda self, pattern: [*glob(self, pattern), *[part] * (pattern == "*.*")]
+    )
     assert live.content("demo/000") is not None

@@ -23,7 +23,9 @@ def test_a_file_of_records_stays_bounded_and_keeps_an_even_sample(tmp_path: Path
     steps = [r["step"] for r in records if r["kind"] == "step"]
     assert not notes
     assert len(records) <= 100
-    assert [r["steps"] for r in records if r["kind"] == "total"][-1] == 990, "the newest total is kept"
+    assert [r["steps"] for r in records if r["kind"] == "total"][-1] == 990, (
+        "the newest total is kept"
+    )
     halves = [sum(step < 500 for step in steps), sum(step >= 500 for step in steps)]
     assert min(halves) > 0.35 * len(steps), f"not an even sample: {halves}"
     again = Writer(file, {"of": "steps"}, limit=100)
@@ -39,7 +41,10 @@ def test_torn_lines_and_newer_schemas_are_noted(tmp_path: Path) -> None:
     assert [r["kind"] for r in records] == ["header", "step"]
     assert notes == ["x.jsonl: 1 torn line left out"]
     file.write_text('{"kind": "header", "schema": 99}\n{"kind": "step"}\n')
-    assert read_lines(file) == ([], ["x.jsonl: schema 99 is newer than this kd reads (1): left out"])
+    assert read_lines(file) == (
+        [],
+        ["x.jsonl: schema 99 is newer than this kd reads (1): left out"],
+    )
 
 
 def test_what_is_kept_at_a_share_is_kept_at_every_larger_one() -> None:
@@ -51,7 +56,9 @@ def test_what_is_kept_at_a_share_is_kept_at_every_larger_one() -> None:
     ("acc1", False, True), ("feature_loss", True, True), ("kd_loss", True, False), ("params", True, True),
     ("iou_sky", False, False), ("wall_s", True, True),
 ])  # fmt: skip
-def test_metrics_have_a_direction_and_a_column_or_none(metric: str, less: bool, column: bool) -> None:
+def test_metrics_have_a_direction_and_a_column_or_none(
+    metric: str, less: bool, column: bool
+) -> None:
     assert less_is_better(metric) is less
     assert in_tables(metric) is column
 
@@ -67,11 +74,15 @@ def test_prices_of_machines(tmp_path: Path) -> None:
     }
     assert by_kind(["big", "2*small:spot"], prices)["spot"] == 32
     assert by_kind(["big"], prices) == {}
-    with pytest.raises(UserError, match=r"monitor.instances: no price of 'big:spot'; known: big, small, small:spot"):
+    with pytest.raises(
+        UserError, match=r"monitor.instances: no price of 'big:spot'; known: big, small, small:spot"
+    ):
         price_of(["big:spot"], prices)
 
 
-@pytest.mark.parametrize("text", ["[1]", "big: -1", "big: {cheap: 1}", "big: {vcpus: 4}", "big: three"])
+@pytest.mark.parametrize(
+    "text", ["[1]", "big: -1", "big: {cheap: 1}", "big: {vcpus: 4}", "big: three"]
+)
 def test_tables_that_are_no_prices_are_refused(tmp_path: Path, text: str) -> None:
     table = tmp_path / "prices.yaml"
     table.write_text(text)
@@ -80,4 +91,8 @@ def test_tables_that_are_no_prices_are_refused(tmp_path: Path, text: str) -> Non
 
 
 def test_findings_of_the_same_words_are_equal() -> None:
-    assert Finding("A", "because", "do") == Finding("A", "because", "do") != Finding("B", "because", "do")
+    assert (
+        Finding("A", "because", "do")
+        == Finding("A", "because", "do")
+        != Finding("B", "because", "do")
+    )

@@ -38,7 +38,9 @@ def test_short() -> None:
 
 
 def test_input_machines() -> None:
-    assert input_machines({"gpu": {"on_demand": 37.688}, "cpu": {"on_demand": 3.672, "spot": 1.5, "vcpus": 72}}) == {
+    assert input_machines(
+        {"gpu": {"on_demand": 37.688}, "cpu": {"on_demand": 3.672, "spot": 1.5, "vcpus": 72}}
+    ) == {
         "cpu": {"price": 3.672, "vcpus": 72, "gpus": 0},
         "cpu:spot": {"price": 1.5, "vcpus": 72, "gpus": 0},
     }
@@ -53,7 +55,9 @@ def test_thresholds_of() -> None:
 
 
 def test_by_rule() -> None:
-    assert by_rule({"Overfit.drop": 0.1, "Overfit": {"patience": 5}}) == {"Overfit": {"drop": 0.1, "patience": 5}}
+    assert by_rule({"Overfit.drop": 0.1, "Overfit": {"patience": 5}}) == {
+        "Overfit": {"drop": 0.1, "patience": 5}
+    }
 
 
 def test_paired() -> None:

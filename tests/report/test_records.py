@@ -75,7 +75,9 @@ def test_torn_lines_are_left_out_and_the_file_goes_on(tmp_path: Path) -> None:
 def test_a_newer_schema_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
     records = tmp_path / "records"
     write_steps(records / "phases.rank0.jsonl", [1.0], limit=10)
-    (records / "phases.rank1.jsonl").write_text(json.dumps({"kind": "header", "schema": 99, "of": "steps"}) + "\n")
+    (records / "phases.rank1.jsonl").write_text(
+        json.dumps({"kind": "header", "schema": 99, "of": "steps"}) + "\n"
+    )
     (tmp_path / "summary.json").write_text('{"status": "do')
     run = read_run(tmp_path)
     assert list(run.steps) == [0]
@@ -105,10 +107,23 @@ def test_tensor_statistics_are_series_over_the_steps(tmp_path: Path) -> None:
     assert {series.statistic for series in run.tensors} == {
         "grad_norm", "update_ratio", "agreement", "teacher_entropy",
     }  # fmt: skip
-    run.health = [{"step": step, "student": "a", "grad_norm": None, "spread": {"head": 0.5 + step}} for step in (0, 50)]
+    run.health = [
+        {"step": step, "student": "a", "grad_norm": None, "spread": {"head": 0.5 + step}}
+        for step in (0, 50)
+    ]
     norm, spread = run.tensors
-    assert (norm.student, norm.layer, norm.statistic, norm.values) == ("a", "", "grad_norm", [None, None])
-    assert (spread.layer, spread.statistic, spread.steps, spread.values) == ("head", "spread", [0, 50], [0.5, 50.5])
+    assert (norm.student, norm.layer, norm.statistic, norm.values) == (
+        "a",
+        "",
+        "grad_norm",
+        [None, None],
+    )
+    assert (spread.layer, spread.statistic, spread.steps, spread.values) == (
+        "head",
+        "spread",
+        [0, 50],
+        [0.5, 50.5],
+    )
 
 
 def test_runs_are_read_from_python(tmp_path: Path) -> None:

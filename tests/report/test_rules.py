@@ -98,7 +98,9 @@ CASES: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(("rule", "fires", "silent"), CASES, ids=[c[0] for c in CASES])
-def test_a_rule_fires_where_it_must_and_only_there(rule: str, fires: tuple[Any, ...], silent: tuple[Any, ...]) -> None:
+def test_a_rule_fires_where_it_must_and_only_there(
+    rule: str, fires: tuple[Any, ...], silent: tuple[Any, ...]
+) -> None:
     found = RULES[rule](*fires)
     assert found is not None
     assert found.rule == rule
@@ -108,7 +110,13 @@ def test_a_rule_fires_where_it_must_and_only_there(rule: str, fires: tuple[Any, 
 
 
 # these take numbers, not readings
-SINGLE = ("MaxInitializationTime", "TeacherNearChance", "PhaseVariation", "SchedulerDelay", "StalledTraining")
+SINGLE = (
+    "MaxInitializationTime",
+    "TeacherNearChance",
+    "PhaseVariation",
+    "SchedulerDelay",
+    "StalledTraining",
+)
 EMPTY: dict[str, tuple[Any, ...]] = {
     "SlowRank": ({},), "DeadRelu": ({},), "StudentIgnoresTeacher": ([], {}), "StudentUnderTrained": ([], []),
     "PoorWeightInitialization": ({},), "LossTermDominates": ({},), "Dataloader": (0.0, 0, 0, 0),
@@ -131,10 +139,18 @@ def test_each_of_several_students_is_judged_by_the_tasks_own_metric() -> None:
     run = Run(Path("x"), summary={"primary": "miou"}, config={"students": {"a": {}, "b": {}}})
     falling, rising = [0.8, 0.6, 0.6, 0.6, 0.6], [0.4, 0.5, 0.6, 0.7, 0.8]
     run.metrics = [
-        {"epoch": n, "a/train/loss": 2 - n / 5, "b/train/loss": 2 - n / 5, "a/val/miou": falling[n], "b/val/miou": up}
+        {
+            "epoch": n,
+            "a/train/loss": 2 - n / 5,
+            "b/train/loss": 2 - n / 5,
+            "a/val/miou": falling[n],
+            "b/val/miou": up,
+        }
         for n, up in enumerate(rising)
     ]
-    assert [f.text.split()[0] for f in Explained(run).findings if f.rule == "Overfit"] == ["a/val/miou"]
+    assert [f.text.split()[0] for f in Explained(run).findings if f.rule == "Overfit"] == [
+        "a/val/miou"
+    ]
 
 
 def test_an_r2_is_not_a_share() -> None:
@@ -143,7 +159,9 @@ def test_an_r2_is_not_a_share() -> None:
 
 
 def test_an_under_trained_student_is_named_once_its_run_is_done() -> None:
-    run = Run(Path("x"), summary={"primary": "acc1", "status": "done", "student": {"start": "scratch"}})
+    run = Run(
+        Path("x"), summary={"primary": "acc1", "status": "done", "student": {"start": "scratch"}}
+    )
     run.metrics = [{"epoch": n, "val/acc1": 0.1 * n, "val/agreement": 0.1 * n} for n in range(6)]
     (found,) = [f for f in Explained(run).findings if f.rule == "StudentUnderTrained"]
     assert "val/acc1 still rose (30.0% to 50.0% in the last 2 epochs)" in found.text

@@ -24,9 +24,15 @@ def test_a_tier_that_works_all_the_time_is_too_small() -> None:
 
 def test_a_tier_that_does_not_work_is_held_up_by_the_queue_or_the_network() -> None:
     network = tier_bound(Facts(run(busy_s=100)))
-    assert network is not None and "send 40 MB/s" in network.text and network.lever.startswith("a faster network")
+    assert (
+        network is not None
+        and "send 40 MB/s" in network.text
+        and network.lever.startswith("a faster network")
+    )
     queue = tier_bound(Facts(run(busy_s=100, may_ask=3)))
-    assert queue is not None and queue.lever == "a larger data.tier.queue_mb (3 batches fit): at most"
+    assert (
+        queue is not None and queue.lever == "a larger data.tier.queue_mb (3 batches fit): at most"
+    )
 
 
 def test_a_tier_that_keeps_up_is_no_limit() -> None:
@@ -40,7 +46,10 @@ def test_the_table_and_a_resumed_run(tmp_path: Path) -> None:
     """Counts begin again with each start: what stands before the newest header is left aside."""
     table = tier_table(Facts(run(busy_s=400)))
     assert table is not None
-    assert table["rows"][0] == ["a (a)", 4, 4, 200, 2.0, 20.0, 4.0] and table["rows"][2][0] == "c (c) gone"
+    assert (
+        table["rows"][0] == ["a (a)", 4, 4, 200, 2.0, 20.0, 4.0]
+        and table["rows"][2][0] == "c (c) gone"
+    )
     file = tmp_path / "records" / "tier.rank0.jsonl"
     file.parent.mkdir()
     header = '{"kind": "header", "schema": 1, "of": "tier", "rank": 0}\n'

@@ -18,7 +18,9 @@ def write_trace(file: Path, computing: int) -> None:
 
     def add(name: str, cat: str, start: float, us: float, **args: Any) -> None:
         gpu = {"pid": 0, "tid": args["stream"]} if cat == "kernel" else {"pid": 1, "tid": 1}
-        events.append({"ph": "X", "name": name, "cat": cat, "ts": start, "dur": us, **gpu, "args": args})
+        events.append(
+            {"ph": "X", "name": name, "cat": cat, "ts": start, "dur": us, **gpu, "args": args}
+        )
 
     for step in range(3):
         at, launch = 1000 + 1000 * step, 10 * step
@@ -26,7 +28,15 @@ def write_trace(file: Path, computing: int) -> None:
         add("cudaLaunchKernel", "cuda_runtime", at + 5, 5, correlation=launch)
         add("sm90_gemm", "kernel", at + 50, computing, stream=7, device=0, correlation=launch)
         add("cudaLaunchKernel", "cuda_runtime", at + 35, 5, correlation=launch + 1)
-        add("ncclDevKernel_AllReduce_Sum_f32", "kernel", at + 500, 300, stream=20, device=0, correlation=launch + 1)
+        add(
+            "ncclDevKernel_AllReduce_Sum_f32",
+            "kernel",
+            at + 500,
+            300,
+            stream=20,
+            device=0,
+            correlation=launch + 1,
+        )
     file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
 
 
@@ -36,16 +46,24 @@ def test_ranks_are_compared(tmp_path: Path) -> None:
     for rank, computing in enumerate((600, 300)):
         write_trace(folder / "records" / f"trace.rank{rank}.json", computing)
     assert report_main([str(folder), "--traces"]) == 0
-    (table,) = (t for t in section(folder, "table") if t["title"].startswith("GPU time of each rank"))
+    (table,) = (
+        t for t in section(folder, "table") if t["title"].startswith("GPU time of each rank")
+    )
     first, second = ([float(value) for value in row] for row in table["rows"])
     # two whole steps from the first kernel's start to the last one's end: 1750 us
-    assert first == pytest.approx([0, 100 * 1200 / 1750, 100 * 300 / 1750, 100 * 250 / 1750, 50], abs=0.01)
-    assert second == pytest.approx([1, 100 * 600 / 1750, 100 * 600 / 1750, 100 * 550 / 1750, 0], abs=0.01)
+    assert first == pytest.approx(
+        [0, 100 * 1200 / 1750, 100 * 300 / 1750, 100 * 250 / 1750, 50], abs=0.01
+    )
+    assert second == pytest.approx(
+        [1, 100 * 600 / 1750, 100 * 600 / 1750, 100 * 550 / 1750, 0], abs=0.01
+    )
     assert report_main([str(folder)]) == 0  # what was found stays on the page
     assert "GPU time of each rank" in (folder / "report.html").read_text()
 
 
-def test_a_torn_trace_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_torn_trace_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("hta.trace_analysis", reason="the extra traces is not installed")
     folder = write_run(tmp_path / "run")
     file = folder / "records" / "trace.rank0.json"
@@ -60,7 +78,9 @@ def test_what_is_missing_is_told_in_one_line(
 ) -> None:
     folder = write_run(tmp_path / "run")
     assert report_main([str(folder), "--traces"]) == 2
-    assert "has no trace.rank<r>.json (monitor.kernels_at=20 writes them)" in capsys.readouterr().err
+    assert (
+        "has no trace.rank<r>.json (monitor.kernels_at=20 writes them)" in capsys.readouterr().err
+    )
     write_trace(folder / "records" / "trace.rank0.json", 600)
     monkeypatch.setitem(sys.modules, "hta", None)
     monkeypatch.setitem(sys.modules, "hta.trace_analysis", None)

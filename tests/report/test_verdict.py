@@ -21,7 +21,9 @@ def with_(**changes: float) -> dict[str, float]:
 def given(phases: dict[str, float], **numbers: Any) -> Facts:
     """Facts of a CPU whose loaders compute all the time, with these numbers."""
     facts = Facts(Run(Path("x")))
-    vars(facts).update({"phases": phases, "step_ms": step_ms(phases), "thread_wait": 0.0, **numbers})
+    vars(facts).update(
+        {"phases": phases, "step_ms": step_ms(phases), "thread_wait": 0.0, **numbers}
+    )
     return facts
 
 
@@ -84,7 +86,9 @@ def test_a_teacher_of_61_percent_could_be_2_4_times_as_fast_from_a_cache() -> No
     assert limit.gain == pytest.approx(1 / 0.42)
     assert "58 %" in limit.text.replace("%", " %")
     assert "needs 1.1 GB" in limit.lever
-    assert v.sentence(limit).endswith("model.teacher.cache=on (needs 1.1 GB), once filled, would give 2.4x")
+    assert v.sentence(limit).endswith(
+        "model.teacher.cache=on (needs 1.1 GB), once filled, would give 2.4x"
+    )
     assert limits.teacher_bound(given({"teacher": 29.0, "student": 71.0})) is None
 
 
@@ -133,18 +137,24 @@ def test_waiting_workers_need_no_cores_computing_ones_do() -> None:
 def test_cores_that_a_gpu_needs_are_counted() -> None:
     """A batch costs one core 240 ms, the GPU 20: thirteen cores with the one that launches, four are there."""
     slow = {"data": 40.0, "student": 20.0}
-    limit = limits.data_bound(given(slow, workers=4, cores=8, loading_busy=1.0, processes=2, cpu=False))
+    limit = limits.data_bound(
+        given(slow, workers=4, cores=8, loading_busy=1.0, processes=2, cpu=False)
+    )
     assert limit is not None
     assert limit.text.endswith(
         "; 13 cores a GPU would be enough, there are 4, though 8 loader processes share 8 cores with training"
     )
     assert "data.engine=device (or dali)" in limit.lever
-    assert "data.engine" not in limits.data_bound(given(slow, workers=4, cores=8, processes=2)).lever  # type: ignore[union-attr]
+    assert (
+        "data.engine" not in limits.data_bound(given(slow, workers=4, cores=8, processes=2)).lever
+    )  # type: ignore[union-attr]
 
 
 def test_workers_that_cannot_keep_up_are_counted_at_their_rate() -> None:
     # two workers give a batch each 100 ms between them: one takes 200 ms
-    limit = limits.data_bound(given({"data": 60.0, "student": 40.0}, workers=2, cores=16, loading_busy=1.0))
+    limit = limits.data_bound(
+        given({"data": 60.0, "student": 40.0}, workers=2, cores=16, loading_busy=1.0)
+    )
     assert limit is not None
     assert limit.lever == "data.num_workers=6 instead of 2"
     assert limit.gain == pytest.approx(100 / 40)
@@ -153,27 +163,41 @@ def test_workers_that_cannot_keep_up_are_counted_at_their_rate() -> None:
 
 def test_starvation_names_who_took_the_core() -> None:
     phases = {"data": 0.0, "student": 50.0, "backward": 50.0}
-    limit = limits.cpu_contention(given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=0.4))
+    limit = limits.cpu_contention(
+        given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=0.4)
+    )
     assert limit is not None
     assert limit.bound == "host"
-    assert limit.gain == pytest.approx(2.5)  # what loading takes, 40 ms of 200, fits beside the 40 ms of training
+    assert limit.gain == pytest.approx(
+        2.5
+    )  # what loading takes, 40 ms of 200, fits beside the 40 ms of training
     assert limit.lever == "data.num_workers=1 instead of 16"
     assert limits.cpu_contention(given(phases, ready_ms=5.0, workers=16, cores=2)) is None
-    full = limits.cpu_contention(given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=1.6))
+    full = limits.cpu_contention(
+        given(phases, ready_ms=60.0, workers=16, cores=2, loading_cores=1.6)
+    )
     assert full is not None
     assert "cheaper pictures" in full.lever  # fewer workers would have the same work to do
-    neighbour = limits.cpu_contention(given(phases, ready_ms=60.0, workers=0, cores=2, other_cores=1.5))
+    neighbour = limits.cpu_contention(
+        given(phases, ready_ms=60.0, workers=0, cores=2, other_cores=1.5)
+    )
     assert neighbour is not None
     assert "other processes use 1.5 cores" in neighbour.text
     assert neighbour.lever == "run alone on the machine"
-    ranks = limits.cpu_contention(given(phases, ready_ms=60.0, workers=0, cores=1, other_cores=0.2, processes=2))
+    ranks = limits.cpu_contention(
+        given(phases, ready_ms=60.0, workers=0, cores=1, other_cores=0.2, processes=2)
+    )
     assert ranks is not None
     assert ranks.text.startswith("2 training processes and 2 compute threads share 1 core: ")
-    fits = limits.cpu_contention(given(phases, ready_ms=60.0, workers=1, cores=8, loading_cores=0.4))
+    fits = limits.cpu_contention(
+        given(phases, ready_ms=60.0, workers=1, cores=8, loading_cores=0.4)
+    )
     assert fits is not None
     assert "though not all of the 8 cores are taken" in fits.text
     assert "trainer.devices" in ranks.lever
-    others = limits.cpu_contention(given(phases, ready_ms=60.0, cores=2, other_cores=0.9, processes=2))
+    others = limits.cpu_contention(
+        given(phases, ready_ms=60.0, cores=2, other_cores=0.9, processes=2)
+    )
     assert "other processes" in others.text  # type: ignore[union-attr]
 
 
@@ -189,13 +213,17 @@ def shared(count: int, others: float, wait: float, ready: float, **sample: Any) 
 
 def test_a_limit_promises_no_more_than_its_own_share() -> None:
     """46 of 207 ms waited for a batch, 150 for a core that others had: without the former the step takes 161 ms."""
-    waited = limits.data_bound(given({"data": 46.0, "student": 161.0}, workers=4, cores=2, loading_busy=0.4))
+    waited = limits.data_bound(
+        given({"data": 46.0, "student": 161.0}, workers=4, cores=2, loading_busy=0.4)
+    )
     assert waited is not None and waited.gain is not None
     assert waited.gain == pytest.approx(207 / 161)
     for workers in (0, 4):
         found = Explained(shared(workers, 1.9, 46.0, 150.0, workers=[45.0] * workers)).limits
         assert found[0].text.startswith("other processes use 1.9 cores: ")
-        assert all((limit.gain or 0) <= 207 / 161 + 0.01 for limit in found if limit.bound == "data")
+        assert all(
+            (limit.gain or 0) <= 207 / 161 + 0.01 for limit in found if limit.bound == "data"
+        )
 
 
 def test_the_loaders_own_cpu_time_tells_slow_ones_from_those_without_a_core() -> None:
@@ -203,19 +231,25 @@ def test_the_loaders_own_cpu_time_tells_slow_ones_from_those_without_a_core() ->
     late = Explained(shared(1, 1.6, 150.0, 10.0, loader_wait=[80.0])).limits
     assert [limit.bound for limit in late] == ["host", "data"]
     assert late[1].gain == pytest.approx(207 / 177)  # what the loader itself takes
-    assert "training and its loader processes waited for a free core for 130 of 207 ms" in late[0].text
+    assert (
+        "training and its loader processes waited for a free core for 130 of 207 ms" in late[0].text
+    )
     assert late[0].lever == "run alone on the machine"
     assert late[0].gain == pytest.approx(207 / 77)
     slow = Explained(shared(1, 0.1, 150.0, 10.0, loader_wait=[2.0], workers=[95.0])).limits
     assert slow[0].bound == "data"
-    here = Explained(shared(0, 1.6, 150.0, 115.0)).limits  # made by the training process, whose delay is on record
+    here = Explained(
+        shared(0, 1.6, 150.0, 115.0)
+    ).limits  # made by the training process, whose delay is on record
     assert [limit.bound for limit in here] == ["host", "data"]
     assert here[0].gain == pytest.approx(207 / 92)
     assert (here[1].gain or 0) <= 207 / 172  # the 35 ms that were no wait for a core
 
 
 def test_only_the_cores_that_the_run_may_use_count_as_taken_by_others() -> None:
-    run = Run(Path("x"), samples={"n": [{"cpu": [100.0, 100.0], "main": 30.0, "workers": [40.0]}] * 3})
+    run = Run(
+        Path("x"), samples={"n": [{"cpu": [100.0, 100.0], "main": 30.0, "workers": [40.0]}] * 3}
+    )
     assert Facts(run).other_cores == pytest.approx(1.3)
     run.nodes["n"] = {"core_ids": [0]}
     assert Facts(run).other_cores == pytest.approx(0.3)
@@ -247,17 +281,30 @@ def test_what_holds_most_of_the_step_is_the_headline() -> None:
     assert leads["bound"] == "data"
     assert leads["others"] == []
     mixed = Explained(
-        run_of({"data": 9.0, "teacher": 29.0, "communication": 14.0, "logging": 10.0, "student": 38.0})
+        run_of(
+            {"data": 9.0, "teacher": 29.0, "communication": 14.0, "logging": 10.0, "student": 38.0}
+        )
     ).verdict
-    assert mixed["text"].startswith("balanced: no part of the step stands out; most of it (38%) is the student's own")
+    assert mixed["text"].startswith(
+        "balanced: no part of the step stands out; most of it (38%) is the student's own"
+    )
 
 
 def test_a_headline_on_display_does_not_flicker() -> None:
     def bound(data: float, shown: str) -> str:
         return v.limits_of(Facts(run_of({"data": data, "student": 100 - data})), shown)[0].bound
 
-    assert [bound(share, "student") for share in (15.0, 19.0, 22.0)] == ["student", "student", "data"]
-    assert [bound(share, "data") for share in (22.0, 18.0, 14.0, 10.0)] == ["data", "data", "data", "student"]
+    assert [bound(share, "student") for share in (15.0, 19.0, 22.0)] == [
+        "student",
+        "student",
+        "data",
+    ]
+    assert [bound(share, "data") for share in (22.0, 18.0, 14.0, 10.0)] == [
+        "data",
+        "data",
+        "data",
+        "student",
+    ]
     close = Facts(run_of({"data": 29.0, "teacher": 30.0, "student": 41.0}))
     assert v.limits_of(close)[0].bound == "teacher"
     assert v.limits_of(close, "data")[0].bound == "data"
@@ -307,7 +354,9 @@ def test_a_late_rank_is_the_reason_where_there_is_one() -> None:
 
 def test_launching_limits_only_an_idle_gpu() -> None:
     phases = {"student": 100.0}
-    assert limits.launch_bound(given(phases, total={"launch_ms": 97.0}, gpu_busy=0.4)).gain == pytest.approx(2.5)  # type: ignore[union-attr]
+    assert limits.launch_bound(
+        given(phases, total={"launch_ms": 97.0}, gpu_busy=0.4)
+    ).gain == pytest.approx(2.5)  # type: ignore[union-attr]
     assert limits.launch_bound(given(phases, total={"launch_ms": 97.0}, gpu_busy=0.95)) is None
     assert limits.launch_bound(given(phases, total={"launch_ms": 30.0}, gpu_busy=0.4)) is None
     assert limits.launch_bound(given(phases, total={"launch_ms": 97.0}, gpu_busy=None)) is None
@@ -335,23 +384,36 @@ def test_startup_needs_a_long_start_of_a_short_run() -> None:
     assert limit is not None
     assert "imports, models, data" in limit.lever
     assert limit.gain == pytest.approx(1000 / 480)
-    assert limits.startup_bound(given({}, startup={"s": 520.0, "parts": parts}, planned_s=100_000.0)) is None
-    assert limits.startup_bound(given({}, startup={"s": 20.0, "parts": parts}, planned_s=30.0)) is None
+    assert (
+        limits.startup_bound(given({}, startup={"s": 520.0, "parts": parts}, planned_s=100_000.0))
+        is None
+    )
+    assert (
+        limits.startup_bound(given({}, startup={"s": 20.0, "parts": parts}, planned_s=30.0)) is None
+    )
 
 
 def test_a_cpu_that_computes_in_the_slower_precision() -> None:
     phases = {"data": 10.0, "teacher": 40.0, "student": 20.0, "backward": 20.0, "optimizer": 10.0}
 
     def bound(precision: str, times: float | None) -> limits.Limit | None:
-        return limits.precision_bound(given(phases, header={"precision": precision, "bfloat16_time": times}))
+        return limits.precision_bound(
+            given(phases, header={"precision": precision, "bfloat16_time": times})
+        )
 
     emulated = bound("bf16-mixed", 966.3)
     assert (
-        emulated is not None and emulated.text == "training is in bf16-mixed, and this CPU has no bfloat16 instructions"
+        emulated is not None
+        and emulated.text == "training is in bf16-mixed, and this CPU has no bfloat16 instructions"
     )
     found, other = bound("bf16-mixed", 5.0), bound("32-true", 0.25)
     assert found is not None and found.lever == "trainer.precision=32-true: at most"
     assert found.gain == pytest.approx(1 / (0.2 + 0.8 / 5))
     assert other is not None and other.lever == "trainer.precision=bf16-mixed: at most"
-    for precision, times in (("bf16-mixed", 0.25), ("32-true", 5.0), ("32-true", None), ("16-mixed", 5.0)):
+    for precision, times in (
+        ("bf16-mixed", 0.25),
+        ("32-true", 5.0),
+        ("32-true", None),
+        ("16-mixed", 5.0),
+    ):
         assert bound(precision, times) is None

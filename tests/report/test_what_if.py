@@ -43,8 +43,12 @@ def test_loader_processes_hide_what_they_can() -> None:
     slow = facts({"data": 60.0, "student": 40.0})
     steps = [predict(slow, Change(workers=n)).step_ms for n in (0, 1, 2, 4)]
     assert steps == pytest.approx([100, 60, 40, 40])
-    behind = facts({"data": 60.0, "student": 40.0}, num_workers=2)  # a batch takes one of them 200 ms
-    assert [predict(behind, Change(workers=n)).step_ms for n in (2, 4, 8)] == pytest.approx([100, 50, 40])
+    behind = facts(
+        {"data": 60.0, "student": 40.0}, num_workers=2
+    )  # a batch takes one of them 200 ms
+    assert [predict(behind, Change(workers=n)).step_ms for n in (2, 4, 8)] == pytest.approx(
+        [100, 50, 40]
+    )
 
 
 def test_more_processes_share_an_epoch_and_wait_for_a_longer_ring() -> None:
@@ -58,7 +62,9 @@ def test_more_processes_share_an_epoch_and_wait_for_a_longer_ring() -> None:
     assert predict(two, Change(gpus=8, price=20.0)).cost == pytest.approx(20 * eight.hours)
 
 
-def test_the_command_says_how_far_it_can_be_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_how_far_it_can_be_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write_run(tmp_path / "run")
     assert report_main([str(folder), "--what-if", "cache=on", "gpus=8", "price=32.8"]) == 0
     out = capsys.readouterr().out
@@ -80,15 +86,23 @@ def test_the_command_says_how_far_it_can_be_wrong(tmp_path: Path, capsys: pytest
         ("data_machines=two", "data_machines: must be a whole number >= 0, got 'two'"),
         ("data_machines=2", "data_machines: needs data_cores=N, or data_instance=NAME"),
         ("data_cores=0", "data_cores: must be a whole number >= 1, got '0'"),
-        ("data_cores=8", "data_machines: must be given (data_machines=N): the run had no data tier"),
-        ("data_machines=0 data_cores=8", "data_machines: must be >= 1 with data_cores or data_instance, got 0"),
+        (
+            "data_cores=8",
+            "data_machines: must be given (data_machines=N): the run had no data tier",
+        ),
+        (
+            "data_machines=0 data_cores=8",
+            "data_machines: must be >= 1 with data_cores or data_instance, got 0",
+        ),
         ("data_cores=8 data_instance=cpu", "data_cores: must be left out with data_instance"),
         ("data_machines=1 data_instance=cpu", "data_instance: needs a run with a table of prices"),
         ("data_machines=1 data_cores=8 workers=0", "workers: must be >= 1 with a data tier, got 0"),
         ("batch=3", "--what-if: no key 'batch'; known: cache=on|off, pixels=on|off, workers=N"),
     ],
 )
-def test_wrong_changes_are_told(tmp_path: Path, item: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_changes_are_told(
+    tmp_path: Path, item: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write_run(tmp_path / "run")
     with pytest.raises(UserError):
         lines(Facts(read_run(folder)), read_change(item.split()))
@@ -97,7 +111,9 @@ def test_wrong_changes_are_told(tmp_path: Path, item: str, told: str, capsys: py
     assert told in said.err and len(said.err.strip().splitlines()) == 1 and not said.out
 
 
-def test_too_few_records_predict_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_records_predict_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.yaml").write_text("recipe: demo\n")
     assert report_main([str(tmp_path), "--what-if", "cache=on"]) == 2
     assert "too few records to predict from" in capsys.readouterr().err
@@ -111,7 +127,13 @@ MACHINES = {"small": {"price": 0.5, "vcpus": 4}, "big:spot": {"price": 6.0, "vcp
 
 def starving(**header: Any) -> Facts:
     """Four GPUs that could train a step in 80 ms and wait 160 more: a loader process takes 480 ms for a batch."""
-    told = {"num_workers": 2, "world_size": 4, "processes": 4, "input_machines": MACHINES, "price_per_hour": 8.0}
+    told = {
+        "num_workers": 2,
+        "world_size": 4,
+        "processes": 4,
+        "input_machines": MACHINES,
+        "price_per_hour": 8.0,
+    }
     found = facts({"data": 160.0, "student": 80.0}, **{**told, **header})
     found.run.config = {"data": {"img_size": 100}}
     return found
@@ -119,19 +141,33 @@ def starving(**header: Any) -> Facts:
 
 def test_data_machines_make_all_batches() -> None:
     """480 ms for each of four processes: 480, 240, ... ms with 1, 2, ... makers for each, and never below the 80."""
-    cores = [predict(starving(), Change(data_machines=n, data_cores=4)).step_ms for n in (1, 2, 3, 6, 100)]
+    cores = [
+        predict(starving(), Change(data_machines=n, data_cores=4)).step_ms
+        for n in (1, 2, 3, 6, 100)
+    ]
     assert cores == pytest.approx([480, 240, 160, 80, 80])
-    uneven = predict(starving(), Change(data_machines=1, data_cores=11))  # 3, 3, 3 and 2: all wait for the last
+    uneven = predict(
+        starving(), Change(data_machines=1, data_cores=11)
+    )  # 3, 3, 3 and 2: all wait for the last
     assert uneven.step_ms == pytest.approx(240)
     few = predict(starving(), Change(data_machines=1, data_cores=2))  # half a maker each
     assert few.step_ms == pytest.approx(960)
-    bound = predict(starving(), Change(data_machines=100, data_cores=4, workers=3))  # data.num_workers of the tier
+    bound = predict(
+        starving(), Change(data_machines=100, data_cores=4, workers=3)
+    )  # data.num_workers of the tier
     assert bound.step_ms == pytest.approx(160)
-    crowded = starving()  # a third of a loader's time was a wait for a core, which a machine of its own does not have
-    crowded.run.samples["0"] = [{"t": 0, "cpu": [99.0] * 16, "workers": [60.0] * 8, "loader_wait": [100 / 3] * 8}]
+    crowded = (
+        starving()
+    )  # a third of a loader's time was a wait for a core, which a machine of its own does not have
+    crowded.run.samples["0"] = [
+        {"t": 0, "cpu": [99.0] * 16, "workers": [60.0] * 8, "loader_wait": [100 / 3] * 8}
+    ]
     assert predict(crowded, Change(data_machines=1, data_cores=16)).step_ms == pytest.approx(80)
     shared = predict(starving(), Change(data_machines=6, data_cores=4, gpus=8))
-    assert (shared.step_ms, shared.images_per_s) == (pytest.approx(160), pytest.approx(1000 * 64 * 8 / 160))
+    assert (shared.step_ms, shared.images_per_s) == (
+        pytest.approx(160),
+        pytest.approx(1000 * 64 * 8 / 160),
+    )
 
 
 def test_whether_data_machines_pay_and_at_which_price() -> None:
@@ -141,12 +177,23 @@ def test_whether_data_machines_pay_and_at_which_price() -> None:
     assert now.cost == pytest.approx(8 * 276 / 3600)
     assert then.cost == pytest.approx(11 * 116 / 3600)
     told = tier_pays(starving(), six)
-    assert told[0] == "with 6 data machines (small) a step would take 80 ms instead of 240 ms; 6 would do"
+    assert (
+        told[0]
+        == "with 6 data machines (small) a step would take 80 ms instead of 240 ms; 6 would do"
+    )
     assert told[1] == f"it pays: the run costs {1 - 11 * 116 / (8 * 276):.0%} less"
-    assert told[2] == "it pays from 3 data machines on; 6 cost least"  # 2 as fast as now, 3 at 9.5 for 196 s
-    assert told[3] == f"it pays while a machine costs less than {8 * (276 / 116 - 1) / 6:.3g} an hour"
-    assert told[4].startswith("a training machine would receive 96 MB/s")  # 4 x 64 x 3 x 100 x 100 in 80 ms
-    dear = tier_pays(starving(price_per_hour=1.0), Change(data_machines=2, data_instance="big:spot"))
+    assert (
+        told[2] == "it pays from 3 data machines on; 6 cost least"
+    )  # 2 as fast as now, 3 at 9.5 for 196 s
+    assert (
+        told[3] == f"it pays while a machine costs less than {8 * (276 / 116 - 1) / 6:.3g} an hour"
+    )
+    assert told[4].startswith(
+        "a training machine would receive 96 MB/s"
+    )  # 4 x 64 x 3 x 100 x 100 in 80 ms
+    dear = tier_pays(
+        starving(price_per_hour=1.0), Change(data_machines=2, data_instance="big:spot")
+    )
     assert dear[0].endswith("a step would take 80 ms instead of 240 ms; 2 would do")
     assert dear[1:3] == [
         f"it does not pay: the run costs {13 * 116 / 276 - 1:.0%} more, and is 3x as fast",
@@ -159,24 +206,31 @@ def test_whether_data_machines_pay_and_at_which_price() -> None:
     ]
     unknown = tier_pays(starving(price_per_hour=None), Change(data_machines=6, data_cores=4))
     assert (
-        unknown[1] == f"it pays while they cost less than {276 / 116 - 1:.0%} of what the whole job costs now "
+        unknown[1]
+        == f"it pays while they cost less than {276 / 116 - 1:.0%} of what the whole job costs now "
         "(together, an hour)"
     )
     slower = "it pays at no price: the run would be no shorter"
     for price in (8.0, None):
-        assert slower in tier_pays(starving(price_per_hour=price), Change(data_machines=1, data_cores=2))
+        assert slower in tier_pays(
+            starving(price_per_hour=price), Change(data_machines=1, data_cores=2)
+        )
     with pytest.raises(UserError, match="no price and vcpus of 'tiny'; known: small, big:spot"):
         predict(starving(), Change(data_machines=1, data_instance="tiny"))
 
 
 def test_a_run_that_is_fed_gains_nothing() -> None:
     fed = facts({"data": 1.0, "student": 99.0}, num_workers=4)
-    fed.run.samples["0"] = [{"t": 0, "cpu": [50.0] * 16, "workers": [20.0] * 4}]  # 80 ms of computing a batch
+    fed.run.samples["0"] = [
+        {"t": 0, "cpu": [50.0] * 16, "workers": [20.0] * 4}
+    ]  # 80 ms of computing a batch
     assert predict(fed, Change(data_machines=1, data_cores=1)).step_ms == pytest.approx(100)
     assert tier_pays(fed, Change(data_machines=1, data_cores=8)) == [
         "a data tier would bring nothing: 1% of the step waits for data, and loading keeps up"
     ]
-    assert tier_pays(fed, Change(data_machines=0)) == ["the run has no data tier: nothing is different"]
+    assert tier_pays(fed, Change(data_machines=0)) == [
+        "the run has no data tier: nothing is different"
+    ]
     assert tier_pays(fed, Change(cache=True)) == []
 
 
@@ -194,22 +248,36 @@ def test_more_fewer_and_no_machines_of_a_tier() -> None:
     assert predict(run, Change()).step_ms == pytest.approx(500)
     steps = [predict(run, Change(data_machines=n)).step_ms for n in (1, 2, 4, 5, 6)]
     assert steps == pytest.approx([1000, 500, 250, 200, 200])
-    assert predict(run, Change(data_machines=0)).step_ms == pytest.approx(1800 / 3)  # 4 cores a GPU, one for itself
-    assert predict(run, Change(gpus=4)).step_ms == pytest.approx(1000)  # the same tier for twice as many
+    assert predict(run, Change(data_machines=0)).step_ms == pytest.approx(
+        1800 / 3
+    )  # 4 cores a GPU, one for itself
+    assert predict(run, Change(gpus=4)).step_ms == pytest.approx(
+        1000
+    )  # the same tier for twice as many
     run.run.config = {"monitor": {"instances": ["gpu", "2*small"]}}
-    assert predict(run, Change(data_machines=5)).cost == pytest.approx((8 + 1.5) * 1000 * 0.2 / 3600)
+    assert predict(run, Change(data_machines=5)).cost == pytest.approx(
+        (8 + 1.5) * 1000 * 0.2 / 3600
+    )
     assert predict(run, Change(data_machines=0)).cost == pytest.approx(7 * 1000 * 0.6 / 3600)
     assert predict(run, Change(gpus=4)).cost == pytest.approx((2 * 7 + 1) * 500 * 1.0 / 3600)
     told = tier_pays(run, Change(data_machines=5))
-    assert told[0].startswith("with 5 data machines (4 cores each) instead of 2 of 4 cores a step would take 200 ms")
+    assert told[0].startswith(
+        "with 5 data machines (4 cores each) instead of 2 of 4 cores a step would take 200 ms"
+    )
     assert told[2] == "of all numbers of them 5 would cost least"
-    assert tier_pays(run, Change(data_machines=0))[1].startswith("the tier pays: the run costs 1.111 with it and 1.167")
+    assert tier_pays(run, Change(data_machines=0))[1].startswith(
+        "the tier pays: the run costs 1.111 with it and 1.167"
+    )
     run.run.config = {"data": {"num_workers": 2}}  # as many makers on however many machines
     assert predict(run, Change(data_machines=5)).step_ms == pytest.approx(500)
     slow = with_tier(500, 300, busy_s=100)  # makers have time: the way is what a batch takes
     assert predict(slow, Change(data_machines=9)).step_ms == pytest.approx(500)
     fed = with_tier(500, 10, busy_s=360)
-    assert predict(fed, Change()).step_ms == predict(fed, Change(data_machines=9)).step_ms == pytest.approx(500)
+    assert (
+        predict(fed, Change()).step_ms
+        == predict(fed, Change(data_machines=9)).step_ms
+        == pytest.approx(500)
+    )
     unread = with_tier(500, 300, busy_s=360)
     unread.run.tier = {0: unread.run.tier[0][:1]}
     assert predict(unread, Change()).step_ms == pytest.approx(500)
@@ -219,9 +287,14 @@ def test_more_fewer_and_no_machines_of_a_tier() -> None:
 
 def test_the_command_asks_about_a_tier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run")
-    assert report_main([str(folder), "--what-if", "data_machines=2", "data_cores=8", "cache=on"]) == 0
+    assert (
+        report_main([str(folder), "--what-if", "data_machines=2", "data_cores=8", "cache=on"]) == 0
+    )
     out = capsys.readouterr().out
-    assert "with 2 data machines (8 cores each) a step would take" in out and "; as few as 1 would do" in out
+    assert (
+        "with 2 data machines (8 cores each) a step would take" in out
+        and "; as few as 1 would do" in out
+    )
 
 
 # -- a run that had a cache ----------------------------------------------------------------------------------------
@@ -232,7 +305,10 @@ def reading(before: float = 0.0) -> Facts:
     computed = (4 - before) / 10
     found = facts({"teacher": 60.0 * computed, "student": 40.0}, cached=True)
     found.run.steps[0] = [{"step": 999, "t": 0.0, "ms": 40.0, "p": {}}]
-    counts = {"answers_read": round(1000 * (1 - computed)), "answers_computed": round(1000 * computed)}
+    counts = {
+        "answers_read": round(1000 * (1 - computed)),
+        "answers_computed": round(1000 * computed),
+    }
     found.run.summary = {"status": "done", "cache": counts}
     return found
 
@@ -247,11 +323,15 @@ def test_a_cached_run_is_the_mean_of_computed_and_read_steps() -> None:
 
 
 def test_a_cache_that_held_views_before_still_holds_them() -> None:
-    assert predict(reading(1), Change(epochs=100)).step_ms == pytest.approx((3 * 100 + 97 * 40) / 100)
+    assert predict(reading(1), Change(epochs=100)).step_ms == pytest.approx(
+        (3 * 100 + 97 * 40) / 100
+    )
     assert predict(reading(1), Change(cache=False)).step_ms == pytest.approx(100)
     full = reading(4)
     assert predict(full, Change(epochs=100)).step_ms == pytest.approx(40)
-    with pytest.raises(UserError, match="its cache was full, so that no step shows the teacher's time"):
+    with pytest.raises(
+        UserError, match="its cache was full, so that no step shows the teacher's time"
+    ):
         predict(full, Change(cache=False))
 
 

@@ -42,7 +42,9 @@ def header(draw: random.Random, gpu: bool) -> dict[str, Any]:
 def records(folder: Path, draw: random.Random, gpu: bool, steps: int) -> Path:
     """A run's folder with numbers drawn from :data:`VALUES`; every third phase is all of the step."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text("trainer: {max_epochs: 2}\nmodel: {teacher: {cache: 'off'}}\n")
+    (folder / "config.yaml").write_text(
+        "trainer: {max_epochs: 2}\nmodel: {teacher: {cache: 'off'}}\n"
+    )
     only = draw.choice(PHASES)
     lines = [{"kind": "header", "schema": 1, **header(draw, gpu)}]
     total: dict[str, float] = {}
@@ -53,24 +55,51 @@ def records(folder: Path, draw: random.Random, gpu: bool, steps: int) -> Path:
         lines.append({"kind": "step", "step": number, "epoch": number // 5, "t": float(number),
                       "ms": sum(phases.values()), "p": phases,
                       "host_ms": 0.0, "ready_ms": 0.0, "data_cpu_ms": 0.0, "launch_ms": 9.0})  # fmt: skip
-    counted = {"kind": "total", "steps": max(0, steps - 1), "p": total, "ms": 0.0, "own_ms": 1.0, "launch_ms": 900.0}
+    counted = {
+        "kind": "total",
+        "steps": max(0, steps - 1),
+        "p": total,
+        "ms": 0.0,
+        "own_ms": 1.0,
+        "launch_ms": 900.0,
+    }
     lines.append(counted | {name: draw.choice(VALUES) for name in ("ready_ms", "data_cpu_ms")})
-    lines.append({"kind": "event", "name": "startup", "s": draw.choice((0, 100.0)), "parts": {"imports": 0}})
+    lines.append(
+        {"kind": "event", "name": "startup", "s": draw.choice((0, 100.0)), "parts": {"imports": 0}}
+    )
     lines.append({"kind": "event", "name": "headspace", "now_ms": 0, "free_input_ms": 0})
     write(folder / "records" / "phases.rank0.jsonl", lines)
     machine = [{"kind": "header", "schema": 1, "of": "system", "node": "0-a", "core_ids": [0, 1]}]
     for number in range(steps):
-        sample = {"kind": "sample", "t": float(number), "cpu": [0.0, 100.0], "mem": 0.0, "main": 0.0, "workers": []}
+        sample = {
+            "kind": "sample",
+            "t": float(number),
+            "cpu": [0.0, 100.0],
+            "mem": 0.0,
+            "main": 0.0,
+            "workers": [],
+        }
         reading = draw.choice(({"util": 0, "mem": 0.0}, {"mem": 1.0}, {}))
         machine.append(sample | ({"gpu": [reading, reading]} if gpu else {}))
     write(folder / "records" / "system.0-a.jsonl", machine)
     zero = {"kind": "health", "step": 0, "grad_norm": 0.0, "update_ratio": 0.0, "spread": {"a": 0.0, "b": None},
             "zeros": {"a": 0.0}, "dead": {}, "loss_shares": {"kd": 0.0, "task": 0.0}}  # fmt: skip
-    write(folder / "records" / "health.jsonl", [{"kind": "header", "schema": 1, "of": "health"}, zero])
-    mixed = {"kind": "confusion", "epoch": 0, "pairs": [[0, 1, 0]], "right": [None, 0.0], "counts": [0, 0]}
+    write(
+        folder / "records" / "health.jsonl", [{"kind": "header", "schema": 1, "of": "health"}, zero]
+    )
+    mixed = {
+        "kind": "confusion",
+        "epoch": 0,
+        "pairs": [[0, 1, 0]],
+        "right": [None, 0.0],
+        "counts": [0, 0],
+    }
     named = {"kind": "header", "schema": 1, "of": "confusion", "classes": ["a", "b"]}
     write(folder / "records" / "confusion.jsonl", [named, mixed])
-    losses = "".join(f"{number // 5},{number},{draw.choice(('0', 'nan', '1e30'))},0.0\n" for number in range(steps))
+    losses = "".join(
+        f"{number // 5},{number},{draw.choice(('0', 'nan', '1e30'))},0.0\n"
+        for number in range(steps)
+    )
     (folder / "metrics.csv").write_text("epoch,step,train/loss,val/acc1\n" + losses)
     val = {"acc1": 0.0}
     student = {"arch": "s", "params": 0, "val": val, "best_val": {"acc1": 0.0, "epoch": 0}}
@@ -113,7 +142,13 @@ def test_records_that_lack_a_field_or_hold_nan_are_left_out_and_counted(tmp_path
                     file.write_text("\n".join(changed) + "\n")
                     explained = Explained(read_run(whole))
                     kinds = {section["kind"] for section in report(explained)}
-                    assert {"verdict", "table"} <= kinds, (file.name, number, name, bad, explained.failures)
+                    assert {"verdict", "table"} <= kinds, (
+                        file.name,
+                        number,
+                        name,
+                        bad,
+                        explained.failures,
+                    )
         file.write_text("\n".join(lines) + "\n")
 
 
@@ -130,14 +165,18 @@ def test_a_rule_a_limit_and_a_section_that_fail_are_named_and_take_no_other(
         with monkeypatch.context() as patch:
             patch.setitem(rules.RULES, name, fails)
             explained = Explained(run)
-            assert [f.rule for f in explained.findings] == [f.rule for f in findings if f.rule != name]
+            assert [f.rule for f in explained.findings] == [
+                f.rule for f in findings if f.rule != name
+            ]
             assert all(f"rule {name} can't" in text for text in explained.failures)
     for name in rules.LIMITS:
         with monkeypatch.context() as patch:
             patch.setitem(rules.LIMITS, name, fails)
             explained = Explained(run)
             assert explained.verdict["text"]
-            assert explained.failures == [f"limit {name} can't be worked out: ZeroDivisionError: division by zero"]
+            assert explained.failures == [
+                f"limit {name} can't be worked out: ZeroDivisionError: division by zero"
+            ]
     monkeypatch.setattr("kd.report.sections.heat", fails)
     explained = Explained(run)
     sections = report(explained)
@@ -148,7 +187,11 @@ def test_a_rule_a_limit_and_a_section_that_fail_are_named_and_take_no_other(
 
 def test_a_step_that_is_all_of_one_phase_has_a_bounded_gain() -> None:
     for name in PHASES:
-        run = Run(Path(), headers={0: {"rank": 0}}, totals={0: {"kind": "total", "steps": 50, "p": {name: 250.0}}})
+        run = Run(
+            Path(),
+            headers={0: {"rank": 0}},
+            totals={0: {"kind": "total", "steps": 50, "p": {name: 250.0}}},
+        )
         found = limits_of(Facts(run))
         assert found and all(limit.gain is None or limit.gain <= MOST for limit in found), name
 
@@ -167,16 +210,30 @@ def test_a_gpu_that_reads_0_percent_is_unknown_and_not_idle() -> None:
         assert facts.gpu_busy == (None if busy is None else pytest.approx(busy))
         limit = limits.launch_bound(facts)
         assert (limit is None) == (busy is None)
-        assert known_utilisation(samples) == ([] if busy is None else [reading["util"] for reading in readings])
+        assert known_utilisation(samples) == (
+            [] if busy is None else [reading["util"] for reading in readings]
+        )
 
 
 def test_ratios() -> None:
-    assert [ratio(1, 0), ratio(0, 0), ratio(1, float("nan")), ratio(float("inf"), 2), ratio(3, 2)] == [0, 0, 0, 0, 1.5]
+    assert [
+        ratio(1, 0),
+        ratio(0, 0),
+        ratio(1, float("nan")),
+        ratio(float("inf"), 2),
+        ratio(3, 2),
+    ] == [0, 0, 0, 0, 1.5]
     assert ratio(1, 0, otherwise=1.0) == 1.0
     assert [share(1, 0), share(1, -1), share(1, 4)] == [0, 0, 0.25]
     assert [speedup(0, 0), speedup(5, 0), speedup(5, 5), speedup(5, -1)] == [1, MOST, 1, MOST]
     assert [without(0), without(0.5), without(1), without(2)] == [1, 2, MOST, MOST]
-    assert [times(2, 3), times(0, 3), times(None, 3), times(3, 0), times(40, 1)] == ["1.50x", "", "", "0x", "0.025x"]
+    assert [times(2, 3), times(0, 3), times(None, 3), times(3, 0), times(40, 1)] == [
+        "1.50x",
+        "",
+        "",
+        "0x",
+        "0.025x",
+    ]
 
 
 GUARDED = ("limits", "facts", "step_facts", "rules", "machine_rules", "training_rules", "sections", "charts",
@@ -195,7 +252,7 @@ def test_nothing_is_divided_by_a_variable_outside_the_guarded_functions(name: st
 def _is_constant(node: Any) -> bool:
     over = node.value if isinstance(node, ast.AugAssign) else node.right
     if isinstance(over, ast.BinOp):
-        return all(isinstance(part, ast.Constant | ast.Name) for part in (over.left, over.right)) and isinstance(
-            over.left, ast.Constant
-        )
+        return all(
+            isinstance(part, ast.Constant | ast.Name) for part in (over.left, over.right)
+        ) and isinstance(over.left, ast.Constant)
     return isinstance(over, ast.Constant) or (isinstance(over, ast.Name) and over.id.isupper())

@@ -18,7 +18,10 @@ from tests._helpers import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "print_config.txt"
 BASE = "recipe=foodtag_vit"
-OWN = [f"recipe={file.stem} config={file.parent.name}" for file in sorted(folder("recipes").glob("debug/*.yaml"))]
+OWN = [
+    f"recipe={file.stem} config={file.parent.name}"
+    for file in sorted(folder("recipes").glob("debug/*.yaml"))
+]
 LINES = list(dict.fromkeys([BASE, *(f"recipe={name}" for name in names("recipes")),
                             *(f"{BASE} config={name}" for name in names("configs")), *OWN]))  # fmt: skip
 
@@ -34,7 +37,11 @@ def printed(line: str) -> str:
 
 def _is_torchs(row: str) -> bool:
     name, _, value = row.strip().partition(": ")
-    return name in TORCHS and row.startswith("      ") and yaml.safe_load(value) == TORCHS[name].default
+    return (
+        name in TORCHS
+        and row.startswith("      ")
+        and yaml.safe_load(value) == TORCHS[name].default
+    )
 
 
 def blocks() -> dict[str, str]:

@@ -182,29 +182,46 @@ def test_the_keys_are_the_parsers() -> None:
         "model.student",
         "model.teacher",
     }  # one to the parser
-    theirs = {action.dest for action in parser._actions if not action.dest.endswith((".help", "print_config"))}
+    theirs = {
+        action.dest
+        for action in parser._actions
+        if not action.dest.endswith((".help", "print_config"))
+    }
     theirs -= {"help", "config"}
     ours = {key for key in keys.schema() if key.rpartition(".")[0] not in groups} | groups
     assert ours - theirs == set()
     linked = {"data.seed", "model.data", "model.optim"}  # filled from elsewhere
     whole = {"data", "model", "trainer", "optim", "checkpoint", "monitor", "print_shtab"}
-    assert {key for key in theirs - ours - linked - whole if key.rpartition(".")[0] not in groups} == set()
+    assert {
+        key for key in theirs - ours - linked - whole if key.rpartition(".")[0] not in groups
+    } == set()
 
 
 @pytest.mark.parametrize(
     ("items", "lines"),
     [
         (["--keys", "gradient_clip"], ["trainer.gradient_clip_val", "= 1.0"]),
-        (["--keys", "kd.temperature", "recipe=foodtag_vit"], ["model.distill_losses.kd.temperature", "= 4.0"]),
-        (["--keys"], ["optim.lr", "peak learning rate", "data.augment.mixup", "trainer.max_epochs"]),
+        (
+            ["--keys", "kd.temperature", "recipe=foodtag_vit"],
+            ["model.distill_losses.kd.temperature", "= 4.0"],
+        ),
+        (
+            ["--keys"],
+            ["optim.lr", "peak learning rate", "data.augment.mixup", "trainer.max_epochs"],
+        ),
         (["--help", "data.augment"], ["data.augment.cutmix"]),
         (["--list", "losses"], ["KDLoss", "ReviewKDLoss", "CWDLoss"]),
-        (["--list", "sources"], ["ImageFolder", "Manifest", "Shards", "HuggingFace", "FoodTagMini"]),
+        (
+            ["--list", "sources"],
+            ["ImageFolder", "Manifest", "Shards", "HuggingFace", "FoodTagMini"],
+        ),
         (["--list", "tasks"], ["Segmentation"]),
         (["--list", "models"], ["vit_tiny_patch16_224"]),
     ],
 )
-def test_what_there_is(items: list[str], lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_there_is(
+    items: list[str], lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train_main(items) == 0
     out = capsys.readouterr().out
     assert all(line in out for line in lines)
@@ -213,7 +230,10 @@ def test_what_there_is(items: list[str], lines: list[str], capsys: pytest.Captur
 
 WRONG_KEYS = [
     ("lr=1", "no key 'lr'; did you mean 'optim.lr'?"),
-    ("data.root=photos", "no key 'data.root'; did you mean 'data.source.root' or 'data.probe.root'?"),
+    (
+        "data.root=photos",
+        "no key 'data.root'; did you mean 'data.source.root' or 'data.probe.root'?",
+    ),
     ("dry_run=true", "no key 'dry_run'; did you mean 'trainer.fast_dev_run'?"),
     ("model.distill_losses.kd.temprature=1", "did you mean 'model.distill_losses.kd.temperature'?"),
     ("model.student.drop_path_rate=0.1", "did you mean 'model.student.kwargs.drop_path_rate'?"),
@@ -229,7 +249,9 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
         f"for item in {[item for item, _ in WRONG_KEYS]!r}: print(train_main(['recipe={recipe}', item]))\n"
         "print([m for m in ('torch', 'timm', 'numpy', 'pytorch_lightning') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == ["2"] * len(WRONG_KEYS) + ["[]"]
     told = [line for line in done.stderr.splitlines() if line.startswith("kd-train: ")]
     assert len(told) == len(WRONG_KEYS)
@@ -240,51 +262,134 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        ("monitor=val/acc1", "monitor: got 'val/acc1'; did you mean 'checkpoint.monitor=val/acc1'?"),
+        (
+            "monitor=val/acc1",
+            "monitor: got 'val/acc1'; did you mean 'checkpoint.monitor=val/acc1'?",
+        ),
         ("model.distill_losses=DKDLoss", "did you mean 'model.distill_losses.kd=DKDLoss'?"),
-        ("model.distill_losses.kd=null", "got 'null'; did you mean 'model.distill_losses.kd.weight=0'?"),
+        (
+            "model.distill_losses.kd=null",
+            "got 'null'; did you mean 'model.distill_losses.kd.weight=0'?",
+        ),
         ("trainer.logger=wandb", "did you mean 'trainer.logger=WandbLogger'?"),
         ("class_weights=balanced", "did you mean 'model.task.class_weights=auto'?"),
         ("model.task.class_weights=balanced", "did you mean 'model.task.class_weights=auto'?"),
         ("optim.lr=abc", "optim.lr: must be a number, got 'abc'"),
         ("trainer.max_epochs=2.5", "trainer.max_epochs: must be a whole number, got '2.5'"),
-        ("data.batch_size=many", "data.batch_size: must be a whole number or one of auto, got 'many'"),
-        ("model.teacher.cache=maybe", "must be true or false or one of off, on, auto, only, got 'maybe'"),
+        (
+            "data.batch_size=many",
+            "data.batch_size: must be a whole number or one of auto, got 'many'",
+        ),
+        (
+            "model.teacher.cache=maybe",
+            "must be true or false or one of off, on, auto, only, got 'maybe'",
+        ),
         ("data.augment={mixup: much}", "data.augment.mixup: must be a number, got 'much'"),
         ("trainer.precision=bf61", "got 'bf61'; did you mean 'bf16'?"),
-        ("optim.name=adamv", "optim.name: must be one of timm's optimizers, got 'adamv'; did you mean 'adam', '"),
+        (
+            "optim.name=adamv",
+            "optim.name: must be one of timm's optimizers, got 'adamv'; did you mean 'adam', '",
+        ),
         ("optim=adamv", "optim: got 'adamv'; did you mean 'optim.name=adam'?"),
-        ("model.student.arch=vit_tiny", "timm has no model 'vit_tiny'; did you mean 'vit_tiny_patch16_224'?"),
+        (
+            "model.student.arch=vit_tiny",
+            "timm has no model 'vit_tiny'; did you mean 'vit_tiny_patch16_224'?",
+        ),
         ("model=resnet18", "model: has settings of its own (model.NAME=VALUE), got 'resnet18'"),
-        ("data.augment=strong", "data.augment: has settings of its own (data.augment.NAME=VALUE), got 'strong'"),
+        (
+            "data.augment=strong",
+            "data.augment: has settings of its own (data.augment.NAME=VALUE), got 'strong'",
+        ),
         ("trainer.max_epochs=-5", "trainer.max_epochs: must be >= -1, got -5"),
         ("trainer.max_steps=-5", "trainer.max_steps: must be >= -1, got -5"),
-        ("trainer.strategy=dpp", "trainer.strategy: must be auto, ddp or a class path (config=fsdp, config=zero and"),
-        ("trainer.strategy=smddp", "trainer.strategy: smddp is a backend of DDP; config=smddp_4x8 sets it"),
-        ("trainer.strategy=ModelParallelStrategy", "tensor and pipeline parallel training is not supported"),
-        ("trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy", "config=fsdp shards one that"),
+        (
+            "trainer.strategy=dpp",
+            "trainer.strategy: must be auto, ddp or a class path (config=fsdp, config=zero and",
+        ),
+        (
+            "trainer.strategy=smddp",
+            "trainer.strategy: smddp is a backend of DDP; config=smddp_4x8 sets it",
+        ),
+        (
+            "trainer.strategy=ModelParallelStrategy",
+            "tensor and pipeline parallel training is not supported",
+        ),
+        (
+            "trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy",
+            "config=fsdp shards one that",
+        ),
         ("trainer.strategy=dpp", "got 'dpp'; did you mean 'ddp'?"),
-        ("trainer.accelerator=GPU", "must be auto, cpu, gpu, cuda, mps or tpu, got 'GPU'; did you mean 'gpu'?"),
-        ("trainer.devices=-3", "trainer.devices: must be auto, -1 (all), a number >= 1 or a list ([0, 1]), got -3"),
-        ("trainer.limit_val_batches=1.5", "trainer.limit_val_batches: must be a share up to 1 or a number of batches"),
-        ("trainer.overfit_batches=-1", "trainer.overfit_batches: must be a share up to 1 or a number of batches"),
+        (
+            "trainer.accelerator=GPU",
+            "must be auto, cpu, gpu, cuda, mps or tpu, got 'GPU'; did you mean 'gpu'?",
+        ),
+        (
+            "trainer.devices=-3",
+            "trainer.devices: must be auto, -1 (all), a number >= 1 or a list ([0, 1]), got -3",
+        ),
+        (
+            "trainer.limit_val_batches=1.5",
+            "trainer.limit_val_batches: must be a share up to 1 or a number of batches",
+        ),
+        (
+            "trainer.overfit_batches=-1",
+            "trainer.overfit_batches: must be a share up to 1 or a number of batches",
+        ),
         ("trainer.val_check_interval=0", "trainer.val_check_interval: must be > 0"),
         ("trainer.profiler=simpl", "got 'simpl'; did you mean 'simple'?"),
-        ("trainer.enable_checkpointing=false", "trainer.enable_checkpointing: must be true: a run is resumed from"),
-        ("model.distill_losses.kd.temperature=hot", "model.distill_losses.kd.temperature: must be a number, got 'hot'"),
-        ("data.source=ImageFoldr", "data.source: no class or folder 'ImageFoldr'; did you mean 'ImageFolder'?"),
-        ("data.source=kd.data.sources.Manifst", "no class 'kd.data.sources.Manifst'; did you mean 'Manifest'?"),
-        ("model.task=Clasification", "model.task: no class 'Clasification'; did you mean 'Classification'?"),
-        ("model.distill_losses.kd=KDLos", "model.distill_losses.kd: no class 'KDLos'; did you mean 'KDLoss'?"),
-        ("model.distill_losses={kd: {class_path: KDLos}}", "model.distill_losses.kd: no class 'KDLos'; did you"),
-        ("students={a: {model.distill_losses.kd: KDLos}}", "model.distill_losses.kd: no class 'KDLos'; did you"),
-        ("trainer.callbacks+=EarlyStoping", "trainer.callbacks: no class 'EarlyStoping'; did you mean 'EarlyStopping'"),
-        ("trainer.callbacks=[{class_path: Timr}]", "trainer.callbacks: no class 'Timr'; did you mean 'Timer'?"),
-        ("trainer.logger=CSVLoger", "trainer.logger: no class 'CSVLoger'; did you mean 'CSVLogger'?"),
-        ("trainer.strategy.class_path=kd.strategies.ddp.DPP", "trainer.strategy: no class 'kd.strategies.ddp.DPP'"),
+        (
+            "trainer.enable_checkpointing=false",
+            "trainer.enable_checkpointing: must be true: a run is resumed from",
+        ),
+        (
+            "model.distill_losses.kd.temperature=hot",
+            "model.distill_losses.kd.temperature: must be a number, got 'hot'",
+        ),
+        (
+            "data.source=ImageFoldr",
+            "data.source: no class or folder 'ImageFoldr'; did you mean 'ImageFolder'?",
+        ),
+        (
+            "data.source=kd.data.sources.Manifst",
+            "no class 'kd.data.sources.Manifst'; did you mean 'Manifest'?",
+        ),
+        (
+            "model.task=Clasification",
+            "model.task: no class 'Clasification'; did you mean 'Classification'?",
+        ),
+        (
+            "model.distill_losses.kd=KDLos",
+            "model.distill_losses.kd: no class 'KDLos'; did you mean 'KDLoss'?",
+        ),
+        (
+            "model.distill_losses={kd: {class_path: KDLos}}",
+            "model.distill_losses.kd: no class 'KDLos'; did you",
+        ),
+        (
+            "students={a: {model.distill_losses.kd: KDLos}}",
+            "model.distill_losses.kd: no class 'KDLos'; did you",
+        ),
+        (
+            "trainer.callbacks+=EarlyStoping",
+            "trainer.callbacks: no class 'EarlyStoping'; did you mean 'EarlyStopping'",
+        ),
+        (
+            "trainer.callbacks=[{class_path: Timr}]",
+            "trainer.callbacks: no class 'Timr'; did you mean 'Timer'?",
+        ),
+        (
+            "trainer.logger=CSVLoger",
+            "trainer.logger: no class 'CSVLoger'; did you mean 'CSVLogger'?",
+        ),
+        (
+            "trainer.strategy.class_path=kd.strategies.ddp.DPP",
+            "trainer.strategy: no class 'kd.strategies.ddp.DPP'",
+        ),
     ],
 )
-def test_a_wrong_value_is_reported_before_torch_is_imported(item: str, message: str, recipe: Path) -> None:
+def test_a_wrong_value_is_reported_before_torch_is_imported(
+    item: str, message: str, recipe: Path
+) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         translate([f"recipe={recipe}", item]).parser_args()
 
@@ -326,7 +431,11 @@ def test_the_completion_of_the_guide_completes() -> None:
         words optim.wei; words data.augment.mi
     """
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.split() == ["optim.weight_decay=", "data.augment.mixup=", "data.augment.mix_probability="], done
+    assert done.stdout.split() == [
+        "optim.weight_decay=",
+        "data.augment.mixup=",
+        "data.augment.mix_probability=",
+    ], done
 
 
 def test_a_class_of_ones_own_has_keys_of_its_own() -> None:
@@ -337,6 +446,10 @@ def test_a_class_of_ones_own_has_keys_of_its_own() -> None:
         keys.check(["model.distill_losses.kd.strength"], content)
 
 
-def test_a_class_may_have_the_name_of_its_base_in_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "_files", lambda: {"Muon": (ROOT / "kd" / "optim.py", ["muon", "Muon"])})
+def test_a_class_may_have_the_name_of_its_base_in_another_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        keys, "_files", lambda: {"Muon": (ROOT / "kd" / "optim.py", ["muon", "Muon"])}
+    )
     assert not keys._is_below("Muon", ("DistillLoss",))

@@ -26,8 +26,18 @@ DATA = {
     "source": {"class_path": "kd.data.sources.ImageFolder", "init_args": {"root": "pictures", "val": None}},
     "img_size": [24, 32], "batch_size": 8, "num_workers": 0, "augment": None, "val_fraction": 0.5,
 }  # fmt: skip
-TEACHER = {"arch": "vit_tiny_patch16_224", "img_size": 32, "checkpoint": "t.safetensors", "cache": False}
-MODEL = {"student": {"arch": "vit_tiny_patch16_224"}, "teacher": TEACHER, "teachers": None, "task": None}
+TEACHER = {
+    "arch": "vit_tiny_patch16_224",
+    "img_size": 32,
+    "checkpoint": "t.safetensors",
+    "cache": False,
+}
+MODEL = {
+    "student": {"arch": "vit_tiny_patch16_224"},
+    "teacher": TEACHER,
+    "teachers": None,
+    "task": None,
+}
 
 
 @pytest.fixture()
@@ -79,12 +89,20 @@ def over(file: Path, *items: str) -> dict:
 
 def test_data_are_those_of_the_run(config: Path) -> None:
     data = data_of(over(config))
-    assert data.size == (24, 32) and isinstance(data.source, ImageFolder) and data.source.root == "pictures"
-    assert data.seed == data.splits.seed == 3  # which pictures are held out for validation depends on it
+    assert (
+        data.size == (24, 32)
+        and isinstance(data.source, ImageFolder)
+        and data.source.root == "pictures"
+    )
+    assert (
+        data.seed == data.splits.seed == 3
+    )  # which pictures are held out for validation depends on it
 
 
 def test_a_command_line_replaces_values(config: Path) -> None:
-    data = data_of(over(config, "data.source.root=007", "data.batch_size=2", "data.augment.mixup=1"))
+    data = data_of(
+        over(config, "data.source.root=007", "data.batch_size=2", "data.augment.mixup=1")
+    )
     assert (data.source.root, data.batch_size, data.augment.mixup) == ("007", 2, 1.0)  # type: ignore[attr-defined]
     data = data_of(over(config, "data.source=SegmentationFolder", "data.source.class_names=[a, b]"))
     assert isinstance(data.source, SegmentationFolder) and data.source.root == "pictures"
@@ -94,8 +112,13 @@ def test_teachers_and_task(config: Path) -> None:
     (spec,) = teacher_specs(over(config, "model.teacher.img_size=[24,32]")).values()
     assert isinstance(spec, TeacherSpec) and spec.img_size == (24, 32) and spec.cache == "off"
     assert teacher_specs(over(config, "model.teacher=null")) == {}
-    several = over(config, "model.teacher=null", "model.teachers.a.arch=resnet18", "model.teachers.b.weight=2")
-    assert {name: spec.weight for name, spec in teacher_specs(several).items()} == {"a": 1.0, "b": 2.0}
+    several = over(
+        config, "model.teacher=null", "model.teachers.a.arch=resnet18", "model.teachers.b.weight=2"
+    )
+    assert {name: spec.weight for name, spec in teacher_specs(several).items()} == {
+        "a": 1.0,
+        "b": 2.0,
+    }
     assert type(task_of(over(config))).__name__ == "Classification"
 
 

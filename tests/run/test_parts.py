@@ -35,8 +35,14 @@ def test_numbers_and_truths_of_a_command() -> None:
     assert positive("seconds", "0.5") == 0.5
     for call, message in (
         (lambda: whole_number(own, "threads", 1), "threads: must be a whole number >= 1, got '0'"),
-        (lambda: whole_number({"port": "²"}, "port", 1, 1, 9), "port: must be a whole number from 1 to 9, got '²'"),
-        (lambda: whole_numbers({"batch": "1,none"}, "batch", "1"), "batch: must be whole numbers > 0"),
+        (
+            lambda: whole_number({"port": "²"}, "port", 1, 1, 9),
+            "port: must be a whole number from 1 to 9, got '²'",
+        ),
+        (
+            lambda: whole_numbers({"batch": "1,none"}, "batch", "1"),
+            "batch: must be whole numbers > 0",
+        ),
         (lambda: truth({"int8": "yes"}, "int8"), "int8: must be true or false, got 'yes'"),
         (lambda: positive("seconds", "nan"), "seconds: must be a number > 0, got 'nan'"),
         (lambda: positive("hours", "2e6"), "hours: must be a number > 0 and < 1e+06, got '2e6'"),
@@ -48,7 +54,9 @@ def test_numbers_and_truths_of_a_command() -> None:
 
 
 def test_the_parsers_words_become_one_line() -> None:
-    assert one_line("unrecognized arguments: --optim.lrr").startswith("no key 'optim.lrr'; did you mean")
+    assert one_line("unrecognized arguments: --optim.lrr").startswith(
+        "no key 'optim.lrr'; did you mean"
+    )
     assert one_line("a\n  b") == "a b"
     assert len(one_line("x" * 1000)) == 300
     assert missing("the following arguments are required: data.source") == "needs data.source"
@@ -59,7 +67,10 @@ def test_names_of_runs_and_of_students() -> None:
     check_student("low", {"optim.lr": 0.1, "model.student": {"arch": "resnet18"}})
     for call, message in (
         (lambda: check_values([("name", "../x")], keys.schema()), "name: begins with a letter"),
-        (lambda: check_student("a", {"model.teacher.arch": "b"}), "students.a: may differ in model.student"),
+        (
+            lambda: check_student("a", {"model.teacher.arch": "b"}),
+            "students.a: may differ in model.student",
+        ),
         (lambda: check_student("a/b", {}), "students: a name is made of letters"),
     ):
         with pytest.raises(UserError, match=message):
@@ -80,7 +91,9 @@ def test_a_stream_without_a_reader_turns_silent_and_a_full_disk_does_not() -> No
     stream = Closed(os.fdopen(writing, "wb"))
     silent = Unbroken(stream)
     assert silent.write("text") == 4
-    assert Path(os.devnull).stat().st_ino == os.fstat(writing).st_ino  # also for whoever else holds it
+    assert (
+        Path(os.devnull).stat().st_ino == os.fstat(writing).st_ino
+    )  # also for whoever else holds it
     stream.number = errno.ENOSPC
     with pytest.raises(OSError, match="gone"):
         silent.write("text")

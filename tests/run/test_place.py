@@ -75,14 +75,18 @@ class Runs:
 @pytest.fixture()
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("kd.storage.checkpoints.damage", lambda file: "")  # what a whole checkpoint holds needs torch
+    monkeypatch.setattr(
+        "kd.storage.checkpoints.damage", lambda file: ""
+    )  # what a whole checkpoint holds needs torch
     return Runs(tmp_path)
 
 
 @pytest.fixture()
 def holder(runs: Runs) -> Iterator[subprocess.Popen[bytes]]:
     """A process that trains in the folder."""
-    with subprocess.Popen([sys.executable, "-c", HELD, str(runs.folder / ".lock")], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD, str(runs.folder / ".lock")], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         yield process
@@ -91,7 +95,9 @@ def holder(runs: Runs) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("way", TABLE)
-def test_every_way_in_every_state(way: str, state: str, runs: Runs, request: pytest.FixtureRequest) -> None:
+def test_every_way_in_every_state(
+    way: str, state: str, runs: Runs, request: pytest.FixtureRequest
+) -> None:
     expected = TABLE[way][STATES.index(state)]
     if state == "gone":
         for file in sorted(runs.folder.rglob("*"), reverse=True):
@@ -126,7 +132,12 @@ def test_both_sides_have_gone_on(runs: Runs) -> None:
 def test_the_argument_beats_the_key_and_the_marker(runs: Runs) -> None:
     other = runs.folder.parent / "001"
     runs.write(other, "other")
-    config = {"runs_dir": str(other.parents[1]), "recipe": "tiny", "name": None, "resume": str(runs.folder)}
+    config = {
+        "runs_dir": str(other.parents[1]),
+        "recipe": "tiny",
+        "name": None,
+        "resume": str(runs.folder),
+    }
     place = place_of(config, Resumed.named(str(other)), "job 1", COMMAND)
     assert place.folder == other and place.marker is not None
     place.marker.write_text("001\n")
@@ -141,7 +152,13 @@ def test_the_argument_beats_the_key_and_the_marker(runs: Runs) -> None:
     ],
 )
 def test_what_is_refused(change: dict, message: str, runs: Runs, tmp_path: Path) -> None:
-    config = {"runs_dir": str(tmp_path / "runs"), "recipe": "tiny", "name": None, "resume": None, **change}
+    config = {
+        "runs_dir": str(tmp_path / "runs"),
+        "recipe": "tiny",
+        "name": None,
+        "resume": None,
+        **change,
+    }
     (tmp_path / "runs" / "tiny" / "mine").mkdir(parents=True)
     own = tmp_path / "runs" / "tiny" / "000"
     runs.write(own, "a")
@@ -170,7 +187,11 @@ def test_a_resumed_run_brings_its_settings(runs: Runs) -> None:
     (runs.folder / "config.yaml").write_text("---\nrecipe: tiny\n...\n")
     alone, with_recipe = Request(resume=str(runs.folder)), Request("mine", resume=str(runs.folder))
     assert resumed_by(alone) and alone.recipe == str(runs.folder / "config.yaml")
-    assert resumed_by(with_recipe) and with_recipe.recipe == "mine" and resumed_by(Request("mine")) is None
+    assert (
+        resumed_by(with_recipe)
+        and with_recipe.recipe == "mine"
+        and resumed_by(Request("mine")) is None
+    )
     (runs.folder / "config.yaml").write_text("recipe: tiny\n")
     with pytest.raises(UserError, match="is truncated"):
         resumed_by(Request(resume=str(runs.folder)))
@@ -179,7 +200,9 @@ def test_a_resumed_run_brings_its_settings(runs: Runs) -> None:
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("kd.storage.checkpoints.damage", lambda file: "torn" if file.name == "last.ckpt" else "")
+    monkeypatch.setattr(
+        "kd.storage.checkpoints.damage", lambda file: "torn" if file.name == "last.ckpt" else ""
+    )
     with pytest.raises(UserError, match=r"last.ckpt can't be loaded: torn"):
         runs.place("argument, a folder")
     (runs.folder / "checkpoints" / "previous.ckpt").write_text("before")
@@ -202,7 +225,10 @@ def test_the_start_of_a_resumed_run_stays(tmp_path: Path) -> None:
     check_start(tmp_path, before)
     check_start(tmp_path, {"model": {"ema_decay": None, "student": student | {"inherit": True}}})
     for now, message in (
-        ({"model": {"ema_decay": 0.9, "student": student}}, "model.ema_decay: can't be turned on or off"),
+        (
+            {"model": {"ema_decay": 0.9, "student": student}},
+            "model.ema_decay: can't be turned on or off",
+        ),
         (
             {"model": {"ema_decay": None, "student": student | {"pretrained": True}}},
             "model.student.pretrained: has no effect on a resumed run",

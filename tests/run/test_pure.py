@@ -17,7 +17,11 @@ def test_made() -> None:
 
 
 def test_leaves() -> None:
-    assert list(leaves({"a": {"b": 1, "c": [2, {"d": 3}]}})) == [("a.b", 1), ("a.c", 2), ("a.c.d", 3)]
+    assert list(leaves({"a": {"b": 1, "c": [2, {"d": 3}]}})) == [
+        ("a.b", 1),
+        ("a.c", 2),
+        ("a.c.d", 3),
+    ]
 
 
 def test_flatten() -> None:
@@ -29,7 +33,9 @@ def test_arguments() -> None:
 
 
 def test_merged() -> None:
-    assert merged([{"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}], {"a.d": 4}) == {"a": {"b": 3, "c": 2, "d": 4}}
+    assert merged([{"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}], {"a.d": 4}) == {
+        "a": {"b": 3, "c": 2, "d": 4}
+    }
 
 
 def test_one_line() -> None:
@@ -79,11 +85,16 @@ def test_hint() -> None:
 def test_importable() -> None:
     paths = importable(["mine.nets.Tiny", "/data/food", "torch.nn.Identity"])
     assert {"mine", "kd.losses.KDLoss", "kd.losses.logits.KDLoss", "torch.nn.Identity"} < set(paths)
-    assert not {"torch", "kd", "pytorch_lightning", "torch.nn"} & set(paths)  # no package as a whole
+    assert not {"torch", "kd", "pytorch_lightning", "torch.nn"} & set(
+        paths
+    )  # no package as a whole
 
 
 def test_refused() -> None:
-    assert refused("mine.nets.Tiny").partition("; ")[2] == "if you trust it: trust=mine.nets, or --trust"
+    assert (
+        refused("mine.nets.Tiny").partition("; ")[2]
+        == "if you trust it: trust=mine.nets, or --trust"
+    )
 
 
 def test_meant_by() -> None:

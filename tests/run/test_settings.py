@@ -38,7 +38,9 @@ TEXT = {
 TEXT |= {f"model.{who}.checkpoint" for who in ("student", "teacher")}
 TEXT |= {f"model.teacher.{name}" for name in ("recipe", "backbone", "classes", "cache_dir")}
 TEXT |= {f"monitor.{name}" for name in ("prometheus_host", "prices", "webhook")}
-TEXT |= {f"trainer.{name}" for name in ("devices", "max_time", "val_check_interval", "model_registry")}
+TEXT |= {
+    f"trainer.{name}" for name in ("devices", "max_time", "val_check_interval", "model_registry")
+}
 """Any text is a value."""
 
 
@@ -48,7 +50,10 @@ def wrong_values(key: keys.Key) -> list[object]:
     found: list[object] = [] if texts else ["nonsense"]
     for limit in _limits(key.kind):
         parts = limit.text.split(" and ") if isinstance(limit, Range) else []
-        found += [float(end) + {">=": -1, ">": 0, "<=": 1, "<": 0}[sign] for sign, end in map(str.split, parts)]
+        found += [
+            float(end) + {">=": -1, ">": 0, "<=": 1, "<": 0}[sign]
+            for sign, end in map(str.split, parts)
+        ]
         found += [] if parts else ["/no such/"]
     named = {"recipe": ["../x"], "name": ["7"], "optim.name": ["sgdd"]}
     named |= {f"model.{who}.arch": ["resnet81"] for who in ("student", "teacher")}
@@ -74,9 +79,13 @@ print(json.dumps(told))
 def test_a_wrong_value_of_every_setting_is_told_without_torch() -> None:
     known = [key for key in keys.schema().values() if key.name not in CLASSES | TEXT]
     items = {f"{key.name}={value}": key.name for key in known for value in wrong_values(key)}
-    assert {*items.values()} == {key.name for key in known}, "a setting without a wrong value is in TEXT or CLASSES"
+    assert {*items.values()} == {key.name for key in known}, (
+        "a setting without a wrong value is in TEXT or CLASSES"
+    )
     plain = [key.name for key in keys.schema().values() if _takes(key.kind, {}) is False]
-    items |= {f"{name}.x=1": name for name in plain if name not in ("recipe", "seed")}  # a setting without keys
+    items |= {
+        f"{name}.x=1": name for name in plain if name not in ("recipe", "seed")
+    }  # a setting without keys
     done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, input=json.dumps([*items]), capture_output=True,
                           text=True, check=True)  # fmt: skip
     told = json.loads(done.stdout)
@@ -85,26 +94,38 @@ def test_a_wrong_value_of_every_setting_is_told_without_torch() -> None:
     assert len(told) >= 150
 
 
-@pytest.mark.parametrize(("build", "settings"), [(DistillationDataModule, DataSettings), (assemble, LearningSettings)])
-def test_what_is_built_takes_the_settings_in_their_order(build: Callable[..., object], settings: type) -> None:
+@pytest.mark.parametrize(
+    ("build", "settings"), [(DistillationDataModule, DataSettings), (assemble, LearningSettings)]
+)
+def test_what_is_built_takes_the_settings_in_their_order(
+    build: Callable[..., object], settings: type
+) -> None:
     found = {p.name: p.default for p in inspect.signature(build).parameters.values() if p.annotation not in
              (DataInfo, OptimSpec | None)}  # fmt: skip
     own = {
-        field.name: inspect.Parameter.empty if field.default is MISSING else field.default for field in fields(settings)
+        field.name: inspect.Parameter.empty if field.default is MISSING else field.default
+        for field in fields(settings)
     }
     assert [*found.items()] == [*own.items()]
 
 
 def test_a_bare_off_is_the_word_that_a_setting_takes() -> None:
     """YAML 1.1 reads it as a truth value."""
-    words = [(key.name, word) for key in keys.schema().values() for word in _allowed(key.kind) if word in ("on", "off")]
+    words = [
+        (key.name, word)
+        for key in keys.schema().values()
+        for word in _allowed(key.kind)
+        if word in ("on", "off")
+    ]
     assert {name for name, _ in words} >= {"data.check", "preflight", "model.teacher.cache"}
     check_values([(name, yaml.safe_load(word)) for name, word in words], keys.schema())
     assert DataSettings(check=False).check == "off"
 
 
 def test_lightnings_trainer_takes_what_is_said_of_it() -> None:
-    assert {field.name for field in fields(TrainerSettings)} <= set(inspect.signature(Trainer).parameters)
+    assert {field.name for field in fields(TrainerSettings)} <= set(
+        inspect.signature(Trainer).parameters
+    )
 
 
 def test_settings_refuse_what_is_out_of_range() -> None:
@@ -117,7 +138,9 @@ def test_settings_refuse_what_is_out_of_range() -> None:
     assert DataSettings(batch_size="auto").batch_size == "auto"
 
 
-@pytest.mark.parametrize(("value", "right"), [([2.0, 3.0, 4.0], True), ([2.0], True), ("hot", False), (["a"], False)])
+@pytest.mark.parametrize(
+    ("value", "right"), [([2.0, 3.0, 4.0], True), ([2.0], True), ("hot", False), (["a"], False)]
+)
 def test_a_tuple_of_any_length_takes_lists_of_any_length(value: object, right: bool) -> None:
     """As a resumed run's config.yaml has them."""
     assert _takes(ast.parse("tuple[float, ...]", mode="eval").body, value) is right

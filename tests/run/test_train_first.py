@@ -25,7 +25,12 @@ def student(tmp_path: Path, pictures: Path, teacher: Path) -> Path:
     """A recipe without a teacher's checkpoint, and the teacher's recipe, whose steps are slow."""
     slow = {"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}}
     own = write_recipe(
-        tmp_path / "own.yaml", pictures, None, recipe="own", trainer__callbacks=[slow], trainer__max_epochs=5
+        tmp_path / "own.yaml",
+        pictures,
+        None,
+        recipe="own",
+        trainer__callbacks=[slow],
+        trainer__max_epochs=5,
     )
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher, trainer__max_epochs=1)
     recipe.write_text(recipe.read_text().replace(f"checkpoint: {teacher}", f"recipe: {own}"))
@@ -68,7 +73,9 @@ def part(student: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)], ids=["term", "kill"]
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)],
+    ids=["term", "kill"],
 )
 def test_its_training_goes_on_where_it_was_stopped(student: Path, number: int) -> None:
     """SIGTERM to both processes, or SIGKILL to the parent alone; nothing is left over, no step is made again."""
@@ -94,11 +101,15 @@ def test_its_training_goes_on_where_it_was_stopped(student: Path, number: int) -
 def test_a_training_that_fails_is_told(student: Path) -> None:
     own = student.parent / "own.yaml"
     own.write_text(
-        own.read_text().replace("tests._stop.Slow", "tests._stop.FailAtStep").replace("seconds: 0.05", "step: 2")
+        own.read_text()
+        .replace("tests._stop.Slow", "tests._stop.FailAtStep")
+        .replace("seconds: 0.05", "step: 2")
     )
     log = student.parent / "log"
     assert status_of(begin(student, log, forked=False)) == 2
-    assert "kd-train: model.teacher.recipe: training own failed (exit 1), see above" in log.read_text()
+    assert (
+        "kd-train: model.teacher.recipe: training own failed (exit 1), see above" in log.read_text()
+    )
 
 
 # -- photographs and no teacher ----------------------------------------------------------------------------------------
@@ -114,19 +125,32 @@ def test_a_batch_is_lowered_for_the_steps_of_an_epoch_and_never_raised(
 
 
 def test_photos_of_few_pictures_has_steps_enough(
-    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    pictures: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """48 pictures are fewer than the recipe's batch; a batch that was typed stays."""
     asked: list[list[str]] = []
-    monkeypatch.setattr("kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none"))
+    monkeypatch.setattr(
+        "kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none")
+    )
     for typed in ([], ["data.batch_size=12"]):
-        assert train_main(["recipe=photos", f"data.source.root={pictures}", f"runs_dir={tmp_path}", *typed]) == 2
+        assert (
+            train_main(
+                ["recipe=photos", f"data.source.root={pictures}", f"runs_dir={tmp_path}", *typed]
+            )
+            == 2
+        )
     assert ["data.batch_size=4" in asked[0], "data.batch_size=12" in asked[1]] == [True, True]
     assert capfd.readouterr().out == "data.batch_size: 4 in place of 64, for 48 training pictures\n"
 
 
 def test_photos_fine_tunes_a_backbone_and_distils_it(
-    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    pictures: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """One command; the pictures that it is validated on are held out of both trainings."""
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "kd"))
@@ -141,36 +165,52 @@ def test_photos_fine_tunes_a_backbone_and_distils_it(
     ]  # fmt: skip
     assert train_main([*items, f"model.teacher.backbone={tmp_path / 'backbone.safetensors'}"]) == 0
     out = capfd.readouterr().out
-    assert "the new classifier starts as a ridge regression on the features of 36 training pictures" in out
+    assert (
+        "the new classifier starts as a ridge regression on the features of 36 training pictures"
+        in out
+    )
     (teacher,) = (tmp_path / "kd" / "teachers").glob("photos_teacher-*/student.safetensors")
     run = tmp_path / "runs" / "photos" / "000"
     found = yaml.safe_load((run / "config.yaml").read_text())["model"]["teacher"]
     assert (found["checkpoint"], found["backbone"]) == (str(teacher.parent), None)
-    own, theirs = (yaml.safe_load((folder / "config.yaml").read_text()) for folder in (run, teacher.parent))
+    own, theirs = (
+        yaml.safe_load((folder / "config.yaml").read_text()) for folder in (run, teacher.parent)
+    )
     for config in (own, theirs):
         assert (config["seed"], config["data"]["val_fraction"]) == (3, 0.25)
     assert theirs["model"]["student"]["checkpoint"] == str(tmp_path / "backbone.safetensors")
     for more, why in ((f"model.teacher.checkpoint={teacher}", "model.teacher.checkpoint is given"),
                       ("model.teacher.recipe=null", "there is no model.teacher.recipe")):  # fmt: skip
         assert train_main([*items, "model.teacher.backbone=b.safetensors", more]) == 2
-        assert f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}" in (
-            capfd.readouterr().err
+        assert (
+            f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}"
+            in (capfd.readouterr().err)
         )
 
 
 # -- the one that ships ------------------------------------------------------------------------------------------------
 
-FEW = ["recipe=foodtag_vit", "config=debug", "data.source.train_per_class=2", "data.source.val_per_class=2"]
+FEW = [
+    "recipe=foodtag_vit",
+    "config=debug",
+    "data.source.train_per_class=2",
+    "data.source.val_per_class=2",
+]
 
 
-def test_foodtags_teacher_ships_with_its_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_foodtags_teacher_ships_with_its_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = ROOT / "recipes" / "foodtag_teacher.safetensors"
     made, line = file.with_suffix(".sha256").read_text().splitlines()
     assert made.startswith("# kd-train recipe=foodtag_teacher (")
     assert line.split() == [hashlib.sha256(file.read_bytes()).hexdigest(), file.name]
     assert file.stat().st_size < 1.7e6
     assert train_main([*FEW, f"runs_dir={tmp_path}"]) == 0
-    assert f"teacher: {file} (ships with kd; model.teacher.checkpoint=train trains one)" in capsys.readouterr().out
+    assert (
+        f"teacher: {file} (ships with kd; model.teacher.checkpoint=train trains one)"
+        in capsys.readouterr().out
+    )
     resolved = yaml.safe_load((tmp_path / "foodtag_vit" / "000" / "config.yaml").read_text())
     assert resolved["model"]["teacher"]["checkpoint"] == str(file)
 
@@ -178,7 +218,9 @@ def test_foodtags_teacher_ships_with_its_recipe(tmp_path: Path, capsys: pytest.C
 def test_another_teacher_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is asked for, or where the one that ships is of another architecture."""
     asked: list[list[str]] = []
-    monkeypatch.setattr("kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none"))
+    monkeypatch.setattr(
+        "kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none")
+    )
     for item in ("model.teacher.checkpoint=train", "model.teacher.kwargs.depth=3"):
         assert train_main([*FEW, f"runs_dir={tmp_path}", item]) == 2  # no such file
     assert [items[0] for items in asked] == ["recipe=foodtag_teacher"] * 2

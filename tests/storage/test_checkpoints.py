@@ -39,10 +39,14 @@ def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And then its name is: a power cut leaves the old file or the new one."""
     file, forced = tmp_path / "last.ckpt", []
-    monkeypatch.setattr(os, "fsync", lambda handle: forced.append((os.fstat(handle).st_ino, file.exists())))
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: forced.append((os.fstat(handle).st_ino, file.exists()))
+    )
     save(file, 1.0)
     assert forced == [(file.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
 
@@ -50,7 +54,9 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
 def test_the_last_but_one_is_kept(tmp_path: Path) -> None:
     for number in (1.0, 2.0, 3.0):
         save(tmp_path / "last.ckpt", number)
-    found = {p.name: float(torch.load(p, weights_only=True)["weights"][0]) for p in tmp_path.iterdir()}
+    found = {
+        p.name: float(torch.load(p, weights_only=True)["weights"][0]) for p in tmp_path.iterdir()
+    }
     assert found == {"last.ckpt": 3.0, "previous.ckpt": 2.0}
 
 
@@ -159,7 +165,9 @@ def test_a_checkpoint_within_an_epoch(recipe: Path) -> None:
 
 
 def can_mount() -> bool:
-    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+    )
 
 
 needs_mounts = pytest.mark.skipif(not can_mount(), reason="needs a mount namespace")
@@ -207,7 +215,10 @@ def test_a_read_only_folder(recipe: Path, tmp_path: Path) -> None:
     disk, log = tmp_path / "disk", tmp_path / "log"
     with disk_at(disk, "-o ro") as holder:
         assert status_of(start([f"recipe={recipe}", f"runs_dir={disk}"], log, enter, holder)) == 2
-    assert f"kd-train: runs_dir: {disk / 'tiny'} can't be written: Read-only file system" in log.read_text()
+    assert (
+        f"kd-train: runs_dir: {disk / 'tiny'} can't be written: Read-only file system"
+        in log.read_text()
+    )
 
 
 def test_the_error_names_the_file(tmp_path: Path) -> None:
@@ -229,8 +240,12 @@ def test_a_disk_that_fills_at_any_place_is_told_alike(
                 raise OSError(28, "No space left on device")
             return super().write(data)
 
-    monkeypatch.setattr("kd.storage.writing._fresh", lambda folder, name, path: Small(path.with_name(name), "w"))
-    with pytest.raises(RunError, match=r"last.ckpt can't be written: No space left on device; the one before"):
+    monkeypatch.setattr(
+        "kd.storage.writing._fresh", lambda folder, name, path: Small(path.with_name(name), "w")
+    )
+    with pytest.raises(
+        RunError, match=r"last.ckpt can't be written: No space left on device; the one before"
+    ):
         save(tmp_path / "last.ckpt", 1.0)
     assert [p.name for p in tmp_path.iterdir()] == ["whole.ckpt"]
 

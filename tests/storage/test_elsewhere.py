@@ -21,16 +21,23 @@ from tests._helpers import TINY, draw_folder, save_teacher, write_recipe
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test finds the parser as a process does that has read no file yet."""
-    monkeypatch.setattr(jsonargparse._common, "parsing_settings", dict(jsonargparse._common.parsing_settings))
+    monkeypatch.setattr(
+        jsonargparse._common, "parsing_settings", dict(jsonargparse._common.parsing_settings)
+    )
     verdicts = {entry: False for entry in jsonargparse._common.default_import_path_denylist}
-    jsonargparse._common.parsing_settings |= {"import_path_verdicts": verdicts, "import_paths_enforced": False}
+    jsonargparse._common.parsing_settings |= {
+        "import_path_verdicts": verdicts,
+        "import_paths_enforced": False,
+    }
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("elsewhere")
     data = draw_folder(folder / "data")
-    return write_recipe(folder / "r.yaml", data, save_teacher(folder / "teacher.safetensors"), trainer__max_epochs=1)
+    return write_recipe(
+        folder / "r.yaml", data, save_teacher(folder / "teacher.safetensors"), trainer__max_epochs=1
+    )
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +107,12 @@ def spoilt(settings: dict, marker: Path) -> dict:
 @pytest.mark.parametrize("way", ["recipe", "config", "resume", "cache"])
 @pytest.mark.parametrize("kind", RECIPES)
 def test_a_recipe_from_elsewhere_runs_nothing(
-    kind: str, way: str, recipe: Path, request: pytest.FixtureRequest, evil: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    way: str,
+    recipe: Path,
+    request: pytest.FixtureRequest,
+    evil: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     own = spoilt(RECIPES[kind], evil)
     if way == "resume":
@@ -109,7 +121,9 @@ def test_a_recipe_from_elsewhere_runs_nothing(
     else:
         file = evil.parent / "x.yaml"
         items = [f"recipe={recipe}", f"config={file}"] if way == "config" else [f"recipe={file}"]
-    base = {} if way == "config" else yaml.safe_load((file if way == "resume" else recipe).read_text())
+    base = (
+        {} if way == "config" else yaml.safe_load((file if way == "resume" else recipe).read_text())
+    )
     file.write_text(yaml.safe_dump(merged(base, own)))
     refused("cache" if way == "cache" else "train", items, capsys)
     assert not evil.exists() and "evil_code" not in sys.modules
@@ -117,13 +131,23 @@ def test_a_recipe_from_elsewhere_runs_nothing(
 
 def merged(base: dict, own: dict) -> dict:
     for key, value in own.items():
-        base[key] = merged(base.get(key) or {}, value) if isinstance(value, dict) and key != "source" else value
+        base[key] = (
+            merged(base.get(key) or {}, value)
+            if isinstance(value, dict) and key != "source"
+            else value
+        )
     return base
 
 
-@pytest.mark.parametrize("space", ["[evil_code.Evil]", "'[evil_code.Evil]'", "'[{class_path: evil_code.Evil}]'"])
+@pytest.mark.parametrize(
+    "space", ["[evil_code.Evil]", "'[evil_code.Evil]'", "'[{class_path: evil_code.Evil}]'"]
+)
 def test_a_search_from_elsewhere_names_no_code(
-    space: str, recipe: Path, evil: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    space: str,
+    recipe: Path,
+    evil: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = evil.parent / "tune.yaml"
     file.write_text(f"search: {{trainer.callbacks: [{space}]}}\n")
@@ -133,7 +157,10 @@ def test_a_search_from_elsewhere_names_no_code(
 
 
 def test_a_mistake_is_named_and_nothing_is_built_in_search_of_it(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "counted_builds.py").write_text(
         "from pytorch_lightning import Callback\n\nclass Counts(Callback):\n"
@@ -144,11 +171,18 @@ def test_a_mistake_is_named_and_nothing_is_built_in_search_of_it(
     monkeypatch.syspath_prepend(tmp_path)
     for number in (1, -1):
         callbacks = f"trainer.callbacks=[{{class_path: counted_builds.Counts, init_args: {{number: {number}}}}}]"
-        line = refused("train", [f"recipe={recipe}", callbacks, "model.distill_losses.kd.temperature=-1"], capsys)
+        line = refused(
+            "train",
+            [f"recipe={recipe}", callbacks, "model.distill_losses.kd.temperature=-1"],
+            capsys,
+        )
         log = tmp_path / "counted_builds.py.log"
         assert len(log.read_text() if log.exists() else "") <= 1
         log.unlink(missing_ok=True)
-        assert "must be > 0, got -1" in line or "trainer.callbacks.number: must be >= 0, got -1" in line
+        assert (
+            "must be > 0, got -1" in line
+            or "trainer.callbacks.number: must be >= 0, got -1" in line
+        )
 
 
 # -- a student's file --------------------------------------------------------------------------------------------------
@@ -165,10 +199,19 @@ def respoken(file: Path, **meta: object) -> None:
 BUILDERS = {
     "a function": {"class_path": "os.system", "init_args": {"command": "touch MARKER"}},
     "a module's": {"class_path": "evil_code.Evil", "init_args": {}},
-    "by our modules": {"class_path": "kd.models.weights.Path.touch", "init_args": {"self": "MARKER"}},
-    "a function of ours": {"class_path": "kd.models.weights.read_names", "init_args": {"file": "MARKER", "key": ""}},
+    "by our modules": {
+        "class_path": "kd.models.weights.Path.touch",
+        "init_args": {"self": "MARKER"},
+    },
+    "a function of ours": {
+        "class_path": "kd.models.weights.read_names",
+        "init_args": {"file": "MARKER", "key": ""},
+    },
     "a protocol": {"class_path": "kd.models.own.Builder", "init_args": {}},
-    "the hub": {"class_path": "kd.models.hugging_face.HuggingFace", "init_args": {"path": "owner/name"}},
+    "the hub": {
+        "class_path": "kd.models.hugging_face.HuggingFace",
+        "init_args": {"path": "owner/name"},
+    },
     "no mapping": [1],
 }
 
@@ -186,7 +229,9 @@ def test_a_students_file_runs_nothing(
         kd.load_student(file)
     for program in ("eval", "predict", "export", "latency"):
         more = {"predict": [str(recipe.parent / "data" / "val")], "export": ["to=onnx"]}
-        assert "student.safetensors: " in refused(program, [str(copied), *more.get(program, [])], capsys)
+        assert "student.safetensors: " in refused(
+            program, [str(copied), *more.get(program, [])], capsys
+        )
     assert not evil.exists()
 
 
@@ -194,21 +239,40 @@ def test_a_students_file_runs_nothing(
     ("said", "message"),
     [
         (
-            {"kwargs": {"num_classes": 4, "pretrained_cfg_overlay": {"url": "http://127.0.0.1:9/x"}}},
+            {
+                "kwargs": {
+                    "num_classes": 4,
+                    "pretrained_cfg_overlay": {"url": "http://127.0.0.1:9/x"},
+                }
+            },
             "cfg_ov",
         ),
         ({"kwargs": {"num_classes": 4, "pretrained": True}}, "pretrained: can't be an argument"),
-        ({"kwargs": {"num_classes": 4, "checkpoint_path": "/etc/passwd"}}, "checkpoint_path: can't"),
-        ({"kwargs": {**TINY, "num_classes": 4, "img_size": 32, "depth": 10**6}}, "depth: must be <= "),
-        ({"kwargs": {**TINY, "num_classes": 4, "img_size": 32, "embed_dim": 10**6}}, "embed_dim: must be <= 65536"),
-        ({"kwargs": {**TINY, "num_classes": 4, "img_size": 32, "embed_dim": 60_000}}, "don't fit the model"),
+        (
+            {"kwargs": {"num_classes": 4, "checkpoint_path": "/etc/passwd"}},
+            "checkpoint_path: can't",
+        ),
+        (
+            {"kwargs": {**TINY, "num_classes": 4, "img_size": 32, "depth": 10**6}},
+            "depth: must be <= ",
+        ),
+        (
+            {"kwargs": {**TINY, "num_classes": 4, "img_size": 32, "embed_dim": 10**6}},
+            "embed_dim: must be <= 65536",
+        ),
+        (
+            {"kwargs": {**TINY, "num_classes": 4, "img_size": 32, "embed_dim": 60_000}},
+            "don't fit the model",
+        ),
         ({"kwargs": {**TINY, "num_classes": 10**9, "img_size": 32}}, "don't fit the model"),
         ({"kwargs": [1]}, "can't be built"),
         ({"arch": "hf-hub:owner/name"}, "which kd can't build"),
         ({"arch": "local-dir:/tmp"}, "which kd can't build"),
     ],
 )
-def test_what_a_students_file_says_of_its_model(said: dict, message: str, run: Path, tmp_path: Path) -> None:
+def test_what_a_students_file_says_of_its_model(
+    said: dict, message: str, run: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "student.safetensors"
     file.write_bytes((run / "student.safetensors").read_bytes())
     respoken(file, **said)
@@ -223,12 +287,17 @@ def test_a_transformers_folder_runs_none_of_its_code(
 
     code = (evil.parent / "lib" / "evil_code.py").read_text()
     (tmp_path / "configuration_x.py").write_text(code + "\nclass X:\n    pass\n")
-    said = {"model_type": "x", "auto_map": {"AutoConfig": "configuration_x.X", "AutoModel": "configuration_x.X"}}
+    said = {
+        "model_type": "x",
+        "auto_map": {"AutoConfig": "configuration_x.X", "AutoModel": "configuration_x.X"},
+    }
     (tmp_path / "config.json").write_text(json.dumps(said))
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # it must not be asked
     with pytest.raises(UserError, match="is no model of transformers"):
         HuggingFace(str(tmp_path)).build(4, None)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "_attn_implementation": "owner/kernel"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "vit", "_attn_implementation": "owner/kernel"})
+    )
     with pytest.raises(UserError, match="code of the hub"):
         HuggingFace(str(tmp_path)).build(4, None)
     assert not evil.exists()
@@ -237,22 +306,36 @@ def test_a_transformers_folder_runs_none_of_its_code(
 # -- run folders -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["RUN/checkpoints/../../../../victim", "/victim", "file://VICTIM", "VICTIM"])
-def test_a_checkpoint_from_elsewhere_removes_nothing(where: str, copied: Path, recipe: Path) -> None:
+@pytest.mark.parametrize(
+    "where", ["RUN/checkpoints/../../../../victim", "/victim", "file://VICTIM", "VICTIM"]
+)
+def test_a_checkpoint_from_elsewhere_removes_nothing(
+    where: str, copied: Path, recipe: Path
+) -> None:
     victim = copied.parents[2] / "victim"
     victim.mkdir()
     (victim / "keep").touch()
     file = copied / "checkpoints" / "last.ckpt"
     where = (
-        where.replace("VICTIM", str(victim)).replace("RUN", str(copied)).replace("/../../../../../", "/../../../../")
+        where.replace("VICTIM", str(victim))
+        .replace("RUN", str(copied))
+        .replace("/../../../../../", "/../../../../")
     )
     kind = "pytorch_lightning.callbacks.ModelCheckpoint"
     given = {"monitor": "val/acc1", "mode": "max", "filename": "theirs"}
     config = yaml.safe_load((copied / "config.yaml").read_text())
     config["trainer"]["callbacks"] = [{"class_path": kind, "init_args": given}]
     (copied / "config.yaml").write_text(yaml.safe_dump(config))
-    own = {"dirpath": str(copied / "checkpoints"), "best_k_models": {where: torch.tensor(-1.0)}, "last_model_path": ""}
-    state = {"best_model_path": where, "kth_best_model_path": where, "best_model_score": torch.tensor(-1.0)} | own
+    own = {
+        "dirpath": str(copied / "checkpoints"),
+        "best_k_models": {where: torch.tensor(-1.0)},
+        "last_model_path": "",
+    }
+    state = {
+        "best_model_path": where,
+        "kth_best_model_path": where,
+        "best_model_score": torch.tensor(-1.0),
+    } | own
     content = torch.load(file, weights_only=True)
     content["callbacks"][ModelCheckpoint(**given).state_key] = state
     torch.save(content, file)
@@ -261,21 +344,31 @@ def test_a_checkpoint_from_elsewhere_removes_nothing(where: str, copied: Path, r
     assert (copied / "checkpoints" / "theirs.ckpt").is_file()
 
 
-def test_latest_of_elsewhere_names_no_path(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_latest_of_elsewhere_names_no_path(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     victim = copied.parents[2] / "victim"
     copied.rename(victim)
     before = sorted(victim.rglob("*")), (victim / "config.yaml").read_bytes()
     latest = copied.parent / "latest"
-    for make in (lambda: latest.write_text("../../victim\n"), lambda: latest.symlink_to("../../victim")):
+    for make in (
+        lambda: latest.write_text("../../victim\n"),
+        lambda: latest.symlink_to("../../victim"),
+    ):
         latest.unlink(missing_ok=True)
         make()
-        assert "must name a run's folder" in refused("train", [f"resume={latest}", "trainer.max_epochs=2"], capsys)
+        assert "must name a run's folder" in refused(
+            "train", [f"resume={latest}", "trainer.max_epochs=2"], capsys
+        )
         assert "must name a run's folder" in refused("eval", [str(latest)], capsys)
     assert (sorted(victim.rglob("*")), (victim / "config.yaml").read_bytes()) == before
 
 
 def test_a_bucket_writes_below_the_cache_alone(
-    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    copied: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("fsspec")
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
@@ -287,10 +380,23 @@ def test_a_bucket_writes_below_the_cache_alone(
 
     (tmp_path / "cache" / "x").mkdir(parents=True, exist_ok=True)
     (tmp_path / "cache" / "x" / "link").symlink_to(tmp_path)
-    for name in ("../../victim", "/victim", "link/victim", "a/../../../victim", "..", ".", "", "a\0b"):
+    for name in (
+        "../../victim",
+        "/victim",
+        "link/victim",
+        "a/../../../victim",
+        "..",
+        ".",
+        "",
+        "a\0b",
+    ):
         with pytest.raises(UserError, match="leads out of"):
             inside(tmp_path / "cache" / "x", name, "resume")
-    for url in ("reference::file:///tmp/x", "zip://x::file:///tmp/x.zip", "s3://../../victim/runs/food/000"):
+    for url in (
+        "reference::file:///tmp/x",
+        "zip://x::file:///tmp/x.zip",
+        "s3://../../victim/runs/food/000",
+    ):
         assert main("train", [f"resume={url}"]) == 2
     assert not (tmp_path / "victim").exists()
 
@@ -319,14 +425,23 @@ def test_paths_of_the_trainer_lie_below_the_run(
     victim.mkdir()
     (victim / "metrics.csv").write_text("mine")
     own = json.loads(json.dumps({"trainer": trainer}).replace("VICTIM", str(victim)))
-    (tmp_path / "x.yaml").write_text(yaml.safe_dump(merged(yaml.safe_load(recipe.read_text()), own)))
-    assert "must lie in the run's folder" in refused("train", [f"recipe={tmp_path / 'x.yaml'}"], capsys)
-    assert [p.name for p in victim.iterdir()] == ["metrics.csv"] and (victim / "metrics.csv").read_text() == "mine"
+    (tmp_path / "x.yaml").write_text(
+        yaml.safe_dump(merged(yaml.safe_load(recipe.read_text()), own))
+    )
+    assert "must lie in the run's folder" in refused(
+        "train", [f"recipe={tmp_path / 'x.yaml'}"], capsys
+    )
+    assert [p.name for p in victim.iterdir()] == ["metrics.csv"] and (
+        victim / "metrics.csv"
+    ).read_text() == "mine"
 
 
 def test_what_one_types_oneself_may_lie_anywhere(recipe: Path, tmp_path: Path) -> None:
     place = f"trainer.logger.save_dir={tmp_path / 'logs'}"
-    assert main("train", [f"recipe={recipe}", "trainer.logger=CSVLogger", place, "--print_config"]) == 0
+    assert (
+        main("train", [f"recipe={recipe}", "trainer.logger=CSVLogger", place, "--print_config"])
+        == 0
+    )
 
 
 LINKED = (
@@ -362,13 +477,19 @@ def bomb(levels: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("text", [bomb(30), "a: &a [*a]\n", "a: " + "[" * 1_000, "a: &a {<<: *a}\n"])
-def test_yaml_that_grows(text: str, recipe: Path, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "text", [bomb(30), "a: &a [*a]\n", "a: " + "[" * 1_000, "a: &a {<<: *a}\n"]
+)
+def test_yaml_that_grows(
+    text: str, recipe: Path, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (copied / "x.yaml").write_text(text)
     (copied / "config.yaml").write_text(text)
     assert "is no YAML" in refused("train", [f"recipe={copied / 'x.yaml'}"], capsys)
     assert "is no YAML" in refused("train", [f"resume={copied}"], capsys)
-    assert "is no YAML" in refused("tune", [f"recipe={recipe}", f"tune={copied / 'x.yaml'}"], capsys)
+    assert "is no YAML" in refused(
+        "tune", [f"recipe={recipe}", f"tune={copied / 'x.yaml'}"], capsys
+    )
     assert main("report", [str(copied)]) == 0
     assert "config.yaml can't be read" in capsys.readouterr().err
 
@@ -379,25 +500,38 @@ def test_anchors_are_fine(recipe: Path, tmp_path: Path) -> None:
     assert main("train", [f"recipe={tmp_path / 'x.yaml'}", "--print_config"]) == 0
 
 
-def test_a_program_of_torch_from_elsewhere_is_not_opened(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_of_torch_from_elsewhere_is_not_opened(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     program = copied / "export" / "torch_export" / "model.pt2"
     program.parent.mkdir(parents=True)
     program.write_bytes(b"code")
-    known = {"torch_export": {"kept": True, "to": "torch_export", "file": str(program), "int8": False}}
+    known = {
+        "torch_export": {"kept": True, "to": "torch_export", "file": str(program), "int8": False}
+    }
     (copied / "export" / "export.json").write_text(json.dumps(known))
-    line = refused("latency", [str(copied), "runtime=torch_export", "seconds=0.01", "batch=1", "threads=1"], capsys)
+    line = refused(
+        "latency",
+        [str(copied), "runtime=torch_export", "seconds=0.01", "batch=1", "threads=1"],
+        capsys,
+    )
     assert "that this machine made" in line
 
 
 # -- what is cut short, and what others read ---------------------------------------------------------------------------
 
 
-def test_settings_cut_short_are_not_believed(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_cut_short_are_not_believed(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = copied / "config.yaml"
     whole = config.read_text()
     old = whole.removeprefix("---\n").removesuffix("...\n")  # as runs before wrote it
     lines = whole.splitlines(keepends=True)
-    cuts = ["".join(lines[:n]) for n in range(2, len(lines), 40)] + [whole[:-2], whole[: len(whole) // 2]]
+    cuts = ["".join(lines[:n]) for n in range(2, len(lines), 40)] + [
+        whole[:-2],
+        whole[: len(whole) // 2],
+    ]
     cuts += ["".join(old.splitlines(keepends=True)[:n]) for n in (20, 60)] + [old[:-3]]
     for text in cuts:
         config.write_text(text)
@@ -416,21 +550,37 @@ def test_names_in_a_card_open_no_markup(copied: Path) -> None:
     summary["recipe"], summary["student"]["arch"], summary["teacher"]["arch"] = BAD, BAD, BAD
     (copied / "summary.json").write_text(json.dumps(summary))
     (copied / "export").mkdir(exist_ok=True)
-    row = {"model": BAD, "runtime": BAD, "threads": 1, "batch": 1, "median_ms": 1, "p95_ms": 1, "images_per_s": 1}
+    row = {
+        "model": BAD,
+        "runtime": BAD,
+        "threads": 1,
+        "batch": 1,
+        "median_ms": 1,
+        "p95_ms": 1,
+        "images_per_s": 1,
+    }
     (copied / "export" / "latency.json").write_text(json.dumps({"machine": BAD, "rows": [row]}))
     fidelity = json.loads((copied / "fidelity.json").read_text())
-    fidelity |= {"score": BAD, "per_class": [{"name": BAD, "count": 3, "student": 0.1, "teacher": 0.2}]}
+    fidelity |= {
+        "score": BAD,
+        "per_class": [{"name": BAD, "count": 3, "student": 0.1, "teacher": 0.2}],
+    }
     (copied / "fidelity.json").write_text(json.dumps(fidelity))
     assert main("card", [str(copied)]) == 0
     text = next(copied.glob("*.md")).read_text().split("\n---\n", 1)[1]
-    assert "script" in text and not re.search(r"(?<!\\)(<script|\[a\]\(|\*c\*|`\\?\|)|^# \[", text, re.M)
+    assert "script" in text and not re.search(
+        r"(?<!\\)(<script|\[a\]\(|\*c\*|`\\?\|)|^# \[", text, re.M
+    )
 
 
 def test_a_report_fetches_nothing(copied: Path) -> None:
     fidelity = json.loads((copied / "fidelity.json").read_text())
     example = {"image": "http://127.0.0.1:9/pixel.png", "name": "x"}
     good = {"image": "data:image/jpeg;base64,AAAA", "name": "y"}
-    fidelity |= {"examples": {"lost": [example, good]}, "colours": {"a": "url(http://127.0.0.1:9/c)", "b": "#00ff00"}}
+    fidelity |= {
+        "examples": {"lost": [example, good]},
+        "colours": {"a": "url(http://127.0.0.1:9/c)", "b": "#00ff00"},
+    }
     (copied / "fidelity.json").write_text(json.dumps(fidelity))
     assert main("report", [str(copied)]) == 0
     page = (copied / "report.html").read_text()

@@ -36,25 +36,42 @@ def names(url: str) -> set[str]:
 
 
 def test_a_run_goes_on_on_another_machine_from_its_url(
-    recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path,
+    s3: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     first = "checkpoint.monitor=val/acc5"  # the first epoch is the best then, and is looked for after the move
     assert train_main([f"recipe={recipe}", first]) == 0
     whole = recipe.parent / "runs" / "tiny" / "000"
     url = f"{s3}/runs"
-    assert train_main([f"recipe={recipe}", f"runs_dir={url}", first, f"trainer.callbacks+={STOP}"]) == 143
+    assert (
+        train_main([f"recipe={recipe}", f"runs_dir={url}", first, f"trainer.callbacks+={STOP}"])
+        == 143
+    )
     assert f"uploaded: {url}/tiny/000 (" in capsys.readouterr().out
     assert {"tiny/latest", "tiny/000/config.yaml", "tiny/000/checkpoints/last.ckpt"} <= names(url)
     assert not any(name.endswith((".part", "/.lock")) for name in names(url))
     shutil.rmtree(tmp_path / "machine")
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "another"))
-    assert train_main([f"resume={url}/tiny/latest", "trainer.callbacks=null", "trust=tests._stop"]) == 0
-    assert {"tiny/000/student.safetensors", "tiny/000/report.html", "tiny/000/summary.json"} <= names(url)
+    assert (
+        train_main([f"resume={url}/tiny/latest", "trainer.callbacks=null", "trust=tests._stop"])
+        == 0
+    )
+    assert {
+        "tiny/000/student.safetensors",
+        "tiny/000/report.html",
+        "tiny/000/summary.json",
+    } <= names(url)
     here = on_disk(f"{url}/tiny/000")
     assert here.is_relative_to(tmp_path / "another")
     assert losses(here) == losses(whole)
     files, path = file_system(url)
-    assert files.cat_file(f"{path}/tiny/000/student.safetensors") == (here / "student.safetensors").read_bytes()
+    assert (
+        files.cat_file(f"{path}/tiny/000/student.safetensors")
+        == (here / "student.safetensors").read_bytes()
+    )
     a, b = (load_file(folder / "student.safetensors") for folder in (here, whole))
     assert all(torch.equal(a[key], b[key]) for key in b)
     # the same machine takes what it has, even where an upload was cut
@@ -99,20 +116,38 @@ def on_two_machines(items: list[str], disks: list[Path], port: str, log: Path) -
            "TORCHELASTIC_RESTART_COUNT": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0",
            "GROUP_WORLD_SIZE": "2", "LOCAL_ADDR": "127.0.0.1"}  # fmt: skip
     pids = [
-        start(items, log.with_suffix(f".{disk.name}"), KD_CACHE=str(disk), RANK=str(i), GROUP_RANK=str(i), **job)
+        start(
+            items,
+            log.with_suffix(f".{disk.name}"),
+            KD_CACHE=str(disk),
+            RANK=str(i),
+            GROUP_RANK=str(i),
+            **job,
+        )
         for i, disk in enumerate(disks)
     ]
     return [status_of(pid) for pid in pids]
 
 
 @pytest.mark.slow
-def test_machines_without_a_common_disk_go_on_with_their_run(recipe: Path, s3: str, tmp_path: Path) -> None:
+def test_machines_without_a_common_disk_go_on_with_their_run(
+    recipe: Path, s3: str, tmp_path: Path
+) -> None:
     """Twice on other machines: both new, then one that has an older state of the run and one that knows nothing."""
     log, url = tmp_path / "log", f"{s3}/runs"
-    both = [f"recipe={recipe}", "data.batch_size=4", "trainer.strategy=kd.strategies.ddp.DDP", "trainer.max_epochs=3"]
+    both = [
+        f"recipe={recipe}",
+        "data.batch_size=4",
+        "trainer.strategy=kd.strategies.ddp.DDP",
+        "trainer.max_epochs=3",
+    ]
     run_ranks([*both, "trainer.devices=2"], log)
     whole = recipe.parent / "runs" / "tiny" / "000"
-    items = [*both, f"runs_dir={url}", 'trainer.callbacks+={"class_path": "tests._stop.StopAfterEachEpoch"}']
+    items = [
+        *both,
+        f"runs_dir={url}",
+        'trainer.callbacks+={"class_path": "tests._stop.StopAfterEachEpoch"}',
+    ]
     a, b, c, d = (tmp_path / name for name in "abcd")
     for number, disks in enumerate(([a, b], [c, d], [b, a])):
         statuses = on_two_machines(items, disks, free_port(), log)
@@ -131,7 +166,11 @@ def test_machines_without_a_common_disk_go_on_with_their_run(recipe: Path, s3: s
 
 @pytest.mark.slow  # what each machine finds: tests/run/test_place.py, every way in every state
 def test_machines_that_go_on_with_the_same_run_are_told(
-    recipe: Path, s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path,
+    s3: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     url, mine = f"{s3}/runs", "trust=tests._stop"
     assert train_main([f"recipe={recipe}", f"runs_dir={url}", f"trainer.callbacks+={STOP}"]) == 143
@@ -152,7 +191,9 @@ def test_machines_that_go_on_with_the_same_run_are_told(
     capsys.readouterr()
     assert train_main([f"resume={url}/tiny/000", "trainer.callbacks=null", mine]) == 2
     assert "the run has continued both in" in capsys.readouterr().err
-    assert train_main([f"resume={first}", "runs_dir=runs", "trainer.callbacks=null", mine]) == 0  # by itself
+    assert (
+        train_main([f"resume={first}", "runs_dir=runs", "trainer.callbacks=null", mine]) == 0
+    )  # by itself
     shutil.copytree(first, tmp_path / "alone", ignore=shutil.ignore_patterns(".*"))
     assert train_main([f"resume={tmp_path / 'alone'}", f"runs_dir={url}", mine]) == 2
     assert f"runs_dir: {url} has no run {tmp_path / 'alone'}" in capsys.readouterr().err
@@ -163,14 +204,19 @@ def test_what_another_machine_writes_is_not_overwritten(
 ) -> None:
     monkeypatch.setattr("kd.storage.mirror.EVERY_S", 0.05)
     last = f"{s3}/runs/tiny/000/checkpoints/last.ckpt"
-    intruder = json.dumps({"class_path": "tests.storage.test_mirror.Intruder", "init_args": {"url": last}})
+    intruder = json.dumps(
+        {"class_path": "tests.storage.test_mirror.Intruder", "init_args": {"url": last}}
+    )
     items = [f"recipe={recipe}", f"runs_dir={s3}/runs", "checkpoint.every_n_steps=1"]
     assert train_main([*items, f"trainer.callbacks+={intruder}"]) == 1
     files, path = file_system(last)
     assert files.cat_file(path) == b"another"
     best = f"{path.removesuffix('last.ckpt')}best.ckpt"
     if files.exists(best):  # of the first epoch, or none
-        assert files.cat_file(best) != (on_disk(f"{s3}/runs/tiny/000") / "checkpoints/best.ckpt").read_bytes()
+        assert (
+            files.cat_file(best)
+            != (on_disk(f"{s3}/runs/tiny/000") / "checkpoints/best.ckpt").read_bytes()
+        )
     assert "another machine trains there; nothing more is sent from" in capsys.readouterr().err
     assert (on_disk(f"{s3}/runs/tiny/000") / "student.safetensors").is_file()
 
@@ -180,11 +226,17 @@ def test_an_upload_whose_end_is_not_known_is_no_other_machines(
 ) -> None:
     """Killed between the store's yes and the note of it: the newer checkpoint here stays, and the run goes on."""
     url = f"{s3}/runs/tiny/000"
-    assert train_main([f"recipe={recipe}", f"runs_dir={s3}/runs", f"trainer.callbacks+={STOP}"]) == 143
+    assert (
+        train_main([f"recipe={recipe}", f"runs_dir={s3}/runs", f"trainer.callbacks+={STOP}"]) == 143
+    )
     here, last = on_disk(url), "checkpoints/last.ckpt"
     copies = Copies(here)
     for noted in ({}, copies.known[last]):  # the first upload, or a later one
-        copies.known = {**copies.known, last: noted} if noted else {k: v for k, v in copies.known.items() if k != last}
+        copies.known = (
+            {**copies.known, last: noted}
+            if noted
+            else {k: v for k, v in copies.known.items() if k != last}
+        )
         copies.sending(last, state_of(here / last))
         newer = (here / last).read_bytes()
         (here / last).write_bytes(newer)  # another time of change
@@ -213,14 +265,24 @@ def test_uploads_survive_faults_and_are_encrypted_by_fsspecs_options(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         file_system(s3)[0].clear_instance_cache()
         faults.often = 4
-        items = [f"recipe={recipe}", f"runs_dir={s3}/runs", "checkpoint.every_n_steps=1", "trainer.max_epochs=1"]
+        items = [
+            f"recipe={recipe}",
+            f"runs_dir={s3}/runs",
+            "checkpoint.every_n_steps=1",
+            "trainer.max_epochs=1",
+        ]
         assert train_main(items) == 0
         faults.often = 0
         assert all(faults.failed.values()), faults.failed
         files, path = file_system(f"{s3}/runs/tiny/000")
         files.invalidate_cache()
         here = on_disk(f"{s3}/runs/tiny/000")
-        for name in ("checkpoints/last.ckpt", "checkpoints/previous.ckpt", "student.safetensors", "metrics.csv"):
+        for name in (
+            "checkpoints/last.ckpt",
+            "checkpoints/previous.ckpt",
+            "student.safetensors",
+            "metrics.csv",
+        ):
             assert files.cat_file(f"{path}/{name}") == (here / name).read_bytes(), name
         head = files.call_s3("head_object", Bucket="food", Key="runs/tiny/000/student.safetensors")
         assert head["ServerSideEncryption"] == "AES256"
@@ -259,7 +321,11 @@ def test_the_last_checkpoint_is_sent_after_the_records_of_its_steps(
 
 
 def test_bad_places_take_one_line_and_leave_nothing(
-    recipe: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipe: Path,
+    s3: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("kd.storage.objects.PAUSE_S", 0.0)
     cases = [

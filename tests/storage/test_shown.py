@@ -19,7 +19,9 @@ def test_no_cell_is_a_formula(first: str) -> None:
     assert row == [f"'{first}cmd|'/c calc'!A0", "-1.5", "3", "cat", ""]
 
 
-@pytest.mark.parametrize("letter", ["\x1b", "\x07", "\r", "\n", "\x7f", "\x9b", "\u202e", "\u2028", "\udce9"])
+@pytest.mark.parametrize(
+    "letter", ["\x1b", "\x07", "\r", "\n", "\x7f", "\x9b", "\u202e", "\u2028", "\udce9"]
+)
 def test_no_letter_steers_a_terminal(letter: str) -> None:
     shown = on_terminal(f"a{letter}[2Jb \u00e9\u4e2d")
     assert letter not in shown

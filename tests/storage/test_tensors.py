@@ -29,23 +29,33 @@ def claims() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "pickle"])
 @pytest.mark.parametrize("name", ["strides", "sparse", "without data"])
-def test_a_tensor_is_no_larger_than_the_file(name: str, zipped: bool, nested: bool, tmp_path: Path) -> None:
+def test_a_tensor_is_no_larger_than_the_file(
+    name: str, zipped: bool, nested: bool, tmp_path: Path
+) -> None:
     file, tensor = tmp_path / "last.ckpt", claims()[name]
     state = {"head.bias": torch.zeros(3), "head.weight": tensor}
-    content = {"state_dict": {}, "more": [{"deep": ({"x": tensor},)}]} if nested else {"state_dict": state}
+    content = (
+        {"state_dict": {}, "more": [{"deep": ({"x": tensor},)}]}
+        if nested
+        else {"state_dict": state}
+    )
     torch.save(content, file, _use_new_zipfile_serialization=zipped)
     assert file.stat().st_size < 5000
     with pytest.raises(ValueError, match="claims 160,000,000,000 bytes and holds 4|not plain"):
         read_tensors(file)
     with pytest.raises(ValueError, match="claims|not plain"):
         CheckpointFiles().load_checkpoint(file)
-    with pytest.raises(UserError, match=r"model.student.checkpoint: .*last.ckpt is not a readable checkpoint"):
+    with pytest.raises(
+        UserError, match=r"model.student.checkpoint: .*last.ckpt is not a readable checkpoint"
+    ):
         read_weights(file, "model.student.checkpoint")
 
 
 def test_one_storage_is_not_claimed_thousands_of_times(tmp_path: Path) -> None:
     storage = torch.zeros(1000)
-    torch.save({"state_dict": {f"w{i}": storage.view(10, 100) for i in range(1000)}}, tmp_path / "a.pth")
+    torch.save(
+        {"state_dict": {f"w{i}": storage.view(10, 100) for i in range(1000)}}, tmp_path / "a.pth"
+    )
     with pytest.raises(ValueError, match="claim 4,000,000 bytes and hold 4,000"):
         read_tensors(tmp_path / "a.pth")
 
@@ -54,7 +64,10 @@ def test_packed_records_are_refused_before_they_are_unpacked(tmp_path: Path) -> 
     """torch unpacks them: 40 MB of zeros are 40 kB on the disk."""
     torch.save({"state_dict": {"w": torch.zeros(10_000_000)}}, tmp_path / "plain.ckpt")
     packed = tmp_path / "last.ckpt"
-    with zipfile.ZipFile(tmp_path / "plain.ckpt") as plain, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as to:
+    with (
+        zipfile.ZipFile(tmp_path / "plain.ckpt") as plain,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as to,
+    ):
         for record in plain.infolist():
             to.writestr(record.filename, plain.read(record))
     assert packed.stat().st_size < 100_000
@@ -76,4 +89,6 @@ def test_weights_of_any_usual_kind_are_read(zipped: bool, tmp_path: Path) -> Non
     assert all(torch.equal(found["state_dict"][name], value) for name, value in state.items())
     with (tmp_path / "a.ckpt").open("rb") as opened:
         assert read_checkpoint(opened)["epoch"] == 1
-    assert torch.equal(read_tensors(tmp_path / "a.ckpt", mmap=zipped)["state_dict"]["tied"], linear.weight)  # type: ignore[index]
+    assert torch.equal(
+        read_tensors(tmp_path / "a.ckpt", mmap=zipped)["state_dict"]["tied"], linear.weight
+    )  # type: ignore[index]

@@ -13,7 +13,15 @@ from kd.cli import main
 from kd.errors import UserError
 from kd.storage import run_urls, writing
 from kd.storage.checkpoints import holder_of, lock_run
-from kd.storage.elsewhere import LARGEST, bytes_of, lines_of, open_regular, regular, regular_files, text_of
+from kd.storage.elsewhere import (
+    LARGEST,
+    bytes_of,
+    lines_of,
+    open_regular,
+    regular,
+    regular_files,
+    text_of,
+)
 from kd.storage.run_urls import finished_at
 from kd.storage.writing import (
     appended,
@@ -66,7 +74,9 @@ def give_second_name(path: Path) -> None:
 WAYS: dict[str, Callable[[Path], object]] = {
     "write_text": lambda path: write_text(path, "new"),
     "write_json": lambda path: write_json(path, {}),
-    "write_whole": lambda path: write_whole(path, lambda file: file.write(b"new"), keep=path.with_name("before")),
+    "write_whole": lambda path: write_whole(
+        path, lambda file: file.write(b"new"), keep=path.with_name("before")
+    ),
     "appended": write_line,
     "file_for": lambda path: file_for(path).write_text("new"),
     "second_name": give_second_name,
@@ -75,7 +85,9 @@ WAYS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["link", "dangling", "hard", "pipe", "device", "part"])
-def test_what_is_in_a_files_place_is_replaced(way: str, kind: str, run: Path, outside: Path) -> None:
+def test_what_is_in_a_files_place_is_replaced(
+    way: str, kind: str, run: Path, outside: Path
+) -> None:
     place = run / "records" / "x"
     place.parent.mkdir()
     if kind == "hard":
@@ -85,7 +97,9 @@ def test_what_is_in_a_files_place_is_replaced(way: str, kind: str, run: Path, ou
     elif kind == "part":
         place.with_name("x.part").symlink_to(outside / "x")
     else:
-        place.symlink_to({"link": outside / "x", "dangling": outside / "none", "device": Path("/dev/zero")}[kind])
+        place.symlink_to(
+            {"link": outside / "x", "dangling": outside / "none", "device": Path("/dev/zero")}[kind]
+        )
     WAYS[way](place)
     assert place.is_file() and not place.is_symlink()
     assert place.stat().st_nlink == 1 + (way == "second_name")
@@ -94,7 +108,9 @@ def test_what_is_in_a_files_place_is_replaced(way: str, kind: str, run: Path, ou
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["student/x", "students/a/student/x", "records/../../../../outside/x"])
+@pytest.mark.parametrize(
+    "name", ["student/x", "students/a/student/x", "records/../../../../outside/x"]
+)
 def test_no_link_and_no_step_up_leads_out(way: str, name: str, run: Path, outside: Path) -> None:
     place = run / name
     if ".." not in name:
@@ -123,7 +139,9 @@ def test_folders_too(run: Path, outside: Path) -> None:
         check_folders(run)
 
 
-def test_a_students_folder_is_a_part_of_its_run(run: Path, outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_students_folder_is_a_part_of_its_run(
+    run: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writing, "GUARDED", set())
     (run / "config.yaml").touch()
     (run / "students").mkdir()
@@ -184,7 +202,9 @@ READERS = [open_regular, regular, bytes_of, text_of, lines_of]
 
 
 @pytest.fixture(params=["pipe", "device", "socket", "folder", "sparse"])
-def no_text(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def no_text(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A file that no command may read as text."""
     monkeypatch.chdir(tmp_path)  # a socket's path is short
     place = tmp_path / "x"
@@ -205,10 +225,16 @@ def no_text(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("read", READERS)
-def test_only_a_regular_file_of_a_bounded_size_is_read(read: Callable[[Path], object], no_text: Path) -> None:
-    with pytest.raises(UserError, match=r"x: (is a .*only a regular file is read|has [\d,]+ bytes, at most)") as found:
+def test_only_a_regular_file_of_a_bounded_size_is_read(
+    read: Callable[[Path], object], no_text: Path
+) -> None:
+    with pytest.raises(
+        UserError, match=r"x: (is a .*only a regular file is read|has [\d,]+ bytes, at most)"
+    ) as found:
         read(no_text)
-    assert str(pickle.loads(pickle.dumps(found.value))) == str(found.value)  # from a loader's process
+    assert str(pickle.loads(pickle.dumps(found.value))) == str(
+        found.value
+    )  # from a loader's process
     assert isinstance(found.value, OSError)
 
 
@@ -248,7 +274,10 @@ def test_what_a_command_line_names_is_a_regular_file(
 ) -> None:
     for ending in (".yaml", ".csv"):
         no_text.with_name(f"x{ending}").symlink_to(no_text)
-    items = [f"{key}={NAMED[key].format(x=no_text)}", *([] if key == "recipe" else [f"recipe={recipe}"])]
+    items = [
+        f"{key}={NAMED[key].format(x=no_text)}",
+        *([] if key == "recipe" else [f"recipe={recipe}"]),
+    ]
     assert main("train", items) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kd-")]
     assert len(lines) == 1 and "KD_TRACEBACK" not in lines[0], lines
@@ -261,14 +290,23 @@ def test_a_student_in_place_of_which_a_pipe_lies_is_missing(run: Path) -> None:
         finished_at(str(run))
 
 
-def test_a_run_in_a_bucket_is_fetched_only_if_it_is_like_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_in_a_bucket_is_fetched_only_if_it_is_like_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = pytest.importorskip("fsspec").filesystem("memory")
     monkeypatch.setenv("KD_CACHE", str(tmp_path))
     url = "memory://food/tiny/000"
-    store.pipe({"/food/tiny/000/config.yaml": b"recipe: tiny\n", "/food/tiny/000/records/x.jsonl": bytes(2000)})
+    store.pipe(
+        {
+            "/food/tiny/000/config.yaml": b"recipe: tiny\n",
+            "/food/tiny/000/records/x.jsonl": bytes(2000),
+        }
+    )
     try:
         monkeypatch.setattr(run_urls, "LARGEST_LOG", 1000)
-        with pytest.raises(UserError, match=r"run: .*records/x.jsonl: has 2,000 bytes, at most 1000 bytes are read"):
+        with pytest.raises(
+            UserError, match=r"run: .*records/x.jsonl: has 2,000 bytes, at most 1000 bytes are read"
+        ):
             run_urls.run_at(url)
         monkeypatch.setattr(run_urls, "LARGEST_LOG", 2000)
         monkeypatch.setattr(run_urls, "MOST_FILES", 1)

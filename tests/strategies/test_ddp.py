@@ -27,17 +27,22 @@ dist.Backend.register_backend("elsewhere", create, extended_api=True, devices=["
 def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> Path:
     """The run that others are compared with; not to be changed."""
     return train(
-        write_recipe(tmp_path_factory.mktemp("plain") / "tiny.yaml", pictures, teacher), "trainer.strategy=ddp"
+        write_recipe(tmp_path_factory.mktemp("plain") / "tiny.yaml", pictures, teacher),
+        "trainer.strategy=ddp",
     )
 
 
 def test_a_missing_module_is_one_clear_line() -> None:
-    with pytest.raises(UserError, match=r"trainer.strategy: the backend gone needs the module no_such_module"):
+    with pytest.raises(
+        UserError, match=r"trainer.strategy: the backend gone needs the module no_such_module"
+    ):
         DDP(backend="gone", module="no_such_module")
 
 
 def test_a_module_without_the_backend_is_named() -> None:
-    with pytest.raises(UserError, match=r"trainer.strategy.backend: json registers no backend 'gone'"):
+    with pytest.raises(
+        UserError, match=r"trainer.strategy.backend: json registers no backend 'gone'"
+    ):
         DDP(backend="gone", module="json")
 
 
@@ -57,7 +62,13 @@ def test_a_backend_from_elsewhere_by_name_and_import(
 def test_a_moving_average_is_not_trained(recipe: Path) -> None:
     """Of two ranks it is that of one with their batches; DDP waits for no gradient of it."""
     folder = train(recipe, "trainer.strategy=ddp", "model.ema_decay=0.5")
-    alone = run(recipe, "config=audit", "trainer.max_epochs=1", "trainer.precision=32-true", "model.ema_decay=0.5")
+    alone = run(
+        recipe,
+        "config=audit",
+        "trainer.max_epochs=1",
+        "trainer.precision=32-true",
+        "model.ema_decay=0.5",
+    )
     a, b = (load_file(each / "student.safetensors") for each in (alone, folder))
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
@@ -85,14 +96,18 @@ def test_the_rest_is_for_torchs_ddp() -> None:
 
 @pytest.mark.slow  # the setting arrives: above
 def test_a_static_graph(recipe: Path, plain: Path) -> None:
-    static = train(recipe, "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.static_graph=true")
+    static = train(
+        recipe, "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy.static_graph=true"
+    )
     assert json.loads((static / "summary.json").read_text())["strategy"] == "DDP"
     a, b = (load_file(folder / "student.safetensors") for folder in (plain, static))
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_sharded_optimizer_learns_the_same_whatever_the_weights_memory_order(recipe: Path, name: str) -> None:
+def test_a_sharded_optimizer_learns_the_same_whatever_the_weights_memory_order(
+    recipe: Path, name: str
+) -> None:
     items = ["trainer.strategy=ddp", "model.student.channels_last=true", f"optim.name={name}"]
     assert losses(train(recipe, *items, "config=zero")) == losses(train(recipe, *items))
 
@@ -104,9 +119,15 @@ def test_the_summary_says_what_the_sharded_optimizer_saves(recipe: Path) -> None
     shared = train(recipe, "trainer.strategy=ddp", "config=zero", *wide)
     account = json.loads((shared / "summary.json").read_text())["optimizer_state"]
     plain = json.loads((whole / "summary.json").read_text())["optimizer_state"]
-    assert plain == {"rank0_mb": plain["whole_mb"], "whole_mb": plain["whole_mb"], "sharded_over": 1}
+    assert plain == {
+        "rank0_mb": plain["whole_mb"],
+        "whole_mb": plain["whole_mb"],
+        "sharded_over": 1,
+    }
     assert account["sharded_over"] == 2
     assert account["whole_mb"] == pytest.approx(plain["whole_mb"], rel=0.001)
     assert account["rank0_mb"] == pytest.approx(plain["whole_mb"] / 2, rel=0.05)
     assert losses(shared) == losses(whole)
-    assert (shared / "checkpoints" / "last.ckpt").stat().st_size > 1e6 * plain["whole_mb"]  # consolidated
+    assert (shared / "checkpoints" / "last.ckpt").stat().st_size > 1e6 * plain[
+        "whole_mb"
+    ]  # consolidated

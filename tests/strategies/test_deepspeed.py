@@ -26,10 +26,17 @@ PLAIN = ["trainer.strategy=ddp"]
 
 def deepspeed(stage: int) -> list[str]:
     keep = {"stage3_param_persistence_threshold": 0}  # else stage 3 leaves small tensors whole
-    return ["config=deepspeed", f"trainer.strategy.stage={stage}", f"trainer.strategy.zero={json.dumps(keep)}"]
+    return [
+        "config=deepspeed",
+        f"trainer.strategy.stage={stage}",
+        f"trainer.strategy.zero={json.dumps(keep)}",
+    ]
 
 
-SHORT = ["trainer.accumulate_grad_batches=4", "trainer.gradient_clip_val=0.1"]  # the last accumulation is of two
+SHORT = [
+    "trainer.accumulate_grad_batches=4",
+    "trainer.gradient_clip_val=0.1",
+]  # the last accumulation is of two
 
 
 @pytest.mark.parametrize(
@@ -47,7 +54,9 @@ def test_shards_learn_what_whole_copies_learn(recipe: Path, stage: int, more: li
     a, b = (load_file(folder / "student.safetensors") for folder in (plain, sharded))
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
-    of_plain, of_sharded = (json.loads((folder / "summary.json").read_text()) for folder in (plain, sharded))
+    of_plain, of_sharded = (
+        json.loads((folder / "summary.json").read_text()) for folder in (plain, sharded)
+    )
     assert of_sharded["student"]["params"] == of_plain["student"]["params"]
     account = of_sharded["optimizer_state"]
     assert account["sharded_over"] == 2
@@ -65,7 +74,9 @@ def test_a_checkpoint_holds_what_that_of_ddp_holds(recipe: Path) -> None:
     torch.testing.assert_close(sharded["state_dict"], plain["state_dict"], rtol=1e-3, atol=1e-5)
     (a,), (b,) = plain["optimizer_states"], sharded["optimizer_states"]
     torch.testing.assert_close(b["state"], a["state"], rtol=1e-2, atol=1e-6)
-    assert [group["params"] for group in b["param_groups"]] == [group["params"] for group in a["param_groups"]]
+    assert [group["params"] for group in b["param_groups"]] == [
+        group["params"] for group in a["param_groups"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +93,9 @@ def test_checkpoints_load_in_the_other(recipe: Path, first: list[str], then: lis
     kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
     audit = json.dumps([{"class_path": "kd.monitor.audit.Audit"}])
     whole = train(recipe, *PLAIN)
-    folder = train(recipe, *first, "checkpoint.every_n_steps=1", f"trainer.callbacks+={kill}", expect=1)
+    folder = train(
+        recipe, *first, "checkpoint.every_n_steps=1", f"trainer.callbacks+={kill}", expect=1
+    )
     train(recipe, *then, f"trainer.callbacks={audit}", resume=folder)
     assert len(losses(folder)) == len(losses(whole))
     assert losses(folder) == pytest.approx(losses(whole), rel=1e-4)
@@ -104,7 +117,9 @@ def test_parameters_that_the_ranks_can_not_share_evenly(recipe: Path) -> None:
         torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-5)
 
 
-def ranks(recipe: Path, runs: Path, *items: str, expect: int = 0, resume: Path | None = None) -> None:
+def ranks(
+    recipe: Path, runs: Path, *items: str, expect: int = 0, resume: Path | None = None
+) -> None:
     source = [f"resume={resume}"] if resume else [f"recipe={recipe}", f"runs_dir={runs}"]
     log = recipe.parent / f"{runs.name}{bool(resume)}"
     pids = start_ranks([*source, "trainer.precision=32-true", *items], log, 3)
@@ -121,7 +136,10 @@ def ranks(recipe: Path, runs: Path, *items: str, expect: int = 0, resume: Path |
     ids=["bf16", "offloaded"],
 )
 def test_autocast_and_offload(recipe: Path, more: list[str]) -> None:
-    plain, sharded = train(recipe, *PLAIN, *more[: "bf16" in more[0]]), train(recipe, *deepspeed(2), *more)
+    plain, sharded = (
+        train(recipe, *PLAIN, *more[: "bf16" in more[0]]),
+        train(recipe, *deepspeed(2), *more),
+    )
     assert losses(sharded) == pytest.approx(losses(plain), rel=1e-3)
 
 
@@ -138,10 +156,22 @@ def test_a_gradient_that_is_no_number_stops_the_run(recipe: Path, stage: int) ->
     ("items", "message"),
     [
         ([*deepspeed(3), "model.ema_decay=0.9"], "model.ema_decay: must be null with stage 3"),
-        ([*deepspeed(2), "config=zero"], "optim.zero: DeepSpeed shards the optimizer's state already"),
-        ([*deepspeed(2), "optim.name=lamb"], "optim.name: must be adamw, adam, sgd or momentum with DeepSpeed"),
-        ([*deepspeed(2), "trainer.precision=bf16-true"], "trainer.precision: must be 32-true or bf16-mixed"),
-        ([*deepspeed(2), "trainer.gradient_clip_algorithm=value"], "trainer.gradient_clip_algorithm: DeepSpeed clips"),
+        (
+            [*deepspeed(2), "config=zero"],
+            "optim.zero: DeepSpeed shards the optimizer's state already",
+        ),
+        (
+            [*deepspeed(2), "optim.name=lamb"],
+            "optim.name: must be adamw, adam, sgd or momentum with DeepSpeed",
+        ),
+        (
+            [*deepspeed(2), "trainer.precision=bf16-true"],
+            "trainer.precision: must be 32-true or bf16-mixed",
+        ),
+        (
+            [*deepspeed(2), "trainer.gradient_clip_algorithm=value"],
+            "trainer.gradient_clip_algorithm: DeepSpeed clips",
+        ),
         ([*deepspeed(2), "trainer.strategy.stage=4"], "trainer.strategy"),
     ],
 )

@@ -20,7 +20,11 @@ SHARDED, PLAIN = "config=fsdp", "trainer.strategy=ddp"
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> Path:
     """A run in shards by a loss with parameters; not to be changed."""
-    return train(write_recipe(tmp_path_factory.mktemp("whole") / "tiny.yaml", pictures, teacher), SHARDED, *HINT)
+    return train(
+        write_recipe(tmp_path_factory.mktemp("whole") / "tiny.yaml", pictures, teacher),
+        SHARDED,
+        *HINT,
+    )
 
 
 @pytest.mark.slow  # with a loss over logits alone; with parameters too: the next one
@@ -57,7 +61,9 @@ def test_checkpoints_load_in_the_other(recipe: Path, whole: Path, first: str, th
     kill = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 4}})
     audit = json.dumps([{"class_path": "kd.monitor.audit.Audit"}])
     whole = whole if first == SHARDED else train(recipe, first, *HINT)
-    folder = train(recipe, first, *HINT, "checkpoint.every_n_steps=1", f"trainer.callbacks+={kill}", expect=1)
+    folder = train(
+        recipe, first, *HINT, "checkpoint.every_n_steps=1", f"trainer.callbacks+={kill}", expect=1
+    )
     again = train(recipe, then, f"trainer.callbacks={audit}", resume=folder)
     assert again == folder
     assert losses(folder)[:4] == losses(whole)[:4]
@@ -74,10 +80,22 @@ def test_what_does_not_go_together_is_refused(recipe: Path) -> None:
 def test_ranks_whose_last_validation_batch_is_padding_alone(recipe: Path) -> None:
     """16 pictures over three ranks in batches of 5: two ranks have nothing real in the last one, and must not wait.
     In bf16, with accumulation."""
-    items = [f"recipe={recipe}", "config=fsdp", "trainer.devices=3", "data.batch_size=5", "trainer.max_epochs=1"]
+    items = [
+        f"recipe={recipe}",
+        "config=fsdp",
+        "trainer.devices=3",
+        "data.batch_size=5",
+        "trainer.max_epochs=1",
+    ]
     pids = start_ranks(
-        [*items, "trainer.accumulate_grad_batches=2", "trainer.precision=bf16-mixed"], recipe.parent / "log", 3
+        [*items, "trainer.accumulate_grad_batches=2", "trainer.precision=bf16-mixed"],
+        recipe.parent / "log",
+        3,
     )
     assert {status_of(pid) for pid in pids} == {0}, (recipe.parent / "log.0").read_text()
     summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
-    assert (summary["status"], summary["strategy"], summary["precision"]) == ("done", "FSDP", "bf16-mixed")
+    assert (summary["status"], summary["strategy"], summary["precision"]) == (
+        "done",
+        "FSDP",
+        "bf16-mixed",
+    )

@@ -31,7 +31,9 @@ for name in ("new_group", "new_subgroups", "gather", "gather_object", "scatter",
 
 
 def test_without_the_library_one_clear_line() -> None:
-    with pytest.raises(UserError, match=f"trainer.strategy: the backend smddp needs the module {HOOK}"):
+    with pytest.raises(
+        UserError, match=f"trainer.strategy: the backend smddp needs the module {HOOK}"
+    ):
         DDP(backend="smddp", module=HOOK)
 
 
@@ -71,7 +73,9 @@ def test_two_processes_over_the_backend_shard_the_optimizer(recipe: Path) -> Non
 
 
 def test_what_smddp_can_not_do_is_refused() -> None:
-    with pytest.raises(UserError, match="trainer.strategy.compression: must be null with smddp, got 'powersgd'"):
+    with pytest.raises(
+        UserError, match="trainer.strategy.compression: must be null with smddp, got 'powersgd'"
+    ):
         DDP(backend="smddp", module=HOOK, compression="powersgd")
 
 
@@ -79,6 +83,9 @@ def test_the_older_class_path_still_means_smddp() -> None:
     from kd.run.moved import current
     from kd.strategies.ddp import SMDDPStrategy
 
-    assert current("kd.strategies.smddp.SMDDPStrategy") == f"{SMDDPStrategy.__module__}.{SMDDPStrategy.__qualname__}"
+    assert (
+        current("kd.strategies.smddp.SMDDPStrategy")
+        == f"{SMDDPStrategy.__module__}.{SMDDPStrategy.__qualname__}"
+    )
     with pytest.raises(UserError, match="smdistributed"):  # and never plain DDP in silence
         SMDDPStrategy()

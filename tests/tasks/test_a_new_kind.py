@@ -31,7 +31,12 @@ def run(recipe: Path) -> Path:
     """A student of a teacher that was trained on the numbers."""
     assert train_main([f"recipe={recipe}", TRUST, "trainer.max_epochs=8"]) == 0
     runs = recipe.parent / "runs" / "numbers"
-    teacher = {"arch": ARCH, "img_size": 32, "kwargs": {**TINY, "depth": 1}, "checkpoint": str(runs / "000")}
+    teacher = {
+        "arch": ARCH,
+        "img_size": 32,
+        "kwargs": {**TINY, "depth": 1},
+        "checkpoint": str(runs / "000"),
+    }
     loss = {"numbers": {"class_path": "tests._numbers.NumbersLoss"}}
     taught = [f"model.teacher={json.dumps(teacher)}", f"model.distill_losses={json.dumps(loss)}"]
     assert train_main([f"recipe={recipe}", TRUST, *taught, "trainer.max_epochs=4"]) == 0
@@ -80,11 +85,16 @@ def test_it_is_exported_and_the_export_answers_in_numbers(run: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ("model.task=Classification", "Classification needs one label a picture, data.source gives numbers"),
+        (
+            "model.task=Classification",
+            "Classification needs one label a picture, data.source gives numbers",
+        ),
         ("data.augment.mixup=0.5", "data.augment.mixup: is not defined for numbers"),
         ("data.balance_classes=true", "data.balance_classes: needs one label a picture"),
     ],
 )
-def test_what_is_not_defined_for_it_is_refused(recipe: Path, given: str, reason: str, capsys) -> None:
+def test_what_is_not_defined_for_it_is_refused(
+    recipe: Path, given: str, reason: str, capsys
+) -> None:
     assert train_main([f"recipe={recipe}", TRUST, given]) == 2
     assert reason in capsys.readouterr().err

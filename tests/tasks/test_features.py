@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from kd.tasks import features
-from kd.tasks.features import knn_accuracy, rank_of_gram, ridge_accuracy, ridge_classifier, starting_classifier
+from kd.tasks.features import (
+    knn_accuracy,
+    rank_of_gram,
+    ridge_accuracy,
+    ridge_classifier,
+    starting_classifier,
+)
 
 
 def clusters(n: int, seed: int, width: int = 12, classes: int = 4, noise: float = 2.0):
@@ -79,7 +85,9 @@ def test_rank_me_is_the_entropy_of_singular_values(shape: tuple[int, int]) -> No
 
 def test_sizes_that_do_not_fit_are_named() -> None:
     x, y = clusters(6, 0)
-    with pytest.raises(ValueError, match=r"bank must be \(N, D\) with N >= 1 and a label each, got \(0, 12\)"):
+    with pytest.raises(
+        ValueError, match=r"bank must be \(N, D\) with N >= 1 and a label each, got \(0, 12\)"
+    ):
         knn_accuracy(x[:0], y[:0], x, y)
     with pytest.raises(ValueError, match="one width, got 12 and 5"):
         ridge_accuracy(x, y, x[:, :5], y)
@@ -99,7 +107,9 @@ def test_a_classifier_to_start_from_is_the_ridge_one_at_the_scale_that_cross_ent
     (asked, labels) = clusters(400, 5)
 
     def cross_entropy(factor: float) -> float:
-        return float(torch.nn.functional.cross_entropy(factor * (asked.double() @ plain.T + offset), labels))
+        return float(
+            torch.nn.functional.cross_entropy(factor * (asked.double() @ plain.T + offset), labels)
+        )
 
     assert scale > 1
     assert cross_entropy(scale) < min(cross_entropy(1.0), cross_entropy(4 * scale))

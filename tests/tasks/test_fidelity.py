@@ -34,12 +34,17 @@ def logits_of(n: int = 400, c: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndar
     return teacher + rng.normal(0, 1, (n, c)), teacher, truth
 
 
-def fed(kind: str, parts: int, student: np.ndarray, teacher: np.ndarray, truth: np.ndarray) -> Fidelity:
+def fed(
+    kind: str, parts: int, student: np.ndarray, teacher: np.ndarray, truth: np.ndarray
+) -> Fidelity:
     """In several objects of several batches each, put together."""
     index = np.arange(len(truth))
     each = [Fidelity(kind, 5) for _ in range(2)]  # type: ignore[arg-type]
     for i, rows in enumerate(np.array_split(index, parts)):
-        x = [torch.from_numpy(np.ascontiguousarray(a[rows])) for a in (student, teacher, truth, index)]
+        x = [
+            torch.from_numpy(np.ascontiguousarray(a[rows]))
+            for a in (student, teacher, truth, index)
+        ]
         each[i % 2].update(x[0].float(), x[1].float(), x[2], x[3])
     each[0].add(each[1])
     return each[0]
@@ -60,7 +65,10 @@ def test_classes_against_the_definitions() -> None:
     assert found["per_class"][1]["student"] == pytest.approx((s == 1)[truth == 1].mean())
     worst = found["confusions"][0]
     a, b = "abcde".index(worst["is"]), "abcde".index(worst["called"])
-    assert worst["student"] == ((truth == a) & (s == b)).sum() and worst["teacher"] == ((truth == a) & (t == b)).sum()
+    assert (
+        worst["student"] == ((truth == a) & (s == b)).sum()
+        and worst["teacher"] == ((truth == a) & (t == b)).sum()
+    )
 
 
 def test_the_examples_are_the_worst_in_any_order_of_batches() -> None:
@@ -81,7 +89,9 @@ def test_pixels_and_labels() -> None:
     s, known = student.argmax(1), truth < 5
     assert found["agreement"] == pytest.approx((s == teacher.argmax(1))[known].mean())
     both = ((s == 2) & (truth == 2)).sum()
-    assert found["per_class"][2]["student"] == pytest.approx(both / (((s == 2) & known) | (truth == 2)).sum())
+    assert found["per_class"][2]["student"] == pytest.approx(
+        both / (((s == 2) & known) | (truth == 2)).sum()
+    )
 
     labels = (rng.rand(40, 5) < 0.3).astype(np.float32)
     student, teacher = (rng.normal(0, 1, (40, 5)) for _ in range(2))
@@ -95,12 +105,16 @@ def test_pixels_and_labels() -> None:
 def test_kept_logits_end_at_their_limit() -> None:
     kept = KeptLogits(limit=100)
     kept.add(torch.tensor([3, 1]), torch.ones(2, 10))
-    assert kept.get(torch.tensor([1, 3])).shape == (2, 10) and kept.get(torch.tensor([1, 2])) is None
+    assert (
+        kept.get(torch.tensor([1, 3])).shape == (2, 10) and kept.get(torch.tensor([1, 2])) is None
+    )
     kept.add(torch.arange(10, 20), torch.ones(10, 10))
     assert kept.get(torch.tensor([1])) is None
 
 
-def test_a_run_says_how_faithful_its_best_student_is(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_says_how_faithful_its_best_student_is(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The run's own file, from passes it makes anyway, and kd-eval's over the exported weights tell the same."""
     assert main("train", [f"recipe={recipe}", "trainer.precision=32-true"]) == 0
     run = recipe.parent / "runs" / "tiny" / "000"
@@ -115,7 +129,11 @@ def test_a_run_says_how_faithful_its_best_student_is(recipe: Path, capsys: pytes
     assert main("eval", [str(run), "robust=true"]) == 0
     found = json.loads((run / "eval_val.json").read_text())
     for key in ("agreement", "kl"):
-        assert found["fidelity"][key] == pytest.approx(own[key], abs=2e-3)  # the run keeps logits in float16
+        assert found["fidelity"][key] == pytest.approx(
+            own[key], abs=2e-3
+        )  # the run keeps logits in float16
     assert set(found["robust"]) == {"blur", "noise", "jpeg", "brightness"}
-    assert all(len(values) == 3 for models in found["robust"].values() for values in models.values())
+    assert all(
+        len(values) == 3 for models in found["robust"].values() for values in models.values()
+    )
     assert "expected calibration error: student" in capsys.readouterr().out

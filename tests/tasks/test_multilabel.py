@@ -36,28 +36,57 @@ def draw(root: Path) -> Path:
 
 def test_a_run_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = draw(tmp_path / "foods")
-    recipe = write_recipe(tmp_path / "tiny.yaml", root, None, model__task={"class_path": "MultiLabel"})
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", root, None, model__task={"class_path": "MultiLabel"}
+    )
     source = {"class_path": "Manifest", "init_args": {
         "train": str(root / "train.csv"), "val": str(root / "val.csv"), "multi_label": True}}  # fmt: skip
-    items = [f"recipe={recipe}", f"data.source={json.dumps(source)}", "data.augment.scale=0.9", "data.augment.hflip=0"]
+    items = [
+        f"recipe={recipe}",
+        f"data.source={json.dumps(source)}",
+        "data.augment.scale=0.9",
+        "data.augment.hflip=0",
+    ]
     assert train_main([*items, "optim.lr=0.003", "trainer.max_epochs=12", "data.crop_ratio=1"]) == 0
     (first,) = run_folders(recipe)
     assert json.loads((first / "summary.json").read_text())["student"]["best_val"]["map"] > 0.8
-    teacher = {"arch": ARCH, "img_size": 32, "kwargs": {**TINY, "depth": 1}, "checkpoint": str(first)}
+    teacher = {
+        "arch": ARCH,
+        "img_size": 32,
+        "kwargs": {**TINY, "depth": 1},
+        "checkpoint": str(first),
+    }
     loss = '{"kd": {"class_path": "BinaryKDLoss"}}'
-    taught = [*items, f"model.teacher={json.dumps(teacher)}", f"model.distill_losses={loss}", "preflight=stop"]
+    taught = [
+        *items,
+        f"model.teacher={json.dumps(teacher)}",
+        f"model.distill_losses={loss}",
+        "preflight=stop",
+    ]
     assert train_main(taught) == 0
     assert "reaches map" in capsys.readouterr().out
     folder = run_folders(recipe)[-1]
-    assert set(json.loads((folder / "summary.json").read_text())["student"]["val"]) == {"map", "f1", "agreement", "kl"}
+    assert set(json.loads((folder / "summary.json").read_text())["student"]["val"]) == {
+        "map",
+        "f1",
+        "agreement",
+        "kl",
+    }
     assert '"best val map, ' in (folder / "report.html").read_text()
     assert eval_main([str(folder)]) == 0
-    around = '{"class_path": "StandardizedLoss", "init_args": {"loss": {"class_path": "BinaryKDLoss"}}}'
+    around = (
+        '{"class_path": "StandardizedLoss", "init_args": {"loss": {"class_path": "BinaryKDLoss"}}}'
+    )
     for other in ("KDLoss", around):
         assert train_main([*taught, f"model.distill_losses.kd={other}"]) == 2
-        assert "several labels a picture; BinaryKDLoss and the losses over features are" in capsys.readouterr().err
+        assert (
+            "several labels a picture; BinaryKDLoss and the losses over features are"
+            in capsys.readouterr().err
+        )
     assert train_main([*taught, "data.augment.mixup=1"]) == 2
-    assert "data.augment.mixup: is not defined for several labels a picture" in capsys.readouterr().err
+    assert (
+        "data.augment.mixup: is not defined for several labels a picture" in capsys.readouterr().err
+    )
     assert train_main([*taught, "model.task=Classification"]) == 2
     assert (
         "Classification needs one label a picture, data.source gives several labels a picture"
@@ -85,7 +114,9 @@ def test_loss_and_metrics_against_their_formulas() -> None:
     torch.testing.assert_close(task.loss(logits, target), rows.mean())
     target[2] = float("nan")  # a picture without labels
     torch.testing.assert_close(task.loss(logits, target), rows[[0, 1, 3, 4]].mean())
-    task.update(torch.tensor([[3.0, -2, 1], [-1, 4, -3]]), torch.tensor([[1.0, 0, 0], [0, 1, 1]]), None)
+    task.update(
+        torch.tensor([[3.0, -2, 1], [-1, 4, -3]]), torch.tensor([[1.0, 0, 0], [0, 1, 1]]), None
+    )
     assert task.compute()["map"].item() == pytest.approx((1 + 1 + 0.5) / 3)
 
 
@@ -95,7 +126,9 @@ def average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
     return float((np.cumsum(hits) / np.arange(1, len(hits) + 1))[hits == 1].mean())
 
 
-@pytest.mark.parametrize(("shift", "scale"), [(0, 1), (-8, 1), (0, 20)], ids=["plain", "unsure", "saturated"])
+@pytest.mark.parametrize(
+    ("shift", "scale"), [(0, 1), (-8, 1), (0, 20)], ids=["plain", "unsure", "saturated"]
+)
 def test_metrics_are_exact_over_the_labels_that_occur(shift: float, scale: float) -> None:
     rng = np.random.RandomState(0)
     labels = (rng.rand(300, 4) < 0.3).astype(float)

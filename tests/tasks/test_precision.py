@@ -73,13 +73,19 @@ def _make(name: str) -> tuple[Task, list[tuple[Tensor, Tensor]]]:
         multi = MultiLabel(3)
         multi.settle(3)
         target = (torch.rand(COUNT, 3) < 0.3).float()
-        return multi, list(zip((target + torch.randn(COUNT, 3)).split(250), target.split(250), strict=True))
+        return multi, list(
+            zip((target + torch.randn(COUNT, 3)).split(250), target.split(250), strict=True)
+        )
     weights = [1.1, 2.3, 0.7]
     dense = name == "Segmentation"
-    task = _weighted(Segmentation(3, 255, weights) if dense else Classification(3, class_weights=weights))
+    task = _weighted(
+        Segmentation(3, 255, weights) if dense else Classification(3, class_weights=weights)
+    )
     shape = (3, 2, 2) if dense else (3,)
     target = _ids(3)[:, None, None].repeat(1, 2, 2) if dense else _ids(3)
-    logits = torch.randn(COUNT, *shape) + torch.nn.functional.one_hot(_ids(3), 3).view(COUNT, 3, *([1, 1] * dense))
+    logits = torch.randn(COUNT, *shape) + torch.nn.functional.one_hot(_ids(3), 3).view(
+        COUNT, 3, *([1, 1] * dense)
+    )
     return task, list(zip(logits.split(250), target.split(250), strict=True))
 
 
@@ -96,7 +102,9 @@ def _measured(task: Task, batches: list[tuple[Tensor, Tensor]]) -> dict[str, flo
 
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize("name", [*(set(names) - {"Task"}), "OfTheUser"])
-def test_every_task_has_the_metrics_and_the_loss_of_float32_in_every_precision(name: str, cast: str) -> None:
+def test_every_task_has_the_metrics_and_the_loss_of_float32_in_every_precision(
+    name: str, cast: str
+) -> None:
     task, batches = _make(name)
     exact = _measured(task, batches)
     other, _ = _make(name)
@@ -113,7 +121,11 @@ def test_every_metric_keeps_its_type(cast: str) -> None:
         "TargetCounts": (3,), "HeldOut": (["feature_loss"], 4), "NumberErrors": (2,), "PixelCounts": (3, None),
         "Confusions": (3,),
     }  # fmt: skip
-    kinds = {kind.__name__: kind for kind in ExactMetric.__subclasses__() if kind.__module__.startswith("kd.")}
+    kinds = {
+        kind.__name__: kind
+        for kind in ExactMetric.__subclasses__()
+        if kind.__module__.startswith("kd.")
+    }
     assert set(kinds) == set(made), "give arguments for the new metric"
     for name, kind in kinds.items():
         metric = kind(*made[name])
@@ -130,10 +142,16 @@ def test_no_metric_of_ours_goes_round_the_base() -> None:
     assert issubclass(ExactMetric, Metric)
 
 
-def test_a_run_in_half_precision_throughout_measures_the_targets_as_they_are(tmp_path: Path) -> None:
+def test_a_run_in_half_precision_throughout_measures_the_targets_as_they_are(
+    tmp_path: Path,
+) -> None:
     """Lightning casts whatever is a float in a batch; 550.3 kcal would be 552."""
-    student = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, 1))
-    module = kd.DistillationModule(student, task=Regression(1), data=kd.DataInfo(["kcal"], kind="numbers"))
+    student = torch.nn.Sequential(
+        torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, 1)
+    )
+    module = kd.DistillationModule(
+        student, task=Regression(1), data=kd.DataInfo(["kcal"], kind="numbers")
+    )
     target = 550.3 + torch.arange(16.0)[:, None]
     loader = DataLoader(list(zip(torch.rand(16, 3, 8, 8), target, strict=True)), batch_size=8)
     trainer = Trainer(
@@ -143,4 +161,6 @@ def test_a_run_in_half_precision_throughout_measures_the_targets_as_they_are(tmp
     trainer.fit(module, loader, loader)
     with torch.no_grad():
         answers = torch.cat([module(images.bfloat16()).float() for images, _ in loader])
-    assert float(trainer.callback_metrics["val/mae"]) == pytest.approx(float((answers - target).abs().mean()), rel=1e-5)
+    assert float(trainer.callback_metrics["val/mae"]) == pytest.approx(
+        float((answers - target).abs().mean()), rel=1e-5
+    )

@@ -28,7 +28,9 @@ from tests._helpers import ARCH, TINY, draw_folder, write_recipe
 NAN = math.nan
 
 
-def _task(means: tuple[float, ...] = (0.0, 0.0), deviations: tuple[float, ...] = (1.0, 1.0)) -> Regression:
+def _task(
+    means: tuple[float, ...] = (0.0, 0.0), deviations: tuple[float, ...] = (1.0, 1.0)
+) -> Regression:
     task = Regression(loss="l2")
     task.settle(len(means))
     task.name_metrics(["red", "green"][: len(means)])
@@ -38,7 +40,10 @@ def _task(means: tuple[float, ...] = (0.0, 0.0), deviations: tuple[float, ...] =
 
 def test_the_loss_is_of_standardised_targets_and_leaves_missing_ones_out() -> None:
     task = _task((100.0, 0.0), (50.0, 2.0))
-    answer, target = torch.tensor([[150.0, 2.0], [100.0, 0.0]]), torch.tensor([[100.0, NAN], [NAN, 4.0]])
+    answer, target = (
+        torch.tensor([[150.0, 2.0], [100.0, 0.0]]),
+        torch.tensor([[100.0, NAN], [NAN, 4.0]]),
+    )
     assert task.loss(answer, target).item() == pytest.approx((1.0 + 4.0) / 2)
     assert task.loss(answer, torch.full((2, 2), NAN)).item() == 0
 
@@ -56,7 +61,9 @@ def test_the_metrics_are_those_of_torchmetrics_over_the_known_targets() -> None:
         known = ~target[:, i].isnan()
         pair = answer[known, i], target[known, i]
         assert found[f"r2_{name}"].item() == pytest.approx(R2Score()(*pair).item(), abs=1e-4)
-        assert found[f"mae_{name}"].item() == pytest.approx(MeanAbsoluteError()(*pair).item(), rel=1e-4)
+        assert found[f"mae_{name}"].item() == pytest.approx(
+            MeanAbsoluteError()(*pair).item(), rel=1e-4
+        )
         assert found[f"rmse_{name}"].item() == pytest.approx(
             (pair[0] - pair[1]).square().mean().sqrt().item(), rel=1e-4
         )
@@ -66,7 +73,11 @@ def test_the_metrics_are_those_of_torchmetrics_over_the_known_targets() -> None:
 
 def test_errors_are_better_small_under_their_logged_names() -> None:
     """A checkpoint kept by ``val/mae``, or a search for it, once preferred the largest."""
-    assert less_is_better("val/mae_red") and less_is_better("low/val/rmse") and not less_is_better("val/r2_red")
+    assert (
+        less_is_better("val/mae_red")
+        and less_is_better("low/val/rmse")
+        and not less_is_better("val/r2_red")
+    )
 
 
 def test_one_target_has_plain_names() -> None:
@@ -81,17 +92,26 @@ def test_one_target_has_plain_names() -> None:
 
 
 def test_the_bounded_loss_is_that_of_the_paper() -> None:
-    student, teacher = torch.tensor([[3.0, 1.0], [0.5, 9.0]]), torch.tensor([[1.0, 2.0], [1.0, 1.0]])
+    student, teacher = (
+        torch.tensor([[3.0, 1.0], [0.5, 9.0]]),
+        torch.tensor([[1.0, 2.0], [1.0, 1.0]]),
+    )
     target = torch.tensor([[0.0, 0.0], [0.0, NAN]])
     # squared errors 9 > 1: counts; 1 < 4: does not; .25 < 1: does not; missing: does not
     assert RegressionKDLoss(bounded=True)(student, teacher, target).item() == pytest.approx(9 / 2)
-    assert RegressionKDLoss(bounded=True, margin=1.0)(student, teacher, target).item() == pytest.approx((9 + 0.25) / 2)
-    assert RegressionKDLoss("l1")(student, teacher, target).item() == pytest.approx((2 + 1 + 0.5 + 8) / 2)
+    assert RegressionKDLoss(bounded=True, margin=1.0)(
+        student, teacher, target
+    ).item() == pytest.approx((9 + 0.25) / 2)
+    assert RegressionKDLoss("l1")(student, teacher, target).item() == pytest.approx(
+        (2 + 1 + 0.5 + 8) / 2
+    )
 
 
 def test_losses_of_classes_and_of_numbers_refuse_each_other() -> None:
     assert "RegressionKDLoss" in Regression().refuses(KDLoss())
-    assert Classification().refuses(RegressionKDLoss()) and not Regression().refuses(RegressionKDLoss())
+    assert Classification().refuses(RegressionKDLoss()) and not Regression().refuses(
+        RegressionKDLoss()
+    )
 
 
 @pytest.mark.parametrize("in_units", [True, False])
@@ -101,7 +121,9 @@ def test_a_scaled_classifier_is_a_plain_one_outside_the_run(in_units: bool) -> N
     before = model(pictures).detach()
     scale_output(model, [(400.0, 50.0), (3.0, 2.0)], in_units)
     now = model(pictures).detach()
-    expected = before if in_units else before * torch.tensor([50.0, 2.0]) + torch.tensor([400.0, 3.0])
+    expected = (
+        before if in_units else before * torch.tensor([50.0, 2.0]) + torch.tensor([400.0, 3.0])
+    )
     torch.testing.assert_close(now, expected, rtol=1e-4, atol=1e-3)
     plain = timm.create_model(ARCH, img_size=32, num_classes=2, **TINY).eval()
     plain.load_state_dict(unit_output(model.state_dict()))
@@ -118,7 +140,9 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
             table = csv.writer(file)
             table.writerow(["path", "red", "green"])
             for i, path in enumerate(sorted((folder / split).rglob("*.jpg"))):
-                red, green, _ = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3).mean(0) / 255
+                red, green, _ = (
+                    np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3).mean(0) / 255
+                )
                 table.writerow([path.relative_to(folder), 1000 * red, "" if i % 4 == 3 else green])
     return folder
 
@@ -126,7 +150,11 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("text", "targets", "reason"),
     [
-        ("path,red\na.png,1", ["blue"], "has no column blue (data.source.targets; it has path, red)"),
+        (
+            "path,red\na.png,1",
+            ["blue"],
+            "has no column blue (data.source.targets; it has path, red)",
+        ),
         ("path,red\na.png,much", ["red"], "red of a.png is 'much', which is not a number"),
         ("path,red\na.png,\nb.png,nan", ["red"], "has no value of red"),
         ('[{"path": "a.png", "red": "inf"}]', ["red"], "which is not a number"),
@@ -134,7 +162,9 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ('[{"path": "a.png"}]', ["red"], "has no column red (data.source.targets; it has path)"),
     ],
 )
-def test_a_list_without_the_numbers_is_refused(text: str, targets: list[str], reason: str, tmp_path: Path) -> None:
+def test_a_list_without_the_numbers_is_refused(
+    text: str, targets: list[str], reason: str, tmp_path: Path
+) -> None:
     file = tmp_path / ("list.json" if text.startswith("[") else "list.csv")
     file.write_text(text)
     with pytest.raises(UserError, match="data.source.train") as raised:
@@ -147,7 +177,11 @@ def run(lists: Path) -> Path:
     """A student that inherits from a teacher of numbers and learns from it."""
     source = {
         "class_path": "kd.data.sources.Manifest",
-        "init_args": {"train": str(lists / "train.csv"), "val": str(lists / "val.csv"), "targets": ["red", "green"]},
+        "init_args": {
+            "train": str(lists / "train.csv"),
+            "val": str(lists / "val.csv"),
+            "targets": ["red", "green"],
+        },
     }
     recipe = write_recipe(
         lists / "numbers.yaml", lists, None, preflight="stop", recipe="numbers", data__source=source,
@@ -156,7 +190,12 @@ def run(lists: Path) -> Path:
     )  # fmt: skip
     assert train_main([f"recipe={recipe}", "trainer.max_epochs=10"]) == 0
     runs = lists / "runs" / "numbers"
-    teacher = {"arch": ARCH, "img_size": 32, "kwargs": {**TINY, "depth": 1}, "checkpoint": str(runs / "000")}
+    teacher = {
+        "arch": ARCH,
+        "img_size": 32,
+        "kwargs": {**TINY, "depth": 1},
+        "checkpoint": str(runs / "000"),
+    }
     taught = [
         f"model.teacher={json.dumps(teacher)}", "model.distill_losses.kd=RegressionKDLoss",
         "model.student.inherit=auto",
@@ -177,13 +216,20 @@ def test_the_student_answers_in_the_targets_units(run: Path, lists: Path, tmp_pa
     assert eval_main([str(run)]) == 0
     again = json.loads((run / "eval_val.json").read_text())["student"]
     assert again["r2"] == pytest.approx(best["r2"], abs=0.02)
-    assert again["mae_green"] == pytest.approx(best["mae_green"], rel=0.05)  # by the name that training gave it
+    assert again["mae_green"] == pytest.approx(
+        best["mae_green"], rel=0.05
+    )  # by the name that training gave it
     assert predict_main([str(run), str(lists / "val"), f"out={tmp_path / 'found.csv'}"]) == 0
     rows = list(csv.DictReader((tmp_path / "found.csv").open()))
     assert list(rows[0]) == ["file", "red", "green"]
-    true = [1000 * np.asarray(Image.open(row["file"]).convert("RGB"))[..., 0].mean() / 255 for row in rows]
+    true = [
+        1000 * np.asarray(Image.open(row["file"]).convert("RGB"))[..., 0].mean() / 255
+        for row in rows
+    ]
     assert np.corrcoef(true, [float(row["red"]) for row in rows])[0, 1] > 0.7
-    model = timm.create_model(f"local-dir:{run / 'student'}", pretrained=True)  # plain timm takes it
+    model = timm.create_model(
+        f"local-dir:{run / 'student'}", pretrained=True
+    )  # plain timm takes it
     assert model.get_classifier().out_features == 2
 
 
@@ -196,12 +242,16 @@ def test_a_checkpoint_of_the_run_teaches_in_units_too(run: Path) -> None:
     torch.testing.assert_close(read["head.bias"], exported["head.bias"])
 
 
-def test_the_export_answers_in_the_same_numbers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_export_answers_in_the_same_numbers(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("onnxruntime")
     assert export_main([str(run), "to=onnx"]) == 0
     kept = json.loads((run / "export" / "export.json").read_text())["onnx"]
     assert kept["kept"] and kept["metric"] == "r2"
-    assert f"r2 of the student      {kept['student']:.4f}\n" in capsys.readouterr().out  # a share of nothing
+    assert (
+        f"r2 of the student      {kept['student']:.4f}\n" in capsys.readouterr().out
+    )  # a share of nothing
 
 
 def test_fidelity_compares_student_and_teacher_by_tenths_of_the_targets() -> None:
@@ -215,5 +265,7 @@ def test_fidelity_compares_student_and_teacher_by_tenths_of_the_targets() -> Non
     (of_red,) = found.result(["red"])["targets"]
     assert of_red["mae"] == {"student": 3.0, "teacher": 1.0}
     assert (of_red["correlation"], of_red["difference"]) == (pytest.approx(1.0), 2.0)
-    assert [part["from"] for part in of_red["deciles"]][:2] == [0.0, 4.0] and of_red["deciles"][-1]["to"] == 39.0
+    assert [part["from"] for part in of_red["deciles"]][:2] == [0.0, 4.0] and of_red["deciles"][-1][
+        "to"
+    ] == 39.0
     assert all(part["student"] == 3.0 for part in of_red["deciles"])

@@ -42,7 +42,12 @@ def test_a_teacher_is_trained_and_teaches_a_convolutional_student(
     assert taught["miou"] > 0.7
     assert "iou_00" in taught
     assert "iou_02" not in taught  # the class that never occurs counts for nothing
-    teacher = {"arch": ARCH, "img_size": [24, 32], "kwargs": {**TINY, "depth": 4}, "checkpoint": str(first)}
+    teacher = {
+        "arch": ARCH,
+        "img_size": [24, 32],
+        "kwargs": {**TINY, "depth": 4},
+        "checkpoint": str(first),
+    }
     recipe = recipe_of(
         tmp_path, root, teacher=teacher, student={"arch": "resnet10t", "img_size": [24, 32]},
         distill_losses={"cwd": {"class_path": "CWDLoss"}, "pixel": {"class_path": "PixelKDLoss"}},
@@ -74,16 +79,28 @@ def test_a_dense_student_as_large_as_its_teacher_starts_as_its_equal() -> None:
     teacher, student = (build_model(spec, 3, "model.student", dense=True).eval() for _ in range(2))
     pictures = torch.randint(0, 256, (64, 3, 24, 32), dtype=torch.uint8)
     as_input = preprocess_for(student, (24, 32))
-    before = (student(as_input(pictures)).argmax(1) == teacher(as_input(pictures)).argmax(1)).float().mean()
+    before = (
+        (student(as_input(pictures)).argmax(1) == teacher(as_input(pictures)).argmax(1))
+        .float()
+        .mean()
+    )
     inherit_together([(student, as_input)], teacher, pictures, as_input)
-    after = (student(as_input(pictures)).argmax(1) == teacher(as_input(pictures)).argmax(1)).float().mean()
+    after = (
+        (student(as_input(pictures)).argmax(1) == teacher(as_input(pictures)).argmax(1))
+        .float()
+        .mean()
+    )
     assert after > max(0.9, before + 0.1)
 
 
 def test_picture_and_mask_are_cropped_and_flipped_together(root: Path) -> None:
     source = SegmentationFolder(str(root), NAMES, 9)
     data = DistillationDataModule(
-        source, img_size=(24, 32), batch_size=8, num_workers=0, augment=Augment(scale=0.3, hflip=0.5)
+        source,
+        img_size=(24, 32),
+        batch_size=8,
+        num_workers=0,
+        augment=Augment(scale=0.3, hflip=0.5),
     )
     batch = next(iter(data.train_dataloader()))
     assert batch["target"].shape == (8, 24, 32)
@@ -169,21 +186,33 @@ def test_dense_models_of_many_kinds_use_all_their_parameters(arch: str, kwargs: 
     logits = model(torch.randn(2, 3, 64, 64))
     assert logits.shape == (2, 5, 64, 64)
     logits.sum().backward()
-    assert [name for name, p in model.named_parameters() if p.grad is None] == []  # DDP would stop at one
+    assert [
+        name for name, p in model.named_parameters() if p.grad is None
+    ] == []  # DDP would stop at one
 
 
 def test_a_backbone_from_a_classifiers_checkpoint(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "classifier.safetensors")
-    model = build_model(ModelSpec(ARCH, (24, 40), checkpoint=str(file), kwargs=TINY), 3, "model.student", dense=True)
+    model = build_model(
+        ModelSpec(ARCH, (24, 40), checkpoint=str(file), kwargs=TINY), 3, "model.student", dense=True
+    )
     again = build_model(ModelSpec(ARCH, (24, 40), kwargs=TINY), 3, "model.student", dense=True)
     from safetensors.torch import load_file
 
     weights = load_file(file)
     assert torch.equal(model.backbone.blocks[1].mlp.fc1.weight, weights["blocks.1.mlp.fc1.weight"])
-    assert not torch.equal(again.backbone.blocks[1].mlp.fc1.weight, weights["blocks.1.mlp.fc1.weight"])
+    assert not torch.equal(
+        again.backbone.blocks[1].mlp.fc1.weight, weights["blocks.1.mlp.fc1.weight"]
+    )
     assert model.backbone.pos_embed.shape[1] == 3 * 5 + 1
     with pytest.raises(UserError, match="head.levels.0.weight is missing"):
-        build_model(ModelSpec(ARCH, 32, checkpoint=str(file), kwargs=TINY), 3, "model.teacher", head=True, dense=True)
+        build_model(
+            ModelSpec(ARCH, 32, checkpoint=str(file), kwargs=TINY),
+            3,
+            "model.teacher",
+            head=True,
+            dense=True,
+        )
 
 
 # -- damaged data ----------------------------------------------------------------------------------------------------
@@ -197,7 +226,10 @@ def save(path: Path, array: np.ndarray) -> None:
     ("damage", "message"),
     [
         (lambda p: save(p, np.zeros((30, 39))), "has 39x30 pixels, not 40x30"),
-        (lambda p: save(p, np.full((30, 40), 7)), r"holds the value 7, not one of 0..2 and 9 \(ignored\)"),
+        (
+            lambda p: save(p, np.full((30, 40), 7)),
+            r"holds the value 7, not one of 0..2 and 9 \(ignored\)",
+        ),
         (lambda p: save(p, np.zeros((30, 40, 3))), "must hold one byte a pixel, not colours"),
         (lambda p: p.write_bytes(p.read_bytes()[:40]), "can't be read"),
     ],
@@ -205,11 +237,18 @@ def save(path: Path, array: np.ndarray) -> None:
 def test_damaged_masks_are_named_by_path(damage, message: str, root: Path) -> None:
     mask = root / "masks/train/3.png"
     damage(mask)
-    data = DistillationDataModule(SegmentationFolder(str(root), NAMES, 9), img_size=(24, 32), batch_size=4)
-    with pytest.raises(UserError, match=rf"1 damaged picture: .*3.jpg \(its mask .*3.png.* ?{message}"):
+    data = DistillationDataModule(
+        SegmentationFolder(str(root), NAMES, 9), img_size=(24, 32), batch_size=4
+    )
+    with pytest.raises(
+        UserError, match=rf"1 damaged picture: .*3.jpg \(its mask .*3.png.* ?{message}"
+    ):
         data.prepare_data()
     skipping = DistillationDataModule(
-        SegmentationFolder(str(root), NAMES, 9), img_size=(24, 32), batch_size=4, on_bad_image="skip"
+        SegmentationFolder(str(root), NAMES, 9),
+        img_size=(24, 32),
+        batch_size=4,
+        on_bad_image="skip",
     )
     assert skipping.info.train == 7
 
@@ -260,7 +299,9 @@ def test_mistakes_end_in_one_line(
     assert message in capsys.readouterr().err
 
 
-def test_a_pack_of_scenes_and_views_of_the_device_learn_the_same(root: Path, tmp_path: Path) -> None:
+def test_a_pack_of_scenes_and_views_of_the_device_learn_the_same(
+    root: Path, tmp_path: Path
+) -> None:
     """Masks beside their pictures in the shards; cut, scaled and flipped where the pictures are."""
     recipe = recipe_of(tmp_path, root)
     assert pack_main([f"recipe={recipe}", f"out={tmp_path / 'pack'}"]) == 0
@@ -283,14 +324,19 @@ def test_a_pack_of_scenes_and_views_of_the_device_learn_the_same(root: Path, tmp
     assert train_main(items) == 0
     source = "{class_path: Shards, init_args: {root: %s}}" % (tmp_path / "pack")
     assert train_main([*items, f"data.source={source}", "data.engine=device"]) == 0
-    one, other = (json.loads((f / "summary.json").read_text())["student"]["val"] for f in run_folders(recipe)[-2:])
+    one, other = (
+        json.loads((f / "summary.json").read_text())["student"]["val"]
+        for f in run_folders(recipe)[-2:]
+    )
     assert one == other
     assert pack_main([f"recipe={recipe}", f"out={tmp_path / 'small'}", "short_side=15"]) == 0
     small = Shards(str(tmp_path / "small")).load("val")
     assert decode(small.read(0)).shape[1:] == torch.as_tensor(small.target(0)).shape[1:] == (15, 20)
 
 
-@pytest.mark.parametrize("kind", ["half", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("int8", "topk"))])
+@pytest.mark.parametrize(
+    "kind", ["half", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("int8", "topk"))]
+)
 def test_answers_for_every_pixel_are_cached(
     kind: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,7 +346,9 @@ def test_answers_for_every_pixel_are_cached(
     assert train_main([f"recipe={recipe}", eight, "trainer.max_epochs=1"]) == 0
     teacher = {"arch": ARCH, "img_size": [24, 32], "kwargs": {**TINY, "depth": 4},
                "checkpoint": str(run_folders(recipe)[0])}  # fmt: skip
-    recipe = recipe_of(tmp_path, root, teacher=teacher, distill_losses={"pixel": {"class_path": "PixelKDLoss"}})
+    recipe = recipe_of(
+        tmp_path, root, teacher=teacher, distill_losses={"pixel": {"class_path": "PixelKDLoss"}}
+    )
     few = [f"recipe={recipe}", "trainer.max_epochs=2", "trainer.precision=32-true", "preflight=off"]
     items = [*few, eight]
     assert train_main(items) == 0
@@ -319,10 +367,20 @@ def test_answers_for_every_pixel_are_cached(
         assert found[0][step] == pytest.approx(value, abs=tolerance, rel=tolerance)
     kept = json.loads((run_folders(recipe)[-1] / "summary.json").read_text())["cache"]
     assert (kept["answers_read"], kept["answers_computed"]) == (16, 0)
-    few += [f"model.teacher.classes={json.dumps([*NAMES, *'abcdefgh'][:8])}", "model.teacher.cache=on"]
+    few += [
+        f"model.teacher.classes={json.dumps([*NAMES, *'abcdefgh'][:8])}",
+        "model.teacher.cache=on",
+    ]
     assert train_main([*few, "model.teacher.cache_precision=int8"]) == 2
-    assert "int8 is no smaller than half precision with so few classes (3; 7 or more do)" in capsys.readouterr().err
-    cwd = ["model.distill_losses.cwd=CWDLoss", "model.teacher.cache=on", "model.teacher.cache_topk=2"]
+    assert (
+        "int8 is no smaller than half precision with so few classes (3; 7 or more do)"
+        in capsys.readouterr().err
+    )
+    cwd = [
+        "model.distill_losses.cwd=CWDLoss",
+        "model.teacher.cache=on",
+        "model.teacher.cache_topk=2",
+    ]
     assert train_main([*items, *cwd]) == 2
     assert "model.teacher.cache_topk: CWDLoss needs all logits" in capsys.readouterr().err
 
@@ -340,5 +398,7 @@ def test_the_largest_at_each_pixel_are_exact_and_the_mass_of_the_others_too(k: i
 
 
 def test_maps_of_bytes_take_less_than_half_precision() -> None:
-    int8, half = (MapCodec((8, 24, 32), None, precision).record_bytes for precision in ("int8", "half"))
+    int8, half = (
+        MapCodec((8, 24, 32), None, precision).record_bytes for precision in ("int8", "half")
+    )
     assert int8 < half

@@ -49,13 +49,17 @@ def test_a_task_of_ones_own_answers_in_numbers() -> None:
         (Features(), KDLoss(), "the student has no classifier"),
     ],
 )
-def test_a_task_refuses_losses_that_it_is_not_defined_for(task: Task, loss: KDLoss, reason: str) -> None:
+def test_a_task_refuses_losses_that_it_is_not_defined_for(
+    task: Task, loss: KDLoss, reason: str
+) -> None:
     found = task.refuses(loss)
     assert (reason in found) if reason else not found
 
 
 @pytest.mark.parametrize("kind", [HardKDLoss, DKDLoss, DISTLoss, NKDLoss, MLKDLoss, WSLDLoss])
-def test_losses_over_classes_are_refused_for_masks_and_several_labels(kind: type[LogitLoss]) -> None:
+def test_losses_over_classes_are_refused_for_masks_and_several_labels(
+    kind: type[LogitLoss],
+) -> None:
     assert "is not defined for masks; PixelKDLoss" in Segmentation(3).refuses(kind())
     if kind in (HardKDLoss, DISTLoss, MLKDLoss):  # the others need a class id, and say so
         assert "BinaryKDLoss and the losses over features are" in MultiLabel(3).refuses(kind())
@@ -84,9 +88,13 @@ def test_answers_as_rows_of_a_table() -> None:
     logits = torch.tensor([[2.0, 0, 0], [0, 0, 3]])
     found = Classification(3).rows(logits, NAMES)
     assert found[""] == ["apple", "corn"]
-    assert [float(p) for p in found["_p"]] == pytest.approx(logits.softmax(1).amax(1).tolist(), abs=1e-6)
+    assert [float(p) for p in found["_p"]] == pytest.approx(
+        logits.softmax(1).amax(1).tolist(), abs=1e-6
+    )
     assert Classification(3).rows(torch.tensor([1, -1]), NAMES) == {"": ["bread", ""]}
-    assert MultiLabel(3).rows(torch.tensor([[1.0, -1, 2], [-1, -1, -1]]), NAMES) == {"": ["apple;corn", ""]}
+    assert MultiLabel(3).rows(torch.tensor([[1.0, -1, 2], [-1, -1, -1]]), NAMES) == {
+        "": ["apple;corn", ""]
+    }
 
 
 def test_the_same_answer() -> None:
@@ -99,8 +107,12 @@ def test_the_same_answer() -> None:
 def test_a_drawn_answer_is_black_where_the_truth_does_not_count() -> None:
     picture, truth = np.full((4, 4, 3), 7, np.uint8), torch.zeros(4, 4, dtype=torch.uint8)
     truth[0, 0] = 255
-    sheet = np.asarray(Segmentation(3).drawn(picture, {"truth": truth, "student": truth * 0}, NAMES))
-    assert (sheet[16, 4 + 4 + 4 + 4] == 0).all()  # below the band of names, behind picture and truth
+    sheet = np.asarray(
+        Segmentation(3).drawn(picture, {"truth": truth, "student": truth * 0}, NAMES)
+    )
+    assert (
+        sheet[16, 4 + 4 + 4 + 4] == 0
+    ).all()  # below the band of names, behind picture and truth
     assert sheet[16, 4 + 4 + 4 + 5].any()
 
 
@@ -113,5 +125,7 @@ def test_settings_without_effect_are_named_where_no_picture_has_a_label() -> Non
     task = Classification(3, label_smoothing=0.1, class_weights=[1.0, 2.0, 3.0])
     assert task.note_on_labels(True) == ""
     note = task.note_on_labels(False)
-    assert note.endswith("model.task_loss_weight, model.task.label_smoothing, model.task.class_weights: without effect")
+    assert note.endswith(
+        "model.task_loss_weight, model.task.label_smoothing, model.task.class_weights: without effect"
+    )
     assert "class_weights" not in Classification(3).note_on_labels(False)

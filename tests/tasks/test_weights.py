@@ -7,7 +7,9 @@ from kd.errors import UserError
 from kd.tasks.weights import check, weights_of
 
 
-@pytest.mark.parametrize("given", ["balanced", [0.0, 0.0], [1.0, -1.0], {"a": float("inf")}, {"a": 0.0}])
+@pytest.mark.parametrize(
+    "given", ["balanced", [0.0, 0.0], [1.0, -1.0], {"a": float("inf")}, {"a": 0.0}]
+)
 def test_weights_that_no_classes_can_have(given: object) -> None:
     with pytest.raises(ValueError, match="class_weights must be"):
         check(given)  # type: ignore[arg-type]
@@ -19,13 +21,17 @@ def test_automatic_weights_give_all_classes_the_same_say() -> None:
     assert weights is not None
     says = weights * torch.tensor(counts)
     assert torch.allclose(says[:2], says[:1].expand(2))
-    assert torch.isclose(says.sum() / sum(counts), torch.tensor(1.0)), "the mean over the pictures is 1"
+    assert torch.isclose(says.sum() / sum(counts), torch.tensor(1.0)), (
+        "the mean over the pictures is 1"
+    )
 
 
 @pytest.mark.parametrize(("given", "counts", "message"), [
     ("auto", None, "auto needs"), ([1.0], None, "1 numbers for 2 classes"), ({"aa": 2.0}, None, "did you mean 'a'"),
 ])  # fmt: skip
-def test_weights_that_do_not_fit_the_data(given: object, counts: list[int] | None, message: str) -> None:
+def test_weights_that_do_not_fit_the_data(
+    given: object, counts: list[int] | None, message: str
+) -> None:
     with pytest.raises(UserError, match=f"model.task.class_weights.*{message}"):
         weights_of(given, ["a", "b"], counts)  # type: ignore[arg-type]
 

@@ -16,7 +16,9 @@ def order_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by ``t`` for each answer of the teacher, by ``s`` for each step of the student."""
     found: list[str] = []
     answer, learn = FrozenTeacher.answer, Student.learn
-    monkeypatch.setattr(FrozenTeacher, "answer", lambda self, *a: (found.append("t"), answer(self, *a))[1])
+    monkeypatch.setattr(
+        FrozenTeacher, "answer", lambda self, *a: (found.append("t"), answer(self, *a))[1]
+    )
     monkeypatch.setattr(Student, "learn", lambda self, *a: (found.append("s"), learn(self, *a))[1])
     return found
 
@@ -30,7 +32,9 @@ def test_the_next_answer_is_made_before_a_step_and_nothing_else_changes(
     recipe: Path, extra: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items = ["trainer.limit_val_batches=0", "trainer.max_epochs=2", "preflight=off"]
-    plain = run(recipe, *items, *[item for item in extra if "overlap" not in item and "ahead" not in item])
+    plain = run(
+        recipe, *items, *[item for item in extra if "overlap" not in item and "ahead" not in item]
+    )
     order = order_of(monkeypatch)
     ahead = run(recipe, *items, *extra)
     assert "".join(order) == 2 * ("tt" + "st" * 4 + "ss")
@@ -54,7 +58,9 @@ def test_a_copy_ahead_of_cached_answers_changes_nothing(recipe: Path, tmp_path: 
      "model.teacher.overlap: needs model.teacher.compile=default, got reduce-overhead"),
     (["config=headspace"], "model.teacher.overlap: must be false in a headspace run, which removes the teacher"),
 ])  # fmt: skip
-def test_what_can_not_overlap_is_refused(recipe: Path, items: list[str], message: str, capsys: Any) -> None:
+def test_what_can_not_overlap_is_refused(
+    recipe: Path, items: list[str], message: str, capsys: Any
+) -> None:
     assert train_main([f"recipe={recipe}", "model.teacher.overlap=true", *items]) == 2
     assert message in capsys.readouterr().err.strip().splitlines()[-1]
     assert not (recipe.parent / "runs").exists()

@@ -44,7 +44,11 @@ MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
 @pytest.fixture()
 def cache(tmp_path: Path) -> list[str]:
     """A cache of two views in a folder of the test's own."""
-    return ["model.teacher.cache=on", f"model.teacher.cache_dir={tmp_path / 'answers'}", "model.teacher.cache_views=2"]
+    return [
+        "model.teacher.cache=on",
+        f"model.teacher.cache_dir={tmp_path / 'answers'}",
+        "model.teacher.cache_views=2",
+    ]
 
 
 def report(folder: Path) -> dict[str, Any]:
@@ -92,7 +96,9 @@ def test_mixed_neighbours_stay_together(world_size: int) -> None:
 # -- equal to live --------
 
 
-@pytest.mark.parametrize("extra", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"])
+@pytest.mark.parametrize(
+    "extra", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"]
+)
 def test_the_first_views_are_the_live_run(recipe: Path, cache: list[str], extra: list[str]) -> None:
     items = ["trainer.precision=32-true", "data.augment.color_jitter=0.3", *extra]
     live, filling = run(recipe, *items), run(recipe, *items, *cache)
@@ -102,8 +108,12 @@ def test_the_first_views_are_the_live_run(recipe: Path, cache: list[str], extra:
     assert (report(filling)["answers_read"], report(filling)["answers_computed"]) == (0, 96)
 
 
-@pytest.mark.parametrize("extra", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"])
-def test_reading_equals_filling_to_the_last_bit(recipe: Path, cache: list[str], extra: list[str]) -> None:
+@pytest.mark.parametrize(
+    "extra", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"]
+)
+def test_reading_equals_filling_to_the_last_bit(
+    recipe: Path, cache: list[str], extra: list[str]
+) -> None:
     """Four epochs of two views, with and without loader processes; the second run never runs its teacher."""
     items = [*cache, *extra, "trainer.max_epochs=4"]
     filling = run(recipe, *items)
@@ -114,7 +124,9 @@ def test_reading_equals_filling_to_the_last_bit(recipe: Path, cache: list[str], 
     assert_same(student_of(filling), student_of(reading))
 
 
-def test_repeated_epochs_read_what_the_teacher_would_answer_to_their_pictures(recipe: Path, cache: list[str]) -> None:
+def test_repeated_epochs_read_what_the_teacher_would_answer_to_their_pictures(
+    recipe: Path, cache: list[str]
+) -> None:
     """Mixed pictures too: an answer belongs to the very view that the student sees."""
     seen = []
     ask = CachedTeacher.answer
@@ -122,7 +134,12 @@ def test_repeated_epochs_read_what_the_teacher_would_answer_to_their_pictures(re
     def compare(self: Any, batch: Any, wanted: Any) -> Any:
         given = ask(self, batch, wanted)
         if "view" in batch:
-            seen.append((bool(batch["records"][ALL]), (given.logits[ALL] - self.live(batch["image"])).abs().max()))
+            seen.append(
+                (
+                    bool(batch["records"][ALL]),
+                    (given.logits[ALL] - self.live(batch["image"])).abs().max(),
+                )
+            )
         return given
 
     with pytest.MonkeyPatch.context() as patch:
@@ -175,7 +192,12 @@ def feature_recipe(tmp_path: Path, pictures: Path, teacher: Path, kind: str) -> 
     [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "maps")) for kind in FEATURES],
 )
 def test_cached_features_teach_what_live_ones_do(
-    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], kind: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    cache: list[str],
+    kind: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Filling, then reading without the teacher; the size is told first."""
     recipe = feature_recipe(tmp_path, pictures, teacher, kind)
@@ -185,13 +207,18 @@ def test_cached_features_teach_what_live_ones_do(
     filling = run(recipe, *items, *cache)
     shapes, before = FEATURES[kind][2:]
     kept = 2 * sum(int(np.prod(shape)) for shape in shapes.values())
-    own = 4 * len(shapes) if before == 16 else 4 * (len(shapes) - 1)  # each kind has a checksum of its own
+    own = (
+        4 * len(shapes) if before == 16 else 4 * (len(shapes) - 1)
+    )  # each kind has a checksum of its own
     header = read_run(live).headers[0]  # the report may advise a cache, and says what it needs
     assert (header["cacheable"], header["feature_bytes"]) == (True, kept)
     size = before + kept + own
     said = capsys.readouterr().out
     assert f"cache: {size:,} bytes an answer (" in said
-    assert f"features {shapes}), {2 * 48 * size / 1e6:,.1f} MB for 2 view(s) of 48 pictures in " in said
+    assert (
+        f"features {shapes}), {2 * 48 * size / 1e6:,.1f} MB for 2 view(s) of 48 pictures in "
+        in said
+    )
     assert report(filling)["features"] == shapes
     reading = run(recipe, *items, *cache, "model.teacher.cache=only")
     assert (report(reading)["answers_read"], report(reading)["answers_computed"]) == (96, 0)
@@ -223,10 +250,16 @@ def test_cached_features_resume_and_serve_any_number_of_processes(
 
 
 def test_kd_cache_fills_features(
-    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    cache: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe = feature_recipe(tmp_path, pictures, teacher, "all tokens of two losses")
-    assert cache_main([f"recipe={recipe}", *cache, "data.batch_size=10"]) == 0  # a shorter last batch
+    assert (
+        cache_main([f"recipe={recipe}", *cache, "data.batch_size=10"]) == 0
+    )  # a shorter last batch
     said = capsys.readouterr().out
     assert said.index("bytes an answer") < said.index("cache: 96 answers computed")
     reading = run(recipe, *cache, "model.teacher.cache=only")
@@ -245,28 +278,49 @@ def test_a_headless_teachers_features_are_cached(
 
 
 def test_auto_counts_the_disk_of_features(
-    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    cache: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe = feature_recipe(tmp_path, pictures, teacher, "maps")
-    short = ["trainer.max_epochs=21", "trainer.limit_train_batches=1", "trainer.limit_val_batches=0"]
+    short = [
+        "trainer.max_epochs=21",
+        "trainer.limit_train_batches=1",
+        "trainer.limit_val_batches=0",
+    ]
     run(recipe, *cache, *short, "model.teacher.cache=auto", "model.teacher.cache_views=20")
     megabytes = 20 * 48 * (16 + 2 * 32 * 4 * 4) / 1e6
     assert f"; {megabytes:,.1f} MB of " in capsys.readouterr().out
 
 
 def test_features_alone_have_no_largest_logits(
-    tmp_path: Path, pictures: Path, teacher: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    cache: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe = feature_recipe(tmp_path, pictures, teacher, "class token, no logits")
     assert train_main([f"recipe={recipe}", *cache, "model.teacher.cache_topk=2"]) == 2
-    assert "model.teacher.cache_topk: no loss reads logits, so none are stored; leave it out" in capsys.readouterr().err
+    assert (
+        "model.teacher.cache_topk: no loss reads logits, so none are stored; leave it out"
+        in capsys.readouterr().err
+    )
 
 
 def test_layers_that_work_on_windows_cant_be_kept(
     tmp_path: Path, pictures: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Swin's attention sees windows as the batch."""
-    arch = {"patch_size": 4, "window_size": 4, "embed_dim": 24, "depths": [1, 1], "num_heads": [2, 2]}
+    arch = {
+        "patch_size": 4,
+        "window_size": 4,
+        "embed_dim": 24,
+        "depths": [1, 1],
+        "num_heads": [2, 2],
+    }
     spec = {"arch": "swin_tiny_patch4_window7_224", "img_size": 32, "kwargs": arch}
     torch.manual_seed(0)
     model = timm.create_model(spec["arch"], num_classes=4, img_size=32, **arch)
@@ -280,7 +334,10 @@ def test_layers_that_work_on_windows_cant_be_kept(
     assert train_main([f"recipe={recipe}", *cache]) == 2
     assert not (tmp_path / "answers").exists()
     said = capsys.readouterr().err
-    assert "keeps features by picture, but the layer 'layers.0.blocks.0.attn' of model.taps gives 8 rows for 2" in said
+    assert (
+        "keeps features by picture, but the layer 'layers.0.blocks.0.attn' of model.taps gives 8 rows for 2"
+        in said
+    )
 
 
 def test_one_teachers_cache_serves_recipes_that_look_at_other_layers(
@@ -336,7 +393,9 @@ def test_a_fill_that_is_killed_goes_on(recipe: Path, cache: list[str], tmp_path:
     assert_same(student_of(after), student_of(whole))
 
 
-def test_resume_with_a_cache_equals_the_uninterrupted_run(recipe: Path, cache: list[str], tmp_path: Path) -> None:
+def test_resume_with_a_cache_equals_the_uninterrupted_run(
+    recipe: Path, cache: list[str], tmp_path: Path
+) -> None:
     whole = run(recipe, *cache, *MIX, "trainer.max_epochs=4")
     stop = json.dumps({"class_path": "tests._stop.StopAfterEpoch", "init_args": {"epoch": 2}})
     fresh = [cache[0], f"model.teacher.cache_dir={tmp_path / 'fresh'}", cache[2]]
@@ -348,9 +407,15 @@ def test_resume_with_a_cache_equals_the_uninterrupted_run(recipe: Path, cache: l
     assert_same(student_of(part), student_of(whole))
 
 
-@pytest.mark.parametrize("items", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"])
+@pytest.mark.parametrize(
+    "items", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"]
+)
 def test_kd_cache_fills_what_training_reads(
-    recipe: Path, cache: list[str], items: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    recipe: Path,
+    cache: list[str],
+    items: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     command = [f"recipe={recipe}", *cache, *items, "config=debug", "data.batch_size=10"]
     assert cache_main(command) == 0
@@ -374,7 +439,9 @@ def test_two_processes_fill_what_one_reads(recipe: Path, cache: list[str]) -> No
 @pytest.mark.slow  # test_two_processes_fill_what_one_reads, test_kd_cache_fills_what_training_reads
 def test_kd_cache_over_two_processes(recipe: Path, cache: list[str]) -> None:
     log = recipe.parent / "log.txt"
-    run_ranks([f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=10", *cache], log, program="cache")
+    run_ranks(
+        [f"recipe={recipe}", "config=ddp_2cpu", "data.batch_size=10", *cache], log, program="cache"
+    )
     said = [log.with_suffix(f".{rank}").read_text() for rank in (0, 1)]
     assert "".join(said).count("cache: 96 answers computed") == 1
     assert report(run(recipe, *cache, "model.teacher.cache=only"))["answers_read"] == 96
@@ -389,7 +456,11 @@ def test_kd_cache_over_two_processes(recipe: Path, cache: list[str]) -> None:
     ],
 )
 def test_wrong_use_of_kd_cache(
-    recipe: Path, cache: list[str], items: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    recipe: Path,
+    cache: list[str],
+    items: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     taken = [] if "config=no_teacher" in items else cache
     assert cache_main([f"recipe={recipe}", *taken, *items]) == 2
@@ -400,11 +471,14 @@ def test_wrong_use_of_kd_cache(
 # -- auto --------
 
 
-def test_auto_says_why(recipe: Path, cache: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_says_why(
+    recipe: Path, cache: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     auto = [*cache, "model.teacher.cache=auto"]
     folder = run(recipe, *auto)
     assert (
-        "cache: off: 2 epoch(s) of 2 views (model.teacher.cache_views): no view comes again" in capsys.readouterr().out
+        "cache: off: 2 epoch(s) of 2 views (model.teacher.cache_views): no view comes again"
+        in capsys.readouterr().out
     )
     assert report(folder) is None
     assert not (tmp_path / "answers").exists()
@@ -413,19 +487,26 @@ def test_auto_says_why(recipe: Path, cache: list[str], tmp_path: Path, capsys: p
         f"model.teacher.checkpoint={save_teacher(tmp_path / 'd.safetensors', depth=24)}",
     ]
     folder = run(recipe, *auto, *heavy, "trainer.max_epochs=10")
-    said = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("cache: on: teacher "))
+    said = next(
+        x for x in capsys.readouterr().out.splitlines() if x.startswith("cache: on: teacher ")
+    )
     assert "10 epochs of 2 views, 0% cached already, would be" in said
     assert "MB free disk" in said
     assert report(folder)["answers_computed"] == 96
     # resumed as it was begun, though now it would be too short to pay
-    assert train_main([f"resume={folder}", "trainer.max_epochs=11", "model.teacher.cache_views=50"]) == 0
+    assert (
+        train_main([f"resume={folder}", "trainer.max_epochs=11", "model.teacher.cache_views=50"])
+        == 0
+    )
     assert "cache: on nevertheless, as in the resumed run" in capsys.readouterr().out
 
 
 def test_the_predicted_gain_is_amdahls() -> None:
     assert StepTimes(90, 10, 0, 1).gain(epochs=10**6, views=1) == pytest.approx(10, rel=1e-3)
     assert StepTimes(90, 10, 100, 1).gain(epochs=100, views=1) == 1  # the input is the limit
-    assert StepTimes(90, 10, 100, 0).gain(epochs=10**6, views=1) == pytest.approx(200 / 110, rel=1e-3)
+    assert StepTimes(90, 10, 100, 0).gain(epochs=10**6, views=1) == pytest.approx(
+        200 / 110, rel=1e-3
+    )
     assert StepTimes(90, 10, 0, 1).gain(epochs=4, views=4, filled=1.0) == 10
 
 
@@ -453,34 +534,54 @@ def test_epochs_count_the_pictures_that_an_epoch_has(tmp_path: Path, pictures: P
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        (["model.teacher.cache=maybe"], "model.teacher.cache: must be true or false or one of off, on, auto, only"),
-        (["model.teacher.cache_views=0"], "model.teacher.cache_views: must be >= 1 and <= 10000, got 0"),
-        (["model.teacher.cache_topk=4"], "model.teacher.cache_topk: must be less than the 4 classes, got 4"),
+        (
+            ["model.teacher.cache=maybe"],
+            "model.teacher.cache: must be true or false or one of off, on, auto, only",
+        ),
+        (
+            ["model.teacher.cache_views=0"],
+            "model.teacher.cache_views: must be >= 1 and <= 10000, got 0",
+        ),
+        (
+            ["model.teacher.cache_topk=4"],
+            "model.teacher.cache_topk: must be less than the 4 classes, got 4",
+        ),
         ([*MIX, "data.batch_size=7"], "data.batch_size: must be even where mixed pairs are cached"),
         (["model.teacher.cache=only"], "model.teacher.cache: only, but 48 of an epoch's answers"),
     ],
     ids=lambda x: str(x)[:40],
 )
 def test_wrong_use_of_the_cache_is_one_line(
-    items: list[str], message: str, recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+    items: list[str],
+    message: str,
+    recipe: Path,
+    cache: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert train_main([f"recipe={recipe}", *cache, *items]) in (1, 2)
     assert message in capsys.readouterr().err
 
 
-def test_a_stale_cache_is_refused(recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stale_cache_is_refused(
+    recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     cache = [*cache, "trainer.precision=32-true"]
     run(recipe, *cache, "trainer.max_epochs=1")
     for item, message in (
         ("seed=1", "was filled with other transforms: seed is 0 there, 1 here"),
         ("data.augment.hflip=0", "was filled with other transforms: hflip is 0.5 there, 0.0 here"),
-        ("trainer.precision=bf16-mixed", "was filled with other teacher: dtype is float32 there, bfloat16 here"),
+        (
+            "trainer.precision=bf16-mixed",
+            "was filled with other teacher: dtype is float32 there, bfloat16 here",
+        ),
     ):
         assert train_main([f"recipe={recipe}", *cache, item]) == 2
         assert message in capsys.readouterr().err
 
 
-def test_losses_that_need_all_logits(recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_losses_that_need_all_logits(
+    recipe: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Refused with the largest alone; with all of them, the same as live."""
     items = [f"model.distill_losses.{loss}={loss}" for loss in ("DISTLoss", "HardKDLoss")]
     for item, loss in zip(items, ("DISTLoss", "HardKDLoss"), strict=True):
@@ -517,9 +618,24 @@ def test_several_teachers_each_with_a_cache(
     """Logits of the mean, features of one in int8, of another input size; filled by kd-cache, then in the run."""
     from tests._helpers import ARCH, TINY
 
-    spec = {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": str(teacher), "cache": "on", "cache_views": 2}
-    save_file(timm.create_model(ARCH, num_classes=4, img_size=48, **TINY).state_dict(), tmp_path / "b.safetensors")
-    other = {**spec, "img_size": 48, "checkpoint": str(tmp_path / "b.safetensors"), "cache_precision": "int8"}
+    spec = {
+        "arch": ARCH,
+        "img_size": 32,
+        "kwargs": TINY,
+        "checkpoint": str(teacher),
+        "cache": "on",
+        "cache_views": 2,
+    }
+    save_file(
+        timm.create_model(ARCH, num_classes=4, img_size=48, **TINY).state_dict(),
+        tmp_path / "b.safetensors",
+    )
+    other = {
+        **spec,
+        "img_size": 48,
+        "checkpoint": str(tmp_path / "b.safetensors"),
+        "cache_precision": "int8",
+    }
     recipe = write_recipe(
         tmp_path / "t.yaml", pictures, teacher, model__teacher=None, model__teachers={"a": spec, "b": other},
         model__distill_losses={**KD, "hint": HINT}, model__teacher_of={"hint": "b"},
@@ -527,7 +643,9 @@ def test_several_teachers_each_with_a_cache(
     )  # fmt: skip
     where = [f"model.teachers.{name}.cache_dir={tmp_path / name}" for name in "ab"]
     items = [*where, "trainer.precision=32-true"]
-    live = run(recipe, *(f"model.teachers.{name}.cache=off" for name in "ab"), "trainer.precision=32-true")
+    live = run(
+        recipe, *(f"model.teachers.{name}.cache=off" for name in "ab"), "trainer.precision=32-true"
+    )
     filling = run(recipe, *items)
     assert {name: report(filling)[name]["answers_computed"] for name in "ab"} == {"a": 96, "b": 96}
     error, worst = (report(filling)["b"][key]["norm:class"] for key in ("error", "worst_error"))
@@ -540,7 +658,9 @@ def test_several_teachers_each_with_a_cache(
     for step, value in losses(live).items():
         assert losses(filling)[step] == pytest.approx(value, abs=5e-3, rel=2e-2)
     capsys.readouterr()
-    assert cache_main(["--describe", str(tmp_path / "b"), f"recipe={recipe}", *items]) == 1  # a's are elsewhere
+    assert (
+        cache_main(["--describe", str(tmp_path / "b"), f"recipe={recipe}", *items]) == 1
+    )  # a's are elsewhere
     said = capsys.readouterr().out
     assert "vit_tiny_patch16_224 (weights " in said
     assert "48x48 px, float32); 48 pictures of 32x32 px, seed 0, engine torch; " in said
@@ -582,7 +702,9 @@ def test_several_teachers_each_with_a_cache(
 def test_yaml_reads_a_bare_on(tmp_path: Path, pictures: Path, teacher: Path) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
     recipe.write_text(
-        recipe.read_text().replace("  teacher:\n", f"  teacher:\n    cache: on\n    cache_dir: {tmp_path}/a\n")
+        recipe.read_text().replace(
+            "  teacher:\n", f"  teacher:\n    cache: on\n    cache_dir: {tmp_path}/a\n"
+        )
     )
     assert "cache: on" in recipe.read_text()
     assert report(run(recipe))["answers_computed"] == 96
@@ -593,7 +715,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 kB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", disk], check=False).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=16k", "none", disk], check=False
+        ).returncode
+    ):
         pytest.skip("can't mount a small disk here")
     yield disk
     subprocess.run(["umount", "-l", disk], check=True)
@@ -606,7 +733,9 @@ def test_a_full_disk_is_told_before_the_first_step(
     assert train_main([f"recipe={recipe}", *items, "model.teacher.cache_views=100"]) == 2
     assert "model.teacher.cache_dir: " in capsys.readouterr().err
     assert not (recipe.parent / "runs").exists()
-    assert train_main([f"recipe={recipe}", *items, "model.teacher.cache_views=2"]) == 0  # 2 x 768 bytes: there is room
+    assert (
+        train_main([f"recipe={recipe}", *items, "model.teacher.cache_views=2"]) == 0
+    )  # 2 x 768 bytes: there is room
 
 
 def test_a_store_that_can_no_longer_be_written_leaves_the_teacher_live(
@@ -630,7 +759,9 @@ def test_an_answer_that_is_not_finite_is_named(tmp_path: Path) -> None:
     answers[1, 2] = torch.nan
     asked = CachedTeacher(as_teacher(lambda _: answers), [CacheEntry(store, codec)])
     with pytest.raises(UserError, match="training picture 7 is not finite"):
-        asked.answer({"image": torch.zeros(2, 3, 8, 8), "index": torch.tensor([3, 7]), "view": 0}, Wanted())
+        asked.answer(
+            {"image": torch.zeros(2, 3, 8, 8), "index": torch.tensor([3, 7]), "view": 0}, Wanted()
+        )
     assert not store.present(0, np.arange(10)).any()
 
 
@@ -650,7 +781,11 @@ def as_before(folder: Path, content: str) -> None:
 
 
 def test_what_changes_the_mixtures_or_the_pictures_is_noticed(
-    recipe: Path, pictures: Path, tmp_path: Path, cache: list[str], capsys: pytest.CaptureFixture[str]
+    recipe: Path,
+    pictures: Path,
+    tmp_path: Path,
+    cache: list[str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """And a cache from before pictures had stamps serves on as long as none of them has changed."""
     more = draw_folder(tmp_path / "more", train=3, val=1)
@@ -672,13 +807,17 @@ def test_what_changes_the_mixtures_or_the_pictures_is_noticed(
     assert "other transforms: unlabeled_ratio is 0.25 there, 0.5 here" in capsys.readouterr().err
 
 
-def test_poisoned_answers_are_asked_for_again(recipe: Path, tmp_path: Path, cache: list[str]) -> None:
+def test_poisoned_answers_are_asked_for_again(
+    recipe: Path, tmp_path: Path, cache: list[str]
+) -> None:
     first = run(recipe, *cache)
     for file in (tmp_path / "answers").glob("*/view-*.bin"):
         records = np.fromfile(file, np.uint8).reshape(48, -1)
         records[::2, 4:] = 0xFF
         for record in records[::2]:
-            record[:4] = np.frombuffer(zlib.crc32(record[4:].tobytes()).to_bytes(4, "little"), np.uint8)
+            record[:4] = np.frombuffer(
+                zlib.crc32(record[4:].tobytes()).to_bytes(4, "little"), np.uint8
+            )
         records.tofile(file)
     again = run(recipe, *cache)
     assert losses(again) == losses(first)
@@ -686,5 +825,10 @@ def test_poisoned_answers_are_asked_for_again(recipe: Path, tmp_path: Path, cach
 
 
 def test_views_beyond_all_measure(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train_main([f"recipe={recipe}", "model.teacher.cache=on", "model.teacher.cache_views=1000000000"]) == 2
+    assert (
+        train_main(
+            [f"recipe={recipe}", "model.teacher.cache=on", "model.teacher.cache_views=1000000000"]
+        )
+        == 2
+    )
     assert "cache_views" in capsys.readouterr().err

@@ -20,7 +20,9 @@ from kd.teachers.answer import Wanted
 from tests._helpers import CLASSES, draw_folder, tiny_vit, write_recipe
 from tests._teacher import Bright
 
-IMAGES = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randint(
+    0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,9 @@ def test_two_methods_make_a_teacher() -> None:
 
 def test_it_trains_under_our_data_module(pictures: Path, tmp_path: Path) -> None:
     teacher = Bright()
-    data = DistillationDataModule(ImageFolder(str(pictures)), img_size=32, batch_size=8, num_workers=0)
+    data = DistillationDataModule(
+        ImageFolder(str(pictures)), img_size=32, batch_size=8, num_workers=0
+    )
     trainer = Trainer(max_epochs=1, limit_train_batches=2, limit_val_batches=1, accelerator="cpu", logger=False,
                       default_root_dir=tmp_path,
                       enable_checkpointing=False, enable_progress_bar=False, use_distributed_sampler=False,
@@ -64,7 +68,9 @@ def test_it_trains_under_our_data_module(pictures: Path, tmp_path: Path) -> None
          "whose layers are unknown"),
     ],
 )  # fmt: skip
-def test_losses_over_features_are_refused_in_one_line(losses: dict, more: dict, reason: str) -> None:
+def test_losses_over_features_are_refused_in_one_line(
+    losses: dict, more: dict, reason: str
+) -> None:
     with pytest.raises(UserError, match=reason) as caught:
         module(Bright(), losses, **more)
     assert "\n" not in str(caught.value)

@@ -41,7 +41,9 @@ class TwoLayers(torch.nn.Sequential):
 
 def test_a_classifier_of_several_layers_does_not_keep_a_teacher_from_half_precision() -> None:
     model = TwoLayers(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)))
-    teacher = FrozenTeacher(model, Preprocess(2, (0.5,) * 3, (0.5,) * 3)).to(torch.device("cpu"), torch.bfloat16)
+    teacher = FrozenTeacher(model, Preprocess(2, (0.5,) * 3, (0.5,) * 3)).to(
+        torch.device("cpu"), torch.bfloat16
+    )
     assert teacher(torch.zeros(4, 3, 2, 2, dtype=torch.uint8)).shape == (4, 3)
     with pytest.raises(UserError, match="has no single classifier"):
         teacher.classifier()
@@ -66,7 +68,9 @@ def test_a_teacher_of_ones_own_gives_a_row_for_each_picture() -> None:
     answer = own.answer(batch, Wanted())  # type: ignore[arg-type]
     assert (answer.logits[ALL].shape, answer.logits[ALL].dtype) == ((4, 3), torch.float32)
     assert own.identity() == {"arch": "Constant", "weights": "1"}
-    with pytest.raises(UserError, match=r"model.teacher: Constant.answer must give .* a row for each picture"):
+    with pytest.raises(
+        UserError, match=r"model.teacher: Constant.answer must give .* a row for each picture"
+    ):
         OwnTeacher(Constant(3)).answer(batch, Wanted())  # type: ignore[arg-type]
     with pytest.raises(UserError, match="a feature loss needs a module"):
         own.listen("norm", "class")

@@ -44,7 +44,11 @@ MIX = ["data.augment.mixup=0.8", "data.augment.cutmix=1"]
 
 @pytest.fixture()
 def cache(tmp_path: Path) -> list[str]:
-    return ["model.teacher.cache=on", f"model.teacher.cache_dir={tmp_path / 'answers'}", "model.teacher.cache_views=2"]
+    return [
+        "model.teacher.cache=on",
+        f"model.teacher.cache_dir={tmp_path / 'answers'}",
+        "model.teacher.cache_views=2",
+    ]
 
 
 def views_of(pictures: Path) -> PictureSet:
@@ -61,11 +65,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by a number for each view that is made from now on."""
     found: list[int] = []
     make = PictureSet.__getitem__
-    monkeypatch.setattr(PictureSet, "__getitem__", lambda self, key: (found.append(1), make(self, key))[1])
+    monkeypatch.setattr(
+        PictureSet, "__getitem__", lambda self, key: (found.append(1), make(self, key))[1]
+    )
     return found
 
 
-def test_a_kept_view_is_not_made_again(tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_view_is_not_made_again(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     views, calls = views_of(pictures), made(monkeypatch)
     kept = KeptViews(views, store_in(tmp_path / "p", len(views)))
     keys = [(5, 1), (0, 1), (47, 1)]
@@ -82,7 +90,9 @@ def test_a_kept_view_is_not_made_again(tmp_path: Path, pictures: Path, monkeypat
     assert not torch.equal(kept[5, 0][0], kept[5, 1][0])  # another view
 
 
-def test_other_processes_and_damaged_records(tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_and_damaged_records(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A loader process that is started anew opens the files itself; a view that was cut or changed is made again."""
     views = views_of(pictures)
     store = store_in(tmp_path / "p", len(views))
@@ -90,7 +100,10 @@ def test_other_processes_and_damaged_records(tmp_path: Path, pictures: Path, mon
     before = KeptViews(views, store).__getitems__(keys)
     other = pickle.loads(pickle.dumps(store))
     calls = made(monkeypatch)
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(before, KeptViews(views, other).__getitems__(keys), strict=True))
+    assert all(
+        torch.equal(a[0], b[0])
+        for a, b in zip(before, KeptViews(views, other).__getitems__(keys), strict=True)
+    )
     assert not calls
     with (tmp_path / "p" / "view-0000.bin").open("r+b") as file:
         file.seek(2 * store.record_bytes + 100)
@@ -135,9 +148,15 @@ def test_records_come_with_the_batch_where_all_are_there(tmp_path: Path, picture
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("extra", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"])
+@pytest.mark.parametrize(
+    "extra", [pytest.param([], marks=pytest.mark.slow), MIX], ids=["plain", "mixed"]
+)
 def test_training_is_the_same_to_the_last_bit(
-    recipe: Path, cache: list[str], extra: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Path,
+    cache: list[str],
+    extra: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Mixed pairs too: they are mixed from the kept pixels. Only the two views of each picture are ever made."""
     items = [*cache, *extra, JITTER, "trainer.max_epochs=4", "trainer.limit_val_batches=0"]
@@ -159,7 +178,12 @@ def test_a_run_resumes_in_the_middle_of_a_pixels_cache(
     whole = run(recipe, *items, f"{cache[1]}-plain")
     calls = made(monkeypatch)
     stop = json.dumps({"class_path": "tests._stop.FailAtStep", "init_args": {"step": 3}})
-    given = [*items, "model.teacher.cache_pixels=true", f"trainer.callbacks+={stop}", "checkpoint.every_n_steps=1"]
+    given = [
+        *items,
+        "model.teacher.cache_pixels=true",
+        f"trainer.callbacks+={stop}",
+        "checkpoint.every_n_steps=1",
+    ]
     assert train_main([f"recipe={recipe}", *given]) == 1
     assert len(calls) == 48 + 4 * 8  # what the cache's rounding is measured on, and four batches
     part = run_folders(recipe)[-1]
@@ -184,10 +208,14 @@ def test_two_processes_fill_pixels_that_one_reads(
     assert losses(one) == losses(plain)
 
 
-def test_processes_that_keep_the_same_views_at_once_keep_whole_ones(tmp_path: Path, pictures: Path) -> None:
+def test_processes_that_keep_the_same_views_at_once_keep_whole_ones(
+    tmp_path: Path, pictures: Path
+) -> None:
     views = views_of(pictures)
     keys = [(i, 0) for i in range(len(views))]
-    shared = KeptViews(views, store_in(tmp_path / "p", len(views)))  # as loader processes inherit it
+    shared = KeptViews(
+        views, store_in(tmp_path / "p", len(views))
+    )  # as loader processes inherit it
     children = []
     for turn in (1, -1):
         if not (child := os.fork()):
@@ -215,7 +243,9 @@ def test_other_pictures_and_other_views_have_other_pixels(tmp_path: Path, pictur
     assert folder_of(pictures) == folder_of(pictures)
 
 
-def test_the_training_process_reads_no_records(recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_training_process_reads_no_records(
+    recipe: Path, cache: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Loader processes do, which pin them; where a batch lacks some, the training process makes these."""
     assert cache_main([f"recipe={recipe}", *cache]) == 0
     monkeypatch.setattr("kd.teachers.cached.read_records", None)
@@ -225,7 +255,11 @@ def test_the_training_process_reads_no_records(recipe: Path, cache: list[str], m
 
 
 def test_kd_cache_fills_and_describes_them(
-    recipe: Path, cache: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipe: Path,
+    cache: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     items = [f"recipe={recipe}", *cache, "model.teacher.cache_pixels=auto"]
     assert cache_main(items) == 0
@@ -236,7 +270,13 @@ def test_kd_cache_fills_and_describes_them(
     assert "pixels: 2 view(s), 100% filled, 0.3 MB" in said
     assert "model.teacher: pixels: fits" in said
     calls = made(monkeypatch)
-    run(recipe, *cache, "model.teacher.cache=only", "model.teacher.cache_pixels=auto", "trainer.limit_val_batches=0")
+    run(
+        recipe,
+        *cache,
+        "model.teacher.cache=only",
+        "model.teacher.cache_pixels=auto",
+        "trainer.limit_val_batches=0",
+    )
     assert not calls
 
 
@@ -251,7 +291,12 @@ def test_kd_cache_fills_and_describes_them(
      "model.teacher.cache_pixels: needs data.engine=torch, got nvjpeg"),
 ])  # fmt: skip
 def test_what_can_not_be_kept_is_refused(
-    recipe: Path, cache: list[str], tmp_path: Path, items: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    recipe: Path,
+    cache: list[str],
+    tmp_path: Path,
+    items: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert train_main([f"recipe={recipe}", *cache, *items]) == 2
     said = capsys.readouterr().err.strip().splitlines()
@@ -261,10 +306,16 @@ def test_what_can_not_be_kept_is_refused(
 
 
 def test_pixels_without_a_cache_or_room_are_refused(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    recipe: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert train_main([f"recipe={recipe}", "model.teacher.cache_pixels=true"]) == 2
-    assert "model.teacher.cache_pixels: True has no effect with model.teacher.cache" in capsys.readouterr().err
+    assert (
+        "model.teacher.cache_pixels: True has no effect with model.teacher.cache"
+        in capsys.readouterr().err
+    )
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=100_000))
     items = ["model.teacher.cache=on", f"model.teacher.cache_dir={tmp_path / 'answers'}"]
     assert train_main([f"recipe={recipe}", *items, "model.teacher.cache_pixels=true"]) == 2
@@ -298,7 +349,9 @@ def test_verdict_and_what_if_name_the_lever() -> None:
         predict(facts(cached=False), read_change(["pixels=on"]))
 
 
-def test_auto_keeps_pixels_where_there_is_room_and_loading_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_keeps_pixels_where_there_is_room_and_loading_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """40 ms of loading beside 10 of the student on a CPU; then none; then views that never come again."""
     times = StepTimes(teacher_ms=5, student_ms=10, loading_ms=40, num_workers=1)
     member = SimpleNamespace(spec=SimpleNamespace(cache_pixels="auto", cache_views=2))
@@ -307,7 +360,9 @@ def test_auto_keeps_pixels_where_there_is_room_and_loading_limits(monkeypatch: p
     the_run: Any = SimpleNamespace(trainer=trainer)
     data: Any = SimpleNamespace(num_workers=1)
     monkeypatch.setattr(measure, "Layout", lambda data: None)
-    monkeypatch.setattr(measure, "pixels_fit", lambda asking, layout: (True, "they take 1 MB of 9 MB free disk"))
+    monkeypatch.setattr(
+        measure, "pixels_fit", lambda asking, layout: (True, "they take 1 MB of 9 MB free disk")
+    )
     monkeypatch.setattr(measure, "_epochs", lambda trainer, data: 4)
     monkeypatch.setattr(measure, "step_times", lambda run, data: times)
     said = "on: student 10, loading 40 ms a step with 1 workers; they take 1 MB of 9 MB free disk"
@@ -316,5 +371,7 @@ def test_auto_keeps_pixels_where_there_is_room_and_loading_limits(monkeypatch: p
     assert not measure.pixels_pay(the_run, teacher, data)[0]
     monkeypatch.setattr(measure, "_epochs", lambda trainer, data: 2)
     assert "no view comes again" in measure.pixels_pay(the_run, teacher, data)[1]
-    monkeypatch.setattr(measure, "pixels_fit", lambda asking, layout: (False, "they would take 9 MB"))
+    monkeypatch.setattr(
+        measure, "pixels_fit", lambda asking, layout: (False, "they would take 9 MB")
+    )
     assert measure.pixels_pay(the_run, teacher, data) == (False, "off: they would take 9 MB")

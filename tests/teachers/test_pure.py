@@ -10,4 +10,7 @@ def test_relative_error() -> None:
 
 
 def test_worst_error() -> None:
-    assert worst_error(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])) == 1.0
+    assert (
+        worst_error(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+        == 1.0
+    )

@@ -21,7 +21,9 @@ from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_re
 from tests._runs import run_folders
 
 INFO = DataInfo(list(CLASSES), 48, 16)
-PICTURES = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+PICTURES = torch.randint(
+    0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
 BATCH = {"image": PICTURES, "target": torch.arange(4), "index": torch.arange(4)}
 STUDENT = StudentSpec(ARCH, 32, kwargs=TINY)
 
@@ -33,7 +35,10 @@ def spec(file: Path, size: int = 32, **kwargs: object) -> TeacherSpec:
 @pytest.fixture()
 def two(tmp_path: Path) -> dict[str, TeacherSpec]:
     """Two teachers, of other weights and another input size."""
-    a, b = save_teacher(tmp_path / "a.safetensors", seed=1), save_teacher(tmp_path / "b.safetensors", seed=2)
+    a, b = (
+        save_teacher(tmp_path / "a.safetensors", seed=1),
+        save_teacher(tmp_path / "b.safetensors", seed=2),
+    )
     return {"a": spec(a, weight=3.0), "b": spec(b, 48)}
 
 
@@ -55,13 +60,22 @@ def test_several_teachers_answer_with_their_weighted_mean(two: dict[str, Teacher
     terms = module.student_of_one.learn(BATCH, answer).named
     torch.testing.assert_close(terms["kd_loss"], kd_loss(logits, answers[ALL], 2.0).detach())
     torch.testing.assert_close(terms["kd_b_loss"], kd_loss(logits, alone["b"], 2.0).detach())
-    assert module.student_of_one.objective.losses["hint"].projection.size == (6, 6)  # b's patches, at its own size
+    assert module.student_of_one.objective.losses["hint"].projection.size == (
+        6,
+        6,
+    )  # b's patches, at its own size
 
 
 def test_a_feature_loss_must_name_one_of_several(two: dict[str, TeacherSpec]) -> None:
-    with pytest.raises(UserError, match=r"model.teacher_of.hint: a feature loss reads one teacher.*\(a, b\)"):
+    with pytest.raises(
+        UserError, match=r"model.teacher_of.hint: a feature loss reads one teacher.*\(a, b\)"
+    ):
         assemble(
-            INFO, STUDENT, teachers=two, distill_losses={"hint": HintLoss()}, taps={"hint": TapSpec("norm", "norm")}
+            INFO,
+            STUDENT,
+            teachers=two,
+            distill_losses={"hint": HintLoss()},
+            taps={"hint": TapSpec("norm", "norm")},
         )
 
 
@@ -69,20 +83,33 @@ def test_an_ensembles_preflight_measures_each_and_all(
     tmp_path: Path, pictures: Path, two: dict[str, TeacherSpec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, Path(two["a"].checkpoint))
-    members = {n: {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": s.checkpoint} for n, s in two.items()}
+    members = {
+        n: {"arch": ARCH, "img_size": 32, "kwargs": TINY, "checkpoint": s.checkpoint}
+        for n, s in two.items()
+    }
     items = ["model.teacher=null", f"model.teachers={json.dumps(members)}"]
     assert train_main([f"recipe={recipe}", *items, "trainer.max_epochs=1"]) == 0
     out = capsys.readouterr().out
-    for line in (f"preflight: teacher ensemble {ARCH} + {ARCH} is right on", f"teacher a ({ARCH}) is right on"):
+    for line in (
+        f"preflight: teacher ensemble {ARCH} + {ARCH} is right on",
+        f"teacher a ({ARCH}) is right on",
+    ):
         assert line in out
     (folder,) = run_folders(recipe)
     summary = json.loads((folder / "summary.json").read_text())
     assert set(summary["teacher"]["members"]) == {"a", "b"}
-    assert summary["teacher"]["params"] == sum(m["params"] for m in summary["teacher"]["members"].values())
+    assert summary["teacher"]["params"] == sum(
+        m["params"] for m in summary["teacher"]["members"].values()
+    )
     assert eval_main([str(folder)]) == 0
-    assert json.loads((folder / "eval_val.json").read_text())["teacher"]["acc1"] == summary["teacher"]["val"]["acc1"]
+    assert (
+        json.loads((folder / "eval_val.json").read_text())["teacher"]["acc1"]
+        == summary["teacher"]["val"]["acc1"]
+    )
     assert train_main([f"recipe={recipe}", items[1]]) == 2
-    assert "model.teachers: give model.teacher or model.teachers, not both" in capsys.readouterr().err
+    assert (
+        "model.teachers: give model.teacher or model.teachers, not both" in capsys.readouterr().err
+    )
 
 
 # -- classes ---------------------------------------------------------------------------------------------------------
@@ -106,7 +133,9 @@ def test_a_teacher_of_more_classes_in_another_order(tmp_path: Path) -> None:
 def test_a_name_that_stands_twice_is_refused_where_it_is_needed(tmp_path: Path) -> None:
     file = save_teacher(tmp_path / "plain.safetensors", 3)
     twice = spec(file, classes=["crane", "dog", "crane"])
-    with pytest.raises(UserError, match="model.teacher.classes: must name 'crane' once, got it 2 times in 3 names"):
+    with pytest.raises(
+        UserError, match="model.teacher.classes: must name 'crane' once, got it 2 times in 3 names"
+    ):
         build_teacher(twice, 2, ["crane", "dog"])
     assert build_teacher(twice, 1, ["dog"])(PICTURES).shape == (len(PICTURES), 1)
 
@@ -122,15 +151,29 @@ def test_names_from_a_file_and_a_map(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("classes", "class_map", "message"),
     [
-        (["apple", "bread", "cake"], {}, r"class_map: the teacher has no class 'dates' among its 3, 1 of the data's 4"),
+        (
+            ["apple", "bread", "cake"],
+            {},
+            r"class_map: the teacher has no class 'dates' among its 3, 1 of the data's 4",
+        ),
         (["a", "b", "c", "d"], {"apple": "x"}, r"no class 'x' \(for apple\) among its 4, 4 of"),
-        (["apple", "bread", "cake", "dates", "e"], {"appel": "e"}, "class_map: 'appel' is no class of the data"),
+        (
+            ["apple", "bread", "cake", "dates", "e"],
+            {"appel": "e"},
+            "class_map: 'appel' is no class of the data",
+        ),
         (None, {"appel": "e"}, "class_map: 'appel' is no class of the data"),
-        (None, {"apple": "bread"}, r"class_map: the names of the teacher's classes are unknown.*classes=FILE"),
+        (
+            None,
+            {"apple": "bread"},
+            r"class_map: the names of the teacher's classes are unknown.*classes=FILE",
+        ),
         ("nowhere.txt", {}, "model.teacher.classes: nowhere.txt can't be read as a list of names"),
     ],
 )
-def test_classes_that_do_not_fit(teacher: Path, classes: object, class_map: dict, message: str) -> None:
+def test_classes_that_do_not_fit(
+    teacher: Path, classes: object, class_map: dict, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         build_teacher(spec(teacher, classes=classes, class_map=class_map), 4, CLASSES)
 
@@ -139,7 +182,9 @@ def test_a_pretrained_imagenet_model_knows_its_classes() -> None:
     """The names alone: the weights would be downloaded."""
     from kd.teachers.build import columns as _columns
 
-    names, columns = _columns(TeacherSpec("vit_tiny_patch16_224", pretrained=True), ["n01443537", "n01440764"], "k")
+    names, columns = _columns(
+        TeacherSpec("vit_tiny_patch16_224", pretrained=True), ["n01443537", "n01440764"], "k"
+    )
     assert len(names) == 1000
     assert columns.tolist() == [1, 0]
 
@@ -150,7 +195,10 @@ def test_a_pretrained_imagenet_model_knows_its_classes() -> None:
 def test_a_teacher_without_a_head_teaches_by_its_features(tmp_path: Path, pictures: Path) -> None:
     file = save_teacher(tmp_path / "backbone.safetensors", 0)
     recipe = write_recipe(
-        tmp_path / "tiny.yaml", pictures, file, model__distill_losses={"rkd": {"class_path": "kd.losses.RKDLoss"}}
+        tmp_path / "tiny.yaml",
+        pictures,
+        file,
+        model__distill_losses={"rkd": {"class_path": "kd.losses.RKDLoss"}},
     )
     assert train_main([f"recipe={recipe}", "model.teacher.head=false", "trainer.max_epochs=1"]) == 0
     (folder,) = run_folders(recipe)

@@ -30,7 +30,9 @@ def check(augment: Augment, source: Source) -> None:
             have.
     """
     if source.kind.cut_with_picture:
-        raise UserError(f"data.engine: dali can't make views of {source.kind.name}; data.engine=device can")
+        raise UserError(
+            f"data.engine: dali can't make views of {source.kind.name}; data.engine=device can"
+        )
     _check(augment, source, "dali")
     try:
         import nvidia.dali  # noqa: F401
@@ -83,7 +85,10 @@ class DeviceViews(_DeviceViews):
         else:
             pixels = torch.from_numpy(np.array(made.as_array()))
         images = pixels.permute(0, 3, 1, 2).contiguous()
-        return {**{k: v for k, v in batch.items() if k != "plan"}, **self.finish(images, batch["target"], plan)}
+        return {
+            **{k: v for k, v in batch.items() if k != "plan"},
+            **self.finish(images, batch["target"], plan),
+        }
 
     def _build(self, device: torch.device) -> Any:
         from nvidia.dali import fn, pipeline_def, types
@@ -91,17 +96,28 @@ class DeviceViews(_DeviceViews):
         gpu = device.type == "cuda"
 
         @pipeline_def(
-            batch_size=self._most, num_threads=cores(), device_id=device.index or 0 if gpu else None,
-            prefetch_queue_depth=1, exec_async=False, exec_pipelined=False,
-        )  # fmt: skip
+            batch_size=self._most,
+            num_threads=cores(),
+            device_id=device.index or 0 if gpu else None,
+            prefetch_queue_depth=1,
+            exec_async=False,
+            exec_pipelined=False,
+        )
         def views() -> Any:
             encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
             start = fn.external_source(name="start", dtype=types.INT32, ndim=1)
             shape = fn.external_source(name="shape", dtype=types.INT32, ndim=1)
             cut = fn.decoders.image_slice(
-                encoded, start, shape, device="mixed" if gpu else "cpu", axis_names="HW", output_type=types.RGB
+                encoded,
+                start,
+                shape,
+                device="mixed" if gpu else "cpu",
+                axis_names="HW",
+                output_type=types.RGB,
             )
-            return fn.resize(cut, size=list(self.size), interp_type=types.INTERP_LINEAR, antialias=True)
+            return fn.resize(
+                cut, size=list(self.size), interp_type=types.INTERP_LINEAR, antialias=True
+            )
 
         pipeline = views()
         pipeline.build()

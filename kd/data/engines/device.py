@@ -52,7 +52,9 @@ def check(augment: Augment, source: Source, engine: str = "device") -> None:
     if augment.rand_augment:
         raise UserError(f"data.augment.rand_augment: needs data.engine=torch, got {engine}")
     if augment.before_resize and engine != "device":
-        raise UserError(f"data.augment.before_resize: needs data.engine=torch or device, got {engine}")
+        raise UserError(
+            f"data.augment.before_resize: needs data.engine=torch or device, got {engine}"
+        )
 
 
 def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int, int]) -> Recipe:
@@ -70,7 +72,11 @@ def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int
 
 def crop_of(chain: Sequence[v2.Transform]) -> int:
     """The number of the transform that cuts and resizes."""
-    return next(i for i, transform in enumerate(chain) if isinstance(transform, v2.RandomResizedCrop | Whole))
+    return next(
+        i
+        for i, transform in enumerate(chain)
+        if isinstance(transform, v2.RandomResizedCrop | Whole)
+    )
 
 
 def _blank(height: int, width: int) -> Tensor:
@@ -90,9 +96,14 @@ class CutSet(Samples):
     """
 
     def __init__(
-        self, split: Split, size: tuple[int, int], augment: Augment, seed: int, max_pixels: int = MAX_PIXELS,
+        self,
+        split: Split,
+        size: tuple[int, int],
+        augment: Augment,
+        seed: int,
+        max_pixels: int = MAX_PIXELS,
         source: Source | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(split, seed, source, max_pixels)
         self.chain: list[v2.Transform] = list(train_transform(size, augment).transforms)
         self.size, self.sends_all = size, augment.before_resize
@@ -107,7 +118,12 @@ class CutSet(Samples):
         with seeded(self.seed, index, view):
             recipe = draw(self.chain, height, width, self.size)
         target = self.kind.cut(target, recipe.box, (height, width), self.ignore_index)
-        return self.cut(picture, (0, 0, height, width) if self.sends_all else recipe.box), recipe, target, key
+        return (
+            self.cut(picture, (0, 0, height, width) if self.sends_all else recipe.box),
+            recipe,
+            target,
+            key,
+        )
 
     def opened(self, data: bytes) -> tuple[Any, int, int]:
         """An encoded picture -> what :meth:`cut` takes, its height and its width."""
@@ -121,7 +137,9 @@ class CutSet(Samples):
 
 
 def pack(
-    stack: Callable[..., Tensor], samples: Sequence[tuple[Any, Recipe, Any, Key]], encoded: bool = False
+    stack: Callable[..., Tensor],
+    samples: Sequence[tuple[Any, Recipe, Any, Key]],
+    encoded: bool = False,
 ) -> dict[str, Any]:
     """Samples -> a batch, all cuts in one tensor: one transfer. Of ``encoded`` pictures the plan holds the files."""
     cuts, recipes, targets, keys = zip(*samples, strict=True)
@@ -138,7 +156,9 @@ def pack(
 class DeviceViews:
     """Makes the views of a packed batch, on the device that the batch is on."""
 
-    def __init__(self, size: tuple[int, int], augment: Augment, mix: MixPairs, kind: Targets | None = None) -> None:
+    def __init__(
+        self, size: tuple[int, int], augment: Augment, mix: MixPairs, kind: Targets | None = None
+    ) -> None:
         self.size, self.mix, self.kind = size, mix, kind or Targets()
         self.chain = list(train_transform(size, augment).transforms)
         self.first = crop_of(self.chain)
@@ -150,16 +170,25 @@ class DeviceViews:
         make = resize_together if all_at_once(pixels) else resize_each
         images = make(pixels, [box[2:] for box in boxes], self.size)
         target = self.kind.resize(batch["target"], boxes, self.size)
-        return {**{k: v for k, v in batch.items() if k not in ("pixels", "plan")}, **self.finish(images, target, plan)}
+        return {
+            **{k: v for k, v in batch.items() if k not in ("pixels", "plan")},
+            **self.finish(images, target, plan),
+        }
 
     def _cut(self, pixels: Tensor, plan: Plan) -> Tensor:
         """Whole pictures -> what the crops leave of them after the transforms before the crop, packed likewise."""
         found = []
-        parts = pixels.split([3 * height * width for height, width in (recipe.whole for recipe in plan.recipes)])
+        parts = pixels.split(
+            [3 * height * width for height, width in (recipe.whole for recipe in plan.recipes)]
+        )
         for part, recipe in zip(parts, plan.recipes, strict=True):
             picture = part.view(3, *recipe.whole)
             for number, parameters in recipe.steps:
-                picture = self.chain[number].transform(picture, parameters) if number < self.first else picture
+                picture = (
+                    self.chain[number].transform(picture, parameters)
+                    if number < self.first
+                    else picture
+                )
             top, left, height, width = recipe.box
             found.append(picture[:, top : top + height, left : left + width].reshape(-1))
         return torch.cat(found)
@@ -167,15 +196,24 @@ class DeviceViews:
     def finish(self, images: Tensor, target: Tensor, plan: Plan) -> dict[str, Tensor]:
         """Resized crops uint8 ``(N, 3, *size)`` -> ``image`` and ``target``: all that follows the crop."""
         for number, transform in enumerate(self.chain[self.first + 1 :], start=self.first + 1):
-            mine = [(i, dict(r.steps)[number]) for i, r in enumerate(plan.recipes) if number in dict(r.steps)]
+            mine = [
+                (i, dict(r.steps)[number])
+                for i, r in enumerate(plan.recipes)
+                if number in dict(r.steps)
+            ]
             if isinstance(transform, v2.RandomHorizontalFlip | v2.RandomVerticalFlip):
                 axis = -1 if isinstance(transform, v2.RandomHorizontalFlip) else -2
-                chosen = torch.tensor([i for i, _ in mine], dtype=torch.long).to(images.device, non_blocking=True)
+                chosen = torch.tensor([i for i, _ in mine], dtype=torch.long).to(
+                    images.device, non_blocking=True
+                )
                 images[chosen] = images[chosen].flip(axis)
                 self.kind.flip(target, chosen, axis)
                 continue
             if isinstance(transform, v2.RandomErasing) and all_at_once(images):
-                images = _erase([(i, parameters) for i, parameters in mine if parameters["v"] is not None], images)
+                images = _erase(
+                    [(i, parameters) for i, parameters in mine if parameters["v"] is not None],
+                    images,
+                )
                 continue
             for i, parameters in mine:
                 images[i] = transform.transform(images[i], parameters)
@@ -192,7 +230,9 @@ def resize_each(pixels: Tensor, cuts: Sequence[tuple[int, int]], size: tuple[int
     return images
 
 
-def resize_together(pixels: Tensor, cuts: Sequence[tuple[int, int]], size: tuple[int, int]) -> Tensor:
+def resize_together(
+    pixels: Tensor, cuts: Sequence[tuple[int, int]], size: tuple[int, int]
+) -> Tensor:
     """As :func:`resize_each` by two matrix products for as many pictures as :data:`ROOM` holds: of noise 1 to 2% of the
     values differ by one level, none by more than two.
     """
@@ -202,12 +242,25 @@ def resize_together(pixels: Tensor, cuts: Sequence[tuple[int, int]], size: tuple
     y, x = (torch.arange(most, device=pixels.device) for most in (high, wide))
     planes, images = torch.arange(3, device=pixels.device), []
     step = max(1, ROOM // (3 * high * wide))
-    for h, w, start in zip(heights.split(step), widths.split(step), starts.split(step), strict=True):
-        rows = start[:, None] + (planes[:, None] * h[:, :, None] + y.minimum(h - 1)[:, None]) * w[:, :, None]
-        padded = pixels[rows[..., None] + x.minimum(w - 1)[:, None, None]].float()  # (n, 3, high, wide)
-        narrow = (padded.flatten(1, 2) @ _shares(w, wide, size[1]).mT).round_()  # as torchvision's passes round
-        found = _shares(h, high, size[0]) @ narrow.view(len(h), 3, high, size[1]).transpose(1, 2).flatten(2)
-        images.append(found.view(len(h), size[0], 3, size[1]).transpose(1, 2).round_().clamp_(0, 255).byte())
+    for h, w, start in zip(
+        heights.split(step), widths.split(step), starts.split(step), strict=True
+    ):
+        rows = (
+            start[:, None]
+            + (planes[:, None] * h[:, :, None] + y.minimum(h - 1)[:, None]) * w[:, :, None]
+        )
+        padded = pixels[
+            rows[..., None] + x.minimum(w - 1)[:, None, None]
+        ].float()  # (n, 3, high, wide)
+        narrow = (
+            padded.flatten(1, 2) @ _shares(w, wide, size[1]).mT
+        ).round_()  # as torchvision's passes round
+        found = _shares(h, high, size[0]) @ narrow.view(len(h), 3, high, size[1]).transpose(
+            1, 2
+        ).flatten(2)
+        images.append(
+            found.view(len(h), size[0], 3, size[1]).transpose(1, 2).round_().clamp_(0, 255).byte()
+        )
     return torch.cat(images)
 
 
@@ -220,7 +273,9 @@ def _shares(lengths: Tensor, most: int, size: int) -> Tensor:
     scale = lengths[..., None] / size
     at = torch.arange(most, device=lengths.device) + 0.5
     centre = (torch.arange(size, device=lengths.device)[:, None] + 0.5) * scale
-    shares = (1 - (at - centre).abs() / scale.clamp_min(1)).clamp_min_(0) * (at < lengths[..., None])
+    shares = (1 - (at - centre).abs() / scale.clamp_min(1)).clamp_min_(0) * (
+        at < lengths[..., None]
+    )
     return shares / shares.sum(-1, keepdim=True)
 
 
@@ -229,7 +284,11 @@ def _erase(drawn: Sequence[Step], images: Tensor) -> Tensor:
         return images
     boxes = [[i, p["j"], p["i"], p["j"] + p["w"], p["i"] + p["h"]] for i, p in drawn]
     table = torch.tensor(boxes).to(images.device, non_blocking=True)
-    fill = torch.stack([p["v"] for _, p in drawn]).to(images.device, images.dtype, non_blocking=True)
+    fill = torch.stack([p["v"] for _, p in drawn]).to(
+        images.device, images.dtype, non_blocking=True
+    )
     chosen = images[table[:, 0]]
-    images[table[:, 0]] = torch.where(inside(chosen, *table[:, 1:].unbind(1))[:, None], fill, chosen)
+    images[table[:, 0]] = torch.where(
+        inside(chosen, *table[:, 1:].unbind(1))[:, None], fill, chosen
+    )
     return images

@@ -37,7 +37,11 @@ class CutSet(_CutSet):
 
     def cut(self, picture: bytes | Tensor, box: tuple[int, int, int, int]) -> np.ndarray:
         """The file's bytes, or ``(3, height, width)``; no tensor, which would cost a file handle between processes."""
-        return np.frombuffer(picture, np.uint8) if isinstance(picture, bytes) else super().cut(picture, box).numpy()
+        return (
+            np.frombuffer(picture, np.uint8)
+            if isinstance(picture, bytes)
+            else super().cut(picture, box).numpy()
+        )
 
 
 class DeviceViews(_DeviceViews):
@@ -58,14 +62,18 @@ class DeviceViews(_DeviceViews):
 
 
 def _cuts(plan: Plan, device: torch.device) -> list[Tensor]:
-    with warnings.catch_warnings():  # torchvision recommends TorchCodec; torch warns of read-only arrays
+    with (
+        warnings.catch_warnings()
+    ):  # torchvision recommends TorchCodec; torch warns of read-only arrays
         warnings.simplefilter("ignore")
         parts = [torch.from_numpy(array) for array in plan.encoded]
         encoded = [part for part in parts if part.ndim == 1]
         pictures = iter(decode_jpeg(encoded, ImageReadMode.RGB, device) if encoded else [])
     boxes = [recipe.box for recipe in plan.recipes]
     return [
-        next(pictures)[:, top : top + height, left : left + width] if part.ndim == 1 else part.to(device)
+        next(pictures)[:, top : top + height, left : left + width]
+        if part.ndim == 1
+        else part.to(device)
         for part, (top, left, height, width) in zip(parts, boxes, strict=True)
     ]
 

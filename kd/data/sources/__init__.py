@@ -3,7 +3,17 @@
 A source of one's own is a subclass of :class:`Source`, named by its class path.
 """
 
-from kd.data.sources.base import Joined, Source, Split, Subset, fetch, fingerprint, identity, labelled, named
+from kd.data.sources.base import (
+    Joined,
+    Source,
+    Split,
+    Subset,
+    fetch,
+    fingerprint,
+    identity,
+    labelled,
+    named,
+)
 from kd.data.sources.files import FileSplit, printable, said
 from kd.data.sources.folder import ImageFolder, class_folders, classes_below
 from kd.data.sources.food101 import Food101

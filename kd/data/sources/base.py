@@ -60,7 +60,9 @@ class Source:
 
     def note(self, *lines: str) -> None:
         """Adds to :attr:`notes` what is not there yet."""
-        notes = self.__dict__.setdefault("_notes", [])  # subclasses of others need not call an __init__ of ours
+        notes = self.__dict__.setdefault(
+            "_notes", []
+        )  # subclasses of others need not call an __init__ of ours
         notes += [line for line in dict.fromkeys(lines) if line not in notes]
 
     @cached_property
@@ -210,7 +212,9 @@ def fingerprint(split: Split, stamps: bool = True) -> str:
     """A hash of a split's names, labels and stamps; without ``stamps`` as in older caches, but for files."""
     stamped = stamps or isinstance(split, FileSplit)
     pairs = enumerate(split.targets)
-    return _hash(f"{split.name(i)}\0{target}\0{stamp_of(split, i) if stamped else ''}" for i, target in pairs)
+    return _hash(
+        f"{split.name(i)}\0{target}\0{stamp_of(split, i) if stamped else ''}" for i, target in pairs
+    )
 
 
 def content(split: Split) -> str:

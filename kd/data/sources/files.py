@@ -29,7 +29,9 @@ class FileSplit:
         left_out: dict[str, int] | None = None,
         place: Place = DISK,
     ) -> None:
-        self.paths = [str(p) for p in paths]  # strings: thousands of Path objects make workers slow to start
+        self.paths = [
+            str(p) for p in paths
+        ]  # strings: thousands of Path objects make workers slow to start
         self.targets = list(targets)
         self.left_out = left_out or {}
         self.place = place
@@ -98,4 +100,6 @@ def said(left_out: dict[str, int]) -> str:
     '; left out: 20 of .heic, 1 of .txt'
     """
     most = sorted(left_out.items(), key=lambda item: -item[1])[:5]
-    return f"; left out: {', '.join(f'{count} of {ending}' for ending, count in most)}" if most else ""
+    return (
+        f"; left out: {', '.join(f'{count} of {ending}' for ending, count in most)}" if most else ""
+    )

@@ -8,7 +8,16 @@ from typing import NamedTuple
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import FileSplit, PathLike, printable, said
 from kd.data.sources.labels import check_known, doubts, left_out, plain
-from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, expanded, is_hidden, joined, pictures_below, place_of
+from kd.data.sources.places import (
+    DISK,
+    IMAGE_SUFFIXES,
+    Place,
+    expanded,
+    is_hidden,
+    joined,
+    pictures_below,
+    place_of,
+)
 from kd.data.sources.split_names import choose, split_of
 from kd.errors import UserError
 from kd.storage.objects import is_url
@@ -42,7 +51,11 @@ class ImageFolder(Source):
     """
 
     def __init__(
-        self, root: str, train: str | None = None, val: str | None = None, cache_gb: float | None = None
+        self,
+        root: str,
+        train: str | None = None,
+        val: str | None = None,
+        cache_gb: float | None = None,
     ) -> None:
         self.root = expanded(root)
         self.folders = {"train": train, "val": val}
@@ -83,10 +96,20 @@ class ImageFolder(Source):
         train, val = self.folders["train"], self.folders["val"]
         splits = [name for name in names if split_of(name)]
         holders = [name for name in splits if self._has_folders(root, name)]
-        if train is None and val is None and names and not holders and self._are_classes(root, names, splits):
+        if (
+            train is None
+            and val is None
+            and names
+            and not holders
+            and self._are_classes(root, names, splits)
+        ):
             return SplitFolders(".", None)
         if train is None:
-            train = choose(holders, "train", self.key, root) or choose(splits, "train", self.key, root) or "train"
+            train = (
+                choose(holders, "train", self.key, root)
+                or choose(splits, "train", self.key, root)
+                or "train"
+            )
             self._doubt_train(root, train, names, splits)
             train = self._inner(root, train, "train")
         if val is None and train != ".":
@@ -101,7 +124,9 @@ class ImageFolder(Source):
         used = {str(name).split("/")[0] for name in (train, val)}
         unread = [name for name in names if name not in used and not split_of(name)]
         if unread and train != ".":
-            self.note(f"folders beside the splits are not read: {', '.join(map(printable, unread[:5]))}")
+            self.note(
+                f"folders beside the splits are not read: {', '.join(map(printable, unread[:5]))}"
+            )
         return SplitFolders(train, val)
 
     def _has_folders(self, root: str, name: str) -> bool:
@@ -109,7 +134,9 @@ class ImageFolder(Source):
 
     def _has_pictures(self, root: str, name: str) -> bool:
         """Whether pictures lie in the folder itself."""
-        return any(file.lower().endswith(IMAGE_SUFFIXES) for file in self.place.files(joined(root, name)))
+        return any(
+            file.lower().endswith(IMAGE_SUFFIXES) for file in self.place.files(joined(root, name))
+        )
 
     def _are_classes(self, root: str, names: Sequence[str], splits: Sequence[str]) -> bool:
         """Whether the root's folders are classes: none has a split's name, or one has, with pictures, among others."""
@@ -117,21 +144,31 @@ class ImageFolder(Source):
             return True
         others = [name for name in names if name not in splits and self._has_pictures(root, name)]
         if len(splits) == 1 and others and self._has_pictures(root, splits[0]):
-            self.note(f"{splits[0]} is a class: it has pictures and no class folders, as {others[0]} has")
+            self.note(
+                f"{splits[0]} is a class: it has pictures and no class folders, as {others[0]} has"
+            )
             return True
         return False
 
-    def _doubt_train(self, root: str, train: str, names: Sequence[str], splits: Sequence[str]) -> None:
+    def _doubt_train(
+        self, root: str, train: str, names: Sequence[str], splits: Sequence[str]
+    ) -> None:
         """Refuses a folder ``train`` of vehicles: it may be a class beside other classes."""
         others = [name for name in names if name not in splits and self._has_pictures(root, name)]
         if [*splits] == [train] and len(others) > 1:
-            raise UserError(f"{self.key}: {joined(root, train)} may be the training split, or a class beside "
-                            f"{others[0]} and {others[1]}; data.source.train={train} or data.source.train=. says "
-                            "which")  # fmt: skip
+            raise UserError(
+                f"{self.key}: {joined(root, train)} may be the training split, or a class beside "
+                f"{others[0]} and {others[1]}; data.source.train={train} or data.source.train=. says "
+                "which"
+            )
 
     def _inner(self, root: str, name: str, split: str) -> str:
         """``seg_train/seg_train`` for a split folder whose only folder has a name of the same split."""
-        inside = _visible(self.place, joined(root, name)) if self.place.is_folder(joined(root, name)) else []
+        inside = (
+            _visible(self.place, joined(root, name))
+            if self.place.is_folder(joined(root, name))
+            else []
+        )
         if len(inside) == 1 and split_of(inside[0]) == split_of(name) is not None:
             return f"{name}/{inside[0]}"
         return name
@@ -139,23 +176,35 @@ class ImageFolder(Source):
     def _check_no_splits_in_classes(self, folder: str) -> None:
         """Refuses classes with splits of their own (``bottle/train``, ``bottle/test``): all would be trained on."""
         for name in _visible(self.place, folder):
-            meanings = {split_of(inner): inner for inner in _visible(self.place, joined(folder, name))}
+            meanings = {
+                split_of(inner): inner for inner in _visible(self.place, joined(folder, name))
+            }
             if "train" in meanings and ("val" in meanings or "test" in meanings):
-                within = " and ".join(sorted(inner for meaning, inner in meanings.items() if meaning))
-                raise UserError(f"{self.key}: {joined(folder, name)} has splits of its own ({within}); expected "
-                                f"{joined(folder, meanings['train'], name)}")  # fmt: skip
+                within = " and ".join(
+                    sorted(inner for meaning, inner in meanings.items() if meaning)
+                )
+                raise UserError(
+                    f"{self.key}: {joined(folder, name)} has splits of its own ({within}); expected "
+                    f"{joined(folder, meanings['train'], name)}"
+                )
 
     def _folder(self, split: str) -> str:
         name = self._name(split)
         folder = joined(self.root, name)
-        if (is_url(self.root) or is_url(name)) and not f"{folder}/".startswith(f"{joined(self.root)}/"):
-            raise UserError(f"data.source.{split}: must be a folder below {self.root}, got {name}")  # alone listed
+        if (is_url(self.root) or is_url(name)) and not f"{folder}/".startswith(
+            f"{joined(self.root)}/"
+        ):
+            raise UserError(
+                f"data.source.{split}: must be a folder below {self.root}, got {name}"
+            )  # alone listed
         return folder
 
     def _name(self, split: str) -> str:
         if split in ("train", "val"):
             return getattr(self._layout, split) or split
-        if self.place.is_folder(joined(self.root, split)) or not self.place.is_folder(joined(self.root)):
+        if self.place.is_folder(joined(self.root, split)) or not self.place.is_folder(
+            joined(self.root)
+        ):
             return split
         return choose(_visible(self.place, joined(self.root)), split, self.key, self.root) or split
 
@@ -169,7 +218,9 @@ class ImageFolder(Source):
         """The folder, and the folders of the splits where their names are not ``train`` and ``val``."""
         train, val = self._layout
         trained = "" if train in ("train", ".") else f", trained with {train}"
-        return f"ImageFolder {self.root}{trained}" + ("" if val in ("val", None) else f", validated with {val}")
+        return f"ImageFolder {self.root}{trained}" + (
+            "" if val in ("val", None) else f", validated with {val}"
+        )
 
 
 def _visible(place: Place, folder: str) -> list[str]:
@@ -185,7 +236,9 @@ def class_folders(path: str, key: str, place: Place = DISK) -> list[str]:
         raise UserError(f"{key}: no class folders in {path} (expected <class>/*.jpg)")
     for name in names:
         if printable(name) != name:
-            raise UserError(f"{key}: the name of the class folder {path}/{printable(name)} is not UTF-8; rename it")
+            raise UserError(
+                f"{key}: the name of the class folder {path}/{printable(name)} is not UTF-8; rename it"
+            )
     return names
 
 
@@ -221,7 +274,9 @@ def labelled_folder(
             targets += [ids[name]] * len(pictures)
     check_known(unknown, ids, key)
     if not paths:
-        raise UserError(f"{key}: no pictures below {path} ({', '.join(IMAGE_SUFFIXES)}){said(dict(others))}")
+        raise UserError(
+            f"{key}: no pictures below {path} ({', '.join(IMAGE_SUFFIXES)}){said(dict(others))}"
+        )
     if empty and note is not None:
         note(left_out(empty))
     return FileSplit(paths, targets, dict(others), place)

@@ -33,14 +33,20 @@ class Food101(Source):
         from torchvision import datasets
 
         if is_url(self.data_dir or ""):
-            raise UserError(f"data.source.data_dir: must be a folder of this machine, got {self.data_dir}")
+            raise UserError(
+                f"data.source.data_dir: must be a folder of this machine, got {self.data_dir}"
+            )
         root = Path(self.data_dir) if self.data_dir else cache_dir()
         if self.download:
             root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(root / "food-101.lock") if self.download else nullcontext()  # several processes start at once
+        lock = (
+            FileLock(root / "food-101.lock") if self.download else nullcontext()
+        )  # several processes start at once
         try:
             with lock:
-                data = datasets.Food101(str(root), split={"val": "test"}.get(split, split), download=self.download)
+                data = datasets.Food101(
+                    str(root), split={"val": "test"}.get(split, split), download=self.download
+                )
         except (RuntimeError, OSError, ValueError) as error:
             raise UserError(f"data.source: Food101 in {root}: {first_line(error)}") from error
         self.classes = list(data.classes)

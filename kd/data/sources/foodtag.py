@@ -27,7 +27,9 @@ class FoodTagMini(ImageFolder):
     def load(self, split: str) -> FileSplit:
         """Draws the set where it is not drawn yet, then reads it as an image folder."""
         if not self.root:
-            self.root = str(foodtag_mini.build(cache_dir(), self.train_per_class, self.val_per_class))
+            self.root = str(
+                foodtag_mini.build(cache_dir(), self.train_per_class, self.val_per_class)
+            )
         return super().load(split)
 
     def has(self, split: str) -> bool:
@@ -36,9 +38,7 @@ class FoodTagMini(ImageFolder):
 
     def describe(self) -> str:
         """The set's name and folder, and how one's own pictures are given."""
-        return (
-            f"FoodTag-mini, drawn food pictures in {self.root} (your own: data.source=ImageFolder data.source.root=DIR)"
-        )
+        return f"FoodTag-mini, drawn food pictures in {self.root} (your own: data.source=ImageFolder data.source.root=DIR)"
 
 
 class FoodTagCalories(Source):
@@ -53,11 +53,17 @@ class FoodTagCalories(Source):
 
     def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
         foodtag_mini.check(train_per_class=train_per_class, val_per_class=val_per_class)
-        self.train_per_class, self.val_per_class, self.classes = train_per_class, val_per_class, ["calories"]
+        self.train_per_class, self.val_per_class, self.classes = (
+            train_per_class,
+            val_per_class,
+            ["calories"],
+        )
 
     def load(self, split: str) -> FileSplit:
         """Draws the set where it is not drawn yet; targets are ``[kcal]``."""
-        root = foodtag_mini.build(cache_dir(), self.train_per_class, self.val_per_class, portions=True)
+        root = foodtag_mini.build(
+            cache_dir(), self.train_per_class, self.val_per_class, portions=True
+        )
         paths = pictures_below(f"{root}/{split}")[0]
         labels = {name: label for label, name in enumerate(foodtag_mini.CLASSES)}
         drawn = [(labels[Path(path).parent.name], int(Path(path).stem)) for path in paths]

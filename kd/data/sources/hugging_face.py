@@ -63,7 +63,9 @@ class HuggingFace(Source):
         self.columns = image_column, label_column
         self._names: list[str] | None = None  # of the data set's splits
         self._whole: dict[str, LabelledRows] = {}  # by the data set's split
-        self._by_row: dict[str, Sequence[str | None] | None] = {}  # likewise the splits that a column names
+        self._by_row: dict[
+            str, Sequence[str | None] | None
+        ] = {}  # likewise the splits that a column names
 
     def load(self, split: str) -> Split:
         """See :meth:`Source.load`. Any other split's name is one that the data set has."""
@@ -74,19 +76,27 @@ class HuggingFace(Source):
             raise UserError(f"data.source: {where} has no pictures")
         if not any(train.labels):
             self.classes = train.names or []
-            return _HuggingFaceSplit(rows.data, self.columns[0], [UNLABELLED] * len(rows.labels), self.path)
+            return _HuggingFaceSplit(
+                rows.data, self.columns[0], [UNLABELLED] * len(rows.labels), self.path
+            )
         self.classes = train.names or in_order(set(train.labels) - {""})
         ids = {name: i for i, name in enumerate(self.classes)}
         missing = next((i for i, label in enumerate(rows.labels) if not label), None)
         if missing is not None:
-            raise UserError(f"data.source.{split}: {self.path}[{missing}] ({self._name(split)}) has no label, others "
-                            "have; data.source.label_column=null reads pictures alone")  # fmt: skip
+            raise UserError(
+                f"data.source.{split}: {self.path}[{missing}] ({self._name(split)}) has no label, others "
+                "have; data.source.label_column=null reads pictures alone"
+            )
         pictures = (f"{self.path}[{i}]" for i in range(len(rows.labels)))
-        check_known(by_label(pictures, ([label] for label in rows.labels)), ids, f"data.source.{split}")
+        check_known(
+            by_label(pictures, ([label] for label in rows.labels)), ids, f"data.source.{split}"
+        )
         self.note(*doubts(self.classes))
         if train.names:
             self.note(*unused(self.classes, (ids[label] for label in train.labels if label)))
-        return _HuggingFaceSplit(rows.data, self.columns[0], [ids[label] for label in rows.labels], self.path)
+        return _HuggingFaceSplit(
+            rows.data, self.columns[0], [ids[label] for label in rows.labels], self.path
+        )
 
     def _rows(self, split: str) -> LabelledRows:
         """The rows of a split: of the data set's own split, or of the training split where a column says so."""
@@ -97,8 +107,10 @@ class HuggingFace(Source):
             return rows
         chosen = numbers_in(by_row, split)
         if not chosen:
-            raise UserError(f"data.source.{split}: {self.path} ({name}) has a column of splits that names no row of "
-                            f"{split}")  # fmt: skip
+            raise UserError(
+                f"data.source.{split}: {self.path} ({name}) has a column of splits that names no row of "
+                f"{split}"
+            )
         return LabelledRows(rows.data.select(chosen), [rows.labels[i] for i in chosen], rows.names)
 
     def _read(self, name: str, split: str) -> LabelledRows:
@@ -112,7 +124,9 @@ class HuggingFace(Source):
             where = f"data.source: {self.path} ({name})"
             try:
                 data = datasets.load_dataset(self.path, split=name)
-            except Exception as error:  # the hub, the file system and the format readers raise many kinds
+            except (
+                Exception
+            ) as error:  # the hub, the file system and the format readers raise many kinds
                 raise UserError(f"{where}: {first_line(error)}") from error
             for key, column in (("image_column", image), ("label_column", label)):
                 if column is not None and column not in data.column_names:
@@ -127,11 +141,17 @@ class HuggingFace(Source):
                 if not (isinstance(first, dict) and {"bytes", "path"} <= {*first}):
                     raise TypeError(f"its values are {type(first).__name__}")
             except Exception as error:  # many kinds, by the column's type
-                raise UserError(f"data.source.image_column: '{image}' of {self.path} ({name}) holds no pictures "
-                                f"({first_line(error)})") from error  # fmt: skip
+                raise UserError(
+                    f"data.source.image_column: '{image}' of {self.path} ({name}) holds no pictures "
+                    f"({first_line(error)})"
+                ) from error
             try:
                 self._whole[name] = self._labelled(data)
-                columns = {c: data[c][:] for c in data.column_names if c not in (image, label) and _is_plain(data, c)}
+                columns = {
+                    c: data[c][:]
+                    for c in data.column_names
+                    if c not in (image, label) and _is_plain(data, c)
+                }
                 self._by_row[name], notes, _ = splits_by_row(columns)
             except Unfit as error:
                 raise UserError(f"data.source.{split}: {self.path} ({name}) {error}") from error
@@ -143,14 +163,20 @@ class HuggingFace(Source):
         if label is None:
             return LabelledRows(data, [""] * len(data), None)
         names = getattr(data.features[label], "names", None)
-        values = [None if value == -1 else value for value in data[label][:]]  # -1: no label, as datasets write it
+        values = [
+            None if value == -1 else value for value in data[label][:]
+        ]  # -1: no label, as datasets write it
         if names is not None:
             names = [plain(name) for name in names]
-            return LabelledRows(data, [names[value] if value is not None else "" for value in values], names)
+            return LabelledRows(
+                data, [names[value] if value is not None else "" for value in values], names
+            )
         for i, labels in enumerate(read := cells(values, several=False).labels):
             if len(labels) > 1:
-                raise Unfit(f"gives {self.path}[{i}] {len(labels)} labels ({', '.join(labels[:3])}); a list takes "
-                            "several (data.source=Manifest data.source.multi_label=true)")  # fmt: skip
+                raise Unfit(
+                    f"gives {self.path}[{i}] {len(labels)} labels ({', '.join(labels[:3])}); a list takes "
+                    "several (data.source=Manifest data.source.multi_label=true)"
+                )
         return LabelledRows(data, [(labels or [""])[0] for labels in read], None)
 
     # -- which splits there are --------------------------------------------------------------------------------------
@@ -195,8 +221,16 @@ class HuggingFace(Source):
 
 def _is_plain(data: HubTable, column: str) -> bool:
     """Whether a column holds texts, numbers, yes or no."""
-    return getattr(data.features[column], "dtype", "") in ("string", "large_string", "bool", "int8", "int16", "int32",
-                                                           "int64", "uint8")  # fmt: skip
+    return getattr(data.features[column], "dtype", "") in (
+        "string",
+        "large_string",
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+    )
 
 
 class _HuggingFaceSplit:
@@ -211,7 +245,9 @@ class _HuggingFaceSplit:
             return file.read()
 
     def stamp(self, i: int) -> str:
-        return str(self.data._fingerprint)  # datasets hashes the files that it has built the set from
+        return str(
+            self.data._fingerprint
+        )  # datasets hashes the files that it has built the set from
 
     def name(self, i: int) -> str:
         return f"{self.path}[{i}]"

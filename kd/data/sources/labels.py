@@ -14,8 +14,14 @@ from kd.data.sources.split_names import Unfit
 from kd.errors import UserError
 from kd.storage.elsewhere import json_of
 
-LIKELY, POSSIBLE = "|,", "/+& "  # what separates labels, in the order in which it is looked for; ";" always does
-RECURRING, CERTAIN = 0.5, 0.9  # share of the parts that are labels of other cells too: several labels; and surely
+LIKELY, POSSIBLE = (
+    "|,",
+    "/+& ",
+)  # what separates labels, in the order in which it is looked for; ";" always does
+RECURRING, CERTAIN = (
+    0.5,
+    0.9,
+)  # share of the parts that are labels of other cells too: several labels; and surely
 NAMED = 5  # classes that a message names
 
 
@@ -25,8 +31,12 @@ def plain(given: object) -> str:
     >>> plain(" cat "), plain(3.0), plain("3.0"), plain(None), plain("cafe" + chr(0x301)) == "caf" + chr(0xE9)
     ('cat', '3', '3', '', True)
     """
-    text = "" if given is None or given != given else unicodedata.normalize("NFC", str(given)).strip()
-    whole = re.fullmatch(r"(-?[0-9]{1,18})\.0+", text)  # a table's column of numbers with a missing one
+    text = (
+        "" if given is None or given != given else unicodedata.normalize("NFC", str(given)).strip()
+    )
+    whole = re.fullmatch(
+        r"(-?[0-9]{1,18})\.0+", text
+    )  # a table's column of numbers with a missing one
     return whole[1] if whole else text
 
 
@@ -37,7 +47,9 @@ def in_order(labels: Iterable[str]) -> list[str]:
     (['9', '10'], ['10', '9', 'b'])
     """
     names = sorted(labels)
-    return sorted(names, key=lambda name: (int(name), name)) if all(map(_is_number, names)) else names
+    return (
+        sorted(names, key=lambda name: (int(name), name)) if all(map(_is_number, names)) else names
+    )
 
 
 def _is_number(name: str) -> bool:
@@ -51,7 +63,9 @@ def listed(names: Iterable[str]) -> str:
     "'a', 'b', 'c', 'd', 'e' and 2 more"
     """
     quoted = [f"'{name[:60]}'" for name in names]
-    return ", ".join(quoted[:NAMED]) + (f" and {len(quoted) - NAMED} more" if len(quoted) > NAMED else "")
+    return ", ".join(quoted[:NAMED]) + (
+        f" and {len(quoted) - NAMED} more" if len(quoted) > NAMED else ""
+    )
 
 
 def doubts(classes: Sequence[str]) -> list[str]:
@@ -65,13 +79,17 @@ def doubts(classes: Sequence[str]) -> list[str]:
             alike.setdefault(str(int(name)), []).append(name)
     for names in alike.values():
         if len(set(names)) > 1:
-            notes.append(f"classes that hardly differ stay separate: {listed(dict.fromkeys(names))}")
+            notes.append(
+                f"classes that hardly differ stay separate: {listed(dict.fromkeys(names))}"
+            )
     if classes and all(map(_is_number, classes)):
         moved = [(name, i) for i, name in enumerate(classes) if int(name) != i]
         if moved:
             name, i = moved[0]
-            notes.append(f"classes are numbers that are not the class ids: '{name}' is class {i}, "
-                         f"'{classes[-1]}' is class {len(classes) - 1}")  # fmt: skip
+            notes.append(
+                f"classes are numbers that are not the class ids: '{name}' is class {i}, "
+                f"'{classes[-1]}' is class {len(classes) - 1}"
+            )
     return notes
 
 
@@ -79,7 +97,11 @@ def unused(classes: Sequence[str], targets: Iterable[int]) -> list[str]:
     """Notes on classes that the data set itself lists, and of which no training picture is: they keep their ids."""
     seen = {target for target in targets if target >= 0}
     empty = [name for i, name in enumerate(classes) if i not in seen]
-    return [f"{_classes(len(empty))} without a training picture, kept with their ids: {listed(empty)}"] if empty else []
+    return (
+        [f"{_classes(len(empty))} without a training picture, kept with their ids: {listed(empty)}"]
+        if empty
+        else []
+    )
 
 
 def left_out(reasons: Mapping[str, str]) -> str:
@@ -94,7 +116,10 @@ def _classes(count: int) -> str:
 
 
 def check_known(
-    labels: Mapping[str, Sequence[str]], classes: Iterable[str], key: str, source: str = "the training pictures"
+    labels: Mapping[str, Sequence[str]],
+    classes: Iterable[str],
+    key: str,
+    source: str = "the training pictures",
 ) -> None:
     """Refuses labels that no training picture has.
 
@@ -111,8 +136,10 @@ def check_known(
     unknown = {label: pictures for label, pictures in labels.items() if label not in known}
     if unknown:
         count, one = sum(map(len, unknown.values())), next(iter(unknown.values()))[0]
-        raise UserError(f"{key}: {len(unknown)} label{'s' * (len(unknown) > 1)} not in {source}: "
-                        f"{listed(unknown)} ({count} picture{'s' * (count > 1)}, for example {one})")  # fmt: skip
+        raise UserError(
+            f"{key}: {len(unknown)} label{'s' * (len(unknown) > 1)} not in {source}: "
+            f"{listed(unknown)} ({count} picture{'s' * (count > 1)}, for example {one})"
+        )
 
 
 def by_label(names: Iterable[str], labels: Iterable[Iterable[str]]) -> dict[str, list[str]]:
@@ -148,7 +175,10 @@ def cells(values: Sequence[object], several: bool, separator: str | None = None)
     Raises:
         Unfit: cells look like several labels where a picture has one; or it is not clear what separates them.
     """
-    labels = [[plain(part) for part in value] if isinstance(value, list) else _list_in(value) for value in values]
+    labels = [
+        [plain(part) for part in value] if isinstance(value, list) else _list_in(value)
+        for value in values
+    ]
     texts = {i: plain(value) for i, value in enumerate(values) if labels[i] is None}
     notes: list[str] = []
     if separator is None:
@@ -189,7 +219,10 @@ def _list_in(value: object) -> list[str] | None:
         return None
     if not inside or not re.search(r"[,'\"]", inside):
         return None if inside else []
-    return [plain(next(group for group in match.groups() if group is not None)) for match in quoted.finditer(inside)]
+    return [
+        plain(next(group for group in match.groups() if group is not None))
+        for match in quoted.finditer(inside)
+    ]
 
 
 def _separator(texts: Sequence[str], several: bool) -> tuple[str, list[str]]:
@@ -201,24 +234,32 @@ def _separator(texts: Sequence[str], several: bool) -> tuple[str, list[str]]:
         with_mark = [text for text in whole if mark in text.strip(mark)]
         if not with_mark:
             continue
-        homes = Counter(part for text in whole for part in {part for part in _parts(text, mark) if part})
+        homes = Counter(
+            part for text in whole for part in {part for part in _parts(text, mark) if part}
+        )
         parts = {part for text in with_mark for part in _parts(text, mark) if part}
         recurring = sum(homes[part] > 1 for part in parts) / max(1, len(parts))
         alone = sum(part in whole for part in parts) / max(1, len(parts))
         name, example = {" ": "blanks"}.get(mark, f"'{mark}'"), f"'{with_mark[0][:60]}'"
         if not several and (alone >= RECURRING or recurring >= CERTAIN):
-            raise Unfit(f"has cells that look like several labels, separated by {name} ({example}): "
-                        "data.source.multi_label=true takes several, data.source.label_separator=none takes such a "
-                        "cell as one label")  # fmt: skip
+            raise Unfit(
+                f"has cells that look like several labels, separated by {name} ({example}): "
+                "data.source.multi_label=true takes several, data.source.label_separator=none takes such a "
+                "cell as one label"
+            )
         if not several:
             continue
         if recurring >= (RECURRING if mark in LIKELY else CERTAIN):
-            return mark, [f"labels are separated by {name} in {sum(whole[text] for text in with_mark)} of "
-                          f"{len(texts)} cells, for example {example}"]  # fmt: skip
+            return mark, [
+                f"labels are separated by {name} in {sum(whole[text] for text in with_mark)} of "
+                f"{len(texts)} cells, for example {example}"
+            ]
         if mark in LIKELY or recurring >= RECURRING:
-            raise Unfit(f"has cells that may be several labels, separated by {name} ({example}): "
-                        f"data.source.label_separator='{mark}' parts them, data.source.label_separator=none takes such "
-                        "a cell as one label")  # fmt: skip
+            raise Unfit(
+                f"has cells that may be several labels, separated by {name} ({example}): "
+                f"data.source.label_separator='{mark}' parts them, data.source.label_separator=none takes such "
+                "a cell as one label"
+            )
     return "none", []
 
 
@@ -246,10 +287,15 @@ def join_rows(
     if different and not several:
         path, both = next(iter(different.items()))
         more = f", and {len(different) - 1} more" if len(different) > 1 else ""
-        raise Unfit(f"lists {path} with {len(both)} labels ({listed(both)}){more}; give each picture one label, or "
-                    "data.source.multi_label=true joins them")  # fmt: skip
+        raise Unfit(
+            f"lists {path} with {len(both)} labels ({listed(both)}){more}; give each picture one label, or "
+            "data.source.multi_label=true joins them"
+        )
     if different:
         note = f"pictures listed in several rows: {len(different)}; their labels are joined"
         return list(first), [different.get(path, own) for path, own in first.items()], [note]
-    notes = [f"pictures listed more than once: {len(repeated)}, for example {path}" for path in [*repeated][:1]]
+    notes = [
+        f"pictures listed more than once: {len(repeated)}, for example {path}"
+        for path in [*repeated][:1]
+    ]
     return list(paths), list(labels), notes

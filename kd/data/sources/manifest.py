@@ -10,9 +10,27 @@ from typing import Any, NamedTuple
 
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, printable, said
-from kd.data.sources.labels import by_label, cells, check_known, doubts, in_order, join_rows, left_out, plain
+from kd.data.sources.labels import (
+    by_label,
+    cells,
+    check_known,
+    doubts,
+    in_order,
+    join_rows,
+    left_out,
+    plain,
+)
 from kd.data.sources.lists import ListColumns, ListContent, Row, read_list
-from kd.data.sources.places import DISK, UNUSABLE, Place, Store, ending_of, expanded, joined, list_at
+from kd.data.sources.places import (
+    DISK,
+    UNUSABLE,
+    Place,
+    Store,
+    ending_of,
+    expanded,
+    joined,
+    list_at,
+)
 from kd.data.sources.split_names import Unfit, numbers_in
 from kd.data.targets import LabelSets, Numbers, Targets
 from kd.errors import UserError
@@ -54,21 +72,40 @@ class Manifest(Source):
     """
 
     def __init__(
-        self, train: str, val: str | None = None, image_dir: str | None = None, multi_label: bool = False,
-        cache_gb: float | None = None, path_column: int | str = "path", label_column: int | str = "label",
-        delimiter: str | None = None, targets: list[str] | None = None, split_column: int | str | None = None,
+        self,
+        train: str,
+        val: str | None = None,
+        image_dir: str | None = None,
+        multi_label: bool = False,
+        cache_gb: float | None = None,
+        path_column: int | str = "path",
+        label_column: int | str = "label",
+        delimiter: str | None = None,
+        targets: list[str] | None = None,
+        split_column: int | str | None = None,
         label_separator: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         delimiter = "\t" if delimiter in ("\\t", "tab") else delimiter
         if delimiter is not None and len(delimiter) != 1:
             raise ValueError(f"delimiter must be one character (or tab), got '{delimiter}'")
-        if isinstance(path_column, int) != isinstance(label_column, int) and label_column != "label":
-            raise ValueError(f"label_column must be a name or a number as path_column is, got {label_column}")
+        if (
+            isinstance(path_column, int) != isinstance(label_column, int)
+            and label_column != "label"
+        ):
+            raise ValueError(
+                f"label_column must be a name or a number as path_column is, got {label_column}"
+            )
         if targets is not None and (not targets or len(set(targets)) < len(targets) or multi_label):
-            raise ValueError(f"targets must be different columns, without multi_label, got {targets}")
-        label_separator = {"\\t": "\t", "tab": "\t", "blank": " "}.get(label_separator or "", label_separator)
+            raise ValueError(
+                f"targets must be different columns, without multi_label, got {targets}"
+            )
+        label_separator = {"\\t": "\t", "tab": "\t", "blank": " "}.get(
+            label_separator or "", label_separator
+        )
         if label_separator is not None and label_separator != "none" and len(label_separator) != 1:
-            raise ValueError(f"label_separator must be one character (or tab, blank, none), got '{label_separator}'")
+            raise ValueError(
+                f"label_separator must be one character (or tab, blank, none), got '{label_separator}'"
+            )
         self.targets = targets
         self.columns = ListColumns(path_column, targets or label_column, delimiter, split_column)
         self.separator = label_separator
@@ -84,17 +121,25 @@ class Manifest(Source):
         """See :meth:`Source.load`. Any other split's name is one that the list's column of splits has."""
         train = self._listed("train")
         pictures = train if split == "train" else self._listed(split)
-        targets = self._numbers(split, pictures) if self.targets else self._ids(split, pictures, train)
-        return FileSplit(pictures.paths, targets, pictures.left_out, self._place(split, pictures.paths))
+        targets = (
+            self._numbers(split, pictures) if self.targets else self._ids(split, pictures, train)
+        )
+        return FileSplit(
+            pictures.paths, targets, pictures.left_out, self._place(split, pictures.paths)
+        )
 
     def _ids(self, split: str, pictures: ListedPictures, train: ListedPictures) -> list[Any]:
         self.classes = in_order({label for labels in train.labels for label in labels})
         self.note(*doubts(self.classes))
-        empty = [name for name in map(plain, self._content("train").classes) if name not in self.classes]
+        empty = [
+            name for name in map(plain, self._content("train").classes) if name not in self.classes
+        ]
         if empty:
             self.note(left_out(dict.fromkeys(empty, "no training picture")))
         ids = {label: i for i, label in enumerate(self.classes)}
-        check_known(by_label(map(printable, pictures.paths), pictures.labels), ids, f"data.source.{split}")
+        check_known(
+            by_label(map(printable, pictures.paths), pictures.labels), ids, f"data.source.{split}"
+        )
         if not self.classes:
             return [UNLABELLED] * len(pictures.paths)
         targets = [[ids[label] for label in labels] for labels in pictures.labels]
@@ -103,8 +148,13 @@ class Manifest(Source):
     def _numbers(self, split: str, pictures: ListedPictures) -> list[list[float]]:
         self.classes = list(self.targets or [])
         key, file = f"data.source.{split}", self._file(split)
-        numbers = [[self._number(x, name, path, file, key) for name, x in zip(self.classes, given, strict=True)]
-                   for path, given in zip(pictures.paths, pictures.labels, strict=True)]  # fmt: skip
+        numbers = [
+            [
+                self._number(x, name, path, file, key)
+                for name, x in zip(self.classes, given, strict=True)
+            ]
+            for path, given in zip(pictures.paths, pictures.labels, strict=True)
+        ]
         for name, column in zip(self.classes, zip(*numbers, strict=True), strict=True):
             if all(math.isnan(x) for x in column):
                 raise UserError(f"{key}: {file} has no value of {name} (data.source.targets)")
@@ -120,7 +170,11 @@ class Manifest(Source):
 
     def _place(self, split: str, paths: list[str]) -> Place:
         urls = [path for path in paths if is_url(path)]
-        return Store.holding(str(self.lists["train"]), urls, f"data.source.{split}", self.cache_bytes) if urls else DISK
+        return (
+            Store.holding(str(self.lists["train"]), urls, f"data.source.{split}", self.cache_bytes)
+            if urls
+            else DISK
+        )
 
     # -- what a list holds -------------------------------------------------------------------------------------------
     def _file(self, split: str) -> str:
@@ -136,7 +190,9 @@ class Manifest(Source):
             except Unfit as error:
                 raise UserError(f"{key}: {file} {error}") from error
             except (csv.Error, KeyError, TypeError, ValueError, AttributeError) as error:
-                raise UserError(f"{key}: {file} is no list of pictures ({type(error).__name__}: {error})") from error
+                raise UserError(
+                    f"{key}: {file} is no list of pictures ({type(error).__name__}: {error})"
+                ) from error
             self.note(*self._contents[file].notes)
         return self._contents[file]
 
@@ -151,9 +207,13 @@ class Manifest(Source):
         chosen = [rows[i] for i in numbers_in(row_splits, split)]
         if rows and not chosen and listed_apart:
             counts = Counter(row_splits)
-            counted = ", ".join(f"{count} of {name or 'no split'}" for name, count in counts.items())
-            raise UserError(f"data.source.{split}: {self._file(split)} names no row of {split} ({counted}); "
-                            "data.source.split_column=none reads all rows")  # fmt: skip
+            counted = ", ".join(
+                f"{count} of {name or 'no split'}" for name, count in counts.items()
+            )
+            raise UserError(
+                f"data.source.{split}: {self._file(split)} names no row of {split} ({counted}); "
+                "data.source.split_column=none reads all rows"
+            )
         return chosen
 
     def has(self, split: str) -> bool:
@@ -185,7 +245,9 @@ class Manifest(Source):
         if not self._content(split).labelled:
             return ListedPictures(paths, [[] for _ in paths], dict(left_out))
         try:
-            labels = self._labels(paths, values, self._train_separator if split != "train" else None)
+            labels = self._labels(
+                paths, values, self._train_separator if split != "train" else None
+            )
             paths, labels, notes = join_rows(paths, labels, self._several)
         except Unfit as error:
             raise UserError(f"{key}: {file} {error}") from error
@@ -198,16 +260,22 @@ class Manifest(Source):
         values = [row.label for row in self._rows("train")]
         return self.separator or cells(values, self._several).separator
 
-    def _labels(self, paths: Sequence[str], values: Sequence[object], separator: str | None) -> list[list[str]]:
+    def _labels(
+        self, paths: Sequence[str], values: Sequence[object], separator: str | None
+    ) -> list[list[str]]:
         read = cells(values, self._several, self.separator or separator)
         self.note(*read.notes)
         for path, labels in zip(paths, read.labels, strict=True):
             if len(labels) != 1 and not self._several:
                 several = f"{len(labels)} labels ({', '.join(labels[:3])}), which data.source.multi_label=true takes"
-                raise Unfit(f"is no list of one label each: {printable(path)} has {several if labels else 'no label'}")
+                raise Unfit(
+                    f"is no list of one label each: {printable(path)} has {several if labels else 'no label'}"
+                )
         return read.labels
 
-    def _check_same_numbers(self, paths: Sequence[str], values: Sequence[Sequence[object]], where: str) -> None:
+    def _check_same_numbers(
+        self, paths: Sequence[str], values: Sequence[Sequence[object]], where: str
+    ) -> None:
         first: dict[str, Sequence[object]] = {}
         for path, numbers in zip(paths, values, strict=True):
             if list(map(str, first.setdefault(path, numbers))) != list(map(str, numbers)):
@@ -215,4 +283,6 @@ class Manifest(Source):
 
     def describe(self) -> str:
         """The files of the lists."""
-        return f"Manifest {', '.join(str(file) for file in self.lists.values() if file is not None)}"
+        return (
+            f"Manifest {', '.join(str(file) for file in self.lists.values() if file is not None)}"
+        )

@@ -27,7 +27,15 @@ UNUSABLE = {
     ".mat", ".h5", ".tfrecord", ".parquet",
 }  # fmt: skip
 """Endings of files that no reader here decodes: a list's rows of these are left out, as a folder's files are."""
-JUNK = {"__MACOSX", "@eaDir", "__pycache__", "$RECYCLE.BIN", "System Volume Information", "lost+found", "#recycle"}
+JUNK = {
+    "__MACOSX",
+    "@eaDir",
+    "__pycache__",
+    "$RECYCLE.BIN",
+    "System Volume Information",
+    "lost+found",
+    "#recycle",
+}
 """Folders that programs leave behind, of which no picture is used."""
 AT_ONCE = 16  # requests of one process to a store: each waits for its answer many times longer than it works
 PREFIX_END = chr(0x10FFFF)
@@ -60,13 +68,22 @@ class Disk:
             if not os.path.islink(path):  # noqa: PTH114 - a Path each is slow
                 return True
             real = os.path.realpath(path)
-            if real in followed or real == root or real.startswith(f"{root}{os.sep}") or root.startswith(f"{real}/"):
+            if (
+                real in followed
+                or real == root
+                or real.startswith(f"{root}{os.sep}")
+                or root.startswith(f"{real}/")
+            ):
                 return False
             followed.add(real)
             return True
 
         for path, folders, names in os.walk(folder, followlinks=True):
-            folders[:] = [name for name in folders if not is_hidden(name) and is_walked(f"{path}{os.sep}{name}")]
+            folders[:] = [
+                name
+                for name in folders
+                if not is_hidden(name) and is_walked(f"{path}{os.sep}{name}")
+            ]
             yield from (f"{path}{os.sep}{name}" for name in names if not name.startswith("."))
 
     def open(self, file: str) -> IO[bytes]:
@@ -114,13 +131,17 @@ class Store:
         """
         _check_plain(root, key)
         place = cls(joined(root), limit)
-        place._states = {f"{place.root}/{name}": state for name, state in listed(place.root, key).items()}
+        place._states = {
+            f"{place.root}/{name}": state for name, state in listed(place.root, key).items()
+        }
         place._urls = sorted(place._states)
         _check_plain(next((url for url in place._urls if "::" in url), ""), key)
         return place
 
     @classmethod
-    def holding(cls, root: str, files: Iterable[str], key: str, limit: int | None = None) -> "Store":
+    def holding(
+        cls, root: str, files: Iterable[str], key: str, limit: int | None = None
+    ) -> "Store":
         """These files alone: their folders are listed, without what is below those.
 
         Raises:
@@ -131,7 +152,9 @@ class Store:
         for folder in folders:
             _check_plain(folder, key)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for folder, found in zip(folders, pool.map(partial(listed, key=key, below=False), folders), strict=True):
+            for folder, found in zip(
+                folders, pool.map(partial(listed, key=key, below=False), folders), strict=True
+            ):
                 named = ((f"{folder}/{name}", state) for name, state in found.items())
                 place._states |= {file: state for file, state in named if file in wanted}
         return place
@@ -155,13 +178,19 @@ class Store:
 
     def files(self, folder: str) -> list[str]:
         """Names of the files in a folder, from the listing."""
-        return [rest for rest in (url[len(folder) + 1 :] for url in self._in(folder)) if "/" not in rest]
+        return [
+            rest for rest in (url[len(folder) + 1 :] for url in self._in(folder)) if "/" not in rest
+        ]
 
     def below(self, folder: str) -> Iterator[str]:
         """URLs of all files below a folder, from the listing; hidden ones, and those in hidden folders, are left
         out.
         """
-        return (url for url in self._in(folder) if not any(map(is_hidden, url[len(folder) + 1 :].split("/"))))
+        return (
+            url
+            for url in self._in(folder)
+            if not any(map(is_hidden, url[len(folder) + 1 :].split("/")))
+        )
 
     def open(self, file: str) -> IO[bytes]:
         """A file's content, from the local copies where it is among them.
@@ -187,7 +216,9 @@ class Store:
     def fetch(self, files: Iterable[str]) -> None:
         """Copies these onto the disk, several at once; what can't be had is said by :meth:`open`."""
         copies = self._copies()
-        missing = [file for file in files if file in self._states and not copies.has(self._copy(file))]
+        missing = [
+            file for file in files if file in self._states and not copies.has(self._copy(file))
+        ]
         if len(missing) > 1:
             with ThreadPoolExecutor(min(AT_ONCE, len(missing))) as pool:
                 list(pool.map(self._try, missing))
@@ -220,9 +251,13 @@ def _hash(text: str) -> str:
 
 def _check_plain(url: str, key: str) -> None:
     if "::" in url:
-        raise UserError(f"{key}: {url}: '::' would name one file system within another, which only Shards reads")
+        raise UserError(
+            f"{key}: {url}: '::' would name one file system within another, which only Shards reads"
+        )
     if url.startswith(("http://", "https://")):
-        raise UserError(f"{key}: {url}: a web server does not list its files; copy them to a disk or an object store")
+        raise UserError(
+            f"{key}: {url}: a web server does not list its files; copy them to a disk or an object store"
+        )
 
 
 Place = Disk | Store

@@ -10,7 +10,15 @@ from torchvision import tv_tensors
 
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import FileSplit, PathLike, printable, said
-from kd.data.sources.places import DISK, IMAGE_SUFFIXES, Place, ending_of, expanded, is_hidden, joined
+from kd.data.sources.places import (
+    DISK,
+    IMAGE_SUFFIXES,
+    Place,
+    ending_of,
+    expanded,
+    is_hidden,
+    joined,
+)
 from kd.data.sources.split_names import choose
 from kd.data.targets import Masks
 from kd.errors import UserError
@@ -21,9 +29,14 @@ class MaskSplit(FileSplit):
     """Picture files, each with a mask of its size: one byte a pixel, the class id."""
 
     def __init__(
-        self, paths: Sequence[PathLike], masks: Sequence[PathLike], classes: int, ignore: int | None,
-        place: Place = DISK, left_out: dict[str, int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        paths: Sequence[PathLike],
+        masks: Sequence[PathLike],
+        classes: int,
+        ignore: int | None,
+        place: Place = DISK,
+        left_out: dict[str, int] | None = None,
+    ) -> None:
         super().__init__(paths, [0] * len(paths), left_out, place)
         self.masks = [str(p) for p in masks]
         self.classes, self.ignore = classes, ignore
@@ -40,23 +53,33 @@ class MaskSplit(FileSplit):
         """
         try:
             with self.at(self.masks[i]).open(self.masks[i]) as file, open_picture(file) as opened:
-                mask = np.array(upright(opened if opened.mode in ("L", "P", "1") else opened.convert("L")))
+                mask = np.array(
+                    upright(opened if opened.mode in ("L", "P", "1") else opened.convert("L"))
+                )
                 several = opened.mode not in ("L", "P", "1")
         except Exception as error:
             raise RuntimeError(f"its mask {self.masks[i]} can't be read: {error}") from error
         if several:
             raise RuntimeError(f"its mask {self.masks[i]} must hold one byte a pixel, not colours")
-        odd = np.setdiff1d(mask, [*range(self.classes), *([] if self.ignore is None else [self.ignore])])
+        odd = np.setdiff1d(
+            mask, [*range(self.classes), *([] if self.ignore is None else [self.ignore])]
+        )
         if odd.size:
-            known = f"0..{self.classes - 1}" + ("" if self.ignore is None else f" and {self.ignore} (ignored)")
-            raise RuntimeError(f"its mask {self.masks[i]} holds the value {odd[0]}, not one of {known}")
+            known = f"0..{self.classes - 1}" + (
+                "" if self.ignore is None else f" and {self.ignore} (ignored)"
+            )
+            raise RuntimeError(
+                f"its mask {self.masks[i]} holds the value {odd[0]}, not one of {known}"
+            )
         return tv_tensors.Mask(torch.from_numpy(mask.astype(np.uint8))[None])
 
     def check_mask(self, i: int, height: int, width: int) -> None:
         """Raises a RuntimeError unless the mask is as it must be, for a picture of that size."""
         size = tuple(self.target(i).shape[1:])
         if size != (height, width):
-            raise RuntimeError(f"its mask {self.masks[i]} has {size[1]}x{size[0]} pixels, not {width}x{height}")
+            raise RuntimeError(
+                f"its mask {self.masks[i]} has {size[1]}x{size[0]} pixels, not {width}x{height}"
+            )
 
 
 class SegmentationFolder(Source):
@@ -74,9 +97,14 @@ class SegmentationFolder(Source):
     kind = Masks()
 
     def __init__(
-        self, root: str, class_names: list[str], ignore_index: int | None = None, images: str = "images",
-        masks: str = "masks", cache_gb: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        root: str,
+        class_names: list[str],
+        ignore_index: int | None = None,
+        images: str = "images",
+        masks: str = "masks",
+        cache_gb: float | None = None,
+    ) -> None:
         if ignore_index is not None and not 0 <= ignore_index <= 255:
             raise ValueError(f"ignore_index must be between 0 and 255, got {ignore_index}")
         if not 2 <= len(class_names) <= 255:
@@ -90,7 +118,11 @@ class SegmentationFolder(Source):
         """The folder of a split below both folders: ``split``, or one whose name means it (``Training``)."""
         images = joined(self.root, self.folders[0])
         names = self.place.folders(images) if self.place.is_folder(images) else []
-        return split if split in names else choose(sorted(names), split, "data.source.root", images) or split
+        return (
+            split
+            if split in names
+            else choose(sorted(names), split, "data.source.root", images) or split
+        )
 
     def load(self, split: str) -> MaskSplit:
         """See :meth:`Source.load`.
@@ -103,12 +135,22 @@ class SegmentationFolder(Source):
             if not self.place.is_folder(folder):
                 raise UserError(f"data.source.root: there is no folder {folder}")
         names = self.place.files(images)
-        found = sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."))
+        found = sorted(
+            name
+            for name in names
+            if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
+        )
         inner = self.place.folders(images)
-        others = Counter(ending_of(name) for name in names if name not in {*found, *inner} and not is_hidden(name))
+        others = Counter(
+            ending_of(name)
+            for name in names
+            if name not in {*found, *inner} and not is_hidden(name)
+        )
         if not found:
-            raise UserError(f"data.source.root: no pictures in {images} ({', '.join(IMAGE_SUFFIXES)})"
-                            f"{said(dict(others))}")  # fmt: skip
+            raise UserError(
+                f"data.source.root: no pictures in {images} ({', '.join(IMAGE_SUFFIXES)})"
+                f"{said(dict(others))}"
+            )
         below = [name for name in sorted(inner) if not is_hidden(name)]
         if below:
             self.note(f"folders in {images} are not read: {', '.join(map(printable, below[:5]))}")
@@ -129,7 +171,10 @@ class SegmentationFolder(Source):
 
     def has(self, split: str) -> bool:
         """Whether both folders, of pictures and of masks, have the split."""
-        return all(self.place.is_folder(joined(self.root, folder, self._name(split))) for folder in self.folders)
+        return all(
+            self.place.is_folder(joined(self.root, folder, self._name(split)))
+            for folder in self.folders
+        )
 
     def describe(self) -> str:
         """The folder, and the folders of the splits where their names are not ``train`` and ``val``."""

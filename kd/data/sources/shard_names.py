@@ -34,7 +34,9 @@ def shards_of_split(places: str | Sequence[str] | None, split: str, key: str) ->
     files = sorted(folder.glob("*.tar"))
     meaning = {file: split_of(file.stem) for file in files}
     if not files:  # a folder for each split
-        inner = sorted(path.name for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
+        inner = sorted(
+            path.name for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name)
+        )
         name = choose(inner, split, key, places)
         return sorted(map(str, (folder / name).glob("*.tar"))) if name is not None else None
     kinds = {*meaning.values()}
@@ -42,8 +44,10 @@ def shards_of_split(places: str | Sequence[str] | None, split: str, key: str) ->
         return None
     if None in kinds and kinds & {"val", "test"}:
         stranger = next(file for file in files if meaning[file] is None)
-        raise UserError(f"{key}: {places} has shards of the splits {', '.join(sorted(filter(None, kinds)))} and others "
-                        f"({stranger.name}); give a pattern of those that are {split}")  # fmt: skip
+        raise UserError(
+            f"{key}: {places} has shards of the splits {', '.join(sorted(filter(None, kinds)))} and others "
+            f"({stranger.name}); give a pattern of those that are {split}"
+        )
     wanted = "test" if split == "val" and "val" not in kinds else split
     return [str(file) for file in files if meaning[file] == wanted] if None not in kinds else None
 
@@ -57,7 +61,9 @@ def shards_of(places: str | Sequence[str], key: str) -> list[str]:
     found: list[str] = []
     for place in [places] if isinstance(places, str) else places:
         if "://" in place or place.startswith("pipe:"):
-            raise UserError(f"{key}: {place} is not on a disk; copy the shards there, or pack them (kd-pack)")
+            raise UserError(
+                f"{key}: {place} is not on a disk; copy the shards there, or pack them (kd-pack)"
+            )
         path = Path(place)
         if path.is_dir():
             mine = sorted(str(file) for file in path.glob("*.tar"))
@@ -69,7 +75,9 @@ def shards_of(places: str | Sequence[str], key: str) -> list[str]:
             mine = [file for files in found_by for file in files]
         missing = next((file for file in mine if not Path(file).is_file()), None)
         if missing or not mine:
-            raise UserError(f"{key}: there is no {missing}" if missing else f"{key}: no tar files: {place}")
+            raise UserError(
+                f"{key}: there is no {missing}" if missing else f"{key}: no tar files: {place}"
+            )
         found += mine
     return found
 

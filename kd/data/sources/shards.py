@@ -54,15 +54,19 @@ class Shards(Source):
         training = self._index("train")[0] if split != "train" and self.has("train") else index
         self.classes = list(training["classes"])  # ids are those of the training pictures
         if index["classes"] != self.classes:
-            raise UserError(f"data.source.root: {self.root}/{split}.json lists other classes than train.json; pack "
-                            "both splits again (kd-pack)")  # fmt: skip
+            raise UserError(
+                f"data.source.root: {self.root}/{split}.json lists other classes than train.json; pack "
+                "both splits again (kd-pack)"
+            )
         if self.classes and "masks" not in training:
             self.note(*doubts(self.classes), *unused(self.classes, training["targets"]))
         found = ShardSplit(self.root, index, digest, self.cache_bytes)
         for shard, end in found.ends().items() if not is_url(self.root) else ():
             size = Path(self.root, shard).stat().st_size if Path(self.root, shard).is_file() else 0
             if size < end:
-                raise UserError(f"data.source.root: {self.root}/{shard} has {size} bytes, its index says {end} or more")
+                raise UserError(
+                    f"data.source.root: {self.root}/{shard} has {size} bytes, its index says {end} or more"
+                )
         return found
 
     @property
@@ -85,9 +89,13 @@ class Shards(Source):
             index = json_of(text)
             check_index(index)
         except FileNotFoundError as error:
-            raise UserError(f"data.source.root: {self.root} is not a finished pack: no {split}.json") from error
+            raise UserError(
+                f"data.source.root: {self.root} is not a finished pack: no {split}.json"
+            ) from error
         except ValueError as error:
-            raise UserError(f"data.source.root: {self.root}/{split}.json is damaged: {str(error)[:160]}") from error
+            raise UserError(
+                f"data.source.root: {self.root}/{split}.json is damaged: {str(error)[:160]}"
+            ) from error
         except Exception as error:  # the object stores' clients raise many kinds
             raise UserError(f"data.source.root: {self.root}: {first_line(error)}") from error
         self._indices[split] = index, hashlib.sha256(text).hexdigest()[:16]
@@ -115,7 +123,9 @@ def check_index(index: object) -> None:
         if not (isinstance(shard, str) and re.fullmatch(r"[\w.-]+\.tar", shard)):
             raise ValueError(f"a shard is a file's plain name (NAME.tar), got {shard!r}")
     if not samples or len(samples) != len(targets):
-        raise ValueError(f"samples and targets must be equally many, >= 1, got {len(samples)} and {len(targets)}")
+        raise ValueError(
+            f"samples and targets must be equally many, >= 1, got {len(samples)} and {len(targets)}"
+        )
     masks = index.get("masks")
     if masks is not None and not (
         isinstance(masks, list) and len(masks) == len(samples) and all(map(_is_place, masks))
@@ -125,14 +135,18 @@ def check_index(index: object) -> None:
     if ignored is not None and not (type(ignored) is int and 0 <= ignored <= 255):
         raise ValueError(f"ignore_index must be a value of a mask, 0 to 255, got {ignored!r}")
     for i, (sample, target) in enumerate(zip(samples, targets, strict=True)):
-        if not (isinstance(sample, list) and len(sample) == 3 and all(type(n) is int for n in sample)):
+        if not (
+            isinstance(sample, list) and len(sample) == 3 and all(type(n) is int for n in sample)
+        ):
             raise ValueError(f"sample {i} must be three whole numbers, got {sample!r}")
         shard, offset, size = sample
         if not (0 <= shard < len(shards) and 0 <= offset < 2**60 and 0 < size <= MAX_BYTES):
             raise ValueError(f"sample {i} lies at no place in {len(shards)} shard(s): {sample}")
         known = range(len(classes)) if classes else range(UNLABELLED, UNLABELLED + 1)
         if type(target) is not int or target not in known:
-            raise ValueError(f"target {i} must be a class id, {known[0]} to {known[-1]}, got {target!r}")
+            raise ValueError(
+                f"target {i} must be a class id, {known[0]} to {known[-1]}, got {target!r}"
+            )
 
 
 def _is_place(given: object) -> bool:
@@ -150,17 +164,23 @@ class ShardSplit:
         cache_bytes: see :class:`Shards`.
     """
 
-    def __init__(self, root: str, index: dict[str, Any], digest: str, cache_bytes: int | None = None) -> None:
+    def __init__(
+        self, root: str, index: dict[str, Any], digest: str, cache_bytes: int | None = None
+    ) -> None:
         self.root, self.digest = root, digest
         self.check: str | None = "off" if is_url(root) else "headers"
         self.sums: list[int] = index.get("checksums", [])
         self.shards: list[str] = index["shards"]
         self.samples: list[list[int]] = index["samples"]  # shard, offset, size
         self.targets: list[int] = index["targets"]
-        self.masks: list[list[int]] | None = index.get("masks")  # offset, size: in the shard of the picture
+        self.masks: list[list[int]] | None = index.get(
+            "masks"
+        )  # offset, size: in the shard of the picture
         self._open: dict[tuple[int, int], int] = {}  # (process, shard) -> descriptor
         kept = cache_dir() / "shards" / f"{Path(root).name}-{digest}"
-        self._remote = Ranged(root, kept, sum(self.ends().values()), cache_bytes) if is_url(root) else None
+        self._remote = (
+            Ranged(root, kept, sum(self.ends().values()), cache_bytes) if is_url(root) else None
+        )
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``, from its bytes in the shard.
@@ -208,7 +228,9 @@ class ShardSplit:
 
     @cached_property
     def _stamps(self) -> list[str]:
-        stats = [] if is_url(self.root) else [Path(self.root, shard).stat() for shard in self.shards]
+        stats = (
+            [] if is_url(self.root) else [Path(self.root, shard).stat() for shard in self.shards]
+        )
         return [f"{stat.st_size}\0{stat.st_mtime_ns}" for stat in stats] or [""] * len(self.shards)
 
     def ends(self) -> dict[str, int]:

@@ -85,8 +85,10 @@ def choose(names: Iterable[str], split: str, key: str, where: str) -> str | None
     equal = [name for name in later if rank(name) == rank(first)]
     if equal:
         among = ", ".join([first, *equal])
-        raise UserError(f"{key}: {where} has several splits that could be {split}: {among}; data.source.{split}=NAME "
-                        "says which")  # fmt: skip
+        raise UserError(
+            f"{key}: {where} has several splits that could be {split}: {among}; data.source.{split}=NAME "
+            "says which"
+        )
     return first
 
 
@@ -135,24 +137,34 @@ def splits_by_row(
     if one_hot and [*flags] == ["train"] and wanted is None:
         flags = {}
     if flags:  # is_valid, is_test: each a column of yes and no
-        by_column[", ".join(map(str, flags))] = _flagged({column: columns[column] for column in flags}, flags)
+        by_column[", ".join(map(str, flags))] = _flagged(
+            {column: columns[column] for column in flags}, flags
+        )
     if not by_column:
         if wanted is not None:
             held = _some(columns[wanted])
-            raise Unfit(f"names no splits in its column {wanted} (data.source.split_column), but {held}")
+            raise Unfit(
+                f"names no splits in its column {wanted} (data.source.split_column), but {held}"
+            )
         return RowSplits(None, notes)
     first, *others = by_column
     for other in others:
         if by_column[other] != by_column[first]:
-            raise Unfit(f"names splits in columns that differ: {first}, and {other}; data.source.split_column=NAME "
-                        "says which column is right")  # fmt: skip
+            raise Unfit(
+                f"names splits in columns that differ: {first}, and {other}; data.source.split_column=NAME "
+                "says which column is right"
+            )
     used = [*(column for column in by_column if column in columns), *flags]
     return RowSplits(by_column[first], [*notes, _counted(first, by_column[first])], used)
 
 
-def _named_splits(column: Column, values: Sequence[object], named: bool) -> tuple[list[str | None] | None, str]:
+def _named_splits(
+    column: Column, values: Sequence[object], named: bool
+) -> tuple[list[str | None] | None, str]:
     """The splits that a column of words names, and a note; None where it names none."""
-    usual = named or (isinstance(column, str) and re.sub(r"[\W]+", "_", column.strip().lower()) in SPLIT_COLUMNS)
+    usual = named or (
+        isinstance(column, str) and re.sub(r"[\W]+", "_", column.strip().lower()) in SPLIT_COLUMNS
+    )
     texts = ["" if value is None else str(value).strip() for value in values]
     splits = [split_of(text) for text in texts]
     strangers = [text for text, split in zip(texts, splits, strict=True) if split is None]
@@ -169,13 +181,20 @@ def _named_splits(column: Column, values: Sequence[object], named: bool) -> tupl
     if usual and texts and not _flag(column, values):
         return None, f"column '{column}' is not read as splits: it holds {_some(texts)}"
     if isinstance(column, str) and column.strip().lower() in ("fold", "kfold", "folds"):
-        return None, f"column '{column}' ({_some(texts)}) is not used: rows of all folds are in the same split"
+        return (
+            None,
+            f"column '{column}' ({_some(texts)}) is not used: rows of all folds are in the same split",
+        )
     return None, ""
 
 
 def _some(values: Iterable[object]) -> str:
     """A few of the different values, for a message."""
-    different = list(dict.fromkeys("nothing" if value in ("", None) else f"'{str(value)[:30]}'" for value in values))
+    different = list(
+        dict.fromkeys(
+            "nothing" if value in ("", None) else f"'{str(value)[:30]}'" for value in values
+        )
+    )
     return ", ".join(different[:3]) + (" ..." if len(different) > 3 else "")
 
 
@@ -184,20 +203,30 @@ def _flag(column: Column, values: Sequence[object]) -> str | None:
     if not isinstance(column, str) or not values:
         return None
     about = split_of(re.sub(r"^(is|in|for|use)[\W_]+", "", column.strip().lower()))
-    yes_or_no = all(("" if value is None else str(value).strip().lower()) in TRUE | FALSE for value in values)
+    yes_or_no = all(
+        ("" if value is None else str(value).strip().lower()) in TRUE | FALSE for value in values
+    )
     return about if yes_or_no else None
 
 
-def _flagged(columns: Mapping[Column, Sequence[object]], flags: Mapping[Column, str]) -> list[str | None]:
+def _flagged(
+    columns: Mapping[Column, Sequence[object]], flags: Mapping[Column, str]
+) -> list[str | None]:
     """Rows' splits by columns of yes and no. A row of no yes is trained on, unless a column says which rows are."""
     rest = None if len(flags) > 1 else "val"
     default = rest if "train" in flags.values() else "train"
     splits: list[str | None] = []
     for number, row in enumerate(zip(*columns.values(), strict=True)):
-        yes = {kind for value, kind in zip(row, flags.values(), strict=True) if str(value).strip().lower() in TRUE}
+        yes = {
+            kind
+            for value, kind in zip(row, flags.values(), strict=True)
+            if str(value).strip().lower() in TRUE
+        }
         if len(yes) > 1:
-            raise Unfit(f"puts row {number + 1} into {len(yes)} splits: {', '.join(sorted(yes))} "
-                        f"(columns {', '.join(map(str, flags))})")  # fmt: skip
+            raise Unfit(
+                f"puts row {number + 1} into {len(yes)} splits: {', '.join(sorted(yes))} "
+                f"(columns {', '.join(map(str, flags))})"
+            )
         splits.append(yes.pop() if yes else default)
     return splits
 

@@ -23,8 +23,13 @@ class Pictures(Source):
         cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
     """
 
-    def __init__(self, root: str | None, val: str | None = None, cache_gb: float | None = None) -> None:
-        self.folders = {"train": expanded(root) if root else root, "val": expanded(val) if val else val}
+    def __init__(
+        self, root: str | None, val: str | None = None, cache_gb: float | None = None
+    ) -> None:
+        self.folders = {
+            "train": expanded(root) if root else root,
+            "val": expanded(val) if val else val,
+        }
         self.cache_bytes = bytes_of(cache_gb)
         self.classes = []
 
@@ -38,8 +43,12 @@ class Pictures(Source):
             self.folders["train"] = str(foodtag_mini.build(cache_dir(), *DRAWN) / "train")
         folder = self.folders.get(split)
         if folder is None:
-            raise UserError(f"data.source: a folder of pictures has the splits train and val, got '{split}'")
-        pictures = unlabelled_folder(folder, f"data.source.{'root' if split == 'train' else 'val'}", self.cache_bytes)
+            raise UserError(
+                f"data.source: a folder of pictures has the splits train and val, got '{split}'"
+            )
+        pictures = unlabelled_folder(
+            folder, f"data.source.{'root' if split == 'train' else 'val'}", self.cache_bytes
+        )
         self.note(*splits_within(folder, pictures.place))
         return pictures
 
@@ -52,7 +61,9 @@ class Pictures(Source):
         return f"pictures without labels below {self.folders['train'] or 'a folder to be drawn'}"
 
 
-def unlabelled_folder(root: str, key: str = "data.unlabeled", cache_bytes: int | None = None) -> FileSplit:
+def unlabelled_folder(
+    root: str, key: str = "data.unlabeled", cache_bytes: int | None = None
+) -> FileSplit:
     """All pictures below ``root``, a folder or URL, sorted by path; their target is -1. Errors name ``key``.
 
     Raises:
@@ -65,7 +76,9 @@ def unlabelled_folder(root: str, key: str = "data.unlabeled", cache_bytes: int |
         raise UserError(f"{key}: there is no folder {root}")
     paths, others = pictures_below(folder, place)
     if not paths:
-        raise UserError(f"{key}: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)}){said(others)}")
+        raise UserError(
+            f"{key}: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)}){said(others)}"
+        )
     return FileSplit(paths, [UNLABELLED] * len(paths), others, place)
 
 

@@ -89,12 +89,27 @@ class WebDataset(Source):
         ids = {name: i for i, name in enumerate(self.classes)}
         if self.names:
             ids |= {str(i): i for i in range(len(self.classes))}
-        pictures = [f"{sample[0]} in {name}" for name, shard in shards.items() for sample in shard.samples]
-        without = next((name for name, label in zip(pictures, labels, strict=True) if label is None), None)
+        pictures = [
+            f"{sample[0]} in {name}" for name, shard in shards.items() for sample in shard.samples
+        ]
+        without = next(
+            (name for name, label in zip(pictures, labels, strict=True) if label is None), None
+        )
         if without is not None:
-            raise UserError(f"data.source.{split}: {without} has no label, others do; label=none ignores labels")
-        known = f"the {len(self.classes)} of data.source.classes" if self.names else "the training pictures"
-        check_known(by_label(pictures, ([str(label)] for label in labels)), ids, f"data.source.{split}", known)
+            raise UserError(
+                f"data.source.{split}: {without} has no label, others do; label=none ignores labels"
+            )
+        known = (
+            f"the {len(self.classes)} of data.source.classes"
+            if self.names
+            else "the training pictures"
+        )
+        check_known(
+            by_label(pictures, ([str(label)] for label in labels)),
+            ids,
+            f"data.source.{split}",
+            known,
+        )
         self.note(*doubts(self.classes))
         if self.names:
             self.note(*unused(self.classes, (ids[str(label)] for label in _labels(train))))
@@ -112,7 +127,11 @@ class WebDataset(Source):
         """The shards of a split, with its samples alone."""
         if split not in self._shards:
             given = self.places.get(split)
-            shards = self._of_train(split) if given is None else self._of_split(self._indexed(split, given), split)
+            shards = (
+                self._of_train(split)
+                if given is None
+                else self._of_split(self._indexed(split, given), split)
+            )
             if not any(shard.samples for shard in shards.values()):
                 known = "the splits train and val" if given is None else "no sample of that split"
                 raise UserError(f"data.source: WebDataset has {known}, got '{split}'")
@@ -133,9 +152,13 @@ class WebDataset(Source):
         fields = [sample[4] for shard in shards.values() for sample in shard.samples]
         names = sorted({name for own in fields for name in own})
         try:
-            splits, notes, _ = splits_by_row({name: [own.get(name) for own in fields] for name in names})
+            splits, notes, _ = splits_by_row(
+                {name: [own.get(name) for own in fields] for name in names}
+            )
         except Unfit as error:
-            raise UserError(f"data.source: the JSON of {next(iter(shards))} and others {error}") from error
+            raise UserError(
+                f"data.source: the JSON of {next(iter(shards))} and others {error}"
+            ) from error
         self.note(*notes)
         return splits
 
@@ -156,20 +179,28 @@ class WebDataset(Source):
         key = f"data.source.{split}"
         of_split = shards_of_split(places, split, key)
         if of_split is not None:
-            self.note(f"{split}: {len(of_split)} shard(s) of the folder have its name, from {Path(of_split[0]).name}")
+            self.note(
+                f"{split}: {len(of_split)} shard(s) of the folder have its name, from {Path(of_split[0]).name}"
+            )
         names = of_split if of_split else shards_of(places, key)
         found = {shard: index(shard, self.label, key) for shard in names}
         if not any(shard.samples for shard in found.values()):
-            raise UserError(f"{key}: no pictures in {len(found)} shard(s) ({', '.join(IMAGE_SUFFIXES)})"
-                            f"{said(_left_out(found))}")  # fmt: skip
+            raise UserError(
+                f"{key}: no pictures in {len(found)} shard(s) ({', '.join(IMAGE_SUFFIXES)})"
+                f"{said(_left_out(found))}"
+            )
         return found
 
     def _check_labels(self, shards: dict[str, Shard]) -> None:
         """All or none of the samples have a label, and texts are no captions."""
         labels = _labels(shards)
         if None in labels and any(label is not None for label in labels):
-            shard, name = next((s, x[0]) for s, found in shards.items() for x in found.samples if x[3] is None)
-            raise UserError(f"data.source.label: {name} in {shard} has no label, others do; label=none ignores labels")
+            shard, name = next(
+                (s, x[0]) for s, found in shards.items() for x in found.samples if x[3] is None
+            )
+            raise UserError(
+                f"data.source.label: {name} in {shard} has no label, others do; label=none ignores labels"
+            )
         if None in labels and self.label not in ("auto", "none"):
             raise UserError(f"data.source.label: no sample has '{self.label}'")
         self._check_one_label(labels)
@@ -180,14 +211,26 @@ class WebDataset(Source):
 
     def _check_one_label(self, labels: Sequence[str | None]) -> None:
         try:
-            several = next((own for own in cells(labels, several=False, separator="none" if self.names else None).labels
-                            if len(own) > 1), None)  # fmt: skip
+            several = next(
+                (
+                    own
+                    for own in cells(
+                        labels, several=False, separator="none" if self.names else None
+                    ).labels
+                    if len(own) > 1
+                ),
+                None,
+            )
         except Unfit as error:
-            raise UserError(f"data.source.label: the training set {error}".partition(": data.source.multi")[0]
-                            + "; a list (data.source=Manifest) takes several labels a picture") from error  # fmt: skip
+            raise UserError(
+                f"data.source.label: the training set {error}".partition(": data.source.multi")[0]
+                + "; a list (data.source=Manifest) takes several labels a picture"
+            ) from error
         if several:
-            raise UserError(f"data.source.label: a picture has {len(several)} labels ({', '.join(several[:3])}); a "
-                            "list (data.source=Manifest) takes several labels a picture")  # fmt: skip
+            raise UserError(
+                f"data.source.label: a picture has {len(several)} labels ({', '.join(several[:3])}); a "
+                "list (data.source=Manifest) takes several labels a picture"
+            )
 
     def _class_names(self, shards: dict[str, Shard]) -> list[str]:
         labels = {*_labels(shards)} - {None}
@@ -207,7 +250,11 @@ class TarSplit(ShardSplit):
     """
 
     def __init__(self, shards: dict[str, Shard], targets: list[int]) -> None:
-        places = [[n, start, size] for n, shard in enumerate(shards.values()) for _, start, size, *_ in shard.samples]
+        places = [
+            [n, start, size]
+            for n, shard in enumerate(shards.values())
+            for _, start, size, *_ in shard.samples
+        ]
         super().__init__("", {"shards": list(shards), "samples": places, "targets": targets}, "")
         self.names = [sample[0] for shard in shards.values() for sample in shard.samples]
         self.left_out = _left_out(shards)
@@ -253,14 +300,18 @@ def _read(shard: str, label: str, key: str) -> Shard:
         for name, members in _members(shard, key).items():
             pictures = [ending for ending in members if f".{ending}".endswith(IMAGE_SUFFIXES)]
             if len(pictures) > 1:
-                raise UserError(f"{key}: {name} in {shard} has several pictures: {', '.join(pictures)}")
+                raise UserError(
+                    f"{key}: {name} in {shard} has several pictures: {', '.join(pictures)}"
+                )
             if pictures:
                 start, size = members[pictures[0]]
                 target = _label(opened, members, label, f"{name} in {shard}")
                 fields = _split_fields(opened, members)
                 samples.append((f"{name}.{pictures[0]}", start, size, target, fields))
             else:
-                left_out.update([f".{ending}" for ending in members if ending not in LABELS] or ["no picture"])
+                left_out.update(
+                    [f".{ending}" for ending in members if ending not in LABELS] or ["no picture"]
+                )
     return Shard(samples, dict(left_out))
 
 
@@ -283,7 +334,9 @@ def _members(shard: str, key: str) -> dict[str, dict[str, tuple[int, int]]]:
     return found
 
 
-def _label(shard: IO[bytes], members: dict[str, tuple[int, int]], label: str, where: str) -> str | None:
+def _label(
+    shard: IO[bytes], members: dict[str, tuple[int, int]], label: str, where: str
+) -> str | None:
     """A sample's label as text; None where it has none."""
 
     def text(ending: str) -> str:
@@ -314,8 +367,11 @@ def _split_fields(shard: IO[bytes], members: dict[str, tuple[int, int]]) -> dict
     except ValueError:  # refused where the label is read from it
         return {}
     plain_values = content.items() if isinstance(content, dict) else ()
-    return {name: value for name, value in plain_values
-            if isinstance(value, str | int | bool) and (may_name_split(name) or split_of(value))}  # fmt: skip
+    return {
+        name: value
+        for name, value in plain_values
+        if isinstance(value, str | int | bool) and (may_name_split(name) or split_of(value))
+    }
 
 
 def _field(text: str, label: str, where: str) -> str | None:
@@ -329,7 +385,11 @@ def _field(text: str, label: str, where: str) -> str | None:
     if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], dict | list):
         value = value[0]
     if isinstance(value, (dict, list)):
-        raise UserError(f"data.source.label: the json of {where} holds no single label, but {type(value).__name__}")
+        raise UserError(
+            f"data.source.label: the json of {where} holds no single label, but {type(value).__name__}"
+        )
     if value is None and label != "auto":
-        raise UserError(f"data.source.label: the json of {where} has no '{names[0]}'; it has {', '.join(fields)[:120]}")
+        raise UserError(
+            f"data.source.label: the json of {where} has no '{names[0]}'; it has {', '.join(fields)[:120]}"
+        )
     return None if value is None else str(value)

@@ -43,13 +43,21 @@ def versions() -> dict[str, str]:
     """What must be the same on both sides for views to be the same to the last bit."""
     import kd
 
-    return {"kd": kd.__version__, "torch": torch.__version__, "torchvision": torchvision.__version__}
+    return {
+        "kd": kd.__version__,
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+    }
 
 
 def differing(there: dict[str, str]) -> str:
     """What of it is not the same on another machine, for people."""
     ours = versions()
-    return ", ".join(f"{name} {there.get(name)} (here {ours[name]})" for name in ours if there.get(name) != ours[name])
+    return ", ".join(
+        f"{name} {there.get(name)} (here {ours[name]})"
+        for name in ours
+        if there.get(name) != ours[name]
+    )
 
 
 class BatchMaker:
@@ -57,7 +65,9 @@ class BatchMaker:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a maker without a GPU of its own takes nobody else's
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            ""  # a maker without a GPU of its own takes nobody else's
+        )
         self.works: dict[int, tuple[Samples, Callable[..., Batch]]] = {}
 
     def greet(self) -> dict[str, str]:
@@ -134,7 +144,9 @@ class GpuMaker(BatchMaker):
         with self._known:
             self._known.wait_for(lambda: work in self.works)
         parts = [keys[i :: len(self.decoders)] for i in range(len(self.decoders))]
-        pairs = [(part, decoder) for part, decoder in zip(parts, self.decoders, strict=True) if part]
+        pairs = [
+            (part, decoder) for part, decoder in zip(parts, self.decoders, strict=True) if part
+        ]
         found = self._all([decoder.make.remote(work, part) for part, decoder in pairs])
         failed = next((made for made, _ in found if isinstance(made, str)), None)
         if failed is not None:
@@ -192,10 +204,14 @@ class RayCluster:
                     self._start_here()
         except Exception as error:
             self.leave()
-            raise UserError(f"data.tier.address: no Ray cluster at {address}: {plain(error)}") from error
+            raise UserError(
+                f"data.tier.address: no Ray cluster at {address}: {plain(error)}"
+            ) from error
         self.joined = True
         if self._mine:
-            with suppress(AttributeError):  # it prints a failed machine's log into the training's output, unasked
+            with suppress(
+                AttributeError
+            ):  # it prints a failed machine's log into the training's output, unasked
                 self.ray._private.worker.print_to_stdstream = lambda *_, **__: None
         if not self.machines():
             there = sum(node["Alive"] for node in self.ray.nodes())
@@ -210,14 +226,30 @@ class RayCluster:
         self._folder = own_folder()
         store = min(2 * self.spec.queue_mb * MB, psutil.virtual_memory().available // 8)
         self.ray.init(
-            "local", num_cpus=cores(), labels=self.spec.selector, include_dashboard=False, log_to_driver=False,
-            logging_level="ERROR", object_store_memory=max(store, 100 * MB), _temp_dir=str(self._folder),
-        )  # fmt: skip
+            "local",
+            num_cpus=cores(),
+            labels=self.spec.selector,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=max(store, 100 * MB),
+            _temp_dir=str(self._folder),
+        )
         processes = [str(child.pid) for child in psutil.Process().children(recursive=True)]
         self._guard = subprocess.Popen(
-            ["sh", "-c", 'cat; folder=$1; shift; kill -9 "$@"; rm -rf "$folder"', "sh", str(self._folder), *processes],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            [
+                "sh",
+                "-c",
+                'cat; folder=$1; shift; kill -9 "$@"; rm -rf "$folder"',
+                "sh",
+                str(self._folder),
+                *processes,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def leave(self) -> None:
         """Leaves the cluster; ends what this process has started for it."""
@@ -249,7 +281,11 @@ class RayCluster:
         found = {}
         for node in nodes:
             there = node["Resources"]
-            if wanted <= node["Labels"].items() and there.get("CPU", 0) >= 1 and there.get(kind, 0) >= 1:
+            if (
+                wanted <= node["Labels"].items()
+                and there.get("CPU", 0) >= 1
+                and there.get(kind, 0) >= 1
+            ):
                 found[node["NodeID"]] = node["NodeManagerHostname"], int(there[kind])
                 self._cores_a_gpu[node["NodeID"]] = there["CPU"] / there.get("GPU", 1)
         return found
@@ -262,14 +298,19 @@ class RayCluster:
             share: of a core, or of a GPU.
             gpu: with a GPU, and its part of the machine's cores to decode for it.
         """
-        where = {"label_selector": {**self.spec.selector, "ray.io/node-id": node}, "max_restarts": 0}
+        where = {
+            "label_selector": {**self.spec.selector, "ray.io/node-id": node},
+            "max_restarts": 0,
+        }
         if not gpu:
             return self.ray.remote(BatchMaker).options(num_cpus=share, **where).remote()
         cores = share * self._cores_a_gpu[node]
         decoders = max(1, int(cores))
         options = {"num_cpus": min(1.0, cores), **where}
         # one call more at a time than it has batches in hand: a batch may come before what it is made with
-        kind = self.ray.remote(GpuMaker).options(num_gpus=share, num_cpus=0, max_concurrency=DEPTH + 1, **where)
+        kind = self.ray.remote(GpuMaker).options(
+            num_gpus=share, num_cpus=0, max_concurrency=DEPTH + 1, **where
+        )
         return kind.remote(decoders, options)
 
     def end(self, maker: object) -> None:

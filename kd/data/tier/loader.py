@@ -40,7 +40,9 @@ class TierLoader(DataLoader):
 
     def __iter__(self) -> Any:
         """One pass; a pass before it that was not finished is given up."""
-        torch.empty((), dtype=torch.int64).random_()  # every loader of torch draws a seed here: the same chance after
+        torch.empty(
+            (), dtype=torch.int64
+        ).random_()  # every loader of torch draws a seed here: the same chance after
         if self.stream is not None:
             self.tier.drop(self.stream)
         self.stream = self.tier.stream(self.work, iter(self.keys))
@@ -66,7 +68,9 @@ class Tier:
         UserError: Ray is not installed.
     """
 
-    def __init__(self, spec: TierSpec, makers: int | None, rank: Callable[[], tuple[int, int]]) -> None:
+    def __init__(
+        self, spec: TierSpec, makers: int | None, rank: Callable[[], tuple[int, int]]
+    ) -> None:
         self.spec, self.count, self.rank = spec, makers, rank
         self.cluster = RayCluster(spec)
         self.works: list[Work] = []
@@ -77,7 +81,9 @@ class Tier:
     def _begin(self) -> None:
         self._scheduler: Scheduler | None = None
         self._threads: list[threading.Thread] = []
-        self._calls: dict[object, tuple[Worker, Job | None]] = {}  # without a job: a maker's first words
+        self._calls: dict[
+            object, tuple[Worker, Job | None]
+        ] = {}  # without a job: a maker's first words
         self._put: dict[int, tuple[object, ...]] = {}
         self._stop = threading.Event()
         self._failed: Exception | None = None
@@ -112,7 +118,9 @@ class Tier:
         return self.on_gpus
 
     # -- what loaders ask for ----------------------------------------------------------------------------------------
-    def loader(self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]) -> TierLoader:
+    def loader(
+        self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]
+    ) -> TierLoader:
         """See :class:`TierLoader`. The same work again is known to the makers already."""
         known = (i for i, work in enumerate(self.works) if work[0] is data and work[1] is collate)
         number = next(known, len(self.works))
@@ -171,7 +179,11 @@ class Tier:
     def reading(self) -> dict[str, object]:
         """What the tier has done so far, for a record."""
         with self._lock:
-            return {} if self._scheduler is None else {**self._scheduler.reading(), "waited_s": round(self.waited_s, 3)}
+            return (
+                {}
+                if self._scheduler is None
+                else {**self._scheduler.reading(), "waited_s": round(self.waited_s, 3)}
+            )
 
     def _raise_if_lost(self, waiting_since: float) -> None:
         if self._failed is not None:
@@ -191,7 +203,9 @@ class Tier:
         self._look()
         self._answered = self._at_work = time.monotonic()
         for part in (self._dispatch, self._look_out):
-            thread = threading.Thread(target=self._guarded, args=(part,), name=f"kd-tier{part.__name__}", daemon=True)
+            thread = threading.Thread(
+                target=self._guarded, args=(part,), name=f"kd-tier{part.__name__}", daemon=True
+            )
             self._threads.append(thread)
             thread.start()
 
@@ -236,14 +250,18 @@ class Tier:
                     self._lost(maker)
             for machine in self._scheduler.working if before else ():
                 if machine.node not in before:
-                    self._say(f"{machine.name} has come ({machine.cores} {'GPUs' if self.on_gpus else 'cores'})")
+                    self._say(
+                        f"{machine.name} has come ({machine.cores} {'GPUs' if self.on_gpus else 'cores'})"
+                    )
             for machine in self._scheduler.missing():
                 self._start(machine, self._scheduler)
 
     def _say(self, what: str) -> None:
         if self._scheduler is not None and self._scheduler.rank == 0:
             count = len(self._scheduler.working)
-            print(f"data tier: {what}; {count} machine(s) make batches", file=sys.stderr, flush=True)
+            print(
+                f"data tier: {what}; {count} machine(s) make batches", file=sys.stderr, flush=True
+            )
 
     def _start(self, machine: Machine, scheduler: Scheduler) -> None:
         """A maker on a machine; it is given work once it has said that it is there."""
@@ -276,7 +294,11 @@ class Tier:
             made = unpacked(value) if job else None
         except UserError as error:
             with self._lock:
-                self._fail(UserError(f"data.engine: {maker.machine.name} can't make these batches: {error}"))
+                self._fail(
+                    UserError(
+                        f"data.engine: {maker.machine.name} can't make these batches: {error}"
+                    )
+                )
             return
         except MakerEnded as error:
             self.cluster.end(maker.handle)
@@ -299,7 +321,11 @@ class Tier:
         """A maker's first words: it must have our libraries."""
         wrong, where = differing(there), maker.machine.name
         if wrong:
-            self._fail(UserError(f"data.engine: {where} has {wrong}; both must be the same for the same views"))
+            self._fail(
+                UserError(
+                    f"data.engine: {where} has {wrong}; both must be the same for the same views"
+                )
+            )
         maker.ready = True
         if self.on_gpus and there["device"] == "cpu":
             self._say(f"Ray counts a GPU of {where} that torch does not find, its cores compute")
@@ -307,13 +333,20 @@ class Tier:
     def _lost(self, maker: Worker, memory: bool = False) -> None:
         """Gives a maker's batches to others; with the lock."""
         assert self._scheduler is not None
-        self._calls = {reference: call for reference, call in self._calls.items() if call[0] is not maker}
+        self._calls = {
+            reference: call for reference, call in self._calls.items() if call[0] is not maker
+        }
         was_there = not maker.machine.gone
         to_blame = self._scheduler.lost(maker, memory)
         if was_there and maker.machine.gone:
-            self._say(f"{maker.machine.name} is left out: {maker.machine.failures} processes in a row have ended there")
+            self._say(
+                f"{maker.machine.name} is left out: {maker.machine.failures} processes in a row have ended there"
+            )
         if to_blame is not None:
-            split, first = getattr(self.works[to_blame.stream.work][0], "split", None), to_blame.keys[0][0]
+            split, first = (
+                getattr(self.works[to_blame.stream.work][0], "split", None),
+                to_blame.keys[0][0],
+            )
             self._fail(
                 RunError(
                     f"data.engine: {to_blame.lost} processes in turn have ended over one batch (out of memory? "

@@ -19,7 +19,9 @@ from kd.data.sampler import Key
 
 DEPTH = 2  # batches that a maker has in hand: one under way, and one so that it never waits for the next
 TRIES = 3  # makers that may end over one batch before the batch is to blame, or end on one machine in a row
-SLOW = 4.0  # times the usual time, and a batch that is waited for is given to a second machine as well
+SLOW = (
+    4.0  # times the usual time, and a batch that is waited for is given to a second machine as well
+)
 SLOW_S = 1.0  # and at least so long
 MB = 10**6
 
@@ -118,7 +120,11 @@ class Stream:
 
     def ahead(self, makers: int) -> int:
         """How many batches may be asked for and not used: what the makers can hold, and memory allows."""
-        return 1 if not self.batch_bytes else max(1, min(DEPTH * makers + 2, self.most // self.batch_bytes))
+        return (
+            1
+            if not self.batch_bytes
+            else max(1, min(DEPTH * makers + 2, self.most // self.batch_bytes))
+        )
 
     @property
     def ended(self) -> bool:
@@ -141,7 +147,9 @@ class Stream:
 class Scheduler:
     """Who makes what. Every method is to be called with the same lock held."""
 
-    def __init__(self, rank: int = 0, world_size: int = 1, makers: int | None = None, one_each: bool = False) -> None:
+    def __init__(
+        self, rank: int = 0, world_size: int = 1, makers: int | None = None, one_each: bool = False
+    ) -> None:
         self.rank, self.world_size, self.count, self.one_each = rank, world_size, makers, one_each
         self.machines: dict[str, Machine] = {}
         self.makers: list[Worker] = []
@@ -186,7 +194,9 @@ class Scheduler:
         if self.count is not None and self.one_each:
             own = own[: self.count]
         elif self.count is not None:
-            in_turn = [m for i in range(max(m.cores for m in machines)) for m in machines if i < m.cores]
+            in_turn = [
+                m for i in range(max(m.cores for m in machines)) for m in machines if i < m.cores
+            ]
             own = [in_turn[(self.rank * self.count + i) % len(cores)] for i in range(self.count)]
         for machine in own:
             machine.wanted += 1
@@ -223,7 +233,9 @@ class Scheduler:
             if job.number in job.stream.jobs:
                 return job
         makers = sum(m.ready for m in self.makers)
-        asked = (stream.ask(makers) for stream in sorted(self.streams, key=lambda s: s.asked - s.used))
+        asked = (
+            stream.ask(makers) for stream in sorted(self.streams, key=lambda s: s.asked - s.used)
+        )
         return next((job for job in asked if job is not None), None)
 
     def _late(self, maker: Worker, now: float) -> Job | None:
@@ -295,14 +307,23 @@ class Scheduler:
         most = sum(stream.ahead(len(self.makers)) for stream in self.streams)
         machines = [
             {
-                "node": machine.node[:8], "name": machine.name, "cores": machine.cores, "gone": machine.gone,
+                "node": machine.node[:8],
+                "name": machine.name,
+                "cores": machine.cores,
+                "gone": machine.gone,
                 "makers": sum(maker.machine is machine and maker.ready for maker in self.makers),
-                "batches": machine.batches, "busy_s": round(machine.busy_s, 3), "mb": round(machine.megabytes, 1),
+                "batches": machine.batches,
+                "busy_s": round(machine.busy_s, 3),
+                "mb": round(machine.megabytes, 1),
             }
             for machine in self.machines.values()
-        ]  # fmt: skip
+        ]
         return {
-            "ready": sum(len(stream.ready) for stream in self.streams), "ready_mb": round(float(ready), 1),
-            "may_ask": most, "under_way": sum(len(maker.jobs) for maker in self.makers), "made_again": self.repeated,
-            "made_twice": self.second_tries, "machines": machines,
-        }  # fmt: skip
+            "ready": sum(len(stream.ready) for stream in self.streams),
+            "ready_mb": round(float(ready), 1),
+            "may_ask": most,
+            "under_way": sum(len(maker.jobs) for maker in self.makers),
+            "made_again": self.repeated,
+            "made_twice": self.second_tries,
+            "machines": machines,
+        }

@@ -21,14 +21,23 @@ def head_map(
     """
     (heads_student, heads_teacher), (size, own) = heads, sizes
     queries, keys, _ = (part.reshape(-1, heads_teacher, own).double() for part in qkv.chunk(3, -1))
-    moments = torch.stack([_covariance(out[..., h * own : (h + 1) * own]) for h in range(heads_teacher)])
-    writes = write.double().unflatten(1, (heads_teacher, own)).movedim(1, 0)  # (heads, D_student, size)
+    moments = torch.stack(
+        [_covariance(out[..., h * own : (h + 1) * own]) for h in range(heads_teacher)]
+    )
+    writes = (
+        write.double().unflatten(1, (heads_teacher, own)).movedim(1, 0)
+    )  # (heads, D_student, size)
     power = torch.stack([(w @ c * w).sum() for w, c in zip(writes, moments, strict=True)])
     chosen = power.topk(min(heads_student, heads_teacher)).indices.sort().values.tolist()
-    mapped, written = torch.zeros(3, heads_student, size, heads_teacher, own, dtype=torch.float64), []
+    mapped, written = (
+        torch.zeros(3, heads_student, size, heads_teacher, own, dtype=torch.float64),
+        [],
+    )
     for head in range(heads_student):
         source, copy = chosen[head % len(chosen)], head // len(chosen)
-        mapped[0, head, :, source], mapped[1, head, :, source] = _patterns(queries[:, source], keys[:, source], size)
+        mapped[0, head, :, source], mapped[1, head, :, source] = _patterns(
+            queries[:, source], keys[:, source], size
+        )
         mapped[2, head, :, source], w = _values(moments[source], writes[source], size, copy)
         written.append(w)
     flat = [part.reshape(heads_student * size, heads_teacher * own) for part in mapped]
@@ -42,7 +51,9 @@ def _patterns(queries: Tensor, keys: Tensor, size: int) -> tuple[Tensor, Tensor]
     key_root, key_back = _roots(_covariance(keys))
     left, strength, right = torch.linalg.svd(root @ key_root)
     kept = min(size, own)
-    gain = strength[:kept, None].sqrt() * (size / own) ** 0.25  # the softmax divides by the root of the head's size
+    gain = (
+        strength[:kept, None].sqrt() * (size / own) ** 0.25
+    )  # the softmax divides by the root of the head's size
     maps = torch.zeros(2, size, own, dtype=queries.dtype)
     maps[0, :kept] = gain * (left.T[:kept] @ back)
     maps[1, :kept] = gain * (right[:kept] @ key_back)

@@ -24,19 +24,30 @@ RIDGE = 1e-2  # of the mean squared activation: keeps directions that the sample
 
 
 def inherit_embedding(
-    student: ViT, teacher: ViT, projection: Tensor, student_input: Preprocess, teacher_input: Preprocess
+    student: ViT,
+    teacher: ViT,
+    projection: Tensor,
+    student_input: Preprocess,
+    teacher_input: Preprocess,
 ) -> None:
     """Maps the teacher's patches, class and register tokens and positions onto the student's stream."""
     weight, bias, token, of_token, positions = embedding(student, teacher)
     # the two normalise pictures their own way: teacher's input = student's input * gain + shift, channel by channel
-    student_form, teacher_form = (torch.tensor([p.mean, p.std]) for p in (student_input, teacher_input))
-    gain, shift = student_form[1] / teacher_form[1], (student_form[0] - teacher_form[0]) / teacher_form[1]
+    student_form, teacher_form = (
+        torch.tensor([p.mean, p.std]) for p in (student_input, teacher_input)
+    )
+    gain, shift = (
+        student_form[1] / teacher_form[1],
+        (student_form[0] - teacher_form[0]) / teacher_form[1],
+    )
     bias = torch.einsum("tchw,c->t", weight, shift) + (bias if bias is not None else 0)
     weight = weight * gain[:, None, None]
     student.patch_embed.proj.weight.copy_(torch.einsum("st,tchw->schw", projection, weight))
     if student.patch_embed.proj.bias is not None:
         student.patch_embed.proj.bias.copy_(projection @ bias)
-    has_own = student.pos_embed is not None and not student.no_embed_class  # a position for the class token
+    has_own = (
+        student.pos_embed is not None and not student.no_embed_class
+    )  # a position for the class token
     kept = kept_prefix(student, teacher)
     token, of_token = token[:, kept], of_token[:, kept]
     tokens = (token if has_own else token + of_token) @ projection.T
@@ -46,7 +57,9 @@ def inherit_embedding(
     if student.reg_token is not None:
         student.reg_token.copy_(tokens[:, classes:])
     if student.pos_embed is not None:
-        student.pos_embed.copy_((torch.cat([of_token, positions], 1) if has_own else positions) @ projection.T)
+        student.pos_embed.copy_(
+            (torch.cat([of_token, positions], 1) if has_own else positions) @ projection.T
+        )
 
 
 @dataclass(frozen=True)
@@ -70,14 +83,22 @@ class BlockActivations:
     """Of heads and units, for students of all widths."""
 
     @classmethod
-    def of(cls, block: Any, before: Tensor, kept: Tensor, guides: bool) -> tuple["BlockActivations", Tensor]:
+    def of(
+        cls, block: Any, before: Tensor, kept: Tensor, guides: bool
+    ) -> tuple["BlockActivations", Tensor]:
         """Runs a block on what the norms see of the stream before it; also returns that of all tokens after it."""
         first = [getattr(block.mlp, name) for name, _ in FIRST_LAYERS[type(block.mlp)]]
         layers = [block.attn.qkv, block.attn.proj, block.mlp.fc2, *first]
         with _caught(*layers) as seen:
-            middle = seen_by_norms(before + block.drop_path1(block.ls1(block.attn(block.norm1(before)))), block.norm1)
-            after = seen_by_norms(middle + block.drop_path2(block.ls2(block.mlp(block.norm2(middle)))), block.norm2)
-        (_, qkv), (heads, _), (units, _), *hidden = [tuple(x[:, kept] for x in seen[layer]) for layer in layers]
+            middle = seen_by_norms(
+                before + block.drop_path1(block.ls1(block.attn(block.norm1(before)))), block.norm1
+            )
+            after = seen_by_norms(
+                middle + block.drop_path2(block.ls2(block.mlp(block.norm2(middle)))), block.norm2
+            )
+        (_, qkv), (heads, _), (units, _), *hidden = [
+            tuple(x[:, kept] for x in seen[layer]) for layer in layers
+        ]
         large, ends = [qkv, *(out for _, out in hidden)], (middle[:, kept], after[:, kept])
         if not guides:  # what decides on heads and units is dropped, the largest of the rest halved
             large, heads, units = [x.bfloat16() for x in large], torch.empty(0), torch.empty(0)
@@ -87,9 +108,18 @@ class BlockActivations:
 class Aim:
     """What the fits of one block aim at, for all students of one projection; kept where there are ``several``."""
 
-    def __init__(self, found: Sequence[BlockActivations], projection: Tensor, shares: Tensor | None, several: bool):
+    def __init__(
+        self,
+        found: Sequence[BlockActivations],
+        projection: Tensor,
+        shares: Tensor | None,
+        several: bool,
+    ):
         self.found, self.projection, self.shares, self.several = found, projection, shares, several
-        self.guide, self.teacher = found[0], found[0].block  # the guide decides which heads and units are kept
+        self.guide, self.teacher = (
+            found[0],
+            found[0].block,
+        )  # the guide decides which heads and units are kept
         self._known: dict[object, Any] = {}
 
     def once(self, key: object, make: Callable[[], Made]) -> Made:
@@ -100,7 +130,9 @@ class Aim:
             self._known[key] = make()
         return self._known[key]
 
-    def outputs(self, layer: nn.Linear, key: object, of: Callable[[BlockActivations], Tensor]) -> Iterator[Centred]:
+    def outputs(
+        self, layer: nn.Linear, key: object, of: Callable[[BlockActivations], Tensor]
+    ) -> Iterator[Centred]:
         """What a student's layer is fitted to in each part, centred for :func:`fit`."""
         centre = layer.bias is not None
         for n, part in enumerate(self.found):
@@ -116,13 +148,17 @@ def inherit_block(block: Any, aim: Aim, streams: Sequence[Tensor]) -> list[Tenso
     """Fits a block: the student's stream before it -> after it, (N, L, D) in parts."""
     teacher, small, shares = aim.teacher, block.mlp, aim.shares
     normed = [block.norm1(x) for x in streams]
-    write = aim.once("proj", lambda: aim.projection @ (_gamma(teacher.ls1)[:, None] * teacher.attn.proj.weight))
+    write = aim.once(
+        "proj", lambda: aim.projection @ (_gamma(teacher.ls1)[:, None] * teacher.attn.proj.weight)
+    )
     write = _fit_qkv(block, aim, normed, write)
     heads = [_input_of(block.attn, "proj", x) for x in normed]
     fit(block.attn.proj, zip(heads, aim.missing("middle", streams), strict=True), write, shares)
     streams = [x + block.ls1(block.attn.proj(part)) for x, part in zip(streams, heads, strict=True)]
 
-    write = aim.once("fc2", lambda: aim.projection @ (_gamma(teacher.ls2)[:, None] * teacher.mlp.fc2.weight))
+    write = aim.once(
+        "fc2", lambda: aim.projection @ (_gamma(teacher.ls2)[:, None] * teacher.mlp.fc2.weight)
+    )
     count, keep = aim.guide.units.shape[-1], small.fc2.in_features
     units = aim.once(("units", keep), lambda: _best(aim.guide, "units", write, count, keep, shares))
     normed = [block.norm2(x) for x in streams]
@@ -140,7 +176,9 @@ def inherit_block(block: Any, aim: Aim, streams: Sequence[Tensor]) -> list[Tenso
 def _fit_qkv(block: Any, aim: Aim, normed: Sequence[Tensor], write: Tensor) -> Tensor:
     """Fits queries, keys and values; returns the start of the attention's projection."""
     small, big, guide = block.attn, aim.teacher.attn, aim.guide
-    folded = partial(_folded, big.qkv, aim.teacher.norm1, aim.projection, torch.arange(len(big.qkv.weight)))
+    folded = partial(
+        _folded, big.qkv, aim.teacher.norm1, aim.projection, torch.arange(len(big.qkv.weight))
+    )
     everything = aim.once("qkv", folded)
     key = small.num_heads, small.head_dim
     if small.head_dim != big.head_dim:
@@ -149,7 +187,9 @@ def _fit_qkv(block: Any, aim: Aim, normed: Sequence[Tensor], write: Tensor) -> T
         outputs = aim.outputs(small.qkv, key, lambda part: part.qkv.float() @ mapped.T)
         fit(small.qkv, zip(normed, outputs, strict=True), mapped @ everything, aim.shares)
         return start
-    columns = aim.once(key, lambda: _best(guide, "heads", write, big.num_heads, small.num_heads, aim.shares))
+    columns = aim.once(
+        key, lambda: _best(guide, "heads", write, big.num_heads, small.num_heads, aim.shares)
+    )
     rows = torch.cat([columns + part * big.num_heads * big.head_dim for part in range(3)])
     outputs = aim.outputs(small.qkv, key, lambda part: part.qkv[..., rows].float())
     fit(small.qkv, zip(normed, outputs, strict=True), everything[rows], aim.shares)
@@ -158,7 +198,9 @@ def _fit_qkv(block: Any, aim: Aim, normed: Sequence[Tensor], write: Tensor) -> T
     return write[:, columns]
 
 
-def inherit_head(student: ViT, teacher: ViT, streams: Sequence[Tensor], projection: Tensor, logits: Tensor) -> None:
+def inherit_head(
+    student: ViT, teacher: ViT, streams: Sequence[Tensor], projection: Tensor, logits: Tensor
+) -> None:
     """Fits the classifier to the teacher's logits by ridge regression, starting from the teacher's projected head.
 
     Args:
@@ -168,9 +210,13 @@ def inherit_head(student: ViT, teacher: ViT, streams: Sequence[Tensor], projecti
         projection: maps the teacher's width to the student's.
         logits: the teacher's, ``(N, C)``, one row a picture of all batches.
     """
-    start = _folded(teacher.head, final_norm(teacher), projection, torch.arange(teacher.num_classes))
+    start = _folded(
+        teacher.head, final_norm(teacher), projection, torch.arange(teacher.num_classes)
+    )
     features = torch.cat([student.forward_head(student.norm(x), pre_logits=True) for x in streams])
-    ridge = min(1.0, GUIDE / len(logits))  # one row a picture: where they are few, the start weighs more
+    ridge = min(
+        1.0, GUIDE / len(logits)
+    )  # one row a picture: where they are few, the start weighs more
     fit(student.head, [(features, logits)], start, ridge=ridge)
     set_in_units(student.head, student.head.weight.clone(), student.head.bias.clone())
 
@@ -182,22 +228,30 @@ def _gamma(layer_scale: nn.Module) -> Tensor:
 def _folded(linear: nn.Linear, norm: Any, projection: Tensor, rows: Tensor) -> Tensor:
     """Rows of ``linear`` after ``norm``, for the student's normalised stream: (rows, D_student)."""
     scale = (projection.shape[1] / projection.shape[0]) ** 0.5
-    return scale * (linear.weight[rows] * (1.0 if norm.weight is None else norm.weight)) @ projection.T
+    return (
+        scale * (linear.weight[rows] * (1.0 if norm.weight is None else norm.weight)) @ projection.T
+    )
 
 
-def _best(found: BlockActivations, name: str, write: Tensor, groups: int, keep: int, shares: Tensor | None) -> Tensor:
+def _best(
+    found: BlockActivations, name: str, write: Tensor, groups: int, keep: int, shares: Tensor | None
+) -> Tensor:
     """Input columns of the ``keep`` groups (heads, or units of size 1) that write most into the stream, in order."""
     size = write.shape[1] // groups
     key = name, shares is None
     if key not in found.moments:
         x, _, share = _centred(getattr(found, name), shares)
-        found.moments[key] = (share * x.square()).mean(0) if size == 1 else (share * x).T @ x / len(x)
+        found.moments[key] = (
+            (share * x.square()).mean(0) if size == 1 else (share * x).T @ x / len(x)
+        )
     seen = found.moments[key]
     if size == 1:
         power = seen * write.square().sum(0)
     else:
         gram = write.T @ write * seen
-        power = torch.stack([gram[g : g + size, g : g + size].sum() for g in range(0, groups * size, size)])
+        power = torch.stack(
+            [gram[g : g + size, g : g + size].sum() for g in range(0, groups * size, size)]
+        )
     chosen = power.topk(keep).indices.sort().values
     return (chosen[:, None] * size + torch.arange(size)).flatten()
 
@@ -212,9 +266,12 @@ def _centred(x: Tensor, shares: Tensor | None, centre: bool = True) -> Centred:
 
 
 def fit(
-    linear: nn.Linear, parts: Iterable[tuple[Tensor, "Tensor | Centred"]], start: Tensor,
-    shares: Tensor | None = None, ridge: float = RIDGE,
-) -> None:  # fmt: skip
+    linear: nn.Linear,
+    parts: Iterable[tuple[Tensor, "Tensor | Centred"]],
+    start: Tensor,
+    shares: Tensor | None = None,
+    ridge: float = RIDGE,
+) -> None:
     """Sets ``linear`` to the ridge regression of outputs (..., D_out) on inputs (..., D_in), drawn towards ``start``.
 
     ``ridge`` is in units of the mean squared input, ``shares`` how much each token (..., L, D) counts.
@@ -223,12 +280,18 @@ def fit(
     counts, moments = [], []
     for inputs, outputs in parts:
         x, mean_x, share = _centred(inputs, shares, linear.bias is not None)
-        y, mean_y, _ = outputs if isinstance(outputs, tuple) else _centred(outputs, shares, linear.bias is not None)
+        y, mean_y, _ = (
+            outputs
+            if isinstance(outputs, tuple)
+            else _centred(outputs, shares, linear.bias is not None)
+        )
         weighted = x if shares is None else share * x
         counts.append(len(x))
         moments.append((_symmetric(weighted, x) / len(x), weighted.T @ y / len(x), mean_x, mean_y))
     of = torch.tensor(counts, dtype=torch.float64) / sum(counts)
-    grams, crosses, means_x, means_y = (torch.stack(each).double() for each in zip(*moments, strict=True))
+    grams, crosses, means_x, means_y = (
+        torch.stack(each).double() for each in zip(*moments, strict=True)
+    )
     mean_x, mean_y = of @ means_x, of @ means_y
     gram, cross = grams[0], crosses[0]
     if len(counts) > 1:
@@ -265,9 +328,13 @@ def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> N
     if isinstance(projection, OrthogonalProjection):
         projection.fit(inputs, outputs)
         return
-    if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)):
+    if not isinstance(layer, nn.Linear | nn.Conv2d) or (
+        isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)
+    ):
         return
-    linear = skip_init(nn.Linear, inputs.shape[-1], outputs.shape[-1], bias=layer.bias is not None)  # draws nothing
+    linear = skip_init(
+        nn.Linear, inputs.shape[-1], outputs.shape[-1], bias=layer.bias is not None
+    )  # draws nothing
     fit(linear, [(inputs.cpu(), outputs.cpu())], torch.zeros(linear.weight.shape))
     layer.weight.copy_(linear.weight.view_as(layer.weight))
     if layer.bias is not None:
@@ -288,7 +355,10 @@ def _input_of(module: nn.Module, last: str, x: Tensor) -> Tensor:
 def _caught(*layers: nn.Module) -> Iterator[dict[nn.Module, tuple[Tensor, Tensor]]]:
     """Input and output of each layer's next forward."""
     seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-    hooks = [layer.register_forward_hook(lambda one, x, out: seen.update({one: (x[0], out)})) for layer in layers]
+    hooks = [
+        layer.register_forward_hook(lambda one, x, out: seen.update({one: (x[0], out)}))
+        for layer in layers
+    ]
     try:
         yield seen
     finally:

@@ -7,7 +7,13 @@ from torch import Tensor
 
 from kd.distill.inherit.layers import GUIDE, BlockActivations
 from kd.distill.inherit.pair import ViT, centres, inherits_head, kept_tokens
-from kd.distill.inherit.stream import embedded_as, moment_of, projection_of, seen_by_norms, teacher_streams
+from kd.distill.inherit.stream import (
+    embedded_as,
+    moment_of,
+    projection_of,
+    seen_by_norms,
+    teacher_streams,
+)
 from kd.models.preprocess import Images, Preprocess
 
 
@@ -30,12 +36,22 @@ class MeasuredTeacher:
         if grid == self._grid:
             return
         prepare = Preprocess(size, self.prepare.mean, self.prepare.std)
-        raw = [embedded_as(student, self.model, prepare(part)) for part in self.pictures.split(GUIDE)]
+        raw = [
+            embedded_as(student, self.model, prepare(part)) for part in self.pictures.split(GUIDE)
+        ]
         streams = teacher_streams(self.model, raw[0])
-        self.moment, self.last = moment_of(streams, int(self.model.cls_token is not None)), streams[-1]
+        self.moment, self.last = (
+            moment_of(streams, int(self.model.cls_token is not None)),
+            streams[-1],
+        )
         self._streams: list[Tensor] = [seen_by_norms(x, self.model.blocks[0].norm1) for x in raw]
         self._after: list[Tensor] = []
-        self._next, self._grid, self._block, self._projections = 0, grid, None, dict[object, Tensor]()
+        self._next, self._grid, self._block, self._projections = (
+            0,
+            grid,
+            None,
+            dict[object, Tensor](),
+        )
 
     def projection(self, student: ViT) -> Tensor:
         """How the stream maps onto a student's, :func:`projection_of`; one for all students of a width."""
@@ -61,7 +77,9 @@ class MeasuredTeacher:
     def _run(self, number: int, kept: Tensor) -> tuple[list[BlockActivations], list[Tensor]]:
         """A block's activations, and the stream after it, in each part."""
         block = self.model.blocks[number]
-        runs = [BlockActivations.of(block, x, kept, guides=i == 0) for i, x in enumerate(self._streams)]
+        runs = [
+            BlockActivations.of(block, x, kept, guides=i == 0) for i, x in enumerate(self._streams)
+        ]
         return [found for found, _ in runs], [after for _, after in runs]
 
 

@@ -27,18 +27,26 @@ def check_pair(student: ViT, teacher: ViT) -> None:
     if isinstance(student, DenseModel):
         levels = len(student.indices), len(teacher.indices)
         if levels[0] != levels[1]:
-            raise ValueError(f"student and teacher must have equally many levels of features, got {levels}")
+            raise ValueError(
+                f"student and teacher must have equally many levels of features, got {levels}"
+            )
         return check_pair(student.backbone, teacher.backbone)
     for role, model in (("student", student), ("teacher", teacher)):
         if type(model) is not VisionTransformer:
-            raise ValueError(f"the {role} must be a plain timm VisionTransformer, got {type(model).__name__}")
+            raise ValueError(
+                f"the {role} must be a plain timm VisionTransformer, got {type(model).__name__}"
+            )
         problem = _not_understood(model, model is student or inherits_head(student, teacher))
         if problem:
             raise ValueError(f"the {role} has {problem}, which can't be inherited")
     small, big = student.blocks[0], teacher.blocks[0]
     other_size, free = small.attn.head_dim != big.attn.head_dim, _qk_norm(small.attn) == "none"
     for name, a, b in (
-        ("pooling", student.global_pool, teacher.global_pool if inherits_head(student, teacher) else None),
+        (
+            "pooling",
+            student.global_pool,
+            teacher.global_pool if inherits_head(student, teacher) else None,
+        ),
         ("kind of MLP", type(small.mlp).__name__, type(big.mlp).__name__),
         ("qk_norm", _qk_norm(small.attn), _qk_norm(big.attn)),
         ("head size beside qk_norm", small.attn.head_dim, None if free else big.attn.head_dim),
@@ -57,7 +65,9 @@ def check_pair(student: ViT, teacher: ViT) -> None:
         ("hidden units", small.mlp.fc2.in_features, big.mlp.fc2.in_features),
     ):
         if a > b:
-            raise ValueError(f"the student must have no larger {name} than the teacher, got {a} and {b}")
+            raise ValueError(
+                f"the student must have no larger {name} than the teacher, got {a} and {b}"
+            )
 
 
 def matching_patches(student: ViT, teacher: ViT) -> int | None:
@@ -80,7 +90,11 @@ def _not_understood(model: ViT, to_its_end: bool) -> str:
     if any(type(b) is not Block or type(b.attn) is not Attention for b in model.blocks):
         return f"blocks of the kind {type(block).__name__} with {type(getattr(block, 'attn', None)).__name__}"
     norms = stream_norms(model)
-    kinds = {type(norm).__name__ for norm in norms if centres(norm) is None or centres(norm) != centres(norms[0])}
+    kinds = {
+        type(norm).__name__
+        for norm in norms
+        if centres(norm) is None or centres(norm) != centres(norms[0])
+    }
     has_head = to_its_end and isinstance(model.head, nn.Linear)
     checks = {
         "a patch embedding of its own (a hybrid)": type(model.patch_embed) is not PatchEmbed
@@ -90,7 +104,8 @@ def _not_understood(model: ViT, to_its_end: bool) -> str:
         f"norms of the kind {', '.join(sorted(kinds))}": bool(kinds),
         f"an MLP of the kind {type(block.mlp).__name__}": type(block.mlp) not in FIRST_LAYERS,
         "a norm inside its MLP or before its attention's projection": any(
-            not isinstance(norm, nn.Identity) for norm in (block.mlp.norm, getattr(block.attn, "norm", nn.Identity()))
+            not isinstance(norm, nn.Identity)
+            for norm in (block.mlp.norm, getattr(block.attn, "norm", nn.Identity()))
         ),
         "gated attention": getattr(block.attn, "gate", None) is not None,
         "attention pooling": to_its_end and getattr(model, "attn_pool", None) is not None,
@@ -103,7 +118,9 @@ def _not_understood(model: ViT, to_its_end: bool) -> str:
 def stream_norms(model: ViT) -> list[nn.Module]:
     """The norms that read the residual stream."""
     final = final_norm(model)
-    return [n for block in model.blocks for n in (block.norm1, block.norm2)] + ([] if final is None else [final])
+    return [n for block in model.blocks for n in (block.norm1, block.norm2)] + (
+        [] if final is None else [final]
+    )
 
 
 def final_norm(model: ViT) -> nn.Module | None:
@@ -132,7 +149,10 @@ def inherits_head(student: ViT, teacher: ViT) -> bool:
 def kept_prefix(student: ViT, teacher: ViT) -> list[int]:
     """The teacher's prefix tokens that the student has too: the class token, the first registers."""
     first = int(teacher.cls_token is not None)
-    return [*([0] if student.cls_token is not None else []), *range(first, first + student.num_reg_tokens)]
+    return [
+        *([0] if student.cls_token is not None else []),
+        *range(first, first + student.num_reg_tokens),
+    ]
 
 
 def kept_tokens(student: ViT, teacher: ViT, count: int) -> Tensor:
@@ -142,13 +162,23 @@ def kept_tokens(student: ViT, teacher: ViT, count: int) -> Tensor:
 
 def copy_is_possible(student: ViT, teacher: ViT) -> bool:
     """Whether the two are classifiers of one architecture and size, up to layer scales."""
-    if not inherits_head(student, teacher) or student.blocks[0].attn.head_dim != teacher.blocks[0].attn.head_dim:
+    if (
+        not inherits_head(student, teacher)
+        or student.blocks[0].attn.head_dim != teacher.blocks[0].attn.head_dim
+    ):
         return False
     shapes = [
-        {name: value.shape for name, value in model.state_dict().items() if not name.endswith("gamma")}
+        {
+            name: value.shape
+            for name, value in model.state_dict().items()
+            if not name.endswith("gamma")
+        }
         for model in (student, teacher)
     ]
-    kinds = [[type(m) for m in model.modules() if not list(m.parameters())] for model in (student, teacher)]
+    kinds = [
+        [type(m) for m in model.modules() if not list(m.parameters())]
+        for model in (student, teacher)
+    ]
     acts = [[kind for kind in of_one if kind not in (nn.Identity,)] for of_one in kinds]
     return shapes[0] == shapes[1] and acts[0] == acts[1]
 

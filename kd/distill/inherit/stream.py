@@ -20,10 +20,18 @@ def embedding(student: ViT, teacher: ViT) -> tuple[Tensor, Tensor | None, Tensor
     patch = teacher.patch_embed.proj
     weight = resample_patch_embed(patch.weight, list(student.patch_embed.patch_size))
     nothing = weight.new_zeros(1, 0, len(weight))
-    token = torch.cat([nothing if t is None else t for t in (teacher.cls_token, teacher.reg_token)], 1)
+    token = torch.cat(
+        [nothing if t is None else t for t in (teacher.cls_token, teacher.reg_token)], 1
+    )
     if teacher.pos_embed is None:
         count = student.patch_embed.grid_size[0] * student.patch_embed.grid_size[1]
-        return weight, patch.bias, token, torch.zeros_like(token), weight.new_zeros(1, count, len(weight))
+        return (
+            weight,
+            patch.bias,
+            token,
+            torch.zeros_like(token),
+            weight.new_zeros(1, count, len(weight)),
+        )
     prefix = 0 if teacher.no_embed_class else teacher.num_prefix_tokens
     positions = resample_abs_pos_embed(
         teacher.pos_embed,
@@ -38,7 +46,11 @@ def embedding(student: ViT, teacher: ViT) -> tuple[Tensor, Tensor | None, Tensor
 def embedded_as(student: ViT, teacher: ViT, images: Tensor) -> Tensor:
     """The teacher's stream before its first block, (N, L, D_teacher), with the student's number of patches."""
     weight, bias, token, of_token, positions = embedding(student, teacher)
-    patches = nn.functional.conv2d(images, weight, bias, stride=weight.shape[-2:]).flatten(2).transpose(1, 2)
+    patches = (
+        nn.functional.conv2d(images, weight, bias, stride=weight.shape[-2:])
+        .flatten(2)
+        .transpose(1, 2)
+    )
     return torch.cat([(token + of_token).expand(len(patches), -1, -1), patches + positions], 1)
 
 
@@ -62,7 +74,9 @@ def read_by_classifier(teacher: ViT, last: Tensor, most: int) -> Tensor:
     reads = teacher.head.weight.double() * (1.0 if norm.weight is None else norm.weight.double())
     reads = seen_by_norms(reads - reads.mean(0), teacher.blocks[0].norm1)
     tokens = last[:, :1] if teacher.global_pool == "token" else last[:, teacher.num_prefix_tokens :]
-    features = (tokens * tokens.square().mean(-1, keepdim=True).clamp(min=1e-12).rsqrt()).mean(1).double()
+    features = (
+        (tokens * tokens.square().mean(-1, keepdim=True).clamp(min=1e-12).rsqrt()).mean(1).double()
+    )
     _, size, right = torch.linalg.svd((features - features.mean(0)) @ reads.T, full_matrices=False)
     made = size.square().cumsum(0) / size.square().sum()
     count = min(int((made < CLASSIFIED).sum()) + 1, most)
@@ -91,8 +105,12 @@ def projection_of(moment: Tensor, last: Tensor, student: ViT, teacher: ViT | Non
     if teacher is not None:
         read = read_by_classifier(teacher, last, room // 2)
         moment = moment + FIRST * read @ read.T
-    directions = torch.linalg.eigh(moment).eigenvectors.flip(1)[:, :room]  # the teacher's all-ones direction comes last
-    directions = directions * directions.sum(0).add(1e-12).sign()  # eigenvectors have no sign of their own
+    directions = torch.linalg.eigh(moment).eigenvectors.flip(1)[
+        :, :room
+    ]  # the teacher's all-ones direction comes last
+    directions = (
+        directions * directions.sum(0).add(1e-12).sign()
+    )  # eigenvectors have no sign of their own
     start = torch.eye(width, dtype=torch.float64)
     if room < width:
         start[:, 0] = 1
@@ -122,4 +140,9 @@ def chosen_blocks(student: ViT, teacher: ViT) -> list[int]:
 
 def shown(blocks: Iterable[Any], label: str) -> Iterable[Any]:
     """The blocks, with a progress bar in the first process."""
-    return bar(blocks, label=f"inherit: {label}", unit=" blocks", disable=getattr(rank_zero_only, "rank", 0) != 0)
+    return bar(
+        blocks,
+        label=f"inherit: {label}",
+        unit=" blocks",
+        disable=getattr(rank_zero_only, "rank", 0) != 0,
+    )

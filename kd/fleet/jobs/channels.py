@@ -40,24 +40,36 @@ class Channel:
         key = f"channel.{self.name}"
         if self.in_s3:
             if self.access != "ro":
-                raise UserError(f"{key}.access: {self.access} is for fsx:// and efs://; SageMaker only reads from S3")
-            source = {"S3DataType": "S3Prefix", "S3Uri": self.url, "S3DataDistributionType": "FullyReplicated"}
+                raise UserError(
+                    f"{key}.access: {self.access} is for fsx:// and efs://; SageMaker only reads from S3"
+                )
+            source = {
+                "S3DataType": "S3Prefix",
+                "S3Uri": self.url,
+                "S3DataDistributionType": "FullyReplicated",
+            }
             return {"S3DataSource": source}
         found = _FILE_SYSTEM.fullmatch(self.url)
         if found is None:
             raise UserError(f"{key}: must be {PLACES}, got '{self.url}'")
         if self.input_mode not in (None, "File"):
-            raise UserError(f"{key}.input_mode: a file system is mounted (File), got '{self.input_mode}'")
+            raise UserError(
+                f"{key}.input_mode: a file system is mounted (File), got '{self.input_mode}'"
+            )
         kind, system, path = found.groups()
         if kind == "fsx" and not (path or "/").strip("/"):
-            raise UserError(f"{key}: FSx wants its mount name as the first folder (fsx://{system}/MOUNT_NAME)")
+            raise UserError(
+                f"{key}: FSx wants its mount name as the first folder (fsx://{system}/MOUNT_NAME)"
+            )
         kinds = {"fsx": "FSxLustre", "efs": "EFS"}
         return {
             "FileSystemDataSource": {
-                "FileSystemId": system, "FileSystemAccessMode": self.access, "FileSystemType": kinds[kind],
+                "FileSystemId": system,
+                "FileSystemAccessMode": self.access,
+                "FileSystemType": kinds[kind],
                 "DirectoryPath": path or "/",
             }
-        }  # fmt: skip
+        }
 
 
 def channels(job: Job) -> list[Channel]:
@@ -80,7 +92,9 @@ def channels(job: Job) -> list[Channel]:
         elif start == "channel":
             given.append(channel)
     if foreign := [name for name in options if name not in (*given, *job.channels)]:
-        raise UserError(f"channel.{foreign[0]}.{next(iter(options[foreign[0]]))}: there is no channel.{foreign[0]}")
+        raise UserError(
+            f"channel.{foreign[0]}.{next(iter(options[foreign[0]]))}: there is no channel.{foreign[0]}"
+        )
     names = dict.fromkeys([*given, *job.channels])
     urls = {name: job.need(f"channel.{name}", f"s3://BUCKET/{name}") for name in names}
     return [Channel(name, url, **options.get(name, {})) for name, url in urls.items()]
@@ -93,14 +107,21 @@ def network(job: Job, data: list[Channel]) -> dict[str, Any]:
         UserError: a malformed id, one of the two alone, or a channel in a file system without a VPC.
     """
     found = {}
-    for key, kind, prefix in (("subnets", "Subnets", "subnet-"), ("security_groups", "SecurityGroupIds", "sg-")):
+    for key, kind, prefix in (
+        ("subnets", "Subnets", "subnet-"),
+        ("security_groups", "SecurityGroupIds", "sg-"),
+    ):
         found[kind] = [item.strip() for item in job.own.get(key, "").split(",") if item.strip()]
-        wrong = next((item for item in found[kind] if not re.fullmatch(rf"{prefix}[0-9a-z]+", item)), None)
+        wrong = next(
+            (item for item in found[kind] if not re.fullmatch(rf"{prefix}[0-9a-z]+", item)), None
+        )
         if wrong:
             raise UserError(f"{key}: must be {prefix}... with commas between, got '{wrong}'")
     if any(found.values()) and not all(found.values()):
         raise UserError("subnets, security_groups: a VPC needs both")
     mounted = next((channel for channel in data if not channel.in_s3), None)
     if mounted and not any(found.values()):
-        raise UserError(f"channel.{mounted.name}: {mounted.url} is in a VPC: give subnets= and security_groups=")
+        raise UserError(
+            f"channel.{mounted.name}: {mounted.url} is in a VPC: give subnets= and security_groups="
+        )
     return {"VpcConfig": found} if any(found.values()) else {}

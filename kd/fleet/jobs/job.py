@@ -64,8 +64,10 @@ def read_machines(key: str, text: str) -> Machines:
     """
     match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w.:+-]*)", text)
     if not match or int(match[1] or 1) < 1:
-        raise UserError(f"{key}: must be a number of machines and their type (4xml.p4d.24xlarge, 2xA100:8, 1xcpu:16), "
-                        f"got '{text}'")  # fmt: skip
+        raise UserError(
+            f"{key}: must be a number of machines and their type (4xml.p4d.24xlarge, 2xA100:8, 1xcpu:16), "
+            f"got '{text}'"
+        )
     return Machines(int(match[1] or 1), match[2])
 
 
@@ -99,9 +101,13 @@ class Needs:
         found = re.fullmatch(rf"(?:{schemes})://([^/]+)(/.*)?", url)
         if not found:
             raise UserError(f"bucket: must be a URL ({first}://BUCKET[/FOLDER]), got '{url}'")
-        if "bucket" not in self.missing and not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]", found[1]):
-            raise UserError("bucket: a bucket's name has 3 to 63 lower-case letters, digits, dots and dashes, got "
-                            f"'{found[1]}'")  # fmt: skip
+        if "bucket" not in self.missing and not re.fullmatch(
+            r"[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]", found[1]
+        ):
+            raise UserError(
+                "bucket: a bucket's name has 3 to 63 lower-case letters, digits, dots and dashes, got "
+                f"'{found[1]}'"
+            )
         return url
 
     def what_is_missing(self) -> str:
@@ -153,13 +159,22 @@ class Job(Needs):
     def channels(self) -> list[str]:
         """Names of the data roots that the settings, or files of one's own, name as ``channel:NAME``."""
         values = [item.partition("=")[2] for item in self.items]
-        values += [str(value) for path in self.files.values() for _, value in files.leaves(files.read(path))]
-        return sorted({name for value in values for name in re.findall(r"(?<![\w/])channel:([\w.-]+)", value)})
+        values += [
+            str(value)
+            for path in self.files.values()
+            for _, value in files.leaves(files.read(path))
+        ]
+        return sorted(
+            {name for value in values for name in re.findall(r"(?<![\w/])channel:([\w.-]+)", value)}
+        )
 
     @property
     def groups(self) -> dict[str, Machines]:
         """The machines by what they do: ``train``, and ``data`` where some prepare data."""
-        return {"train": self.machines, **({"data": self.data_machines} if self.data_machines else {})}
+        return {
+            "train": self.machines,
+            **({"data": self.data_machines} if self.data_machines else {}),
+        }
 
     def command(self, place: str) -> list[str]:
         """The arguments of ``kd-train`` for a machine where the job's files lie in the folder ``place``."""
@@ -167,8 +182,13 @@ class Job(Needs):
 
     def with_files(self, places: Mapping[str, object]) -> list[str]:
         """The arguments of ``kd-train``, with the places of the job's own files."""
-        pairs = ((item, *item.split("=", 1)) if "=" in item else (item, "", "") for item in self.items)
-        return [f"{k}={places[v]}" if k in ("recipe", "config") and v in places else item for item, k, v in pairs]
+        pairs = (
+            (item, *item.split("=", 1)) if "=" in item else (item, "", "") for item in self.items
+        )
+        return [
+            f"{k}={places[v]}" if k in ("recipe", "config") and v in places else item
+            for item, k, v in pairs
+        ]
 
 
 def read_job(request: Request, own: dict[str, str]) -> Job:
@@ -184,15 +204,22 @@ def read_job(request: Request, own: dict[str, str]) -> Job:
     if not request.recipe:
         raise UserError("recipe: must be given (kd-train --list)")
     if "instances" not in own:
-        raise UserError("instances: must be given: the machines that train (instances=2xml.p4d.24xlarge)")
+        raise UserError(
+            "instances: must be given: the machines that train (instances=2xml.p4d.24xlarge)"
+        )
     machines = read_machines("instances", own["instances"])
-    data = read_machines("data_instances", own["data_instances"]) if "data_instances" in own else None
+    data = (
+        read_machines("data_instances", own["data_instances"]) if "data_instances" in own else None
+    )
     prices = _prices(own, machines, data)
     if prices:
         request.overrides.append(f"monitor.price_per_hour={sum(prices.values()):.6g}")
     own_files: dict[str, Path] = {}
     items = [f"recipe={_name(request.recipe, 'recipes', own_files)}"]
-    items += [*(f"config={_name(overlay, 'configs', own_files)}" for overlay in request.overlays), *request.trusted]
+    items += [
+        *(f"config={_name(overlay, 'configs', own_files)}" for overlay in request.overlays),
+        *request.trusted,
+    ]
     runs_dir = take(request, "runs_dir").get("runs_dir")
     run = Run.of(replace(request, here=False))
     run.cli.check_groups()
@@ -223,7 +250,11 @@ def _step(config: dict[str, Any], machines: Machines) -> str:
     accumulate = config["trainer"]["accumulate_grad_batches"] or 1
     parts = f"{batch} x {machines.count * each if each else 'all'} processes"
     parts += f" x {accumulate} batches" if accumulate > 1 else ""
-    return f"{batch * machines.count * each * accumulate} = {parts}" if isinstance(batch, int) and each else parts
+    return (
+        f"{batch * machines.count * each * accumulate} = {parts}"
+        if isinstance(batch, int) and each
+        else parts
+    )
 
 
 def _name(name: str, kind: str, own: dict[str, Path]) -> str:
@@ -240,9 +271,13 @@ def _name(name: str, kind: str, own: dict[str, Path]) -> str:
 def _check_machines(config: dict[str, Any], machines: Machines, data: Machines | None) -> None:
     accelerator = str(config["trainer"]["accelerator"])
     if accelerator in ("gpu", "cuda") and machines.has_gpus is False:
-        raise UserError(f"instances: {machines.type} has no GPU, but trainer.accelerator={accelerator} needs one")
+        raise UserError(
+            f"instances: {machines.type} has no GPU, but trainer.accelerator={accelerator} needs one"
+        )
     if data is not None and (engine := config["data"]["engine"]) != "ray":
-        raise UserError(f"data_instances: {data} needs data.engine=ray (config=remote_data), got {engine}")
+        raise UserError(
+            f"data_instances: {data} needs data.engine=ray (config=remote_data), got {engine}"
+        )
     if accelerator != "cpu":
         _check_processes(config, machines)
     _check_strategy(config["trainer"]["strategy"], machines)
@@ -255,9 +290,17 @@ def _check_processes(config: dict[str, Any], machines: Machines) -> None:
     devices = config["trainer"]["devices"]
     if isinstance(devices, str) and "," in devices:
         devices = [part for part in devices.split(",") if part.strip()]
-    wanted = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else None
+    wanted = (
+        len(devices)
+        if isinstance(devices, list)
+        else int(devices)
+        if str(devices).isdigit()
+        else None
+    )
     if wanted and wanted > gpus:
-        raise UserError(f"trainer.devices: {wanted} processes, but {machines.type} has {gpus} GPU{'s' * (gpus > 1)}")
+        raise UserError(
+            f"trainer.devices: {wanted} processes, but {machines.type} has {gpus} GPU{'s' * (gpus > 1)}"
+        )
     if config["optim"]["zero"] and machines.count == 1 and (wanted or gpus) == 1:
         raise UserError(f"optim.zero: needs several processes, and {machines} has one GPU")
 
@@ -267,8 +310,10 @@ def _check_strategy(strategy: str | dict[str, Any], machines: Machines) -> None:
     options = spec.get("init_args") or {}
     backend = options.get("backend") or options.get("process_group_backend")
     if backend == "smddp" or spec["class_path"].endswith(".SMDDPStrategy"):
-        raise UserError("trainer.strategy: no image can have smddp and kd: the newest smddp (2.5.0) is for torch "
-                        "2.4.1, kd needs torch 2.8; config=nodes_4x8 trains over NCCL")  # fmt: skip
+        raise UserError(
+            "trainer.strategy: no image can have smddp and kd: the newest smddp (2.5.0) is for torch "
+            "2.4.1, kd needs torch 2.8; config=nodes_4x8 trains over NCCL"
+        )
     if backend == "nccl" and machines.has_gpus is False:
         raise UserError(f"trainer.strategy: nccl needs GPUs, and {machines.type} has none")
 
@@ -283,14 +328,22 @@ def _processes(config: dict[str, Any], machines: Machines) -> int | None:
 def _prices(own: dict[str, str], machines: Machines, data: Machines | None) -> dict[str, float]:
     if "prices" not in own:
         return {}
-    table, kind = read_prices(Path(own["prices"]).expanduser()), ":spot" if truth(own, "spot") else ""
+    table, kind = (
+        read_prices(Path(own["prices"]).expanduser()),
+        ":spot" if truth(own, "spot") else "",
+    )
     groups = {"train": machines, **({"data": data} if data else {})}
-    return {name: price_of([f"{group.count}*{group.type}{kind}"], table) for name, group in groups.items()}
+    return {
+        name: price_of([f"{group.count}*{group.type}{kind}"], table)
+        for name, group in groups.items()
+    }
 
 
 def _job_name(own: dict[str, str], recipe: str) -> str:
     stem = re.sub(r"[^a-z0-9]+", "-", Path(recipe).stem.lower()).strip("-")[:30] or "run"
     name = own.get("job") or f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
-        raise UserError(f"job: must be lower-case letters, digits, dashes, a letter first, at most 52, got '{name}'")
+        raise UserError(
+            f"job: must be lower-case letters, digits, dashes, a letter first, at most 52, got '{name}'"
+        )
     return name

@@ -31,16 +31,33 @@ class Kubernetes(Target):
             UserError: ``spot``, a channel, or a missing or wrong key.
         """
         if job.spot:
-            raise UserError("spot: a cluster's own node pools decide it; spot=true is for sagemaker and sky")
+            raise UserError(
+                "spot: a cluster's own node pools decide it; spot=true is for sagemaker and sky"
+            )
         if job.channels:
-            raise UserError(f"channel:{job.channels[0]}: give the folder below {RUNS} in the claim itself")
+            raise UserError(
+                f"channel:{job.channels[0]}: give the folder below {RUNS} in the claim itself"
+            )
         documents: list[dict[str, object]] = [_train_job(job)]
         if job.files:
             content = {name: text_of(path) for name, path in job.files.items()}
-            documents.insert(0, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job), "data": content})
+            documents.insert(
+                0,
+                {
+                    "apiVersion": "v1",
+                    "kind": "ConfigMap",
+                    "metadata": _metadata(job),
+                    "data": content,
+                },
+            )
         if job.data_machines:
             token = {"stringData": {"token": job.secret}}
-            secret: dict[str, object] = {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(job), **token}
+            secret: dict[str, object] = {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": _metadata(job),
+                **token,
+            }
             documents = [secret, *documents, _data_job(job, job.data_machines)]
         return {"trainjob.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
 
@@ -66,13 +83,20 @@ class Kubernetes(Target):
     def follow(self, handle: str, folder: Path) -> Outcome:
         """Prints the TrainJob's state until its end, then deletes the machines that prepare data."""
         namespace, name, *_ = handle.split(" ")
-        print(f"kd-launch: kubectl -n {namespace} logs -f -l jobset.sigs.k8s.io/jobset-name={name} shows its log")
+        print(
+            f"kd-launch: kubectl -n {namespace} logs -f -l jobset.sigs.k8s.io/jobset-name={name} shows its log"
+        )
 
         def poll() -> tuple[str, Outcome | None]:
-            answer = json_of(ask(["kubectl", "-n", namespace, "get", "trainjob", name, "-o", "json"]))
+            answer = json_of(
+                ask(["kubectl", "-n", namespace, "get", "trainjob", name, "-o", "json"])
+            )
             state, message = _state(answer.get("status", {}).get("conditions", []))
             text = f"{state} {message}".rstrip()
-            return text, Outcome(state == "Complete", text, where=handle) if state in ("Complete", "Failed") else None
+            return text, Outcome(state == "Complete", text, where=handle) if state in (
+                "Complete",
+                "Failed",
+            ) else None
 
         outcome = followed(name, poll, POLL_S)
         ask(["kubectl", "-n", namespace, "delete", "--ignore-not-found", "job", f"{name}-data"])
@@ -83,7 +107,11 @@ class Kubernetes(Target):
         namespace, name, recipe, claim, image = outcome.where.split(" ")
         pod, part = f"{name}-fetch", into.with_name(f".{into.name}.part")
         kubectl = ["kubectl", "-n", namespace]
-        container: dict[str, object] = {"name": "fetch", "image": image, "command": ["sleep", "3600"]}
+        container: dict[str, object] = {
+            "name": "fetch",
+            "image": image,
+            "command": ["sleep", "3600"],
+        }
         spec = {**_pod(container, claim, {}, name), "restartPolicy": "Never"}
         document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}, "spec": spec}
         ask([*kubectl, "apply", "-f", "-"], json.dumps(document))
@@ -136,7 +164,10 @@ def _train_job(job: Job) -> dict[str, object]:
 
 
 def _token(job: Job) -> dict[str, object]:
-    return {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": job.name, "key": "token"}}}
+    return {
+        "name": "RAY_AUTH_TOKEN",
+        "valueFrom": {"secretKeyRef": {"name": job.name, "key": "token"}},
+    }
 
 
 def _data_job(job: Job, machines: Machines) -> dict[str, object]:
@@ -145,10 +176,17 @@ def _data_job(job: Job, machines: Machines) -> dict[str, object]:
         "name": "data",
         "image": job.image,
         "command": ["kd-train", *_command(job)],
-        "env": [{"name": "KD_ROLE", "value": "data"}, {"name": "MASTER_ADDR", "value": head}, _token(job)],
+        "env": [
+            {"name": "KD_ROLE", "value": "data"},
+            {"name": "MASTER_ADDR", "value": head},
+            _token(job),
+        ],
         "resources": _resources("data_instances", machines),
     }
-    pod = {"restartPolicy": "OnFailure", **_pod(container, job.need("claim", "NAME"), job.files, job.name)}
+    pod = {
+        "restartPolicy": "OnFailure",
+        **_pod(container, job.need("claim", "NAME"), job.files, job.name),
+    }
     metadata = {**_metadata(job), "name": f"{job.name}-data"}
     counts = {"completions": machines.count, "parallelism": machines.count}
     spec = {**counts, "activeDeadlineSeconds": round(3600 * job.hours), "template": {"spec": pod}}
@@ -157,21 +195,32 @@ def _data_job(job: Job, machines: Machines) -> dict[str, object]:
 
 def _resources(key: str, machines: Machines) -> dict[str, dict[str, str]]:
     if machines.parts is None or machines.parts[0] not in ("gpu", "cpu"):
-        raise UserError(f"{key}: Kubernetes counts gpu:N or cpu:N of each machine (2xgpu:8), got '{machines.type}'")
+        raise UserError(
+            f"{key}: Kubernetes counts gpu:N or cpu:N of each machine (2xgpu:8), got '{machines.type}'"
+        )
     kind, count = machines.parts
     wanted = {"nvidia.com/gpu" if kind == "gpu" else "cpu": str(count)}
     return {"requests": wanted, "limits": dict(wanted)}
 
 
-def _pod(container: dict[str, object], claim: str, files: Mapping[str, Path], name: str) -> dict[str, object]:
+def _pod(
+    container: dict[str, object], claim: str, files: Mapping[str, Path], name: str
+) -> dict[str, object]:
     """The spec of a pod whose container sees the claim, and the job's own files where there are some."""
-    mounts = [{"name": "kd-runs", "mountPath": RUNS}, *([{"name": "kd-files", "mountPath": FILES}] if files else [])]
-    volumes: list[dict[str, object]] = [{"name": "kd-runs", "persistentVolumeClaim": {"claimName": claim}}]
+    mounts = [
+        {"name": "kd-runs", "mountPath": RUNS},
+        *([{"name": "kd-files", "mountPath": FILES}] if files else []),
+    ]
+    volumes: list[dict[str, object]] = [
+        {"name": "kd-runs", "persistentVolumeClaim": {"claimName": claim}}
+    ]
     volumes += [{"name": "kd-files", "configMap": {"name": name}}] if files else []
     return {"containers": [{**container, "volumeMounts": mounts}], "volumes": volumes}
 
 
 def _state(conditions: list[dict[str, str]]) -> tuple[str, str]:
-    held = {c.get("type", ""): c.get("message", "") for c in conditions if c.get("status") == "True"}
+    held = {
+        c.get("type", ""): c.get("message", "") for c in conditions if c.get("status") == "True"
+    }
     state = next((kind for kind in ("Complete", "Failed", "Suspended") if kind in held), None)
     return state or ("Running" if held else "Created"), held.get(state or "", "")

@@ -48,8 +48,15 @@ class SageMaker(Target):
 
     def write(self, job: Job) -> dict[str, str]:
         """``request.json``: the request, validated against the service's own model."""
-        request = {"TrainingJobName": job.name, **common(job), **tags(job), "HyperParameters": hyperparameters(job)}
-        request["AlgorithmSpecification"]["ContainerEntrypoint"] = ["kd-train"]  # as the SDK's ModelTrainer does
+        request = {
+            "TrainingJobName": job.name,
+            **common(job),
+            **tags(job),
+            "HyperParameters": hyperparameters(job),
+        }
+        request["AlgorithmSpecification"]["ContainerEntrypoint"] = [
+            "kd-train"
+        ]  # as the SDK's ModelTrainer does
         check_request("CreateTrainingJob", request)
         return {"request.json": json.dumps(request, indent=2) + "\n"}
 
@@ -58,15 +65,24 @@ class SageMaker(Target):
         session = aws_session()
         s3 = session.client("s3")
         with boto_errors():
-            data = {f"channel.{channel.name}": channel.url for channel in channels(job) if channel.in_s3}
+            data = {
+                f"channel.{channel.name}": channel.url for channel in channels(job) if channel.in_s3
+            }
             for key, url in {"bucket": job.own["bucket"], **data}.items():
                 bucket, _, prefix = url.removeprefix("s3://").partition("/")
                 try:
                     s3.head_bucket(Bucket=bucket)
                 except s3.exceptions.ClientError as error:
-                    reason = " ".join(error.response["Error"].get(part, "") for part in ("Code", "Message")).strip()
-                    raise UserError(f"{key}: can't access the bucket '{bucket}' ({reason})") from error
-                if key != "bucket" and not s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)["KeyCount"]:
+                    reason = " ".join(
+                        error.response["Error"].get(part, "") for part in ("Code", "Message")
+                    ).strip()
+                    raise UserError(
+                        f"{key}: can't access the bucket '{bucket}' ({reason})"
+                    ) from error
+                if (
+                    key != "bucket"
+                    and not s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)["KeyCount"]
+                ):
                     raise UserError(f"{key}: there is nothing at {url}")
 
     def submit(self, job: Job, folder: Path) -> str:
@@ -86,7 +102,9 @@ class SageMaker(Target):
                 log.print_new()
             status = answer["TrainingJobStatus"]
             ended = status in ("Completed", "Failed", "Stopped")
-            return f"{status}: {answer.get('SecondaryStatus', '')}", _outcome(answer) if ended else None
+            return f"{status}: {answer.get('SecondaryStatus', '')}", _outcome(
+                answer
+            ) if ended else None
 
         return followed(handle, poll, POLL_S)
 
@@ -146,13 +164,22 @@ def common(job: Job) -> dict[str, Any]:
         "AlgorithmSpecification": {
             "TrainingImage": job.need("image", "ACCOUNT.dkr.ecr.REGION.amazonaws.com/kd:TAG"),
             "TrainingInputMode": "File",
-            "MetricDefinitions": [{"Name": name, "Regex": METRIC.format(name=name)} for name in METRICS],
+            "MetricDefinitions": [
+                {"Name": name, "Regex": METRIC.format(name=name)} for name in METRICS
+            ],
         },
         **({"InputDataConfig": inputs} if inputs else {}),
-        "OutputDataConfig": {"S3OutputPath": f"{_place(job)}/output", "CompressionType": "GZIP", **key},
+        "OutputDataConfig": {
+            "S3OutputPath": f"{_place(job)}/output",
+            "CompressionType": "GZIP",
+            **key,
+        },
         "StoppingCondition": _stop(job),
         "EnableManagedSpotTraining": job.spot,
-        "CheckpointConfig": {"S3Uri": f"{_place(job)}/checkpoints", "LocalPath": "/opt/ml/checkpoints"},
+        "CheckpointConfig": {
+            "S3Uri": f"{_place(job)}/checkpoints",
+            "LocalPath": "/opt/ml/checkpoints",
+        },
         "ResourceConfig": {
             **_machines(job),
             **({"VolumeKmsKeyId": job.own["kms_key"]} if key and not _has_disks(job) else {}),
@@ -161,7 +188,11 @@ def common(job: Job) -> dict[str, Any]:
         "Environment": {
             "PYTHONUNBUFFERED": "1",
             **({"RAY_AUTH_TOKEN": job.secret} if job.secret else {}),
-            **({"FI_PROVIDER": "efa"} if job.machines.count > 1 and EFA.match(job.machines.type) else {}),
+            **(
+                {"FI_PROVIDER": "efa"}
+                if job.machines.count > 1 and EFA.match(job.machines.type)
+                else {}
+            ),
         },
     }
 
@@ -179,7 +210,9 @@ def hyperparameters(job: Job) -> dict[str, str]:
         if key == "config":
             overlays.append(value)
         elif key == "--trust":
-            raise UserError("--trust: SageMaker takes settings alone; name the module (trust=MODULE)")
+            raise UserError(
+                "--trust: SageMaker takes settings alone; name the module (trust=MODULE)"
+            )
         elif (key.endswith("+") or key == "trust") and key in found:
             once = "SageMaker takes a key once; put it into an overlay of your own"
             raise UserError(f"{key}: is given twice, but {once}")
@@ -189,7 +222,9 @@ def hyperparameters(job: Job) -> dict[str, str]:
         found["config"] = json.dumps(overlays)
     too_long = next((key for key, value in found.items() if len(value) > 2500), None)
     if too_long:
-        raise UserError(f"{too_long}: SageMaker takes 2,500 characters; put it into an overlay of your own")
+        raise UserError(
+            f"{too_long}: SageMaker takes 2,500 characters; put it into an overlay of your own"
+        )
     return found
 
 
@@ -214,12 +249,19 @@ def tags(job: Job) -> dict[str, list[dict[str, str]]]:
     wrong = next((key + equals for key, equals, _ in found if not (key.strip() and equals)), None)
     if wrong is not None:
         raise UserError(f"tags: must be KEY=VALUE with commas between, got '{wrong}'")
-    return {"Tags": [{"Key": key.strip(), "Value": value.strip()} for key, _, value in found]} if found else {}
+    return (
+        {"Tags": [{"Key": key.strip(), "Value": value.strip()} for key, _, value in found]}
+        if found
+        else {}
+    )
 
 
 def _has_disks(job: Job) -> bool:
     # SageMaker refuses a key of the volume for instances with local disks
-    return any(re.match(r"ml\.(p3dn|p[4-9]|g\d|trn|[a-z]+\dd)", group.type) for group in job.groups.values())
+    return any(
+        re.match(r"ml\.(p3dn|p[4-9]|g\d|trn|[a-z]+\dd)", group.type)
+        for group in job.groups.values()
+    )
 
 
 def _machines(job: Job) -> dict[str, Any]:
@@ -228,7 +270,10 @@ def _machines(job: Job) -> dict[str, Any]:
             check_type(key, group)
     if job.data_machines is None:
         return {"InstanceType": job.machines.type, "InstanceCount": job.machines.count}
-    groups = [{"InstanceGroupName": n, "InstanceType": g.type, "InstanceCount": g.count} for n, g in job.groups.items()]
+    groups = [
+        {"InstanceGroupName": n, "InstanceType": g.type, "InstanceCount": g.count}
+        for n, g in job.groups.items()
+    ]
     return {"InstanceGroups": groups}
 
 
@@ -263,7 +308,9 @@ def check_request(operation: str, request: dict[str, Any]) -> None:
 
     report = ParamValidator().validate(request, _model().operation_model(operation).input_shape)
     if report.has_errors():
-        raise UserError(f"SageMaker would refuse the request: {' '.join(report.generate_report().split())[:300]}")
+        raise UserError(
+            f"SageMaker would refuse the request: {' '.join(report.generate_report().split())[:300]}"
+        )
 
 
 def _import(name: str) -> ModuleType:
@@ -304,7 +351,11 @@ def _outcome(answer: Mapping[str, Any]) -> Outcome:
     text = f"{status}: {answer.get('FailureReason', '')}".rstrip(": ")
     seconds = [answer.get(key) for key in ("TrainingTimeInSeconds", "BillableTimeInSeconds")]
     hours = [None if value is None else value / 3600 for value in seconds]
-    where = (answer.get("ModelArtifacts") or {}).get("S3ModelArtifacts", "") if status == "Completed" else ""
+    where = (
+        (answer.get("ModelArtifacts") or {}).get("S3ModelArtifacts", "")
+        if status == "Completed"
+        else ""
+    )
     return Outcome(status == "Completed", text, hours[0], hours[1], where)
 
 
@@ -319,12 +370,16 @@ class _Log:
 
     def print_new(self) -> None:
         try:
-            streams = self._client.describe_log_streams(logGroupName=self.GROUP, logStreamNamePrefix=f"{self._job}/")
+            streams = self._client.describe_log_streams(
+                logGroupName=self.GROUP, logStreamNamePrefix=f"{self._job}/"
+            )
         except self._client.exceptions.ResourceNotFoundException:  # nothing has been written yet
             return
         for name in sorted(stream["logStreamName"] for stream in streams["logStreams"]):
             token = {"nextToken": self._next[name]} if name in self._next else {}
-            page = self._client.get_log_events(logGroupName=self.GROUP, logStreamName=name, startFromHead=True, **token)
+            page = self._client.get_log_events(
+                logGroupName=self.GROUP, logStreamName=name, startFromHead=True, **token
+            )
             self._next[name] = page["nextForwardToken"]
             for event in page["events"]:
                 print(f"{name.split('/')[-1].rpartition('-')[0]}: {event['message']}", flush=True)

@@ -21,7 +21,9 @@ def send(target: Target, job: Job, folder: Path, files: dict[str, str], place: s
     try:
         folder.mkdir(parents=True)
     except FileExistsError as error:
-        raise UserError(f"job: there is a job {folder} already; without a recipe, job= follows it") from error
+        raise UserError(
+            f"job: there is a job {folder} already; without a recipe, job= follows it"
+        ) from error
     for name, text in files.items():
         (folder / name).touch(0o600)  # it may hold the secret of the job's machines
         (folder / name).write_text(text, encoding="utf-8")
@@ -30,8 +32,17 @@ def send(target: Target, job: Job, folder: Path, files: dict[str, str], place: s
     except BaseException:
         shutil.rmtree(folder)
         raise
-    groups = [{"name": k, "machines": str(g), "price_per_hour": job.prices.get(k)} for k, g in job.groups.items()]
-    record = {"target": place, "job": job.name, "recipe": job.recipe, "groups": groups, "handle": handle}
+    groups = [
+        {"name": k, "machines": str(g), "price_per_hour": job.prices.get(k)}
+        for k, g in job.groups.items()
+    ]
+    record = {
+        "target": place,
+        "job": job.name,
+        "recipe": job.recipe,
+        "groups": groups,
+        "handle": handle,
+    }
     write_json(folder / RECORD, record)
     print(f"kd-launch: sent as {handle}; {folder / next(iter(files))}", flush=True)
 
@@ -71,7 +82,10 @@ def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
         again = f"kd-launch {record['target'].split()[0]} job={record['job']} follows it"
         print(f"\nkd-launch: the job continues; {again}", file=sys.stderr)
         return 130
-    write_json(folder / RECORD, record | {key: value for key, value in asdict(outcome).items() if key != "done"})
+    write_json(
+        folder / RECORD,
+        record | {key: value for key, value in asdict(outcome).items() if key != "done"},
+    )
     if not outcome.done:
         print(f"kd-launch: {record['job']}: {outcome.text}", file=sys.stderr)
         return 1
@@ -79,5 +93,8 @@ def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
     run = into if into.exists() else target.fetch(outcome, into)
     if run is not None:
         write_text(run / RECORD, text_of(folder / RECORD))
-    print(f"kd-launch: {record['job']}: {outcome.text}" + (f"; run folder: {run}" if run else ""), flush=True)
+    print(
+        f"kd-launch: {record['job']}: {outcome.text}" + (f"; run folder: {run}" if run else ""),
+        flush=True,
+    )
     return 0

@@ -31,8 +31,16 @@ class SkyPilot(Target):
         if job.data_machines is None:
             documents[0]["name"] = job.name
         else:
-            header = {"execution": "parallel", "primary_tasks": ["train"], "termination_delay": "60s"}
-            documents = [{"name": job.name, **header}, *documents, _task(job, "data", job.data_machines)]
+            header = {
+                "execution": "parallel",
+                "primary_tasks": ["train"],
+                "termination_delay": "60s",
+            }
+            documents = [
+                {"name": job.name, **header},
+                *documents,
+                _task(job, "data", job.data_machines),
+            ]
         return {"sky.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
 
     def check(self, job: Job) -> None:
@@ -46,14 +54,29 @@ class SkyPilot(Target):
         Returns:
             The job's name and the URL of its run, with a space between.
         """
-        ask(["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name, str(folder / "sky.yaml")])
+        ask(
+            [
+                "sky",
+                "jobs",
+                "launch",
+                "--yes",
+                "--detach-run",
+                "--name",
+                job.name,
+                str(folder / "sky.yaml"),
+            ]
+        )
         return f"{job.name} {job.bucket_url(SCHEMES)}/{job.name}/{job.recipe}/{job.name}"
 
     def follow(self, handle: str, folder: Path) -> Outcome:
         """Prints ``sky jobs logs``, which ends with the job; its exit status is the outcome."""
         name, where = handle.split(" ", 1)
         status = subprocess.run(["sky", "jobs", "logs", "--name", name], check=False).returncode
-        return Outcome(status == 0, "SUCCEEDED" if status == 0 else f"sky jobs logs: status {status}", where=where)
+        return Outcome(
+            status == 0,
+            "SUCCEEDED" if status == 0 else f"sky jobs logs: status {status}",
+            where=where,
+        )
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
         """Downloads the run's folder from the bucket.
@@ -96,7 +119,9 @@ def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
     elif machines.parts[0] == "cpu":
         found["cpus"] = f"{machines.parts[1]}+"
     elif machines.parts[0] == "gpu":
-        raise UserError(f"instances: SkyPilot wants a GPU's name ({machines.count}xA100:{machines.parts[1]})")
+        raise UserError(
+            f"instances: SkyPilot wants a GPU's name ({machines.count}xA100:{machines.parts[1]})"
+        )
     else:
         found["accelerators"] = machines.type
     found["use_spot"] = job.spot

@@ -67,19 +67,29 @@ class Slurm(Target):
             UserError: ``spot``, a channel, or a key with a wrong value.
         """
         refuse_spot(job, "SLURM's machines")
-        program = "kd-train" if job.image else shlex.quote(shutil.which("kd-train") or f"{sys.prefix}/bin/kd-train")
-        shared = {"program": program, "command": command(job),
-                  "srun": f"--container-image={shlex.quote(job.image)} " if job.image else ""}  # fmt: skip
+        program = (
+            "kd-train"
+            if job.image
+            else shlex.quote(shutil.which("kd-train") or f"{sys.prefix}/bin/kd-train")
+        )
+        shared = {
+            "program": program,
+            "command": command(job),
+            "srun": f"--container-image={shlex.quote(job.image)} " if job.image else "",
+        }
         data = job.data_machines
         text = SCRIPT.format(
             **{**shared, "srun": ("--het-group=0 " if data else "") + shared["srun"]},
-            name=job.name, train=_resources(job, "instances", job.machines, job.processes or 1),
+            name=job.name,
+            train=_resources(job, "instances", job.machines, job.processes or 1),
             minutes=max(1, round(60 * job.hours)),
             log=shlex.quote(str(job.runs_dir.absolute() / job.recipe / "jobs" / job.name / "log")),
-            here=shlex.quote(str(Path.cwd())), setup=f"{job.own['setup']}\n" if job.own.get("setup") else "",
+            here=shlex.quote(str(Path.cwd())),
+            setup=f"{job.own['setup']}\n" if job.own.get("setup") else "",
             data=f"#SBATCH hetjob\n{_resources(job, 'data_instances', data, 1)}\n" if data else "",
-            start_data=START_DATA.format(**shared, count=data.count) if data else "", end_data=END_DATA if data else "",
-        )  # fmt: skip
+            start_data=START_DATA.format(**shared, count=data.count) if data else "",
+            end_data=END_DATA if data else "",
+        )
         return {"train.sbatch": text}
 
     def check(self, job: Job) -> None:
@@ -101,19 +111,35 @@ class Slurm(Target):
         def poll() -> tuple[str, Outcome | None]:
             state, elapsed = _state(handle)
             log.print_new()
-            lasts = state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "RESIZING")
-            return state, None if lasts else Outcome(state == "COMPLETED", f"{state}; {folder / 'log'}", elapsed)
+            lasts = state in (
+                "PENDING",
+                "CONFIGURING",
+                "RUNNING",
+                "COMPLETING",
+                "REQUEUED",
+                "SUSPENDED",
+                "RESIZING",
+            )
+            return state, None if lasts else Outcome(
+                state == "COMPLETED", f"{state}; {folder / 'log'}", elapsed
+            )
 
         return followed(f"job {handle}", poll, POLL_S)
 
 
 def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
     if machines.parts is None:
-        raise UserError(f"{key}: must name each machine's parts (4xgpu:8, 2xa100:8, 1xcpu:16), got '{machines.type}'")
+        raise UserError(
+            f"{key}: must name each machine's parts (4xgpu:8, 2xa100:8, 1xcpu:16), got '{machines.type}'"
+        )
     kind, count = machines.parts
     usual = max(1, count // processes) if kind == "cpu" else CORES
     cores = whole_number(job.own, "cpus_per_task", usual, high=10_000)
-    lines = [f"--nodes={machines.count}", f"--ntasks-per-node={processes}", f"--cpus-per-task={cores}"]
+    lines = [
+        f"--nodes={machines.count}",
+        f"--ntasks-per-node={processes}",
+        f"--cpus-per-task={cores}",
+    ]
     if kind != "cpu":
         lines.append(f"--gpus-per-node={'' if kind == 'gpu' else kind + ':'}{count}")
     lines += [f"--{name}={shlex.quote(job.own[name])}" for name in OPTIONS if name in job.own]
@@ -122,7 +148,9 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
         if name == key:
             continue
         if f"--{name}" in f"{SCRIPT}{lines}" or not re.fullmatch("[a-z][a-z-]*", name):
-            raise UserError(f"{key}: {name} is not an option of sbatch, or one of the job's own keys sets it")
+            raise UserError(
+                f"{key}: {name} is not an option of sbatch, or one of the job's own keys sets it"
+            )
         lines.append(f"--{name}={shlex.quote(value)}" if value else f"--{name}")
     return "\n".join(f"#SBATCH {line}" for line in lines)
 
@@ -132,7 +160,9 @@ def _state(job_id: str) -> tuple[str, float | None]:
     try:
         answer = ask(["scontrol", "--oneliner", "show", "job", job_id])
     except UserError:
-        rows = ask(["sacct", "--noheader", "--allocations", "--jobs", job_id, "--format=State,ElapsedRaw"]).split()
+        rows = ask(
+            ["sacct", "--noheader", "--allocations", "--jobs", job_id, "--format=State,ElapsedRaw"]
+        ).split()
         return (rows[0].rstrip("+"), int(rows[-1]) / 3600) if len(rows) > 1 else ("UNKNOWN", None)
     fields = dict(item.split("=", 1) for item in answer.splitlines()[0].split() if "=" in item)
     return fields.get("JobState", "UNKNOWN"), _hours(fields.get("RunTime", ""))
@@ -140,5 +170,7 @@ def _state(job_id: str) -> tuple[str, float | None]:
 
 def _hours(text: str) -> float | None:
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
+    days, hours, minutes, seconds = (
+        (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
+    )
     return 24 * days + hours + minutes / 60 + seconds / 3600 if match else None

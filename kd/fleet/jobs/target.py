@@ -104,7 +104,9 @@ def ask(command: Sequence[str], text: str | None = None) -> str:
     """
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
     if done.returncode:
-        words = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
+        words = (done.stderr or done.stdout).strip().splitlines() or [
+            f"exit status {done.returncode}"
+        ]
         raise UserError(f"{command[0]} {command[1]}: {words[-1].strip()[:300]}")
     return done.stdout.strip()
 
@@ -145,6 +147,10 @@ def refuse_spot(job: Job, who: str) -> None:
         UserError: one of them is given.
     """
     if job.spot:
-        raise UserError(f"spot: {who} have no price by the hour; spot=true is for sagemaker and sky")
+        raise UserError(
+            f"spot: {who} have no price by the hour; spot=true is for sagemaker and sky"
+        )
     if job.channels:
-        raise UserError(f"channel:{job.channels[0]}: {who} see this machine's folders; give the folder itself")
+        raise UserError(
+            f"channel:{job.channels[0]}: {who} see this machine's folders; give the folder itself"
+        )

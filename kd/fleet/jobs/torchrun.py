@@ -49,17 +49,30 @@ class Torchrun(Target):
         refuse_spot(job, "torchrun's machines")
         hosts, data_hosts = _hosts(job)
         head = hosts[0] if hosts else "localhost"
-        shared = {"name": job.name, "here": shlex.quote(str(Path.cwd())), "python": shlex.quote(sys.executable),
-                  "command": command(job)}  # fmt: skip
+        shared = {
+            "name": job.name,
+            "here": shlex.quote(str(Path.cwd())),
+            "python": shlex.quote(sys.executable),
+            "command": command(job),
+        }
         where = f"on each of {', '.join(hosts)}" if hosts else "on this machine"
         port = whole_number(job.own, "port", 29500, high=65535) if hosts else 0
         tier = f" KD_DATA_NODES={len(data_hosts)} RAY_AUTH_TOKEN={job.secret}" if data_hosts else ""
-        files = {"train.sh": SCRIPT.format(
-            **shared, what=where, nodes=job.machines.count, processes=job.processes or "gpu",
-            endpoint=shlex.quote(f"{head}:{port}"), data_nodes=tier, seconds=round(3600 * job.hours),
-        )}  # fmt: skip
+        files = {
+            "train.sh": SCRIPT.format(
+                **shared,
+                what=where,
+                nodes=job.machines.count,
+                processes=job.processes or "gpu",
+                endpoint=shlex.quote(f"{head}:{port}"),
+                data_nodes=tier,
+                seconds=round(3600 * job.hours),
+            )
+        }
         if data_hosts:
-            files["data.sh"] = DATA_SCRIPT.format(**shared, head=shlex.quote(head), secret=job.secret)
+            files["data.sh"] = DATA_SCRIPT.format(
+                **shared, head=shlex.quote(head), secret=job.secret
+            )
         return files
 
     def check(self, job: Job) -> None:
@@ -74,14 +87,18 @@ class Torchrun(Target):
             The process ids, with commas between: of the training machines in order, then of the data machines.
         """
         hosts, data_hosts = _hosts(job)
-        places = [(host, "train.sh") for host in hosts or [""]] + [(host, "data.sh") for host in data_hosts]
+        places = [(host, "train.sh") for host in hosts or [""]] + [
+            (host, "data.sh") for host in data_hosts
+        ]
         started = []
         for number, (host, script) in enumerate(places):
             start = f"ssh -o BatchMode=yes -- {shlex.quote(host)} bash -s <" if host else "bash"
             names = (script, f"log.{number}", f"status.{number}")
             script, log, status = (shlex.quote(str(folder / name)) for name in names)
             line = f"{start} {script} >{log} 2>&1; echo $? >{status}"
-            process = subprocess.Popen(["bash", "-c", line], start_new_session=True, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                ["bash", "-c", line], start_new_session=True, stdin=subprocess.DEVNULL
+            )
             started.append(str(process.pid))
         return ",".join(started)
 
@@ -96,15 +113,25 @@ class Torchrun(Target):
         failed = next((number for number, status in enumerate(statuses) if status != "0"), None)
         if failed is None:
             return Outcome(True, "done")
-        return Outcome(False, f"machine {failed} ended with status {statuses[failed]}; {folder / f'log.{failed}'}")
+        return Outcome(
+            False,
+            f"machine {failed} ended with status {statuses[failed]}; {folder / f'log.{failed}'}",
+        )
 
 
 def _hosts(job: Job) -> tuple[list[str], list[str]]:
-    hosts, data = ([h for h in job.own.get(key, "").split(",") if h] for key in ("hosts", "data_hosts"))
-    for key, found, group in (("hosts", hosts, job.machines), ("data_hosts", data, job.data_machines)):
+    hosts, data = (
+        [h for h in job.own.get(key, "").split(",") if h] for key in ("hosts", "data_hosts")
+    )
+    for key, found, group in (
+        ("hosts", hosts, job.machines),
+        ("data_hosts", data, job.data_machines),
+    ):
         wanted = group.count if group else 0
         if len(found) != wanted and (found or wanted != 1 or key == "data_hosts"):
-            raise UserError(f"{key}: must name {wanted} machine(s), got {', '.join(found) or 'none'}")
+            raise UserError(
+                f"{key}: must name {wanted} machine(s), got {', '.join(found) or 'none'}"
+            )
     return hosts, data
 
 

@@ -35,14 +35,20 @@ def planned(request: Request) -> tuple[SearchPlan, int]:
     """
     foreign = next((item for item in request.overrides if item.startswith(NOT_THERE)), None)
     if foreign:
-        raise UserError(f"{foreign.split('=')[0]}: not supported by SageMaker's tuning; kd-tune takes it")
+        raise UserError(
+            f"{foreign.split('=')[0]}: not supported by SageMaker's tuning; kd-tune takes it"
+        )
     jobs = whole_number(take(request, "jobs"), "jobs", 1, high=100)
     request.here = False
     found = plan(request)
     if len(found.objectives) > 1 or not found.objectives[0].name.startswith("val/"):
-        raise UserError("objective: SageMaker reads one of the lines that a run prints: val/acc1, val/miou, ...")
+        raise UserError(
+            "objective: SageMaker reads one of the lines that a run prints: val/acc1, val/miou, ..."
+        )
     if key := next((space.key for space in found.space if space.above), None):
-        raise UserError(f"search.{key}: SageMaker varies every key in every trial; some choices don't have this one")
+        raise UserError(
+            f"search.{key}: SageMaker varies every key in every trial; some choices don't have this one"
+        )
     return found, jobs
 
 
@@ -79,7 +85,9 @@ class SageMakerSearch(sagemaker.SageMaker):
     def submit(self, job: Job, folder: Path) -> str:
         """Uploads the job's files and creates the tuning job; returns its name."""
         with sagemaker.uploaded(job) as session:
-            session.client("sagemaker").create_hyper_parameter_tuning_job(**sagemaker.read_request(folder))
+            session.client("sagemaker").create_hyper_parameter_tuning_job(
+                **sagemaker.read_request(folder)
+            )
         return job.name
 
     def follow(self, handle: str, folder: Path) -> Outcome:
@@ -88,11 +96,19 @@ class SageMakerSearch(sagemaker.SageMaker):
 
         def poll() -> tuple[str, Outcome | None]:
             with sagemaker.boto_errors():
-                answer = client.describe_hyper_parameter_tuning_job(HyperParameterTuningJobName=handle)
+                answer = client.describe_hyper_parameter_tuning_job(
+                    HyperParameterTuningJobName=handle
+                )
             counts = {k: v for k, v in answer.get("TrainingJobStatusCounters", {}).items() if v}
             status = answer["HyperParameterTuningJobStatus"]
-            ended = self._outcome(client, answer) if status in ("Completed", "Failed", "Stopped") else None
-            return ", ".join([status, *(f"{count} {kind}" for kind, count in counts.items())]), ended
+            ended = (
+                self._outcome(client, answer)
+                if status in ("Completed", "Failed", "Stopped")
+                else None
+            )
+            return ", ".join(
+                [status, *(f"{count} {kind}" for kind, count in counts.items())]
+            ), ended
 
         return followed(handle, poll, POLL_S)
 
@@ -102,7 +118,9 @@ class SageMakerSearch(sagemaker.SageMaker):
             status = answer["HyperParameterTuningJobStatus"]
             return Outcome(False, f"{status}: {answer.get('FailureReason', 'no trial')}")
         value = best.get("FinalHyperParameterTuningJobObjectiveMetric", {})
-        values = " ".join(f"{key}={text}" for key, text in best.get("TunedHyperParameters", {}).items())
+        values = " ".join(
+            f"{key}={text}" for key, text in best.get("TunedHyperParameters", {}).items()
+        )
         with sagemaker.boto_errors():
             trained = client.describe_training_job(TrainingJobName=best["TrainingJobName"])
         where = (trained.get("ModelArtifacts") or {}).get("S3ModelArtifacts", "")
@@ -132,10 +150,16 @@ def tuning_job(job: Job, search: SearchPlan, jobs: int) -> dict[str, Any]:
         "HyperParameterTuningJobConfig": {
             "Strategy": STRATEGIES[search.sampler],
             "HyperParameterTuningJobObjective": {"Type": way, "MetricName": objective.name},
-            "ResourceLimits": {"MaxNumberOfTrainingJobs": search.trials, "MaxParallelTrainingJobs": jobs},
+            "ResourceLimits": {
+                "MaxNumberOfTrainingJobs": search.trials,
+                "MaxParallelTrainingJobs": jobs,
+            },
             "ParameterRanges": ranges,
         },
-        "TrainingJobDefinition": {**definition, "StaticHyperParameters": sagemaker.hyperparameters(job)},
+        "TrainingJobDefinition": {
+            **definition,
+            "StaticHyperParameters": sagemaker.hyperparameters(job),
+        },
     }
 
 
@@ -144,5 +168,10 @@ def _range(space: Space) -> tuple[str, dict[str, Any]]:
         values = [item(space.key, choice).partition("=")[2] for choice in space.choices]
         return "CategoricalParameterRanges", {"Name": space.key, "Values": values}
     scaling = "Logarithmic" if space.log else "Linear"
-    ends = {"Name": space.key, "MinValue": str(space.low), "MaxValue": str(space.high), "ScalingType": scaling}
+    ends = {
+        "Name": space.key,
+        "MinValue": str(space.low),
+        "MaxValue": str(space.high),
+        "ScalingType": scaling,
+    }
     return f"{'Integer' if space.integer else 'Continuous'}ParameterRanges", ends

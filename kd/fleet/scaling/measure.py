@@ -72,7 +72,10 @@ class ScalingPlan:
         found = [Case("ddp", 1, self.batch)]
         for count in self.processes[1:]:
             for strategy in self.strategies:
-                found += [Case(strategy, count, self.batch), Case(strategy, count, self.batch // count)]
+                found += [
+                    Case(strategy, count, self.batch),
+                    Case(strategy, count, self.batch // count),
+                ]
         return found
 
     def run(self, case: Case) -> Run:
@@ -81,16 +84,28 @@ class ScalingPlan:
         Raises:
             UserError: the run has failed; the message has its last line.
         """
-        several = STRATEGIES[case.strategy] if case.processes > 1 else ["trainer.strategy=auto", "optim.zero=false"]
-        given = [f"runs_dir={self.folder}", f"name={case.name}", f"trainer.max_steps={self.steps}",
-                 f"trainer.devices={case.processes}", f"data.batch_size={case.batch}"]  # fmt: skip
+        several = (
+            STRATEGIES[case.strategy]
+            if case.processes > 1
+            else ["trainer.strategy=auto", "optim.zero=false"]
+        )
+        given = [
+            f"runs_dir={self.folder}",
+            f"name={case.name}",
+            f"trainer.max_steps={self.steps}",
+            f"trainer.devices={case.processes}",
+            f"data.batch_size={case.batch}",
+        ]
         env = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(self.threads)}
         log = self.folder / f"{case.name}.log"
         with appended(log) as out:
             process = start_kd_train(
                 [*self.items, *SHORT, *several, *given],
-                stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env,
-            )  # fmt: skip
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=env,
+            )
             try:
                 status = process.wait()
             finally:
@@ -109,15 +124,24 @@ def reading(case: Case, run: Run) -> ShortRun:
         raise UserError(f"{run.folder}: no step was recorded after the first (steps=)")
     middle = {name: percentile([p.get(name, 0.0) for p in steps], 50) for p in steps for name in p}
     parts = {part: sum(middle.get(name, 0.0) for name in PHASES_OF[part]) for part in PARTS}
-    lengths = [sum(p.get(name, 0.0) for of in (*PHASES_OF.values(), ("communication",)) for name in of) for p in steps]
+    lengths = [
+        sum(p.get(name, 0.0) for of in (*PHASES_OF.values(), ("communication",)) for name in of)
+        for p in steps
+    ]
     low, half, high = (percentile(lengths, q) for q in (16, 50, 84))
     memory: dict[str, float] = run.summary.get("memory_mb") or {}
     state = sum(memory.get(name, 0.0) for name in ("student", "gradients", "optimizer"))
     return ShortRun(
-        case.strategy, case.processes, case.batch, parts, middle.get("communication", 0.0),
-        sent_mb=_sent_mb(facts), memory_mb=run.summary.get("peak_memory_mb"), state_mb=state or None,
+        case.strategy,
+        case.processes,
+        case.batch,
+        parts,
+        middle.get("communication", 0.0),
+        sent_mb=_sent_mb(facts),
+        memory_mb=run.summary.get("peak_memory_mb"),
+        state_mb=state or None,
         spread=(high - low) / 2 / half if half else 0.0,
-    )  # fmt: skip
+    )
 
 
 def _sent_mb(facts: Facts) -> float | None:
@@ -129,7 +153,12 @@ def _sent_mb(facts: Facts) -> float | None:
     if len(within) < 3 or facts.processes < 2:
         return None
     rate = sum(s["net_w"] for s in within) / len(within) * 2**20 / 1e6
-    return rate * (ended - began) / (facts.usual_steps[-1]["step"] - facts.usual_steps[0]["step"]) / facts.processes
+    return (
+        rate
+        * (ended - began)
+        / (facts.usual_steps[-1]["step"] - facts.usual_steps[0]["step"])
+        / facts.processes
+    )
 
 
 def ring_times(runs: Sequence[Run]) -> list[tuple[int, float, float]]:

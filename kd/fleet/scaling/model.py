@@ -43,7 +43,11 @@ class ShortRun:
     def slower(self) -> "ShortRun":
         """The same run with each time longer by its steps' spread: one end of what it may have measured."""
         times = 1 + self.spread
-        return replace(self, parts={name: ms * times for name, ms in self.parts.items()}, exposed=self.exposed * times)
+        return replace(
+            self,
+            parts={name: ms * times for name, ms in self.parts.items()},
+            exposed=self.exposed * times,
+        )
 
     @property
     def step_ms(self) -> float:
@@ -70,7 +74,11 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
     each, fixed = linear_regression(x, y) if len({*x}) > 1 else (mean(y) / mean(x), 0.0)
     if each < 0:
         return Line(mean(y), 0.0)
-    return Line(fixed, each) if fixed >= 0 else Line(0.0, sum(a * b for a, b in points) / sum(a * a for a, _ in points))
+    return (
+        Line(fixed, each)
+        if fixed >= 0
+        else Line(0.0, sum(a * b for a, b in points) / sum(a * a for a, _ in points))
+    )
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,9 @@ def fit_talk(points: Sequence[tuple[float, float, float]]) -> Talk:
         talk = Talk(overlap, max(0.0, sum(rest) / len(rest)))
         return sum((talk.shown(r, b) - s) ** 2 for r, b, s in points), talk
 
-    return min((error(step / 50) for step in range(51)), key=lambda found: (found[0], found[1].overlap))[1]
+    return min(
+        (error(step / 50) for step in range(51)), key=lambda found: (found[0], found[1].overlap)
+    )[1]
 
 
 def serial_part(times: Sequence[tuple[int, float]]) -> float:
@@ -173,7 +183,9 @@ class Model:
         """Milliseconds that a process computes for a batch of its own, without communication."""
         return sum(line(batch) for line in self.rates.values())
 
-    def step_ms(self, processes: int, batch: float, machines: int = 1, network: Network | None = None) -> float:
+    def step_ms(
+        self, processes: int, batch: float, machines: int = 1, network: Network | None = None
+    ) -> float:
         """A step of ``processes`` on each of ``machines``, ``batch`` pictures each."""
         if processes * machines == 1:
             return self.compute_ms(batch)
@@ -189,7 +201,10 @@ class Model:
         rates = (1.0, 1.0, 1.0) if network.given else (2.0, 1.0, 0.5)
         rate = [Network(network.gbit * times, True, network.latency_ms) for times in rates]
         best, middle, worst = (self.step_ms(self.processes, batch, machines, r) for r in rate)
-        moved = (other.step_ms(self.processes, batch, machines, rate[1]) - middle for other in self.shaken)
+        moved = (
+            other.step_ms(self.processes, batch, machines, rate[1]) - middle
+            for other in self.shaken
+        )
         spread, error = math.sqrt(sum(ms * ms for ms in moved)), self.error or 0.0
         return max(0.0, best * (1 - error) - spread), middle, worst * (1 + error) + spread
 
@@ -198,7 +213,9 @@ def fit(readings: Sequence[ShortRun], strategy: str, ring: RingCost, gradient_mb
     """The model of one strategy: compute as ``ddp`` has it on a full machine, all beyond it is communication."""
     model = _fit(readings, strategy, ring, gradient_mb)
     shaken = ([r.slower() if r is one else r for r in readings] for one in readings if one.spread)
-    return replace(model, shaken=tuple(_fit(other, strategy, ring, gradient_mb) for other in shaken))
+    return replace(
+        model, shaken=tuple(_fit(other, strategy, ring, gradient_mb) for other in shaken)
+    )
 
 
 def _fit(readings: Sequence[ShortRun], strategy: str, ring: RingCost, gradient_mb: float) -> Model:
@@ -212,7 +229,9 @@ def _fit(readings: Sequence[ShortRun], strategy: str, ring: RingCost, gradient_m
         return r.exposed if strategy == "ddp" else max(0.0, r.step_ms - bare.compute_ms(r.batch))
 
     talking = [PASSES[strategy] * ring.pass_ms(r.processes, gradient_mb) for r in own]
-    talk = fit_talk([(t, rates["backward"](r.batch), shown(r)) for t, r in zip(talking, own, strict=True)])
+    talk = fit_talk(
+        [(t, rates["backward"](r.batch), shown(r)) for t, r in zip(talking, own, strict=True)]
+    )
     fitted = replace(bare, talk=talk)
     error = max(abs(fitted.step_ms(r.processes, r.batch) / r.step_ms - 1) for r in own)
     return replace(fitted, error=error if len(own) > PARAMETERS else None)

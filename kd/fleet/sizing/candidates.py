@@ -55,19 +55,29 @@ class Candidate:
             begun: the model, with the settings as resolved and how it starts.
             own: it is the recipe's own student.
         """
-        params, pixels = count_parameters(begun.model), prod(preprocess_for(begun.model, asked.img_size).size)
+        params, pixels = (
+            count_parameters(begun.model),
+            prod(preprocess_for(begun.model, asked.img_size).size),
+        )
         name, inherits = re.sub(r"\W", "_", name), begun.start == "inherited"
         return cls(name, asked, begun.spec, params, params * pixels, inherits, own)
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes it, by key below ``model.student``."""
         found = {key: getattr(self.asked, key) for key in SETTINGS}
-        return {key: [*value] if isinstance(value, tuple) else value for key, value in found.items()}
+        return {
+            key: [*value] if isinstance(value, tuple) else value for key, value in found.items()
+        }
 
 
-def drawing(spec: StudentSpec, student: Student, key: str = "model.student") -> Callable[[], nn.Module]:
+def drawing(
+    spec: StudentSpec, student: Student, key: str = "model.student"
+) -> Callable[[], nn.Module]:
     """Builds a model of these settings with weights as drawn, for a student's task and classes; picklable."""
-    blank, dense = replace(spec, checkpoint=None, pretrained=False), isinstance(student.model, DenseModel)
+    blank, dense = (
+        replace(spec, checkpoint=None, pretrained=False),
+        isinstance(student.model, DenseModel),
+    )
     return partial(build_model, blank, len(student.classes), key, student.classes, dense=dense)
 
 
@@ -85,17 +95,33 @@ def candidates(
             if unseen := hidden_pixels(begun.model):
                 raise UserError(f"img_sizes: {unseen}")
         own = f"{spec.arch}_own" if spec.arch in archs else spec.arch
-        chosen.append(Candidate.of(own, spec, _begun(spec, student, teacher, "model.student"), own=True))
+        chosen.append(
+            Candidate.of(own, spec, _begun(spec, student, teacher, "model.student"), own=True)
+        )
     for arch, side in product(archs, all_sizes):
-        named = replace(spec, arch=arch, kwargs=kept, img_size=side, checkpoint=None, inherit="auto", builder=None)
+        named = replace(
+            spec,
+            arch=arch,
+            kwargs=kept,
+            img_size=side,
+            checkpoint=None,
+            inherit="auto",
+            builder=None,
+        )
         begun = _begun(named, student, teacher, "archs")
         chosen.append(Candidate.of(f"{arch}_{side}" if sizes else arch, named, begun))
-    problems = {name: not_inheritable(member.model, member) for name, member in teacher.members.items()}
+    problems = {
+        name: not_inheritable(member.model, member) for name, member in teacher.members.items()
+    }
     parent = next((name for name, problem in problems.items() if not problem), None)
     if parent is None and not archs:
-        raise UserError(f"model.teacher: no size can start from its layers: {next(iter(problems.values()))}; "
-                        "archs=NAME,... are scored by a short distillation")  # fmt: skip
-    for part in [] if parent is None else _grid(student, teacher, teacher.members[parent], all_sizes, count):
+        raise UserError(
+            f"model.teacher: no size can start from its layers: {next(iter(problems.values()))}; "
+            "archs=NAME,... are scored by a short distillation"
+        )
+    for part in (
+        [] if parent is None else _grid(student, teacher, teacher.members[parent], all_sizes, count)
+    ):
         chosen += _spread(part, count - len(chosen))
     return sorted(chosen, key=lambda one: (one.cost, one.name))
 
@@ -103,7 +129,9 @@ def candidates(
 def smallest(found: Sequence[Candidate]) -> list[Candidate]:
     """Those that no other one of their architecture undercuts: a budget that is too small for them is so for all."""
     sizes = [(one.spec.arch, one.spec.kwargs.get("depth", inf), one.cost) for one in found]
-    less = [[b[0] == a[0] and b[1] <= a[1] and b[2] <= a[2] and a != b for b in sizes] for a in sizes]
+    less = [
+        [b[0] == a[0] and b[1] <= a[1] and b[2] <= a[2] and a != b for b in sizes] for a in sizes
+    ]
     return [one for one, under in zip(found, less, strict=True) if not any(under)]
 
 
@@ -113,27 +141,46 @@ def _grid(
     """The default sizes; for a larger ``count`` also those between them, and with heads of another size."""
     big = backbone_of(parent.model)
     depth, width, head = len(big.blocks), big.embed_dim, big.blocks[0].attn.head_dim
-    base = replace(cast(StudentSpec, student.spec), checkpoint=None, pretrained=False, inherit=True, builder=None)
+    base = replace(
+        cast(StudentSpec, student.spec),
+        checkpoint=None,
+        pretrained=False,
+        inherit=True,
+        builder=None,
+    )
     if _sized(base, student, teacher, (width, depth, width // head), sizes[0]) is None:
-        base = replace(base, arch=parent.spec.arch, kwargs=dict(parent.spec.kwargs))  # in the teacher's image
+        base = replace(
+            base, arch=parent.spec.arch, kwargs=dict(parent.spec.kwargs)
+        )  # in the teacher's image
     depths = sorted({max(1, round(depth * part)) for part in DEPTHS})
     widths = sorted({_rounded(width * part, width) for part in WIDTHS})
     shapes = [[(w, d, _heads(w, head)[0]) for w in widths for d in depths]]
     if count > len(shapes[0]) * len(sizes):
         between = sorted({*range(64, width + 1, 32), width})
-        more = [(w, d, h) for w in between for d in range(depths[0], depth + 1) for h in _heads(w, head)]
+        more = [
+            (w, d, h) for w in between for d in range(depths[0], depth + 1) for h in _heads(w, head)
+        ]
         shapes.append([shape for shape in more if shape not in shapes[0]])
     parts = []
     for part in shapes:
-        made = [_sized(base, student, teacher, shape, side, len(sizes) > 1) for shape, side in product(part, sizes)]
-        parts.append(sorted((one for one in made if one is not None), key=lambda one: (one.cost, one.name)))
+        made = [
+            _sized(base, student, teacher, shape, side, len(sizes) > 1)
+            for shape, side in product(part, sizes)
+        ]
+        parts.append(
+            sorted((one for one in made if one is not None), key=lambda one: (one.cost, one.name))
+        )
     return parts
 
 
 def _sized(
-    base: StudentSpec, student: Student, teacher: RunTeacher, shape: tuple[int, int, int], side: object,
+    base: StudentSpec,
+    student: Student,
+    teacher: RunTeacher,
+    shape: tuple[int, int, int],
+    side: object,
     several: bool = False,
-) -> Candidate | None:  # fmt: skip
+) -> Candidate | None:
     """One of the grid; None where it can't start from the teacher, or is the recipe's own."""
     width, depth, heads = shape
     kwargs = {**base.kwargs, "embed_dim": width, "depth": depth, "num_heads": heads}
@@ -142,7 +189,11 @@ def _sized(
         begun = _begun(spec, student, teacher, "model.student")
     except ValueError:  # a UserError is one too
         return None
-    if student.spec and student.spec.builder is None and _shape(begun.model) == _shape(student.model):
+    if (
+        student.spec
+        and student.spec.builder is None
+        and _shape(begun.model) == _shape(student.model)
+    ):
         return None
     return Candidate.of(f"w{width}d{depth}h{heads}" + f"_{side}" * several, spec, begun)
 

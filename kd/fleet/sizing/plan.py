@@ -10,7 +10,17 @@ from kd.ship.export.base import find_format
 
 BUDGETS = {"latency_ms": "ms", "mb": "MB", "params_m": "M parameters"}
 RUNTIMES = ("torch", "onnx", "openvino")
-KEYS = (*BUDGETS, "runtime", "int8", "threads", "batch", "archs", "img_sizes", "candidates", "steps")
+KEYS = (
+    *BUDGETS,
+    "runtime",
+    "int8",
+    "threads",
+    "batch",
+    "archs",
+    "img_sizes",
+    "candidates",
+    "steps",
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,9 @@ def plan(request: Request) -> SizingPlan:
         find_format(runtime).check(f"runtime={runtime}", int8)
     archs = tuple(re.findall(r"[^\s,\[\]]+", own.get("archs", "")))
     if "archs" in own and not archs:
-        raise UserError(f"archs: must be names of timm models with commas between, got '{own['archs']}'")
+        raise UserError(
+            f"archs: must be names of timm models with commas between, got '{own['archs']}'"
+        )
     return SizingPlan(
         {key: positive(key, own[key]) for key in BUDGETS if key in own},
         Conditions(runtime, int8, whole_number(own, "threads", 1), whole_number(own, "batch", 1)),

@@ -28,7 +28,9 @@ AT_ONCE = 12  # candidates that inherit together; more take memory
 IN_STEP = 4  # that are distilled in one run, on one teacher's answers: all their activations are in memory
 NEVER = 10**6  # epochs between validations
 TEACHER = "teacher"
-Keep = Callable[[dict[str, dict[str, float]]], None]  # takes scores by candidate as soon as they are known
+Keep = Callable[
+    [dict[str, dict[str, float]]], None
+]  # takes scores by candidate as soon as they are known
 
 
 def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> None:
@@ -38,31 +40,53 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
         module, data = _students(run, part, steps)
         module.begin(cache(data.sample_pictures), data)
         drawn = {one.name for one in part if not one.inherits}  # whose weights say nothing yet
-        found = {name: {} if name in drawn else {"before": value} for name, value in measured(module, data).items()}
+        found = {
+            name: {} if name in drawn else {"before": value}
+            for name, value in measured(module, data).items()
+        }
         keep(found)
         students = module.students.named()
         for start in range(0, len(part) if steps else 0, IN_STEP):
             names = [one.name for one in part[start : start + IN_STEP]]
             module.take(Students({name: students[name] for name in names}))
             trainer = run.cli.instantiate_trainer()
-            with bar(label=f"distilling {', '.join(names)}", unit=" steps", total=trainer.max_steps) as left:
-                show = LambdaCallback(on_train_batch_end=lambda t, *_, left=left: left.update(t.global_step - left.n))
+            with bar(
+                label=f"distilling {', '.join(names)}", unit=" steps", total=trainer.max_steps
+            ) as left:
+                show = LambdaCallback(
+                    on_train_batch_end=lambda t, *_, left=left: left.update(t.global_step - left.n)
+                )
                 trainer.callbacks[:] = [show]  # type: ignore[attr-defined]
                 trainer.fit(module, data)
             after = measured(module, data, teacher=False)
             keep({name: {**found[name], "after": after[name]} for name in names})
 
 
-def _students(run: Run, part: Sequence[Candidate], steps: int) -> tuple[DistillationModule, DistillationDataModule]:
-    each = {one.name: {f"model.student.{key}": v for key, v in one.settings().items()} for one in part}
+def _students(
+    run: Run, part: Sequence[Candidate], steps: int
+) -> tuple[DistillationModule, DistillationDataModule]:
+    each = {
+        one.name: {f"model.student.{key}": v for key, v in one.settings().items()} for one in part
+    }
     for one in part:
         if one.inherits:
-            each[one.name]["model.student.inherit_pictures"] = fitted_on(run.cli.model.student_of_one)
-    run.cli.change({
-        "students": each, "trainer.max_steps": max(1, steps), "trainer.max_epochs": -1, "trainer.devices": 1,
-        "trainer.num_nodes": 1, "trainer.strategy": "auto", "trainer.logger": False, "trainer.callbacks": None,
-        "trainer.check_val_every_n_epoch": NEVER, "trainer.enable_progress_bar": False,
-    })  # fmt: skip
+            each[one.name]["model.student.inherit_pictures"] = fitted_on(
+                run.cli.model.student_of_one
+            )
+    run.cli.change(
+        {
+            "students": each,
+            "trainer.max_steps": max(1, steps),
+            "trainer.max_epochs": -1,
+            "trainer.devices": 1,
+            "trainer.num_nodes": 1,
+            "trainer.strategy": "auto",
+            "trainer.logger": False,
+            "trainer.callbacks": None,
+            "trainer.check_val_every_n_epoch": NEVER,
+            "trainer.enable_progress_bar": False,
+        }
+    )
     for name in ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.trainer.connectors"):
         logging.getLogger(name).setLevel(logging.WARNING)
     run.cli.build()
@@ -87,7 +111,9 @@ def hold_out(module: DistillationModule, data: DistillationDataModule) -> Distil
 
 
 @torch.no_grad()
-def measured(module: DistillationModule, data: DistillationDataModule, teacher: bool = True) -> dict[str, float]:
+def measured(
+    module: DistillationModule, data: DistillationDataModule, teacher: bool = True
+) -> dict[str, float]:
     """The main metric of each student, and of the teacher, in one pass over the pictures."""
     score = _of_answers if split_of(module.student_of_one) == "val" else _of_features
     with evaluating(*module.students.named().values()):
@@ -103,7 +129,9 @@ def _of_answers(
         judge.reset()
     of_teacher = copy.deepcopy(task)
     answering = {name: student.logits for name, student in students.items()}
-    for batch in bar(data.eval_dataloader("val"), label=f"scoring {len(students)} candidates", unit=" batches"):
+    for batch in bar(
+        data.eval_dataloader("val"), label=f"scoring {len(students)} candidates", unit=" batches"
+    ):
         seen = look(batch, task, teacher, answering, module.device)
         if seen is None:
             continue
@@ -117,9 +145,13 @@ def _of_answers(
 def _of_features(
     module: DistillationModule, data: DistillationDataModule, teacher: RunTeacher | None
 ) -> dict[str, float]:
-    models: dict[str, Callable[[Tensor], Tensor]] = {n: s.logits for n, s in module.students.named().items()}
+    models: dict[str, Callable[[Tensor], Tensor]] = {
+        n: s.logits for n, s in module.students.named().items()
+    }
     if teacher is not None and ALL in teacher.members:
         models[TEACHER] = teacher
-    batches = bar(data.eval_dataloader("probe"), label=f"scoring {len(models)} models", unit=" batches")
+    batches = bar(
+        data.eval_dataloader("probe"), label=f"scoring {len(models)} models", unit=" batches"
+    )
     seen = look_at(models, data, batches, module.device)
     return {name: seen.accuracy(name)[module.task.primary] for name in models}

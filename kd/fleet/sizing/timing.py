@@ -45,7 +45,12 @@ class Drawn:
     def prepared(self) -> Prepared:
         """The model with drawn weights and its preprocessing, as an export would have it: uint8 ``(N, H, W, 3)`` in."""
         model, spec = _as_if_trained(self.build().eval()), self.spec
-        return Prepared(model, preprocess_for(model, spec.img_size, False, spec.mean, spec.std), self.size, "nhwc")
+        return Prepared(
+            model,
+            preprocess_for(model, spec.img_size, False, spec.mean, spec.std),
+            self.size,
+            "nhwc",
+        )
 
     def __call__(self) -> Call:
         torch.set_num_threads(self.threads)
@@ -67,7 +72,10 @@ def several(loads: Sequence[Callable[[], Call]]) -> Call:
 
 
 def latencies(
-    candidates: Sequence[Candidate], student: Student, data: DistillationDataModule, given: Conditions
+    candidates: Sequence[Candidate],
+    student: Student,
+    data: DistillationDataModule,
+    given: Conditions,
 ) -> dict[str, dict[str, float]]:
     """By candidate ``latency_ms``, medians of the fastest and the slowest round, and ``mb`` of the exported file."""
     with TemporaryDirectory(prefix="kd-size-") as folder:
@@ -75,7 +83,9 @@ def latencies(
         made = [_export(one, student, data, given, Path(folder) / one.name) for one in shown]
         watch = Stopwatch(partial(several, [load for load, _ in made]), given.threads)
         try:
-            pictures = np.random.RandomState(0).randint(0, 256, (given.batch, *data.size, 3), dtype=np.uint8)
+            pictures = np.random.RandomState(0).randint(
+                0, 256, (given.batch, *data.size, 3), dtype=np.uint8
+            )
             measures = {i: partial(watch.measure, (i, pictures)) for i in range(len(made))}
             with bar(label=f"timing {given}", unit=" turns", total=ROUNDS * len(made)) as turns:
                 timed = in_turns(measures, SECONDS, turns)
@@ -96,13 +106,25 @@ def _export(
         return made, 4e-6 * one.params
     model = made.prepared()
     mean, std = (value.flatten().div(255).tolist() for value in (model.mean, model.std))
-    manifest = Manifest(student.task.answers, one.spec.arch, student.classes, data.size, data.crop_ratio, "nhwc",
-                        mean, std, given.runtime, given.int8)  # fmt: skip
+    manifest = Manifest(
+        student.task.answers,
+        one.spec.arch,
+        student.classes,
+        data.size,
+        data.crop_ratio,
+        "nhwc",
+        mean,
+        std,
+        given.runtime,
+        given.int8,
+    )
 
     def calibration() -> Iterator[np.ndarray]:
         for picture in data.sample_pictures(CALIBRATE):
             yield picture.permute(1, 2, 0)[None].contiguous().numpy()
 
     folder.mkdir()
-    file = find_format(given.runtime).write(ExportJob(model, model.model, manifest, folder, calibration), folder)
+    file = find_format(given.runtime).write(
+        ExportJob(model, model.model, manifest, folder, calibration), folder
+    )
     return partial(open_export, given.runtime, file, given.threads), size_mb(folder)

@@ -70,17 +70,26 @@ def revive(search: Search) -> None:
         like = pruned[wanted]
     else:
         had = f"those are {', '.join(pruned)}" if pruned else "none was stopped early"
-        raise UserError(f"revive: must be best, or a trial that was stopped early, got '{wanted}'; {had}")
+        raise UserError(
+            f"revive: must be best, or a trial that was stopped early, got '{wanted}'; {had}"
+        )
     owner = lock_trial(search.folder_of(like.number))
     if owner is None:
         raise UserError(f"revive: trial {like.number} is running already")
-    job = TrialRun(search.folder_of(like.number), search.plan.config["recipe"], search.free[0], owner)
+    job = TrialRun(
+        search.folder_of(like.number), search.plan.config["recipe"], search.free[0], owner
+    )
     search.wait([job], [[]])
     summary = job.summary()
     if summary.get("status") != "done":
         raise UserError(f"revive: trial {like.number} failed: {job.reason()}")
     values = [objective.value(job.run) for objective in objectives]
-    notes = {"folder": str(job.run), "wall_s": summary["wall_s"], "epochs": summary["epochs"], "revived": like.number}
+    notes = {
+        "folder": str(job.run),
+        "wall_s": summary["wall_s"],
+        "epochs": summary["epochs"],
+        "revived": like.number,
+    }
     search.study.add(like, values, notes)
     say(f"trial {like.number}, trained to its end: {objectives[0].name} {values[0]:.4g}")
 
@@ -95,7 +104,10 @@ def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
     assert best is not None
     jobs, items = [], []
     winner = [f"recipe={plan.folder / BEST}", "--trust"]
-    for name, begin in ((f"trial-{best.number}", winner), ("default", [*plan.items, *search.extra])):
+    for name, begin in (
+        (f"trial-{best.number}", winner),
+        ("default", [*plan.items, *search.extra]),
+    ):
         for seed in seeds:
             folder = plan.folder / "confirm" / f"{name}-seed-{seed}"
             owner = lock_trial(folder)
@@ -107,7 +119,9 @@ def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
     for job in jobs:
         if job.summary().get("status") != "done":
             raise UserError(f"confirm: {job.folder} failed: {job.reason()}")
-    confirmed = [_compared(objective, objective.name, seeds, [objective.value(job.run) for job in jobs])]
+    confirmed = [
+        _compared(objective, objective.name, seeds, [objective.value(job.run) for job in jobs])
+    ]
     metric = objective.name.removeprefix("val/")
     if metric != objective.name and has_test_split(plan):
         found = [evaluate(job.run, TEST, job.slot).get(metric) for job in jobs]
@@ -116,7 +130,9 @@ def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
     return confirmed
 
 
-def _compared(objective: SearchObjective, name: str, seeds: tuple[int, ...], values: list[Any]) -> Confirmation:
+def _compared(
+    objective: SearchObjective, name: str, seeds: tuple[int, ...], values: list[Any]
+) -> Confirmation:
     half = len(seeds)
     return Confirmation(name, objective.maximize, seeds, tuple(values[:half]), tuple(values[half:]))
 
@@ -125,4 +141,8 @@ def has_test_split(plan: SearchPlan) -> bool:
     """Whether the pictures' folder has a ``test`` beside ``train`` and ``val``."""
     source = plan.config["data"]["source"] or {}
     root = str((source.get("init_args") or {}).get("root") or "")
-    return str(source.get("class_path", "")).endswith(".ImageFolder") and bool(root) and ImageFolder(root).has(TEST)
+    return (
+        str(source.get("class_path", "")).endswith(".ImageFolder")
+        and bool(root)
+        and ImageFolder(root).has(TEST)
+    )

@@ -112,7 +112,9 @@ def plan(request: Request) -> SearchPlan:
         UserError: a key or value that no run accepts, nothing to search, or an objective that no run reports.
     """
     own: dict[str, Any] = {**take(request, *KEYS)}
-    spaces_typed = take(request, *(text.split("=")[0] for text in request.overrides if text.startswith("search.")))
+    spaces_typed = take(
+        request, *(text.split("=")[0] for text in request.overrides if text.startswith("search."))
+    )
     searched = {key.removeprefix("search."): text for key, text in spaces_typed.items()}
     given = own | {k: v for k, v in _from_file(request, own, searched).items() if k not in own}
     spaces = [parse(key, text) for key, text in (given.pop("search", None) or searched).items()]
@@ -123,25 +125,46 @@ def plan(request: Request) -> SearchPlan:
     config = run.config
     if config["students"]:
         raise UserError("students: a search trains one student a trial; set students=null")
-    items = [f"recipe={request.recipe}", *(f"config={o}" for o in request.overlays), *request.trusted]
+    items = [
+        f"recipe={request.recipe}",
+        *(f"config={o}" for o in request.overlays),
+        *request.trusted,
+    ]
     objectives = _objectives(given.get("objective"), config, run.cli.trusted)
     several = len(objectives) > 1
-    pruner = str(given.get("pruner") or ("none" if several or not objectives[0].name.startswith("val/") else "asha"))
+    pruner = str(
+        given.get("pruner")
+        or ("none" if several or not objectives[0].name.startswith("val/") else "asha")
+    )
     _check_pruner(pruner, objectives)
     sampler = _one_of("sampler", given.get("sampler") or "tpe", SAMPLERS)
     space = _search_space(spaces, args)
-    if sampler == "grid" and (floats := [s.key for s in space if s.choices is None and not s.integer]):
+    if sampler == "grid" and (
+        floats := [s.key for s in space if s.choices is None and not s.integer]
+    ):
         raise UserError(f"sampler: a grid needs choices or integers; search.{floats[0]} is neither")
     name = str(given.get("name") or "search")
     typed.check_values([("name", name)], keys.schema())
-    limits = {key: positive(key, str(given[key])) for key in ("hours", "trial_hours") if given.get(key) is not None}
+    limits = {
+        key: positive(key, str(given[key]))
+        for key in ("hours", "trial_hours")
+        if given.get(key) is not None
+    }
     return SearchPlan(
-        items=[*items, *request.overrides], config=config, space=space, objectives=objectives,
-        trials=whole_number(given, "trials", 20), jobs=_jobs(given),
-        hours=limits.get("hours"), trial_hours=limits.get("trial_hours"), sampler=sampler, pruner=pruner,
+        items=[*items, *request.overrides],
+        config=config,
+        space=space,
+        objectives=objectives,
+        trials=whole_number(given, "trials", 20),
+        jobs=_jobs(given),
+        hours=limits.get("hours"),
+        trial_hours=limits.get("trial_hours"),
+        sampler=sampler,
+        pruner=pruner,
         folder=folder_of_runs(config["runs_dir"], "kd-tune") / config["recipe"] / "tune" / name,
-        confirm=whole_number(given, "confirm", 0, low=0), revive=str(given["revive"]) if "revive" in given else None,
-    )  # fmt: skip
+        confirm=whole_number(given, "confirm", 0, low=0),
+        revive=str(given["revive"]) if "revive" in given else None,
+    )
 
 
 def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) -> dict[str, Any]:
@@ -158,14 +181,20 @@ def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) 
     files.check_text(content, f"tune: {file}: ")
     for key in content:
         if key not in KEYS and key != "search":
-            raise UserError(f"tune: {file}: no key '{key}'{did_you_mean(str(key), [*KEYS, 'search'], 0.5)}")
-    spaces = {key: space for key, space in flatten(content.get("search", {})).items() if space != {}}
+            raise UserError(
+                f"tune: {file}: no key '{key}'{did_you_mean(str(key), [*KEYS, 'search'], 0.5)}"
+            )
+    spaces = {
+        key: space for key, space in flatten(content.get("search", {})).items() if space != {}
+    }
     if "trust" not in request.flags:
         check_file(file, spaces, request.trust)
     return {**content, "search": {**spaces, **searched}}
 
 
-def _objectives(text: str | None, config: dict[str, Any], trusted: Sequence[str]) -> tuple[SearchObjective, ...]:
+def _objectives(
+    text: str | None, config: dict[str, Any], trusted: Sequence[str]
+) -> tuple[SearchObjective, ...]:
     known = [f"val/{name}" for name in metrics_of(config, trusted)]
     if text is None:
         sign = {"min": "-", "max": "+", None: ""}[config["checkpoint"]["mode"]]
@@ -173,8 +202,10 @@ def _objectives(text: str | None, config: dict[str, Any], trusted: Sequence[str]
     found = tuple(_objective(part.strip()) for part in str(text).split(","))
     for objective in found:
         if objective.name not in (allowed := [*known, *OF_THE_SUMMARY, LATENCY]):
-            raise UserError(f"objective: no run reports '{objective.name}'; it may be {', '.join(allowed)} (- before "
-                            "it: less is better, +: more is), several with commas")  # fmt: skip
+            raise UserError(
+                f"objective: no run reports '{objective.name}'; it may be {', '.join(allowed)} (- before "
+                "it: less is better, +: more is), several with commas"
+            )
     if len({o.name for o in found}) < len(found):
         raise UserError(f"objective: '{text}' names one twice")
     return found
@@ -193,7 +224,9 @@ def _check_pruner(pruner: str, objectives: Sequence[SearchObjective]) -> None:
         raise UserError(f"pruner: {pruner} needs one objective, got several; pruner=none")
     if not objectives[0].name.startswith("val/"):
         name = objectives[0].name
-        raise UserError(f"pruner: {pruner} reads every epoch, but {name} is known at the end; pruner=none")
+        raise UserError(
+            f"pruner: {pruner} reads every epoch, but {name} is known at the end; pruner=none"
+        )
 
 
 def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
@@ -203,11 +236,17 @@ def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
 
 
 def _jobs(given: dict[str, Any]) -> int | TrialShare:
-    share = {key: whole_number(given, key, 0, low=int(key == "cores")) for key in ("cores", "gpus") if key in given}
+    share = {
+        key: whole_number(given, key, 0, low=int(key == "cores"))
+        for key in ("cores", "gpus")
+        if key in given
+    }
     if given.get("jobs") == "ray":
         return TrialShare(**share)
     if share:
-        raise UserError(f"{next(iter(share))}: is a trial's share of a cluster (jobs=ray); jobs=K deals this machine's")
+        raise UserError(
+            f"{next(iter(share))}: is a trial's share of a cluster (jobs=ray); jobs=K deals this machine's"
+        )
     jobs = whole_number(given, "jobs", 1)
     if jobs > cores():
         raise UserError(f"jobs: must be <= {cores()}, the number of cores, got {jobs}")
@@ -218,14 +257,18 @@ def _search_space(spaces: Sequence[Space], args: list[str]) -> tuple[Space, ...]
     """Checks that a run takes every value, and finds the keys that only some choices of another key bring about."""
     ordered: list[Space] = []
     for space in sorted(spaces, key=lambda space: space.key.count(".")):
-        above = next((s for s in reversed(ordered) if space.key.startswith(f"{s.key}.") and s.choices), None)
+        above = next(
+            (s for s in reversed(ordered) if space.key.startswith(f"{s.key}.") and s.choices), None
+        )
         if above is None:
             taken = _taken(args, [], space)
         else:
             under, taken = _under(above, space, args)
             space = replace(space, above=above.key, under=under)
         if space.integer and any(isinstance(value, float) for value in taken):
-            space = replace(space, low=float(space.low), high=float(space.high))  # 0..1 of a number that is no integer
+            space = replace(
+                space, low=float(space.low), high=float(space.high)
+            )  # 0..1 of a number that is no integer
         ordered.append(space)
     return tuple(ordered)
 
@@ -250,7 +293,9 @@ def _taken(args: list[str], chosen: Sequence[tuple[str, Any]], space: Space) -> 
     for example in space.examples():
         items = [f"--{item(key, value)}" for key, value in [*chosen, (space.key, example)]]
         config = flatten(Run([*args, *items]).config)
-        taken.append({key.replace(".init_args.", "."): value for key, value in config.items()}.get(space.key))
+        taken.append(
+            {key.replace(".init_args.", "."): value for key, value in config.items()}.get(space.key)
+        )
     return taken
 
 

@@ -52,10 +52,14 @@ class Runner:
                     return -self._signal
                 self._process = start_kd_train(
                     items,
-                    stdout=opened, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder,
+                    stdout=opened,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    cwd=folder,
                     env=env,
-                    pass_fds=(lock.fileno(),), start_new_session=True,
-                )  # fmt: skip
+                    pass_fds=(lock.fileno(),),
+                    start_new_session=True,
+                )
             return self._process.wait()
 
     def signal(self, number: int) -> None:
@@ -69,12 +73,18 @@ class Runner:
 class RayRun:
     """A run on the cluster, see :class:`kd.fleet.tuning.trials.Process`."""
 
-    def __init__(self, share: TrialShare, items: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
-        kind = ray.remote(Runner).options(num_cpus=share.cores, num_gpus=share.gpus, max_concurrency=3, max_restarts=0)
+    def __init__(
+        self, share: TrialShare, items: Sequence[str], log: Path, env: Mapping[str, str]
+    ) -> None:
+        kind = ray.remote(Runner).options(
+            num_cpus=share.cores, num_gpus=share.gpus, max_concurrency=3, max_restarts=0
+        )
         self._status: int | None = None
         self._runner: Any = kind.remote()
         self._there = self._runner.greet.remote()
-        self._end = self._runner.run.remote(list(items), str(log.resolve()), str(Path.cwd()), dict(env))
+        self._end = self._runner.run.remote(
+            list(items), str(log.resolve()), str(Path.cwd()), dict(env)
+        )
 
     def poll(self) -> int | None:
         """The exit status, None while the run lasts, :data:`LOST` where its machine is gone.
@@ -86,7 +96,9 @@ class RayRun:
             try:
                 self._status = ray.get(self._end)
             except ray.exceptions.RayTaskError as error:  # the folder can't be written there
-                raise UserError(f"jobs: a machine of the cluster can't run a trial: {last_line(error)}") from error
+                raise UserError(
+                    f"jobs: a machine of the cluster can't run a trial: {last_line(error)}"
+                ) from error
             except ray.exceptions.RayError:
                 self._status = LOST
             self._let_go()
@@ -110,7 +122,9 @@ class RayRun:
 class RayPlace(TrialShare):
     """A share of the cluster's cores and GPUs, on whichever machine has it free."""
 
-    def start(self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None) -> RayRun:
+    def start(
+        self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None
+    ) -> RayRun:
         """Asks Ray for a machine and starts the run there; ``owner`` is not used, the lock is one of that machine's."""
         return RayRun(self, items, log, env)
 
@@ -141,9 +155,13 @@ def _init(own: Path) -> None:
             text = f"no Ray cluster at RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {first_line(error)}"
             raise UserError(f"jobs: {text}") from error
         ray.init(
-            "local", num_cpus=cores(), include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+            "local",
+            num_cpus=cores(),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
             _temp_dir=str(own),
-        )  # fmt: skip
+        )
 
 
 def _room(share: TrialShare, accelerator: str) -> list[TrialPlace]:
@@ -151,10 +169,18 @@ def _room(share: TrialShare, accelerator: str) -> list[TrialPlace]:
     with_gpus = accelerator in ("auto", "gpu", "cuda") and any(r.get("GPU") for r in machines)
     gpus = share.gpus if share.gpus is not None else int(with_gpus)
     most = [int(r.get("GPU", 0) // gpus) if gpus else sys.maxsize for r in machines]
-    used = [int(r.get("CPU", 0)) // n for r, n in zip(machines, most, strict=True) if n] if gpus else []
+    used = (
+        [int(r.get("CPU", 0)) // n for r, n in zip(machines, most, strict=True) if n]
+        if gpus
+        else []
+    )
     each = share.cores or max(1, min(used, default=1))
     room = sum(min(int(r.get("CPU", 0)) // each, n) for r, n in zip(machines, most, strict=True))
     if not room:
-        has = ", ".join(f"{r.get('CPU', 0):.0f} cores and {r.get('GPU', 0):.0f} GPUs" for r in machines)
-        raise UserError(f"jobs: no machine of the cluster has {each} core(s) and {gpus} GPU(s) for a trial ({has})")
+        has = ", ".join(
+            f"{r.get('CPU', 0):.0f} cores and {r.get('GPU', 0):.0f} GPUs" for r in machines
+        )
+        raise UserError(
+            f"jobs: no machine of the cluster has {each} core(s) and {gpus} GPU(s) for a trial ({has})"
+        )
     return [RayPlace(each, gpus) for _ in range(room)]

@@ -31,7 +31,10 @@ def chosen(study: Study, plan: SearchPlan) -> Any | None:
     ranges = [max(c) - min(c) or 1.0 for c in columns]
 
     def distance(t: FrozenTrial) -> float:
-        gaps = [(max(c) - s * v) / r for c, s, v, r in zip(columns, signs, t.values, ranges, strict=True)]
+        gaps = [
+            (max(c) - s * v) / r
+            for c, s, v, r in zip(columns, signs, t.values, ranges, strict=True)
+        ]
         return sum(gap**2 for gap in gaps)
 
     return min(front, key=distance)
@@ -45,7 +48,9 @@ def write_best(study: Study, plan: SearchPlan) -> None:
     config = yaml_of(text_of(Path(best.user_attrs["folder"]) / "config.yaml"))
     config["runs_dir"] = plan.config["runs_dir"]
     config["trainer"]["enable_progress_bar"] = plan.config["trainer"]["enable_progress_bar"]
-    found = ", ".join(f"{o.name} {v:.6g}" for o, v in zip(plan.objectives, best.values, strict=True))
+    found = ", ".join(
+        f"{o.name} {v:.6g}" for o, v in zip(plan.objectives, best.values, strict=True)
+    )
     head = f"# Best of {len(study.trials('complete'))} trials: {found} (trial {best.number} of {plan.folder})\n"
     head += "".join(f"#   {item(key, value)}\n" for key, value in best.params.items())
     write_text(plan.folder / BEST, head + yaml.safe_dump(config, sort_keys=False))
@@ -63,12 +68,20 @@ def print_table(study: Study, plan: SearchPlan) -> None:
     title = f"{plan.config['recipe']}: {len(study.trials())} trials in {plan.folder}"
     rows = [row(trial, plan) for trial in ranked(study, plan)[:SHOWN]]
     width = max(100, shutil.get_terminal_size().columns)
-    terminal.print_table(title, columns(plan), rows, left=[space.key for space in plan.space], width=width)
+    terminal.print_table(
+        title, columns(plan), rows, left=[space.key for space in plan.space], width=width
+    )
 
 
 def columns(plan: SearchPlan) -> list[str]:
     """The table's column names; :func:`row` gives the cells."""
-    return ["trial", *(o.name for o in plan.objectives), "epochs", "s", *(space.key for space in plan.space)]
+    return [
+        "trial",
+        *(o.name for o in plan.objectives),
+        "epochs",
+        "s",
+        *(space.key for space in plan.space),
+    ]
 
 
 def row(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
@@ -84,7 +97,12 @@ def row(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
         values = [f"{v:.4g}" for v in trial.values]
     number = f"{attrs['revived']}, to its end" if "revived" in attrs else str(trial.number)
     cells = ["" if attrs.get(name) is None else str(attrs[name]) for name in ("epochs", "wall_s")]
-    return [number, *values, *cells, *(short(trial.params.get(space.key, "")) for space in plan.space)]
+    return [
+        number,
+        *values,
+        *cells,
+        *(short(trial.params.get(space.key, "")) for space in plan.space),
+    ]
 
 
 @dataclass(frozen=True)

@@ -46,17 +46,23 @@ class Running:
 class Search:
     """One process's part in a search; others, here or on other machines, may work in the same folder."""
 
-    def __init__(self, plan: SearchPlan, free: Sequence[TrialPlace], changed: Callable[["Search"], None]) -> None:
+    def __init__(
+        self, plan: SearchPlan, free: Sequence[TrialPlace], changed: Callable[["Search"], None]
+    ) -> None:
         self.plan, self.changed = plan, changed
         make_folder(plan.folder)
         self.lock = FileLock(plan.folder / "ask.lock")
         with self.lock:
             directions = [objective.direction for objective in plan.objectives]
-            self.study = Study(plan.folder, directions, plan.sampler, plan.pruner, plan.epochs, plan.config["seed"])
+            self.study = Study(
+                plan.folder, directions, plan.sampler, plan.pruner, plan.epochs, plan.config["seed"]
+            )
             now = plan.settings()
             if changed_one := difference(self.study.begun_with(now), now):
-                raise UserError(f"name: the search in {plan.folder} was begun with {changed_one}; give the same "
-                                "settings to resume it, or name=OTHER to begin another")  # fmt: skip
+                raise UserError(
+                    f"name: the search in {plan.folder} was begun with {changed_one}; give the same "
+                    "settings to resume it, or name=OTHER to begin another"
+                )
         self.free, self.places = list(free), len(free)
         self.running: list[Running] = []
         self.going: list[TrialRun] = []
@@ -97,7 +103,9 @@ class Search:
         failed = self.study.trials("failed")
         if len(failed) >= MAKES_THE_RULE and not self.study.trials("complete", "pruned"):
             self._end_all("the first trials failed")
-            raise UserError(f"the first {len(failed)} trials failed, the last: {failed[-1].user_attrs.get('reason')}")
+            raise UserError(
+                f"the first {len(failed)} trials failed, the last: {failed[-1].user_attrs.get('reason')}"
+            )
         return False
 
     def folder_of(self, number: int) -> Path:
@@ -111,7 +119,9 @@ class Search:
             if next_one is None:
                 return
             trial, chosen, owner = next_one
-            job = TrialRun(self.folder_of(trial.number), self.plan.config["recipe"], self.free.pop(0), owner)
+            job = TrialRun(
+                self.folder_of(trial.number), self.plan.config["recipe"], self.free.pop(0), owner
+            )
             values = [item(key, value) for key, value in chosen.items()]
             self.running.append(Running(trial, chosen, job))
             job.begin([*self.plan.items, *self.extra, *values])
@@ -135,7 +145,10 @@ class Search:
         for running in list(self.running):
             ended = running.job.status is not None  # read before the metrics, which are whole then
             self._report(running)
-            if self.plan.trial_hours and time.monotonic() - running.job.began > 3600 * self.plan.trial_hours:
+            if (
+                self.plan.trial_hours
+                and time.monotonic() - running.job.began > 3600 * self.plan.trial_hours
+            ):
                 running.job.stop(TOO_LONG)
             if ended and not self._goes_on(running.job):
                 self._end(running)
@@ -153,14 +166,24 @@ class Search:
             if epoch in known:
                 continue
             running.trial.report(value, epoch)
-            if epoch < self.plan.epochs and not running.job.stopped and running.trial.should_prune():
+            if (
+                epoch < self.plan.epochs
+                and not running.job.stopped
+                and running.trial.should_prune()
+            ):
                 running.job.stop("pruned")
 
     def _end(self, running: Running) -> None:
         job, summary = running.job, running.job.summary()
         by_signal = job.status in (130, 143, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL)
-        notes = {"folder": str(job.run), "wall_s": summary.get("wall_s"), "epochs": summary.get("epochs")}
-        whole = summary.get("status") == "done" and not (self.plan.wants_latency and not job.has_latency)
+        notes = {
+            "folder": str(job.run),
+            "wall_s": summary.get("wall_s"),
+            "epochs": summary.get("epochs"),
+        }
+        whole = summary.get("status") == "done" and not (
+            self.plan.wants_latency and not job.has_latency
+        )
         if job.status == 0 and whole:
             values = [objective.value(job.run) for objective in self.plan.objectives]
             self.study.tell(running.trial, "complete", values, notes)
@@ -174,7 +197,9 @@ class Search:
         self.free.append(job.slot)
         job.owner.close()
         if job.stopped in ("", "pruned", TOO_LONG):
-            self.seconds.append(max(time.monotonic() - job.began, summary.get("wall_s") or 0.0))  # it may be resumed
+            self.seconds.append(
+                max(time.monotonic() - job.began, summary.get("wall_s") or 0.0)
+            )  # it may be resumed
             say(self.line(running))
             self.changed(self)
 
@@ -186,7 +211,9 @@ class Search:
             value = trial.user_attrs["reason"]
         else:
             numbers = trial.values or list(trial.intermediate_values.values())[-1:]
-            value = ", ".join(f"{o.name} {v:.4g}" for o, v in zip(self.plan.objectives, numbers, strict=False))
+            value = ", ".join(
+                f"{o.name} {v:.4g}" for o, v in zip(self.plan.objectives, numbers, strict=False)
+            )
         chosen = " ".join(f"{key}={short(v)}" for key, v in running.chosen.items())
         return f"trial {trial.number}: {state}{value} ({chosen}); {self.progress()}"
 
@@ -196,11 +223,15 @@ class Search:
         ended, total = len(done), self.plan.trials
         best = self.study.best()
         so_far = f", best trial {best[0].number}" if best else ""
-        took = self.seconds or [t.user_attrs["wall_s"] for t in done if t.user_attrs.get("wall_s")]  # before a resume
+        took = self.seconds or [
+            t.user_attrs["wall_s"] for t in done if t.user_attrs.get("wall_s")
+        ]  # before a resume
         left = statistics.mean(took) * max(0, total - ended) / self.places if took else math.inf
         if self.plan.hours is not None:
             left = min(left, max(0.0, 3600 * self.plan.hours - (time.monotonic() - self.began)))
-        return f"{ended} of {total} ended{so_far}" + (f", about {duration(left)} left" if math.isfinite(left) else "")
+        return f"{ended} of {total} ended{so_far}" + (
+            f", about {duration(left)} left" if math.isfinite(left) else ""
+        )
 
     def _end_all(self, why: str) -> None:
         """Stops all trials and waits until they have saved: no process is left over."""

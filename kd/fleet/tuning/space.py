@@ -41,7 +41,10 @@ class Space:
     @property
     def labels(self) -> list[Any]:
         """The choices as a storage takes them: what is no plain value is written as JSON."""
-        return [c if isinstance(c, str | int | float | bool) else json.dumps(c) for c in self.choices or ()]
+        return [
+            c if isinstance(c, str | int | float | bool) else json.dumps(c)
+            for c in self.choices or ()
+        ]
 
     def examples(self) -> list[Any]:
         """Values that show whether the configuration takes it: all choices, or both ends."""
@@ -80,7 +83,9 @@ def parse(key: str, text: object) -> Space:
         raise UserError(wrong)
     low, high = ends if all(isinstance(end, int) for end in ends) else map(float, ends)
     if not low < high:
-        raise UserError(f"search.{key}: an empty range, {text}: the first number must be below the second")
+        raise UserError(
+            f"search.{key}: an empty range, {text}: the first number must be below the second"
+        )
     if log and low <= 0:
         raise UserError(f"search.{key}: a log scale begins above 0, got {text}")
     return Space(key, None, low, high, log)

@@ -40,7 +40,13 @@ class Study:
     """
 
     def __init__(
-        self, folder: Path, directions: Sequence[str], sampler: str, pruner: str, epochs: int, seed: int
+        self,
+        folder: Path,
+        directions: Sequence[str],
+        sampler: str,
+        pruner: str,
+        epochs: int,
+        seed: int,
     ) -> None:
         journal = str(file_for(folder / JOURNAL))
         storage = JournalStorage(JournalFileBackend(journal, _WholeLines(journal)))
@@ -65,7 +71,9 @@ class Study:
 
     def trials(self, *states: str) -> list[Any]:
         """Trials so far: all, or those in the given states (``running``, ``complete``, ``pruned``, ``failed``)."""
-        return self.study.get_trials(deepcopy=False, states=tuple(_STATES[s] for s in states) or None)
+        return self.study.get_trials(
+            deepcopy=False, states=tuple(_STATES[s] for s in states) or None
+        )
 
     def ask(self, spaces: Sequence[Space]) -> tuple[Trial, dict[str, Any]]:
         """A new trial, and its values by key as the sampler chooses them."""
@@ -86,7 +94,9 @@ class Study:
         """
         return next(t for t in self.trials() if t.number == number)
 
-    def tell(self, trial: Trial, state: Finished, values: Sequence[float] | None, notes: dict[str, Any]) -> None:
+    def tell(
+        self, trial: Trial, state: Finished, values: Sequence[float] | None, notes: dict[str, Any]
+    ) -> None:
         """Records a trial's end.
 
         Args:
@@ -108,7 +118,9 @@ class Study:
             notes: kept with it, by name.
         """
         same: Any = {"params": like.params, "distributions": like.distributions}
-        self.study.add_trial(optuna.trial.create_trial(values=list(values), user_attrs=notes, **same))
+        self.study.add_trial(
+            optuna.trial.create_trial(values=list(values), user_attrs=notes, **same)
+        )
 
     def best(self) -> list[Any]:
         """The best finished trial; with several objectives the Pareto front."""
@@ -119,13 +131,21 @@ class Study:
         done = self.trials("complete")
         if len(done) < 4:
             return {}
-        target: Callable[[Any], float] | None = (lambda t: t.values[0]) if len(self.study.directions) > 1 else None
+        target: Callable[[Any], float] | None = (
+            (lambda t: t.values[0]) if len(self.study.directions) > 1 else None
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the page has a note on few trials
             evaluator = optuna.importance.PedAnovaImportanceEvaluator()
             try:
-                return optuna.importance.get_param_importances(self.study, evaluator=evaluator, target=target)
-            except (ValueError, RuntimeError, ZeroDivisionError):  # all values alike, no parameter common to all
+                return optuna.importance.get_param_importances(
+                    self.study, evaluator=evaluator, target=target
+                )
+            except (
+                ValueError,
+                RuntimeError,
+                ZeroDivisionError,
+            ):  # all values alike, no parameter common to all
                 return {}
 
 
@@ -144,13 +164,17 @@ class _WholeLines(JournalFileSymlinkLock):
 
 # of a seed; none unpickles what a journal holds, as Optuna's CmaEsSampler does: a journal may be a stranger's
 SAMPLERS: dict[str, Callable[[int], Any]] = {
-    "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True),
+    "tpe": lambda seed: optuna.samplers.TPESampler(
+        seed=seed, multivariate=True, group=True, constant_liar=True
+    ),
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
     "grid": lambda seed: optuna.samplers.BruteForceSampler(seed=seed),
 }
 PRUNERS: dict[str, Callable[[int], Any]] = {  # of the epochs of a whole trial
     "none": lambda epochs: optuna.pruners.NopPruner(),
-    "asha": lambda epochs: optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
+    "asha": lambda epochs: optuna.pruners.SuccessiveHalvingPruner(
+        min_resource=1, reduction_factor=3
+    ),
     "hyperband": lambda epochs: optuna.pruners.HyperbandPruner(1, max(epochs, 3), 3),
     "median": lambda epochs: optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
 }

@@ -42,7 +42,9 @@ class Process(Protocol):
 class TrialPlace(Protocol):
     """The share of a machine that one trial uses alone."""
 
-    def start(self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None) -> Process:
+    def start(
+        self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None
+    ) -> Process:
         """Starts ``kd-train`` (or the command that the first item names)."""
 
 
@@ -57,10 +59,16 @@ class Slot:
 
     def variables(self) -> dict[str, str]:
         """Environment of the run: its GPUs, and as many OpenMP threads as it has cores unless the user has set them."""
-        threads = {} if "OMP_NUM_THREADS" in os.environ or not self.cores else {"OMP_NUM_THREADS": str(len(self.cores))}
+        threads = (
+            {}
+            if "OMP_NUM_THREADS" in os.environ or not self.cores
+            else {"OMP_NUM_THREADS": str(len(self.cores))}
+        )
         return threads | ({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {})
 
-    def start(self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None) -> Process:
+    def start(
+        self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None
+    ) -> Process:
         """Starts ``kd-train`` on the slot's cores and GPUs, in a session of its own.
 
         Args:
@@ -72,10 +80,13 @@ class Slot:
         with appended(log) as opened:
             process = start_kd_train(
                 items,
-                stdout=opened, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                stdout=opened,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
                 env={**self.variables(), **env},
-                pass_fds=() if owner is None else (owner.fileno(),), start_new_session=True,
-            )  # fmt: skip
+                pass_fds=() if owner is None else (owner.fileno(),),
+                start_new_session=True,
+            )
         if self.cores:
             with suppress(OSError):  # it has ended already
                 os.sched_setaffinity(process.pid, self.cores)
@@ -85,7 +96,10 @@ class Slot:
 def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
     """This machine in ``jobs`` shares; with fewer GPUs than jobs, several shares have the same GPU."""
     cores = core_ids() or []
-    return [Slot(tuple(cores[i::jobs]), tuple(gpus[i % min(jobs, len(gpus) or 1) :: jobs])) for i in range(jobs)]
+    return [
+        Slot(tuple(cores[i::jobs]), tuple(gpus[i % min(jobs, len(gpus) or 1) :: jobs]))
+        for i in range(jobs)
+    ]
 
 
 def gpus_of(accelerator: str) -> list[str]:
@@ -184,11 +198,15 @@ class TrialRun:
         if self.has_latency or self.timed:
             return False
         self.timed = True
-        self._start(["latency", str(self.run), "runtime=torch", "batch=1", "threads=1", "seconds=1"])
+        self._start(
+            ["latency", str(self.run), "runtime=torch", "batch=1", "threads=1", "seconds=1"]
+        )
         return True
 
     def _start(self, items: Sequence[str]) -> None:
-        env = {FOLDER: str(self.folder.parents[1].resolve() / "preflight")}  # the teacher's scores, for all trials
+        env = {
+            FOLDER: str(self.folder.parents[1].resolve() / "preflight")
+        }  # the teacher's scores, for all trials
         self.process = self.slot.start(items, self.folder / LOG, env, self.owner)
 
     def stop(self, why: str) -> None:
@@ -207,7 +225,12 @@ class TrialRun:
     def status(self) -> int | None:
         """The exit status, None while it runs. Reading it kills a run that won't stop, and restarts a lost one."""
         status = 0 if self.process is None else self.process.poll()
-        if self.process and status is None and self.stopped and time.monotonic() > self.stopped_at + self.patience_s:
+        if (
+            self.process
+            and status is None
+            and self.stopped
+            and time.monotonic() > self.stopped_at + self.patience_s
+        ):
             self.process.send_signal(signal.SIGKILL)
         if status != LOST:
             return status
@@ -229,7 +252,11 @@ class TrialRun:
         status = self.status or 0
         if status == 1 and self.process and self.process.poll() == LOST:
             return f"it lost its machine {MOST_LOST + 1} times"
-        return f"killed by {signal.Signals(-status).name}" if status < 0 else reason_in(self.folder / LOG)
+        return (
+            f"killed by {signal.Signals(-status).name}"
+            if status < 0
+            else reason_in(self.folder / LOG)
+        )
 
 
 def evaluate(run: Path, split: str, slot: TrialPlace) -> dict[str, float]:

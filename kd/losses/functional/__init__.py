@@ -27,7 +27,14 @@ from kd.losses.functional.logits import (
     topk_kd_loss,
     wsld_loss,
 )
-from kd.losses.functional.relations import cka_loss, crd_loss, rkd_angle_loss, rkd_distance_loss, rkd_loss, sp_loss
+from kd.losses.functional.relations import (
+    cka_loss,
+    crd_loss,
+    rkd_angle_loss,
+    rkd_distance_loss,
+    rkd_loss,
+    sp_loss,
+)
 from kd.losses.functional.targets import hadamard, phi_s, teacher_shares
 
 __all__ = [

@@ -21,9 +21,12 @@ def _valid(logits: Tensor, target: Tensor | None, ignore_index: int | None) -> T
 
 
 def pixel_kd_loss(
-    student_logits: Tensor, teacher_logits: Tensor, target: Tensor | None = None, temperature: float = 1.0,
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    target: Tensor | None = None,
+    temperature: float = 1.0,
     ignore_index: int | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Per-pixel KD: ``T^2 * mean over valid pixels of KL(teacher || student)``, the softmax over classes.
 
     Source: Liu et al., Structured Knowledge Distillation for Dense Prediction, arXiv 1903.04197, equation 1, with the
@@ -51,9 +54,12 @@ def pixel_kd_loss(
 
 
 def cwd_loss(
-    student_logits: Tensor, teacher_logits: Tensor, target: Tensor | None = None, temperature: float = 4.0,
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    target: Tensor | None = None,
+    temperature: float = 4.0,
     ignore_index: int | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Channel-wise distillation: ``T^2 / (N C) * sum KL`` of the softmax **over positions**, one a channel.
 
     Source: Shu et al., Channel-wise Knowledge Distillation for Dense Prediction, arXiv 2011.13256, equations 2 and 3.
@@ -77,7 +83,10 @@ def cwd_loss(
     positive("temperature", temperature)
     valid = _valid(student_logits, target, ignore_index).flatten(1)[:, None]
     log_p, log_q = (
-        F.log_softmax((wide(x).flatten(2) / temperature).masked_fill(~valid, torch.finfo(torch.float32).min), dim=2)
+        F.log_softmax(
+            (wide(x).flatten(2) / temperature).masked_fill(~valid, torch.finfo(torch.float32).min),
+            dim=2,
+        )
         for x in (student_logits, teacher_logits.detach())
     )
     divergence = ((log_q.exp() * (log_q - log_p)) * valid).sum(dim=2)
@@ -106,9 +115,11 @@ def pairwise_loss(student_features: Tensor, teacher_features: Tensor, grid: int 
     """
     positive("grid", grid)
     height, width = (
-        min(grid, *sides) for sides in zip(student_features.shape[2:], teacher_features.shape[2:], strict=True)
+        min(grid, *sides)
+        for sides in zip(student_features.shape[2:], teacher_features.shape[2:], strict=True)
     )
     student, teacher = (
-        cosines(F.adaptive_avg_pool2d(wide(x), (height, width))) for x in (student_features, teacher_features.detach())
+        cosines(F.adaptive_avg_pool2d(wide(x), (height, width)))
+        for x in (student_features, teacher_features.detach())
     )
     return (student - teacher).square().mean()

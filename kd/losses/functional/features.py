@@ -8,7 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kd.losses.functional._checks import directions, matmul, positive, rounding, same_grid, same_shape, wide
+from kd.losses.functional._checks import (
+    directions,
+    matmul,
+    positive,
+    rounding,
+    same_grid,
+    same_shape,
+    wide,
+)
 
 
 def hint_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
@@ -96,7 +104,9 @@ def hcl_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
         if size >= student.shape[2]:
             continue
         weight /= 2
-        pooled = F.mse_loss(F.adaptive_avg_pool2d(student, size), F.adaptive_avg_pool2d(teacher, size))
+        pooled = F.mse_loss(
+            F.adaptive_avg_pool2d(student, size), F.adaptive_avg_pool2d(teacher, size)
+        )
         loss, total = loss + weight * pooled, total + weight
     return loss / total
 
@@ -121,7 +131,10 @@ def pkd_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     True
     """
     same_shape(student_features, teacher_features, "features")
-    student, teacher = _per_channel(wide(student_features)), _per_channel(wide(teacher_features.detach()))
+    student, teacher = (
+        _per_channel(wide(student_features)),
+        _per_channel(wide(teacher_features.detach())),
+    )
     return F.mse_loss(student, teacher) / 2
 
 
@@ -176,7 +189,9 @@ def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     same_shape(student_features, teacher_features, "features")
     channels = 1 if student_features.ndim == 4 else -1
     student, teacher = wide(student_features), wide(teacher_features.detach())
-    similarity = F.cosine_similarity(student, teacher, dim=channels) * (student != 0).any(dim=channels)
+    similarity = F.cosine_similarity(student, teacher, dim=channels) * (student != 0).any(
+        dim=channels
+    )
     return 1 - similarity.flatten(1).mean(dim=1) if similarity.ndim > 1 else 1 - similarity
 
 
@@ -204,7 +219,9 @@ def smooth_l1_loss(student_features: Tensor, teacher_features: Tensor, beta: flo
     return F.smooth_l1_loss(student, teacher, beta=beta, reduction="none").flatten(1).mean(dim=1)
 
 
-def gram_kl_loss(student_features: Tensor, teacher_features: Tensor, temperature: float = 0.07) -> Tensor:
+def gram_kl_loss(
+    student_features: Tensor, teacher_features: Tensor, temperature: float = 0.07
+) -> Tensor:
     """Divergence of how each position of a map attends to all others, by cosine.
 
     With ``S`` the ``(L, L)`` cosines between the positions of one picture: the mean over rows of ``KL(softmax(S_t / T)
@@ -229,7 +246,8 @@ def gram_kl_loss(student_features: Tensor, teacher_features: Tensor, temperature
     same_grid(student_features, teacher_features)
     positive("temperature", temperature)
     log_p, log_q = (
-        (cosines(wide(x)) / temperature).log_softmax(dim=2) for x in (student_features, teacher_features.detach())
+        (cosines(wide(x)) / temperature).log_softmax(dim=2)
+        for x in (student_features, teacher_features.detach())
     )
     return F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(dim=2).mean(dim=1)
 

@@ -15,7 +15,10 @@ from kd.losses.functional._checks import directions, matmul, positive, rounding,
 
 
 def kd_loss(
-    student_logits: Tensor, teacher_logits: Tensor, temperature: float, teacher_temperature: float | None = None
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float,
+    teacher_temperature: float | None = None,
 ) -> Tensor:
     """Hinton's knowledge distillation: ``T^2 * mean_b sum_c p_t (log p_t - log p_s)``, both at temperature ``T``.
 
@@ -45,12 +48,16 @@ def kd_loss(
     if teacher_temperature is None:
         teacher_temperature = temperature
     positive("teacher_temperature", teacher_temperature)
-    return temperature * teacher_temperature * kl_per_position(
-        student_logits, teacher_logits, temperature, teacher_temperature
-    ).mean()  # fmt: skip
+    return (
+        temperature
+        * teacher_temperature
+        * kl_per_position(student_logits, teacher_logits, temperature, teacher_temperature).mean()
+    )
 
 
-def topk_kd_loss(student_logits: Tensor, values: Tensor, indices: Tensor, tail: Tensor, temperature: float) -> Tensor:
+def topk_kd_loss(
+    student_logits: Tensor, values: Tensor, indices: Tensor, tail: Tensor, temperature: float
+) -> Tensor:
     """Hinton's loss where only the teacher's k largest logits are known: all other classes count as one.
 
     With ``r`` the teacher's probability of all other classes together (at ``T``), against :func:`kd_loss`:
@@ -79,8 +86,12 @@ def topk_kd_loss(student_logits: Tensor, values: Tensor, indices: Tensor, tail: 
     log_student = F.log_softmax(wide(student_logits) / temperature, dim=1)
     rest = log_student.scatter(1, indices, -torch.inf).logsumexp(1, keepdim=True)
     log_p_student = torch.cat([log_student.gather(1, indices), rest], 1)
-    log_p_teacher = F.log_softmax(torch.cat([wide(values) / temperature, tail[:, None]], 1).detach(), dim=1)
-    divergence = F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True).sum(dim=1)
+    log_p_teacher = F.log_softmax(
+        torch.cat([wide(values) / temperature, tail[:, None]], 1).detach(), dim=1
+    )
+    divergence = F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True).sum(
+        dim=1
+    )
     return temperature**2 * divergence.mean()
 
 
@@ -114,9 +125,13 @@ def hard_kd_loss(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
 
 def dkd_loss(
-    student_logits: Tensor, teacher_logits: Tensor, target: Tensor, alpha: float = 1.0, beta: float = 8.0,
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    target: Tensor,
+    alpha: float = 1.0,
+    beta: float = 8.0,
     temperature: float = 4.0,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Decoupled KD: ``T^2 * mean_b (alpha * TCKD + beta * NCKD)``.
 
     TCKD is the divergence of (target, all others), NCKD that among the others, renormalised. Source: Zhao et al.,
@@ -159,7 +174,9 @@ def _is_target(target: Tensor, logits: Tensor, loss: str) -> Tensor:
         raise ValueError(f"student_logits must have >= 3 classes for {loss}, got {logits.shape[1]}")
     if target.is_floating_point():
         shape = tuple(target.shape)
-        raise ValueError(f"target must hold class ids (N,) for {loss}, got probabilities of shape {shape}")
+        raise ValueError(
+            f"target must hold class ids (N,) for {loss}, got probabilities of shape {shape}"
+        )
     return torch.zeros_like(logits, dtype=torch.bool).scatter(1, target[:, None], True)
 
 
@@ -172,7 +189,11 @@ def _decouple(logits: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def dist_loss(
-    student_logits: Tensor, teacher_logits: Tensor, beta: float = 1.0, gamma: float = 1.0, temperature: float = 1.0
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    beta: float = 1.0,
+    gamma: float = 1.0,
+    temperature: float = 1.0,
 ) -> Tensor:
     """DIST: ``T^2 * (beta * (1 - mean row correlation) + gamma * (1 - mean column correlation))``.
 
@@ -206,7 +227,10 @@ def dist_loss(
 
 def _correlation(a: Tensor, b: Tensor, dim: int) -> Tensor:
     """Pearson's over ``dim``; 0, without a gradient, where either is constant."""
-    a, b = (directions(x - x.mean(dim=dim, keepdim=True), dim, eps=1e-8, noise=rounding(x, dim)) for x in (a, b))
+    a, b = (
+        directions(x - x.mean(dim=dim, keepdim=True), dim, eps=1e-8, noise=rounding(x, dim))
+        for x in (a, b)
+    )
     return (a * b).sum(dim=dim)
 
 
@@ -238,7 +262,11 @@ def standardize_logits(logits: Tensor) -> Tensor:
 
 
 def nkd_loss(
-    student_logits: Tensor, teacher_logits: Tensor, target: Tensor, gamma: float = 1.5, temperature: float = 1.0
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    target: Tensor,
+    gamma: float = 1.5,
+    temperature: float = 1.0,
 ) -> Tensor:
     """Normalised KD: ``-mean_b [p_t(y) log p_s(y) + gamma T^2 sum_{c != y} q_t(c) log q_s(c)]``.
 
@@ -271,7 +299,9 @@ def nkd_loss(
     return -(in_t.exp() * in_s + gamma * temperature**2 * others).mean()
 
 
-def wsld_loss(student_logits: Tensor, teacher_logits: Tensor, target: Tensor, temperature: float = 2.0) -> Tensor:
+def wsld_loss(
+    student_logits: Tensor, teacher_logits: Tensor, target: Tensor, temperature: float = 2.0
+) -> Tensor:
     """Weighted soft labels: ``T^2 * mean_b w_b KL_b`` with ``w_b = 1 - exp(-CE_s / CE_t)``.
 
     The weight, without gradient and at temperature 1, trusts the teacher less on pictures that the student already
@@ -297,11 +327,16 @@ def wsld_loss(student_logits: Tensor, teacher_logits: Tensor, target: Tensor, te
     own = F.cross_entropy(student.detach(), target, reduction="none")
     teacher_loss = F.cross_entropy(teacher, target, reduction="none")
     trust = -torch.expm1(-own / teacher_loss.clamp_min(1e-7))
-    return temperature**2 * (trust * kl_per_position(student, teacher, temperature, temperature)).mean()
+    return (
+        temperature**2
+        * (trust * kl_per_position(student, teacher, temperature, temperature)).mean()
+    )
 
 
 def mlkd_loss(
-    student_logits: Tensor, teacher_logits: Tensor, temperatures: Sequence[float] = (2.0, 3.0, 4.0, 5.0, 6.0)
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperatures: Sequence[float] = (2.0, 3.0, 4.0, 5.0, 6.0),
 ) -> Tensor:
     """Multi-level logit distillation: the mean over temperatures of an instance, a batch and a class term.
 
@@ -346,7 +381,9 @@ def _squared_norm(p: Tensor, q: Tensor) -> Tensor:
     return (squares + 2 * own * other.T).sum()
 
 
-def binary_kd_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0) -> Tensor:
+def binary_kd_loss(
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0
+) -> Tensor:
     """KD of independent yes/no answers: ``T^2 * mean_b sum_c KL(Bernoulli(t/T) || Bernoulli(s/T))``.
 
     For labels that do not exclude each other. Source: Yang et al., Multi-Label Knowledge Distillation, arXiv
@@ -366,7 +403,10 @@ def binary_kd_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: 
     """
     same_shape(student_logits, teacher_logits, "logits")
     positive("temperature", temperature)
-    student, teacher = wide(student_logits) / temperature, wide(teacher_logits.detach()) / temperature
+    student, teacher = (
+        wide(student_logits) / temperature,
+        wide(teacher_logits.detach()) / temperature,
+    )
     yes = teacher.sigmoid() * (F.logsigmoid(teacher) - F.logsigmoid(student))
     no = (-teacher).sigmoid() * (F.logsigmoid(-teacher) - F.logsigmoid(-student))
     return temperature**2 * (yes + no).flatten(1).sum(dim=1).mean()

@@ -13,8 +13,10 @@ from kd.losses.functional._checks import directions, matmul, positive, wide
 
 def _embeddings(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
     if len(student) != len(teacher):
-        raise ValueError(f"student_features and teacher_features must have one batch size, got {len(student)} "
-                         f"and {len(teacher)}")  # fmt: skip
+        raise ValueError(
+            f"student_features and teacher_features must have one batch size, got {len(student)} "
+            f"and {len(teacher)}"
+        )
     return wide(student).flatten(1), wide(teacher.detach()).flatten(1)
 
 
@@ -40,7 +42,9 @@ def rkd_distance_loss(student_features: Tensor, teacher_features: Tensor) -> Ten
 
 
 def _distances(x: Tensor) -> Tensor:
-    distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")  # by products: noise near zero
+    distances = torch.cdist(
+        x, x, compute_mode="donot_use_mm_for_euclid_dist"
+    )  # by products: noise near zero
     positives = distances > 0
     mean = (distances * positives).sum() / positives.sum().clamp_min(1)
     return distances / torch.where(mean > 0, mean, torch.ones_like(mean))
@@ -48,7 +52,7 @@ def _distances(x: Tensor) -> Tensor:
 
 def rkd_angle_loss(
     student_features: Tensor, teacher_features: Tensor, vertices: slice | None = None
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """RKD's angle term: smooth L1 between the cosines of the angles of all triplets.
 
     Source: Park et al., arXiv 1904.05068, equations 8 and 9. The mean over all triplets, N^2 for each of ``vertices``
@@ -66,7 +70,9 @@ def rkd_angle_loss(
     >>> rkd_angle_loss(2 * x, x)
     tensor(0.)
     """
-    student, teacher = (_angles(x, vertices) for x in _embeddings(student_features, teacher_features))
+    student, teacher = (
+        _angles(x, vertices) for x in _embeddings(student_features, teacher_features)
+    )
     return F.smooth_l1_loss(student, teacher)
 
 
@@ -102,7 +108,9 @@ def rkd_loss(
     tensor(0.)
     """
     distance = rkd_distance_loss(student_features, teacher_features)
-    return distance_weight * distance + angle_weight * rkd_angle_loss(student_features, teacher_features, vertices)
+    return distance_weight * distance + angle_weight * rkd_angle_loss(
+        student_features, teacher_features, vertices
+    )
 
 
 def sp_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
@@ -120,7 +128,9 @@ def sp_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     >>> sp_loss(torch.eye(2), 3 * torch.eye(2))
     tensor(0.)
     """
-    student, teacher = (directions(matmul(x, x.T), dim=1) for x in _embeddings(student_features, teacher_features))
+    student, teacher = (
+        directions(matmul(x, x.T), dim=1) for x in _embeddings(student_features, teacher_features)
+    )
     return (student - teacher).square().mean()
 
 

@@ -35,7 +35,9 @@ def _signs(order: int) -> Tensor:
     if order == 2:
         return two
     if order % 4:
-        raise ValueError(f"no Hadamard matrix has the order {order}: it must be 1, 2 or a multiple of 4")
+        raise ValueError(
+            f"no Hadamard matrix has the order {order}: it must be 1, 2 or a multiple of 4"
+        )
     if _is_prime(order - 1):  # order - 1 = 3 mod 4
         return torch.eye(order, dtype=torch.float64) + _with_border(_residues(order - 1), -1.0)
     half = order // 2
@@ -56,7 +58,9 @@ def _is_prime(number: int) -> bool:
 def _residues(prime: int) -> Tensor:
     """Paley's matrix: 1 where the difference of column and row is a square modulo ``prime``, else -1; 0 if equal."""
     squares = {i * i % prime for i in range(1, prime)}
-    sign = torch.tensor([0.0, *(1.0 if i in squares else -1.0 for i in range(1, prime))], dtype=torch.float64)
+    sign = torch.tensor(
+        [0.0, *(1.0 if i in squares else -1.0 for i in range(1, prime))], dtype=torch.float64
+    )
     index = torch.arange(prime)
     return sign[(index[None] - index[:, None]) % prime]
 

@@ -43,7 +43,11 @@ class Backbone(Format):
         state = {k: v.contiguous() for k, v in model.state_dict().items() if not k.startswith(head)}
         arch, kwargs = made_of(job.weights, "to=backbone")
         kwargs["num_classes"] = 0
-        about = {"kwargs": kwargs, "img_size": model_size(job.weights), "dense": model is not job.student}
+        about = {
+            "kwargs": kwargs,
+            "img_size": model_size(job.weights),
+            "dense": model is not job.student,
+        }
         metadata = {"arch": arch, **{key: json.dumps(value) for key, value in about.items()}}
         file = folder / "backbone.safetensors"
         whole = in_order(save(state, {**metadata, **job.manifest.as_metadata()}))
@@ -69,7 +73,9 @@ class Backbone(Format):
         check_arguments(kwargs, f"{file}: ", tensors_in(file))
         model: Any = timm.create_model(meta["arch"], **kwargs)
         state = load_file(regular(file, LARGEST_STUDENT))
-        model.load_state_dict(state, strict=not json_of(meta["dense"]))  # a dense student ends earlier
+        model.load_state_dict(
+            state, strict=not json_of(meta["dense"])
+        )  # a dense student ends earlier
         prepare = Preprocess(json_of(meta["img_size"]), manifest.mean, manifest.std)
         below = _Features(model.eval())
         return in_torch(lambda images: below(prepare(images)), manifest.layout)

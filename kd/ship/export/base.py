@@ -31,7 +31,9 @@ FORMATS = {
 }
 """By the names that ``kd-export to=`` takes; another format is given by its class path."""
 
-Calibration = Callable[[], Iterator[np.ndarray]]  # Training pictures, one at a time: uint8 ``(1, *manifest.shape)``
+Calibration = Callable[
+    [], Iterator[np.ndarray]
+]  # Training pictures, one at a time: uint8 ``(1, *manifest.shape)``
 
 
 class Runtime(Protocol):

@@ -40,7 +40,11 @@ def compare(
     for batch in bar(batches, label="comparing with the student", unit=" batches"):
         real = batch["index"] >= 0
         images, target = batch["image"][real], batch["target"][real]
-        given = images.permute(0, 2, 3, 1).contiguous() if manifest.layout == "nhwc" else images.contiguous()
+        given = (
+            images.permute(0, 2, 3, 1).contiguous()
+            if manifest.layout == "nhwc"
+            else images.contiguous()
+        )
         one = given[:1] if one is None else one
         expected, exported = student(given), torch.from_numpy(np.array(runtime(given.numpy())))
         difference = (expected - exported).abs()
@@ -53,8 +57,11 @@ def compare(
             judge.update(answers[name], target, None)
     assert one is not None
     found: dict[str, Any] = {
-        "pictures": pictures, "max_difference": worst, "mean_difference": total / numbers, "agreement": same / answered,
-    }  # fmt: skip
+        "pictures": pictures,
+        "max_difference": worst,
+        "mean_difference": total / numbers,
+        "agreement": same / answered,
+    }
     if tasks:
         found["metric"] = task.primary
         found |= {name: float(judge.compute()[task.primary]) for name, judge in tasks.items()}
@@ -65,7 +72,10 @@ def _latency(student: nn.Module, runtime: Runtime, one: torch.Tensor) -> dict[st
     """Interleaved: what else the machine does hits both alike."""
     took: dict[str, list[float]] = {"student_ms": [], "export_ms": []}
     for _ in range(REPEATS):
-        for name, call in (("student_ms", lambda: student(one)), ("export_ms", lambda: runtime(one.numpy()))):
+        for name, call in (
+            ("student_ms", lambda: student(one)),
+            ("export_ms", lambda: runtime(one.numpy())),
+        ):
             start = time.perf_counter()
             call()
             took[name].append(1000 * (time.perf_counter() - start))
@@ -85,10 +95,18 @@ def failure(found: dict[str, Any], int8: bool, limits: ExportLimits) -> str:
         The reason in words, with the bound's key; "" where the export may ship.
     """
     if int8 and "metric" in found:
-        falls = f"{found['metric']} falls from {_score(found, 'student')} to {_score(found, 'export')}"
+        falls = (
+            f"{found['metric']} falls from {_score(found, 'student')} to {_score(found, 'export')}"
+        )
         lost = found["student"] - found["export"]
-        return f"{falls}, by more than {100 * limits.drop:g} points (max_drop)" if lost > limits.drop else ""
-    agrees = f"it agrees with the student on {found['agreement']:.3%} of {found['pictures']} pictures"
+        return (
+            f"{falls}, by more than {100 * limits.drop:g} points (max_drop)"
+            if lost > limits.drop
+            else ""
+        )
+    agrees = (
+        f"it agrees with the student on {found['agreement']:.3%} of {found['pictures']} pictures"
+    )
     few = found["agreement"] < limits.agreement
     return f"{agrees}, fewer than {limits.agreement:.3%} (min_agreement)" if few else ""
 
@@ -131,10 +149,15 @@ def export(
     if kind.features:
         manifest = replace(manifest, task="features", classes=[])
     job = ExportJob(
-        run.prepared(layout), run.model, manifest, run.folder / "student.safetensors",
+        run.prepared(layout),
+        run.model,
+        manifest,
+        run.folder / "student.safetensors",
         partial(run.calibration, layout, wanted.calibrate),
-    )  # fmt: skip
-    batches = run.data.eval_dataloader("val")  # before the work: missing pictures are reported at once
+    )
+    batches = run.data.eval_dataloader(
+        "val"
+    )  # before the work: missing pictures are reported at once
     make_folder(out.parent)
     part = Path(mkdtemp(prefix=".export-", dir=out.parent))
     try:
@@ -143,7 +166,14 @@ def export(
             manifest.write(part)
         measured = compare(kind.reference(job), kind.open(file), manifest, batches, run.task)
         where = str(out / file.relative_to(part))
-        found = {"to": wanted.to, "int8": int8, "layout": layout, "file": where, "size_mb": size_mb(part), **measured}
+        found = {
+            "to": wanted.to,
+            "int8": int8,
+            "layout": layout,
+            "file": where,
+            "size_mb": size_mb(part),
+            **measured,
+        }
         problem = failure(found, int8, wanted.limits)
         if not problem:
             part.chmod(0o755)
@@ -169,7 +199,9 @@ def lines(found: dict[str, Any]) -> list[str]:
     if "metric" in found:
         rows.append((f"{found['metric']} of the student", _score(found, "student")))
         rows.append(("of the export", _score(found, "export")))
-    rows.append(("one picture", f"student {found['student_ms']:.2f} ms, export {found['export_ms']:.2f} ms"))
+    rows.append(
+        ("one picture", f"student {found['student_ms']:.2f} ms, export {found['export_ms']:.2f} ms")
+    )
     rows.append(("size", f"{found['size_mb']:.1f} MB"))
     return [f"{name:<22} {value}" for name, value in rows]
 

@@ -24,10 +24,14 @@ class Hub(Format):
         """
         manifest = job.manifest
         if manifest.task == "segmentation":
-            raise UserError("to=hub: timm builds no models for dense prediction (to=backbone, to=onnx do)")
+            raise UserError(
+                "to=hub: timm builds no models for dense prediction (to=backbone, to=onnx do)"
+            )
         made_with = made_of(job.weights, "to=hub")[1]
         want = Preprocess(model_size(job.weights), manifest.mean, manifest.std)
-        config = timm_config(job.student, manifest.arch, made_with, want, manifest.classes, manifest.crop_ratio)
+        config = timm_config(
+            job.student, manifest.arch, made_with, want, manifest.classes, manifest.crop_ratio
+        )
         write_timm_folder(job.weights, folder, config)
         manifest.write(folder)
         return folder
@@ -49,7 +53,9 @@ def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:
     found = read_metadata(weights)
     if "builder" in found:
         builder = json_of(found["builder"]).get("class_path")
-        raise UserError(f"{key}: the student was built by {builder}, not by timm (to=onnx takes it)")
+        raise UserError(
+            f"{key}: the student was built by {builder}, not by timm (to=onnx takes it)"
+        )
     return found["arch"], json_of(found["kwargs"])
 
 

@@ -57,10 +57,12 @@ class Manifest:
         checks: dict[str, bool] = {
             "task": self.task in TASKS,
             "layout": self.layout in get_args(Layout),
-            "arch and classes": all(isinstance(word, str) for word in words) and self.arch.isprintable(),
+            "arch and classes": all(isinstance(word, str) for word in words)
+            and self.arch.isprintable(),
             "classes": bool(self.classes) or self.task == "features",
             "size": all(0 < side <= MOST for side in self.size),
-            "facts": isinstance(self.facts, dict) and all(_fits(x, self.classes) for x in self.facts.values()),
+            "facts": isinstance(self.facts, dict)
+            and all(_fits(x, self.classes) for x in self.facts.values()),
             "crop_ratio": isinstance(self.crop_ratio, int | float) and 1e-6 < self.crop_ratio <= 1,
         }
         if wrong := [name for name, right in checks.items() if not right]:
@@ -96,7 +98,9 @@ def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
     Raises:
         UserError: kd-export has not written the file.
     """
-    found = {key.removeprefix(PREFIX): value for key, value in metadata.items() if key.startswith(PREFIX)}
+    found = {
+        key.removeprefix(PREFIX): value for key, value in metadata.items() if key.startswith(PREFIX)
+    }
     try:
         return _manifest({key: json_of(value) for key, value in found.items()})
     except (ValueError, TypeError, KeyError) as error:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     import openvino
 
 
-def quantized(model: "onnx.ModelProto | openvino.Model", job: ExportJob) -> "onnx.ModelProto | openvino.Model":
+def quantized(
+    model: "onnx.ModelProto | openvino.Model", job: ExportJob
+) -> "onnx.ModelProto | openvino.Model":
     """An int8 copy of a model, calibrated on ``job.calibration``'s training pictures (NNCF's post-training
     quantisation).
 
@@ -30,9 +32,13 @@ def quantized(model: "onnx.ModelProto | openvino.Model", job: ExportJob) -> "onn
     pictures = list(job.calibration())
     attends = any("Attention" in type(module).__name__ for module in job.student.modules())
     logging.getLogger("nncf").setLevel(logging.ERROR)
-    data = nncf.Dataset(pictures, (lambda x: {INPUT: x}) if type(model).__module__.startswith("onnx") else None)
+    data = nncf.Dataset(
+        pictures, (lambda x: {INPUT: x}) if type(model).__module__.startswith("onnx") else None
+    )
     with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
         kind = nncf.ModelType.TRANSFORMER if attends else None
         # weights of 7 bits: on CPUs without VNNI products of 8 bits overflow, and a ViT loses 4 points in silence there
         fix = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)
-        return nncf.quantize(model, data, subset_size=len(pictures), model_type=kind, advanced_parameters=fix)
+        return nncf.quantize(
+            model, data, subset_size=len(pictures), model_type=kind, advanced_parameters=fix
+        )

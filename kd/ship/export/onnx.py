@@ -67,7 +67,9 @@ def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession"
     except UserError:
         raise
     except Exception as error:  # its classes derive from Exception alone
-        raise UserError(f"{file} is not a readable ONNX model: {str(error).splitlines()[0][:160]}") from error
+        raise UserError(
+            f"{file} is not a readable ONNX model: {str(error).splitlines()[0][:160]}"
+        ) from error
 
 
 def as_runtime(session: "onnxruntime.InferenceSession") -> Runtime:
@@ -83,7 +85,9 @@ def open_model(file: Path, threads: int) -> tuple[Manifest, Runtime]:
         UserError: not an ONNX file, or not one of kd-export.
     """
     session = open_session(file, threads)
-    return from_metadata(dict(session.get_modelmeta().custom_metadata_map), file), as_runtime(session)
+    return from_metadata(dict(session.get_modelmeta().custom_metadata_map), file), as_runtime(
+        session
+    )
 
 
 def _program(job: ExportJob) -> "torch.onnx.ONNXProgram":
@@ -91,14 +95,25 @@ def _program(job: ExportJob) -> "torch.onnx.ONNXProgram":
 
     # Two pictures: of a batch of one the exporter takes the 1 for a constant.
     example = torch.from_numpy(np.zeros((2, *job.manifest.shape), np.uint8))
-    with warnings.catch_warnings(action="ignore"), torch.inference_mode(), _quiet("torch.onnx", "onnxscript"):
+    with (
+        warnings.catch_warnings(action="ignore"),
+        torch.inference_mode(),
+        _quiet("torch.onnx", "onnxscript"),
+    ):
         try:
             program = torch.onnx.export(
-                job.prepared, (example,), dynamo=True, input_names=[INPUT], output_names=[OUTPUT],
-                dynamic_shapes=({0: torch.export.Dim("batch")},), verbose=False,
-            )  # fmt: skip
+                job.prepared,
+                (example,),
+                dynamo=True,
+                input_names=[INPUT],
+                output_names=[OUTPUT],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                verbose=False,
+            )
         except Exception as error:  # what its passes raise has no common class
-            raise UserError(f"to=onnx: {job.manifest.arch} can't be exported: {why(error)}") from error
+            raise UserError(
+                f"to=onnx: {job.manifest.arch} can't be exported: {why(error)}"
+            ) from error
     assert program is not None, "with dynamo=True it is one"
     return program
 
@@ -109,7 +124,9 @@ def why(error: BaseException | None) -> str:
     for cause in causes(error):
         text = re.sub(r"\x1b\[[\d;]*m", "", str(cause))
         operator = re.search(r"No ONNX function found for <OpOverload\(op='([\w.:]+)'", text)
-        operator = operator or re.search(r"(?:No decompositions? registered|not supported).*?(aten[.:]+\w+)", text)
+        operator = operator or re.search(
+            r"(?:No decompositions? registered|not supported).*?(aten[.:]+\w+)", text
+        )
         if operator:
             return f"the operator {operator[1]} is not supported"
         first = next((line.strip() for line in text.splitlines() if line.strip()), first)

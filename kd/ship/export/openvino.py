@@ -43,5 +43,7 @@ class OpenVino(Format):
         settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
         if threads:
             settings["INFERENCE_NUM_THREADS"] = str(threads)
-        compiled = openvino.Core().compile_model(str(regular(file, LARGEST_STUDENT)), "CPU", settings)
+        compiled = openvino.Core().compile_model(
+            str(regular(file, LARGEST_STUDENT)), "CPU", settings
+        )
         return lambda pictures: compiled({INPUT: pictures})[0]

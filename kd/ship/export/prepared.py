@@ -30,7 +30,9 @@ class Prepared(nn.Module):
     std: Tensor
     """``(1, 3, 1, 1)``, of values in 0..255."""
 
-    def __init__(self, model: nn.Module, preprocess: Preprocess, size: tuple[int, int], layout: Layout) -> None:
+    def __init__(
+        self, model: nn.Module, preprocess: Preprocess, size: tuple[int, int], layout: Layout
+    ) -> None:
         super().__init__()
         self.model, self.layout = model, layout
         self.scaled = tuple(size) != tuple(preprocess.size)
@@ -45,7 +47,9 @@ class Prepared(nn.Module):
         """``(N, H, W, 3)`` or ``(N, 3, H, W)`` -> logits ``(N, C)``, dense ``(N, C, H', W')``, features ``(N, D)``."""
         x = (pictures.permute(0, 3, 1, 2) if self.layout == "nhwc" else pictures).to(torch.float32)
         if self.scaled:
-            x = (x @ self.columns).round().clamp(0, 255)  # training's pictures are whole numbers after each pass too
+            x = (
+                (x @ self.columns).round().clamp(0, 255)
+            )  # training's pictures are whole numbers after each pass too
             x = (self.rows @ x).round().clamp(0, 255)
         return self.model((x - self.mean) / self.std)
 
@@ -53,4 +57,8 @@ class Prepared(nn.Module):
 def _scaling(before: int, after: int) -> Tensor:
     """The matrix ``(after, before)`` of an antialiased bilinear resize along one side."""
     each = torch.eye(before, dtype=torch.float64)[None, None]  # one lit pixel a row
-    return F.interpolate(each, (before, after), mode="bilinear", antialias=True)[0, 0].T.float().contiguous()
+    return (
+        F.interpolate(each, (before, after), mode="bilinear", antialias=True)[0, 0]
+        .T.float()
+        .contiguous()
+    )

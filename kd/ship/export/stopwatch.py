@@ -36,9 +36,13 @@ class Stopwatch:
         # a program of its own: multiprocessing's spawn would run the caller's script again
         self._mine, child_end = multiprocessing.Pipe()
         number = child_end.fileno()
-        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({number})"
+        program = (
+            f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({number})"
+        )
         threaded = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
-        self._process = subprocess.Popen([sys.executable, "-c", program], env=threaded, pass_fds=[number])
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program], env=threaded, pass_fds=[number]
+        )
         child_end.close()
         self._ask(load)
 
@@ -48,7 +52,9 @@ class Stopwatch:
             return self._mine.recv()
         except (EOFError, OSError) as error:
             status = self._process.wait()
-            raise UserError(f"the model's process ended with status {status} (out of memory?)") from error
+            raise UserError(
+                f"the model's process ended with status {status} (out of memory?)"
+            ) from error
 
     def measure(self, pictures: object, repeats: int) -> tuple[list[float], float]:
         """Milliseconds of each repeat, and the process's peak memory so far in MB."""
@@ -81,7 +87,12 @@ def serve(number: int) -> None:
 def _peak_mb() -> float:
     status = Path("/proc/self/status")
     if status.is_file():
-        return int(next(x for x in status.read_text().splitlines() if x.startswith("VmHWM")).split()[1]) / 1024
+        return (
+            int(
+                next(x for x in status.read_text().splitlines() if x.startswith("VmHWM")).split()[1]
+            )
+            / 1024
+        )
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

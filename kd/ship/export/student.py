@@ -39,7 +39,11 @@ def student_metadata(student: Student) -> dict[str, str]:
     made: Any = student.model.backbone if dense else student.model
     classes = student.classes
     kwargs = {**getattr(made, "made_with", {}), "num_classes": len(classes)}
-    content: dict[str, Any] = {"kwargs": kwargs, "classes": classes, "task": remade_task(student.objective.task)}
+    content: dict[str, Any] = {
+        "kwargs": kwargs,
+        "classes": classes,
+        "task": remade_task(student.objective.task),
+    }
     if isinstance(want, Preprocess):
         size = want.size[0] if want.size[0] == want.size[1] else want.size
         content |= {"img_size": size, "mean": want.mean, "std": want.std}
@@ -50,7 +54,9 @@ def student_metadata(student: Student) -> dict[str, str]:
     if student.data.facts:
         content["facts"] = student.data.facts
     if not student.classifies:
-        content["classifies"] = False  # nothing has trained the classifier: what counts are the features below it
+        content["classifies"] = (
+            False  # nothing has trained the classifier: what counts are the features below it
+        )
     return {"arch": student.arch, **{key: json.dumps(value) for key, value in content.items()}}
 
 
@@ -65,12 +71,21 @@ def remade_task(task: Task) -> dict[str, Any]:
     of_data = ("num_classes", "ignore_index")
     names = [name for name in signature(kind).parameters if name not in of_data]
     arguments = {name: getattr(task, name) for name in names if hasattr(task, name)}
-    plain = {name: value for name, value in arguments.items() if isinstance(value, str | int | float | dict | list)}
+    plain = {
+        name: value
+        for name, value in arguments.items()
+        if isinstance(value, str | int | float | dict | list)
+    }
     ours = kind.__module__.startswith("kd.tasks.")
-    return {"class_path": f"{'kd.tasks' if ours else kind.__module__}.{kind.__qualname__}", "init_args": plain}
+    return {
+        "class_path": f"{'kd.tasks' if ours else kind.__module__}.{kind.__qualname__}",
+        "init_args": plain,
+    }
 
 
-def save_student(module: DistillationModule | Student, path: str | Path, checkpoint: Path | None = None) -> None:
+def save_student(
+    module: DistillationModule | Student, path: str | Path, checkpoint: Path | None = None
+) -> None:
     """Writes ``student.safetensors``: ``timm.create_model(arch, **kwargs)`` + ``load_state_dict``, no ``kd`` needed.
 
     Args:
@@ -84,16 +99,26 @@ def save_student(module: DistillationModule | Student, path: str | Path, checkpo
     if checkpoint is not None:
         saved = read_checkpoint(checkpoint)["state_dict"]
         state = unit_output(next(iter(models_in(saved).values())))
-    whole = in_order(save({k: v.detach().cpu().contiguous() for k, v in state.items()}, student_metadata(student)))
-    write_whole(path, lambda file: file.write(whole))  # save_file would make a file that only its owner can read
+    whole = in_order(
+        save(
+            {k: v.detach().cpu().contiguous() for k, v in state.items()}, student_metadata(student)
+        )
+    )
+    write_whole(
+        path, lambda file: file.write(whole)
+    )  # save_file would make a file that only its owner can read
     model: Any = student.model
     want: Any = student.prepare
     if not isinstance(want, Preprocess):  # a model of the user's own, whose input kd does not know
         return
     if isinstance(model, HuggingFaceModel):
-        model.save_folder(path.with_suffix(""), state, student.classes, student.data.crop_ratio, want)
+        model.save_folder(
+            path.with_suffix(""), state, student.classes, student.data.crop_ratio, want
+        )
     elif hasattr(model, "made_with"):  # timm builds no models for dense prediction
-        config = timm_config(model, student.arch, model.made_with, want, student.classes, student.data.crop_ratio)
+        config = timm_config(
+            model, student.arch, model.made_with, want, student.classes, student.data.crop_ratio
+        )
         write_timm_folder(path, path.with_suffix(""), config)  # student/ beside student.safetensors
 
 
@@ -108,7 +133,12 @@ def in_order(file: bytes) -> bytes:
 
 
 def timm_config(
-    model: nn.Module, arch: str, made_with: dict[str, Any], want: Preprocess, classes: list[str], crop_ratio: float
+    model: nn.Module,
+    arch: str,
+    made_with: dict[str, Any],
+    want: Preprocess,
+    classes: list[str],
+    crop_ratio: float,
 ) -> dict[str, Any]:
     """The ``config.json`` by which timm builds the student and knows its input and class names.
 
@@ -154,7 +184,9 @@ def read_metadata(path: Path) -> dict[str, str]:
         return dict(opened.metadata() or {})
 
 
-def load_student(path: Path, builder: type | None = None) -> tuple[nn.Module, Preprocess, list[str]]:
+def load_student(
+    path: Path, builder: type | None = None
+) -> tuple[nn.Module, Preprocess, list[str]]:
     """Reads ``student.safetensors``: the model in eval mode, its input, its class names.
 
     Args:
@@ -163,7 +195,9 @@ def load_student(path: Path, builder: type | None = None) -> tuple[nn.Module, Pr
     """
     try:
         said = read_metadata(path)
-        meta: dict[str, Any] = {name: said[name] if name == "arch" else json_of(said[name]) for name in said}
+        meta: dict[str, Any] = {
+            name: said[name] if name == "arch" else json_of(said[name]) for name in said
+        }
         make = _rebuilt(path, meta, builder) if "builder" in meta else _of_timm(path, meta)
         preprocess = Preprocess(meta["img_size"], meta["mean"], meta["std"])
         if builder is None:
@@ -172,7 +206,9 @@ def load_student(path: Path, builder: type | None = None) -> tuple[nn.Module, Pr
         model.load_state_dict(load_file(regular(path, LARGEST_STUDENT)))
     except UserError:
         raise
-    except Exception as error:  # whatever a damaged file, or one from elsewhere, makes the readers raise
+    except (
+        Exception
+    ) as error:  # whatever a damaged file, or one from elsewhere, makes the readers raise
         raise UserError(f"{path}: its model can't be built: {plain(error)}") from error
     return model.eval(), preprocess, [str(name) for name in meta["classes"]]
 
@@ -185,11 +221,15 @@ def builder_in(path: Path) -> str:
 
 def _of_timm(path: Path, meta: dict[str, Any]) -> Callable[[], nn.Module]:
     if "img_size" not in meta or not timm.is_model(meta["arch"]):
-        raise UserError(f"{path}: holds the weights of a {meta['arch']}, which kd can't build: load them into your own "
-                        "with safetensors.torch.load_file")  # fmt: skip
+        raise UserError(
+            f"{path}: holds the weights of a {meta['arch']}, which kd can't build: load them into your own "
+            "with safetensors.torch.load_file"
+        )
     kwargs = dict(meta["kwargs"])
     classes = kwargs.pop("num_classes")
-    check_arguments({k: v for k, v in kwargs.items() if k != "img_size"}, f"{path}: ", tensors_in(path))
+    check_arguments(
+        {k: v for k, v in kwargs.items() if k != "img_size"}, f"{path}: ", tensors_in(path)
+    )
     if "dense" in meta:
         return lambda: DenseModel(timm.create_model(meta["arch"], num_classes=0, **kwargs), classes)
     return lambda: timm.create_model(meta["arch"], num_classes=classes, **kwargs)
@@ -200,9 +240,13 @@ def _rebuilt(path: Path, meta: dict[str, Any], builder: type | None) -> Callable
     made_by = meta["builder"]
     name, arguments = made_by["class_path"], made_by["init_args"]
     if builder is None:
-        if name != f"{HuggingFace.__module__}.{HuggingFace.__qualname__}" or set(arguments) != {"config"}:
-            raise UserError(f"{path}: its model is built by {name}: kd.load_student(FILE, builder=CLASS) takes the "
-                            f"class; commands, if you trust it, trust={name.rpartition('.')[0]}")  # fmt: skip
+        if name != f"{HuggingFace.__module__}.{HuggingFace.__qualname__}" or set(arguments) != {
+            "config"
+        }:
+            raise UserError(
+                f"{path}: its model is built by {name}: kd.load_student(FILE, builder=CLASS) takes the "
+                f"class; commands, if you trust it, trust={name.rpartition('.')[0]}"
+            )
         check_arguments(arguments["config"], f"{path}: ", tensors_in(path))
     size = height_width(meta["img_size"])
     make: Any = builder or HuggingFace

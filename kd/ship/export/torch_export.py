@@ -26,7 +26,9 @@ class TorchExport(Format):
             with torch.no_grad():
                 program = torch.export.export(job.prepared, (example,), dynamic_shapes=shapes)
         except Exception as error:  # what tracing raises has no common class
-            raise UserError(f"to=torch_export: {job.manifest.arch} can't be exported: {why(error)}") from error
+            raise UserError(
+                f"to=torch_export: {job.manifest.arch} can't be exported: {why(error)}"
+            ) from error
         file = folder / "model.pt2"
         torch.export.save(program, file, extra_files=job.manifest.as_metadata())
         return file

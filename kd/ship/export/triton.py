@@ -66,8 +66,17 @@ def config(manifest: Manifest, answer: tuple[int, ...]) -> str:
         manifest: of the export.
         answer: shape of one picture's answer, without the batch.
     """
-    labels = '\n    label_filename: "labels.txt"' if manifest.task in ("classification", "multilabel") else ""
+    labels = (
+        '\n    label_filename: "labels.txt"'
+        if manifest.task in ("classification", "multilabel")
+        else ""
+    )
     return CONFIG.format(
-        name=NAME, max_batch=MAX_BATCH, input=INPUT, output=OUTPUT,
-        in_dims=json.dumps(list(manifest.shape)), out_dims=json.dumps(list(answer)), labels=labels,
-    )  # fmt: skip
+        name=NAME,
+        max_batch=MAX_BATCH,
+        input=INPUT,
+        output=OUTPUT,
+        in_dims=json.dumps(list(manifest.shape)),
+        out_dims=json.dumps(list(answer)),
+        labels=labels,
+    )

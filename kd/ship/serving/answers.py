@@ -19,7 +19,9 @@ def try_out(model: Runtime, manifest: Manifest, what: str) -> None:
         numbers = model(np.zeros((2, *manifest.shape), np.uint8))
     except Exception as error:  # a runtime's classes derive from Exception alone
         reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
-        raise UserError(f"{what} does not take uint8 pictures of {manifest.shape}: {reason}") from error
+        raise UserError(
+            f"{what} does not take uint8 pictures of {manifest.shape}: {reason}"
+        ) from error
     shape = getattr(numbers, "shape", ())
     classes = shape[1:2] if manifest.task == "features" else (len(manifest.classes),)
     if shape[:2] != (2, *classes) or len(shape) != (4 if manifest.task == "segmentation" else 2):
@@ -38,12 +40,18 @@ def answer(numbers: np.ndarray, manifest: Manifest, top: int) -> dict[str, Any]:
     if manifest.task == "features":
         return {"features": [round(float(x), 6) for x in numbers]}
     if manifest.task == "numbers":
-        return {"numbers": {name: round(float(x), 6) for name, x in zip(manifest.classes, numbers, strict=True)}}
+        return {
+            "numbers": {
+                name: round(float(x), 6) for name, x in zip(manifest.classes, numbers, strict=True)
+            }
+        }
     if manifest.task == "segmentation":
         return _mask(numbers, manifest.classes)
     p = probabilities(numbers, manifest)
     best = np.argsort(-p, kind="stable")[:top]
-    found: dict[str, Any] = {"labels": [{"label": manifest.classes[i], "p": round(float(p[i]), 6)} for i in best]}
+    found: dict[str, Any] = {
+        "labels": [{"label": manifest.classes[i], "p": round(float(p[i]), 6)} for i in best]
+    }
     return found | ({"facts": facts_of(manifest.facts, p)} if manifest.facts else {})
 
 

@@ -46,14 +46,21 @@ class Server:
     """One student, and where wanted its teacher, behind HTTP. All models take pictures as the manifest says."""
 
     def __init__(
-        self, manifest: Manifest, models: dict[str, Runtime], limits: Limits, hosts: Collection[str] = ()
+        self,
+        manifest: Manifest,
+        models: dict[str, Runtime],
+        limits: Limits,
+        hosts: Collection[str] = (),
     ) -> None:
         self.manifest, self.models, self.limits, self.hosts = manifest, models, limits, hosts
         self.metrics, self.ready, self.open_requests = Metrics(), False, 0
         given = limits.max_batch, limits.max_wait_ms / 1000, limits.queue, self.metrics
         self.batchers = {name: Batcher(model, *given) for name, model in models.items()}
         self._bytes, self._pictures = Room(BODIES * limits.max_upload_mb * 1e6), Room(limits.queue)
-        self._decoders, self._free = Daemons(limits.decoders, "decoder"), asyncio.Semaphore(limits.decoders)
+        self._decoders, self._free = (
+            Daemons(limits.decoders, "decoder"),
+            asyncio.Semaphore(limits.decoders),
+        )
 
     @asynccontextmanager
     async def life(self, app: Starlette) -> AsyncIterator[None]:
@@ -97,7 +104,9 @@ class Server:
             uploads = await read_uploads(request, self.limits, share, self._elsewhere)
             pictures.take(len(uploads))
             views = [await self._view(name, data) for name, data in uploads]
-            waiting = {name: [batcher.submit(v) for v in views] for name, batcher in self.batchers.items()}
+            waiting = {
+                name: [batcher.submit(v) for v in views] for name, batcher in self.batchers.items()
+            }
             found = {name: await asyncio.gather(*futures) for name, futures in waiting.items()}
         predictions = []
         for i, (name, _) in enumerate(uploads):
@@ -114,17 +123,26 @@ class Server:
             raise Refused(415, "Content-Encoding: compressed requests are not read")
         with Share(self._bytes) as share, Share(self._pictures) as pictures:
             body = await read_body(request, self.limits, share)
-            asked = await self._elsewhere(open_inference.read, body, header, self.manifest, self.limits.max_pictures)
+            asked = await self._elsewhere(
+                open_inference.read, body, header, self.manifest, self.limits.max_pictures
+            )
             pictures.take(len(asked.pictures))
-            views = [await self._view(f"pictures[{i}]", picture) for i, picture in enumerate(asked.pictures)]
+            views = [
+                await self._view(f"pictures[{i}]", picture)
+                for i, picture in enumerate(asked.pictures)
+            ]
             found = await asyncio.gather(*[self.batchers[name].submit(v) for v in views])
-        return await self._elsewhere(open_inference.respond, asked, name, np.stack(found), self.manifest)
+        return await self._elsewhere(
+            open_inference.respond, asked, name, np.stack(found), self.manifest
+        )
 
     def _name(self, request: Request) -> str:
         name, version = request.path_params["name"], request.path_params.get("version", "1")
         if name not in self.batchers or version != "1":
             known = ", ".join(self.batchers)
-            raise Refused(404, f"no model {name[:40]!r} of version {version[:10]!r}; there is {known}")
+            raise Refused(
+                404, f"no model {name[:40]!r} of version {version[:10]!r}; there is {known}"
+            )
         return name
 
     def _answer(self, numbers: np.ndarray, top: int) -> dict[str, Any]:
@@ -153,11 +171,15 @@ class Server:
     async def page(self, request: Request) -> Response:
         """``GET /``: a page on which one drops a picture."""
         about = {
-            "arch": self.manifest.arch, "task": self.manifest.task, "classes": len(self.manifest.classes),
+            "arch": self.manifest.arch,
+            "task": self.manifest.task,
+            "classes": len(self.manifest.classes),
             "models": list(self.models),
-        }  # fmt: skip
+        }
         text = json.dumps(about).replace("<", "\\u003c")
-        return HTMLResponse(PAGE.read_text(encoding="utf-8").replace("{{ABOUT}}", text), headers=HEADERS)
+        return HTMLResponse(
+            PAGE.read_text(encoding="utf-8").replace("{{ABOUT}}", text), headers=HEADERS
+        )
 
     async def healthz(self, request: Request) -> Response:
         """``GET /healthz``: 200 as long as the process answers."""
@@ -169,7 +191,11 @@ class Server:
 
     async def about(self, request: Request) -> Response:
         """``GET /v2`` of the Open Inference Protocol: the server's name, version and extensions."""
-        about = {"name": "kd-serve", "version": version("kd-train"), "extensions": [open_inference.EXTENSION]}
+        about = {
+            "name": "kd-serve",
+            "version": version("kd-train"),
+            "extensions": [open_inference.EXTENSION],
+        }
         return JSONResponse(about)
 
     async def model(self, request: Request) -> Response:
@@ -195,7 +221,10 @@ class Server:
         pages = dict.fromkeys(("/readyz", "/ping", "/v2/health/ready"), self.readyz)
         pages |= {"/": self.page, "/healthz": self.healthz, "/metrics": self.numbers}
         pages |= {"/v2": self.about, "/v2/health/live": self.live}
-        predictions, inferred = partial(self._counted, self._predictions), partial(self._counted, self._inferred)
+        predictions, inferred = (
+            partial(self._counted, self._predictions),
+            partial(self._counted, self._inferred),
+        )
         posts = {"/predict": predictions, "/invocations": predictions}
         for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
             pages |= {model: self.model, f"{model}/ready": self.model}
@@ -204,7 +233,9 @@ class Server:
         routes += [Route(*post, methods=["POST"]) for post in posts.items()]
         middleware = [Middleware(KnownHosts, names=self.hosts)]
         handlers = {HTTPException: _refused}  # no such path or method
-        return Starlette(routes=routes, middleware=middleware, lifespan=self.life, exception_handlers=handlers)
+        return Starlette(
+            routes=routes, middleware=middleware, lifespan=self.life, exception_handlers=handlers
+        )
 
 
 def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:

@@ -53,8 +53,15 @@ class Daemons(Executor):
 class Batcher:
     """Runs a model in one thread on up to ``max_batch`` pictures, gathered for ``max_wait_s`` or while it is busy."""
 
-    def __init__(self, runtime: Runtime, max_batch: int, max_wait_s: float, most: int, metrics: Metrics) -> None:
-        self.runtime, self.max_batch, self.max_wait_s, self.metrics = runtime, max_batch, max_wait_s, metrics
+    def __init__(
+        self, runtime: Runtime, max_batch: int, max_wait_s: float, most: int, metrics: Metrics
+    ) -> None:
+        self.runtime, self.max_batch, self.max_wait_s, self.metrics = (
+            runtime,
+            max_batch,
+            max_wait_s,
+            metrics,
+        )
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue(most)
         self._thread = Daemons(1, "model")
         self._task: asyncio.Task[None] | None = None
@@ -101,7 +108,9 @@ class Batcher:
                     answers = [error] * len(wanted)
                 for (_, future), answer in zip(wanted, answers, strict=True):
                     if not future.done():
-                        future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
+                        future.set_exception(answer) if isinstance(
+                            answer, Exception
+                        ) else future.set_result(answer)
             for _ in batch:
                 self._queue.task_done()
 

@@ -85,7 +85,9 @@ class Limits:
     """Threads that decode."""
 
 
-async def read_uploads(request: Request, limits: Limits, share: Share, parse: Elsewhere) -> list[Upload]:
+async def read_uploads(
+    request: Request, limits: Limits, share: Share, parse: Elsewhere
+) -> list[Upload]:
     """The pictures of a request; never more bytes in memory than the limit allows.
 
     Args:
@@ -104,11 +106,16 @@ async def read_uploads(request: Request, limits: Limits, share: Share, parse: El
     if kind == "multipart/form-data":
         found = await _multipart(request, limits, share)
     elif kind == "application/json":
-        found = await parse(_from_json, await read_body(request, limits, share), limits.max_pictures)
+        found = await parse(
+            _from_json, await read_body(request, limits, share), limits.max_pictures
+        )
     elif kind.startswith("image/") or kind == "application/x-image":
         found = [("picture 0", bytes(await read_body(request, limits, share)))]
     else:
-        raise Refused(415, "send multipart/form-data with files, application/json with base64 'images', or image/*")
+        raise Refused(
+            415,
+            "send multipart/form-data with files, application/json with base64 'images', or image/*",
+        )
     if not found:
         raise Refused(400, "no pictures in the request")
     check_count(len(found), limits.max_pictures)
@@ -158,14 +165,22 @@ async def _multipart(request: Request, limits: Limits, share: Share) -> list[Upl
         max_files=limits.max_pictures + 1,
         max_fields=100,
     )
-    parser.spool_max_size = int(limits.max_upload_mb * 1e6) + 1  # never to a file, of which a process has few
+    parser.spool_max_size = (
+        int(limits.max_upload_mb * 1e6) + 1
+    )  # never to a file, of which a process has few
     try:
         form = await parser.parse()
-    except (MultiPartException, KeyError, ValueError) as error:  # a charset may raise any ValueError
+    except (
+        MultiPartException,
+        KeyError,
+        ValueError,
+    ) as error:  # a charset may raise any ValueError
         raise Refused(400, f"the form can't be read: {getattr(error, 'message', error)}") from error
     try:
         files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-        names = [(file.filename or "").encode("utf-8", "replace").decode() for file in files]  # lone surrogates
+        names = [
+            (file.filename or "").encode("utf-8", "replace").decode() for file in files
+        ]  # lone surrogates
         return [(names[i] or f"picture {i}", await file.read()) for i, file in enumerate(files)]
     finally:
         await form.close()
@@ -177,10 +192,14 @@ def _from_json(body: bytearray, most: int) -> list[Upload]:
             raise ValueError
         content = json_of(body)
         pictures = content["images"] if "images" in content else [content["image"]]
-        if not (isinstance(pictures, list) and all(isinstance(picture, str) for picture in pictures)):
+        if not (
+            isinstance(pictures, list) and all(isinstance(picture, str) for picture in pictures)
+        ):
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Refused(400, 'the JSON must be {"images": ["BASE64", ...]} or {"image": "BASE64"}') from error
+        raise Refused(
+            400, 'the JSON must be {"images": ["BASE64", ...]} or {"image": "BASE64"}'
+        ) from error
     check_count(len(pictures), most)
     return [(f"picture {i}", from_base64(i, text)) for i, text in enumerate(pictures)]
 
@@ -194,6 +213,8 @@ def from_base64(i: int, text: str) -> bytes:
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:
-        return base64.b64decode("".join(text.split()), validate=True)  # encoders break lines (RFC 2045)
+        return base64.b64decode(
+            "".join(text.split()), validate=True
+        )  # encoders break lines (RFC 2045)
     except (binascii.Error, ValueError) as error:
         raise Refused(400, f"picture {i} is not base64") from error

@@ -26,13 +26,17 @@ class KnownHosts:
                 refused = f"unknown host '{host[:60]}': hosts=NAME lets it pass"
                 return await JSONResponse({"error": refused}, 403)(scope, receive, send)
             if origin is not None and origin.lower().partition("://")[2] != host:
-                return await JSONResponse({"error": "the page of another site asks"}, 403)(scope, receive, send)
+                return await JSONResponse({"error": "the page of another site asks"}, 403)(
+                    scope, receive, send
+                )
         return await self.app(scope, receive, send)
 
     def _known(self, host: str) -> bool:
         try:
             parts = urlsplit(f"//{host}")
             plain = parts.netloc == host and parts.username is None
-            return plain and (bool({parts.hostname, "*"} & self.names) or bool(ip_address(parts.hostname or "")))
+            return plain and (
+                bool({parts.hostname, "*"} & self.names) or bool(ip_address(parts.hostname or ""))
+            )
         except ValueError:
             return False

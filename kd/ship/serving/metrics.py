@@ -14,11 +14,21 @@ class Metrics:
         prometheus = need("prometheus_client", EXTRA, "kd-serve")
         self.registry = prometheus.CollectorRegistry()
         own = {"registry": self.registry}
-        self.requests = prometheus.Counter("kd_requests", "Answered requests for predictions", ["code"], **own)
-        self.seconds = prometheus.Histogram("kd_request_seconds", "Duration of a request", buckets=SECONDS, **own)
-        self.model = prometheus.Histogram("kd_model_seconds", "Duration of a batch", buckets=SECONDS, **own)
-        self.batch = prometheus.Histogram("kd_batch_pictures", "Pictures in a batch", buckets=PICTURES, **own)
-        self.waiting = prometheus.Gauge("kd_waiting_pictures", "Pictures that wait for a batch", **own)
+        self.requests = prometheus.Counter(
+            "kd_requests", "Answered requests for predictions", ["code"], **own
+        )
+        self.seconds = prometheus.Histogram(
+            "kd_request_seconds", "Duration of a request", buckets=SECONDS, **own
+        )
+        self.model = prometheus.Histogram(
+            "kd_model_seconds", "Duration of a batch", buckets=SECONDS, **own
+        )
+        self.batch = prometheus.Histogram(
+            "kd_batch_pictures", "Pictures in a batch", buckets=PICTURES, **own
+        )
+        self.waiting = prometheus.Gauge(
+            "kd_waiting_pictures", "Pictures that wait for a batch", **own
+        )
         self._text = prometheus.generate_latest
         self.content_type: str = prometheus.CONTENT_TYPE_LATEST
 

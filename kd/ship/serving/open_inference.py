@@ -39,10 +39,14 @@ class InferenceRequest:
 def metadata(name: str, manifest: Manifest) -> dict[str, Any]:
     """Encoded pictures of datatype BYTES and shape [-1] are taken under the same input's name."""
     return {
-        "name": name, "versions": ["1"], "platform": "onnxruntime_onnx" if name == "student" else "pytorch",
+        "name": name,
+        "versions": ["1"],
+        "platform": "onnxruntime_onnx" if name == "student" else "pytorch",
         "inputs": [{"name": INPUT, "datatype": "UINT8", "shape": [-1, -1, -1, 3]}],
-        "outputs": [{"name": n, "datatype": k, "shape": s} for n, (k, s) in outputs_of(manifest).items()],
-    }  # fmt: skip
+        "outputs": [
+            {"name": n, "datatype": k, "shape": s} for n, (k, s) in outputs_of(manifest).items()
+        ],
+    }
 
 
 def outputs_of(manifest: Manifest) -> dict[str, tuple[str, list[int]]]:
@@ -54,7 +58,11 @@ def outputs_of(manifest: Manifest) -> dict[str, tuple[str, list[int]]]:
         return {"numbers": ("FP32", [-1, count])}
     if manifest.task == "segmentation":
         return {"mask": (mask_type(count).__name__.upper(), [-1, -1, -1])}
-    return {"logits": ("FP32", [-1, count]), "probabilities": ("FP32", [-1, count]), "label": ("BYTES", [-1])}
+    return {
+        "logits": ("FP32", [-1, count]),
+        "probabilities": ("FP32", [-1, count]),
+        "label": ("BYTES", [-1]),
+    }
 
 
 def read(body: bytearray, header: str | None, manifest: Manifest, most: int) -> InferenceRequest:
@@ -73,13 +81,18 @@ def read(body: bytearray, header: str | None, manifest: Manifest, most: int) -> 
 
 def _length(text: str, most: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 16 and int(text) <= most):
-        raise Refused(400, f"{HEADER}: must be a number of the body's {most} bytes, got {text[:20]!r}")
+        raise Refused(
+            400, f"{HEADER}: must be a number of the body's {most} bytes, got {text[:20]!r}"
+        )
     return int(text)
 
 
 def _json(text: bytearray) -> dict[str, Any]:
     if sum(map(text.count, (b"[", b"{", b",", b":"))) > MARKS:
-        raise Refused(413, f"the JSON has more than {MARKS} values: send the tensor in binary, or encoded pictures")
+        raise Refused(
+            413,
+            f"the JSON has more than {MARKS} values: send the tensor in binary, or encoded pictures",
+        )
     try:
         content = json_of(text)
     except (ValueError, RecursionError) as error:
@@ -108,14 +121,26 @@ def _pictures(tensor: dict[str, Any], raw: memoryview, most: int) -> list[bytes 
     found: bytes | memoryview | list[bytes | np.ndarray]
     if size is None:
         if raw or not isinstance(tensor.get("data"), list):
-            raise Refused(400, f"{INPUT}: give its 'data', or bytes after the JSON with 'binary_data_size'")
-        found = _pixels_of_json(tensor["data"], len(shape)) if pixels else _encoded_of_json(tensor["data"])
+            raise Refused(
+                400, f"{INPUT}: give its 'data', or bytes after the JSON with 'binary_data_size'"
+            )
+        found = (
+            _pixels_of_json(tensor["data"], len(shape))
+            if pixels
+            else _encoded_of_json(tensor["data"])
+        )
     else:
         if size != len(raw) or "data" in tensor:
-            raise Refused(400, f"{INPUT}: binary_data_size={str(size)[:20]!r}, but {len(raw)} bytes follow the JSON")
+            raise Refused(
+                400,
+                f"{INPUT}: binary_data_size={str(size)[:20]!r}, but {len(raw)} bytes follow the JSON",
+            )
         found = raw if pixels else _split(raw, shape[0])
     if len(found) != math.prod(shape):
-        raise Refused(400, f"{INPUT}: the shape {shape} has {math.prod(shape)} elements, the data {len(found)}")
+        raise Refused(
+            400,
+            f"{INPUT}: the shape {shape} has {math.prod(shape)} elements, the data {len(found)}",
+        )
     return list(np.frombuffer(found, np.uint8).reshape(shape)) if pixels else found  # type: ignore[arg-type, return-value]
 
 
@@ -126,7 +151,9 @@ def _pixels_of_json(data: list[Any], depth: int) -> bytes:
                 data = [value for row in data for value in row]
         return bytes(data)
     except (TypeError, ValueError) as error:
-        raise Refused(400, f"{INPUT}: the data of UINT8 must be whole numbers from 0 to 255") from error
+        raise Refused(
+            400, f"{INPUT}: the data of UINT8 must be whole numbers from 0 to 255"
+        ) from error
 
 
 def _encoded_of_json(data: list[Any]) -> list[bytes | np.ndarray]:
@@ -143,7 +170,9 @@ def _split(raw: memoryview, count: int) -> list[bytes | np.ndarray]:
         start = at + 4
         at = start + int.from_bytes(raw[at:start], "little")
         if at > len(raw) or len(found) == count:
-            raise Refused(400, f"{INPUT}: must be {count} elements, each after its length in four bytes")
+            raise Refused(
+                400, f"{INPUT}: must be {count} elements, each after its length in four bytes"
+            )
         found.append(bytes(raw[start:at]))
     return found
 
@@ -161,7 +190,9 @@ def _wanted(outputs: list[Any], known: list[str], binary: bool) -> dict[str, boo
     return found or dict.fromkeys(known, binary)
 
 
-def respond(asked: InferenceRequest, name: str, numbers: np.ndarray, manifest: Manifest) -> Response:
+def respond(
+    asked: InferenceRequest, name: str, numbers: np.ndarray, manifest: Manifest
+) -> Response:
     """The model's ``numbers`` ``(N, ...)`` as tensors: JSON, then the binary ones in their order."""
     if not np.isfinite(numbers).all():
         raise Refused(500, "the model's answer is NaN or infinite")
@@ -169,18 +200,30 @@ def respond(asked: InferenceRequest, name: str, numbers: np.ndarray, manifest: M
     for output, binary in asked.outputs.items():
         kind, _ = outputs_of(manifest)[output]
         values = _tensor(output, numbers, manifest)
-        described: dict[str, Any] = {"name": output, "datatype": kind, "shape": list(np.shape(values))}
+        described: dict[str, Any] = {
+            "name": output,
+            "datatype": kind,
+            "shape": list(np.shape(values)),
+        }
         if binary:
             parts.append(_bytes(values))
             described["parameters"] = {"binary_data_size": len(parts[-1])}
         else:
-            described["data"] = np.ravel(values).tolist() if isinstance(values, np.ndarray) else values
+            described["data"] = (
+                np.ravel(values).tolist() if isinstance(values, np.ndarray) else values
+            )
         outputs.append(described)
-    about = {"model_name": name, "model_version": "1", "outputs": outputs} | ({"id": asked.id} if asked.id else {})
+    about = {"model_name": name, "model_version": "1", "outputs": outputs} | (
+        {"id": asked.id} if asked.id else {}
+    )
     text = json.dumps(about).encode()
     if not parts:
         return Response(text, media_type="application/json")
-    return Response(b"".join([text, *parts]), headers={HEADER: str(len(text))}, media_type="application/octet-stream")
+    return Response(
+        b"".join([text, *parts]),
+        headers={HEADER: str(len(text))},
+        media_type="application/octet-stream",
+    )
 
 
 def _tensor(output: str, numbers: np.ndarray, manifest: Manifest) -> np.ndarray | list[str]:
@@ -188,7 +231,9 @@ def _tensor(output: str, numbers: np.ndarray, manifest: Manifest) -> np.ndarray 
         return [manifest.classes[i] for i in numbers.argmax(1)]
     if output == "mask":
         return numbers.argmax(1).astype("<u1" if len(manifest.classes) <= 256 else "<u2")
-    return (probabilities(numbers, manifest) if output == "probabilities" else numbers).astype("<f4")
+    return (probabilities(numbers, manifest) if output == "probabilities" else numbers).astype(
+        "<f4"
+    )
 
 
 def _bytes(values: np.ndarray | list[str]) -> bytes:

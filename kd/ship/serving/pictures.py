@@ -38,13 +38,18 @@ def _opened(data: bytes | np.ndarray, max_pixels: int) -> Image.Image:
     if isinstance(data, bytes):
         return open_picture(io.BytesIO(data), max_pixels)
     if data[..., 0].size > max_pixels:
-        raise TooLarge(f"its {data.shape[1]} x {data.shape[0]} pixels are more than max_pixels={max_pixels}")
+        raise TooLarge(
+            f"its {data.shape[1]} x {data.shape[0]} pixels are more than max_pixels={max_pixels}"
+        )
     return Image.fromarray(data)
 
 
 def _scaled(picture: Image.Image, manifest: Manifest, max_pixels: int) -> Image.Image:
     """Masks are of the whole picture."""
-    (height, width), ratio = manifest.size, None if manifest.task == "segmentation" else manifest.crop_ratio
+    (height, width), ratio = (
+        manifest.size,
+        None if manifest.task == "segmentation" else manifest.crop_ratio,
+    )
     (left, top, wide, tall), scaled, (x, y) = frame(picture.size, manifest.size, ratio, max_pixels)
     if (wide, tall) != picture.size:
         picture = picture.crop((left, top, left + wide, top + tall))

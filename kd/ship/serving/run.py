@@ -21,7 +21,9 @@ GRACE_S = 5  # On top of a request's time-out, for the last answers
 HEADERS_S = 10.0  # A client has so long for a request's headers
 DRAIN_S = 1.0  # Open connections are answered for so long after SIGTERM, then closed
 WAITING = 2048  # Connections that the system keeps until they are accepted
-LINGER_S = 2.0  # A connection that the server ends is read for so long: else its answer could be lost
+LINGER_S = (
+    2.0  # A connection that the server ends is read for so long: else its answer could be lost
+)
 LINGERING = 3  # One connection that is read so, for as many that are open
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -62,7 +64,9 @@ class _Connection(H11Protocol):
             return
         by_age = sorted(cast("set[_Connection]", self.connections), key=lambda c: c._due.when())
         # without those whose own end comes with the loop's next turn, as they have nothing left to send
-        living = [c for c in by_age if not c._socket.is_closing() or c._socket.get_write_buffer_size()]
+        living = [
+            c for c in by_age if not c._socket.is_closing() or c._socket.get_write_buffer_size()
+        ]
         ended = [c for c in living if c.transport.is_closing()]
         idle = [c for c in living if c.idle and not c.transport.is_closing() and c is not self]
         for least in [*idle, self][: max(0, len(living) - len(ended) - self.most)]:
@@ -138,12 +142,18 @@ class _Uvicorn(uvicorn.Server):
             loop.default_exception_handler(context)
         elif time.monotonic() > self._last_line + 60:
             self._last_line = time.monotonic()
-            print(f"kd-serve: new connections must wait: {error.strerror}", file=sys.stderr, flush=True)
+            print(
+                f"kd-serve: new connections must wait: {error.strerror}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listening in sockets or []:
-            listening.listen(WAITING)  # after asyncio's own listen, whose backlog is how many it accepts at a time
+            listening.listen(
+                WAITING
+            )  # after asyncio's own listen, whose backlog is how many it accepts at a time
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._server.ready = False
@@ -184,10 +194,16 @@ def serve(server: Server, listening: socket.socket) -> None:
     """
     most, at_once = connections(server.limits)
     config = uvicorn.Config(
-        server.app(), http=type("_Bounded", (_Connection,), {"most": most}), ws="none",
-        log_level="error", access_log=False, lifespan="on",
-        server_header=False, backlog=at_once, timeout_graceful_shutdown=round(server.limits.timeout_s) + GRACE_S,
-    )  # fmt: skip
+        server.app(),
+        http=type("_Bounded", (_Connection,), {"most": most}),
+        ws="none",
+        log_level="error",
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        backlog=at_once,
+        timeout_graceful_shutdown=round(server.limits.timeout_s) + GRACE_S,
+    )
     asyncio.run(_Uvicorn(config, server).serve(sockets=[listening]))
 
 

@@ -25,7 +25,12 @@ from tests._helpers import ROOT, draw_folder
 
 ray = pytest.importorskip("ray")
 
-SHORT = ("config=audit", "trainer.max_epochs=2", "data.augment.mixup=0.8", "model.student.kwargs.drop_path_rate=0.3")
+SHORT = (
+    "config=audit",
+    "trainer.max_epochs=2",
+    "data.augment.mixup=0.8",
+    "model.student.kwargs.drop_path_rate=0.3",
+)
 MIXED = Augment(scale=0.3, color_jitter=0.4, random_erasing=0.5, mixup=0.8)
 HANGS = "KD_TEST_HANGS"
 ENDS = "KD_TEST_ENDS"
@@ -34,7 +39,9 @@ SHUTS = "KD_TEST_SHUTS"
 
 def audited(runs: Path, name: str, rank: int = 0) -> list[dict[str, Any]]:
     """Epoch, step, samples and loss of every step of a run."""
-    lines = (runs / "tiny" / name / "records" / f"samples.rank{rank}.jsonl").read_text().splitlines()
+    lines = (
+        (runs / "tiny" / name / "records" / f"samples.rank{rank}.jsonl").read_text().splitlines()
+    )
     return [json.loads(line) for line in lines]
 
 
@@ -50,7 +57,9 @@ def test_a_run_over_the_tier_is_the_run_without(recipe: Path) -> None:
     assert main("eval", [str(runs / "tiny" / "tier")]) == 0  # needs no tier
     page = (runs / "tiny" / "tier" / "report.html").read_text()
     assert "Data tier" in page and "cores at work" in page
-    left = [c for c in psutil.Process().children(recursive=True) if c.status() != psutil.STATUS_ZOMBIE]
+    left = [
+        c for c in psutil.Process().children(recursive=True) if c.status() != psutil.STATUS_ZOMBIE
+    ]
     assert {child.pid for child in left} <= before
     assert signal.getsignal(signal.SIGTERM) is handler
 
@@ -61,12 +70,20 @@ def test_a_cache_filled_by_the_tier_is_the_cache_filled_here(recipe: Path, capsy
     folders = {name: recipe.parent / name for name in ("here", "tier")}
     for name, folder in folders.items():
         over = ["config=remote_data"] if name == "tier" else []
-        items = [f"recipe={recipe}", *over, f"model.teacher.cache_dir={folder}", "model.teacher.cache_views=2"]
+        items = [
+            f"recipe={recipe}",
+            *over,
+            f"model.teacher.cache_dir={folder}",
+            "model.teacher.cache_views=2",
+        ]
         assert main("cache", items) == 0
         assert "96 answers computed" in capsys.readouterr().out
     assert main("cache", items) == 0
     assert " 0 answers computed" in capsys.readouterr().out
-    files = {name: sorted(f for f in folder.rglob("*") if f.is_file()) for name, folder in folders.items()}
+    files = {
+        name: sorted(f for f in folder.rglob("*") if f.is_file())
+        for name, folder in folders.items()
+    }
     binary = [(a, b) for a, b in zip(*files.values(), strict=True) if a.suffix != ".json"]
     assert binary and all(a.read_bytes() == b.read_bytes() for a, b in binary)
 
@@ -77,7 +94,10 @@ def test_a_run_over_the_tier_that_is_killed_resumes_to_the_last_bit(recipe: Path
     """SIGKILL at any step, twice; no process is left over."""
     items = ["config=remote_data", "trainer.max_epochs=4", "checkpoint.every_n_steps=1"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests._kills", str(recipe), "2", "0", *items], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "tests._kills", str(recipe), "2", "0", *items],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "processes left over: 0" in done.stdout
@@ -88,13 +108,20 @@ def test_a_run_over_the_tier_that_is_killed_resumes_to_the_last_bit(recipe: Path
 def test_a_signal_to_the_whole_job_leaves_a_checkpoint(recipe: Path) -> None:
     """Ray's own processes die of it at once; the step is finished and saved all the same."""
     log, folder = recipe.parent / "log.txt", recipe.parent / "runs" / "tiny" / "000"
-    items = ["config=audit", "config=remote_data", "trainer.max_epochs=100000", "trainer.enable_progress_bar=false"]
+    items = [
+        "config=audit",
+        "config=remote_data",
+        "trainer.max_epochs=100000",
+        "trainer.enable_progress_bar=false",
+    ]
     pid = start([f"recipe={recipe}", *items], log)
     record = folder / "records" / "samples.rank0.jsonl"
     wait_for(lambda: record.exists() and record.read_bytes().count(b"\n") > 8)
     os.killpg(pid, signal.SIGTERM)
     assert status_of(pid) == 143, log.read_text()
-    assert "stopped by SIGTERM" in log.read_text() and (folder / "checkpoints" / "last.ckpt").is_file()
+    assert (
+        "stopped by SIGTERM" in log.read_text() and (folder / "checkpoints" / "last.ckpt").is_file()
+    )
     wait_for(lambda: not survivors(pid))
 
 
@@ -162,7 +189,9 @@ class Placed:
 
     def __call__(self, samples: Any) -> dict[str, Any]:
         """The batch."""
-        gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"] if ray.is_initialized() else []
+        gpus = (
+            ray.get_runtime_context().get_accelerator_ids()["GPU"] if ray.is_initialized() else []
+        )
         node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         who = [f"{node} {','.join(gpus)} {seen} {os.getpid()}"]
@@ -174,10 +203,14 @@ def filling(data: DistillationDataModule, view: int = 0) -> Any:
     return data.fill_dataloader(view, lambda view, index: index < 0, 0, 1, Placed)
 
 
-def module(root: Path, cluster: Any = None, source: type[Source] = Disturbed, **kwargs: Any) -> DistillationDataModule:
+def module(
+    root: Path, cluster: Any = None, source: type[Source] = Disturbed, **kwargs: Any
+) -> DistillationDataModule:
     """Pictures by the tier of a cluster, or (without one) by this process."""
     more = (
-        {"engine": "ray", "num_workers": "auto", "tier": TierSpec(cluster.address)} if cluster else {"num_workers": 0}
+        {"engine": "ray", "num_workers": "auto", "tier": TierSpec(cluster.address)}
+        if cluster
+        else {"num_workers": 0}
     )
     data = DistillationDataModule(source(str(root)), 32, 4, augment=MIXED, **{**more, **kwargs})
     data.prepare_data()
@@ -187,7 +220,9 @@ def module(root: Path, cluster: Any = None, source: type[Source] = Disturbed, **
 def same(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> bool:
     """Whether batches are the same to the last bit."""
     pairs = zip(found, wanted, strict=True)
-    return all(torch.equal(torch.as_tensor(a[k]), torch.as_tensor(b[k])) for a, b in pairs for k in b)
+    return all(
+        torch.equal(torch.as_tensor(a[k]), torch.as_tensor(b[k])) for a, b in pairs for k in b
+    )
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -221,7 +256,11 @@ def test_machines_may_hang_come_and_go_in_mid_epoch(cluster: Any, many: Path, ca
     found += list(batches)
     assert same(found, list(module(many).train_dataloader()))
     by_machine = {machine.node: machine.batches for machine in crew.machines.values()}
-    assert by_machine[hung.node_id] == 0 and by_machine[second.node_id] > 0 and by_machine[third.node_id] > 0
+    assert (
+        by_machine[hung.node_id] == 0
+        and by_machine[second.node_id] > 0
+        and by_machine[third.node_id] > 0
+    )
     validated = list(data.val_dataloader())  # by the same makers
     assert same(validated, list(module(many).val_dataloader()))
     wait_for(lambda: crew.machines[second.node_id].gone)
@@ -233,7 +272,9 @@ def test_machines_may_hang_come_and_go_in_mid_epoch(cluster: Any, many: Path, ca
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_gpus_of_the_tier_compute_the_answers(cluster: Any, many: Path, recipe: Path, capsys: Any) -> None:
+def test_gpus_of_the_tier_compute_the_answers(
+    cluster: Any, many: Path, recipe: Path, capsys: Any
+) -> None:
     """A process for each GPU, none more, none elsewhere; the cache is the one that is filled here, record by record."""
     plain, machine = data_machine(cluster, 2), gpu_machine(cluster, 2, 2)
     data = module(many, cluster, num_workers=8)
@@ -246,29 +287,46 @@ def test_gpus_of_the_tier_compute_the_answers(cluster: Any, many: Path, recipe: 
     nodes, given, seen, processes = zip(*(each.split(" ") for each in sorted(who)), strict=True)
     assert set(nodes) == {machine.node_id} and plain.node_id not in nodes
     assert given == seen == ("0", "1") and len(set(processes)) == 2
-    assert len(data.tier._crew.makers) == 2 and len(data.tier.works) == 1  # both views are one kind of batch
+    assert (
+        len(data.tier._crew.makers) == 2 and len(data.tier.works) == 1
+    )  # both views are one kind of batch
     data.teardown("fit")
 
     folders = {name: recipe.parent / name for name in ("here", "tier")}
     for name, folder in folders.items():
-        over = ["config=remote_data", f"data.tier.address={cluster.address}"] if name == "tier" else []
-        items = [f"recipe={recipe}", *over, f"model.teacher.cache_dir={folder}", "model.teacher.cache_views=2"]
+        over = (
+            ["config=remote_data", f"data.tier.address={cluster.address}"] if name == "tier" else []
+        )
+        items = [
+            f"recipe={recipe}",
+            *over,
+            f"model.teacher.cache_dir={folder}",
+            "model.teacher.cache_views=2",
+        ]
         assert main("cache", items) == 0
         told = capsys.readouterr()
         assert "96 answers computed" in told.out
     assert ("Ray counts a GPU of" in told.err) is not torch.cuda.is_available()
-    files = {name: sorted(f for f in folder.rglob("*") if f.is_file()) for name, folder in folders.items()}
+    files = {
+        name: sorted(f for f in folder.rglob("*") if f.is_file())
+        for name, folder in folders.items()
+    }
     binary = [(a, b) for a, b in zip(*files.values(), strict=True) if a.suffix != ".json"]
     assert binary
     if not torch.cuda.is_available():  # a GPU rounds in its own way
         assert all(a.read_bytes() == b.read_bytes() for a, b in binary)
     assert main("cache", [*items, "model.teacher.placement=shard"]) == 2
-    assert "model.teacher.placement: must be same or cpu where a data tier computes" in capsys.readouterr().err
+    assert (
+        "model.teacher.placement: must be same or cpu where a data tier computes"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_machines_with_gpus_may_vanish_in_mid_fill(cluster: Any, many: Path, tmp_path: Path) -> None:
+def test_machines_with_gpus_may_vanish_in_mid_fill(
+    cluster: Any, many: Path, tmp_path: Path
+) -> None:
     """What they had in hand is computed by others: nothing is lost, doubled or out of order."""
     shut = tmp_path / "shut"  # while it is there no picture can be read
     first, second = (gpu_machine(cluster, 1, 1, **{SHUTS: str(shut)}) for _ in range(2))
@@ -286,7 +344,11 @@ def test_machines_with_gpus_may_vanish_in_mid_fill(cluster: Any, many: Path, tmp
         return len(crew.makers) == 2 and all(maker.jobs for maker in crew.makers)
 
     wait_for(both_wait)
-    decodes = [p for p in psutil.Process().children(recursive=True) if "BatchMaker" in " ".join(p.cmdline())]
+    decodes = [
+        p
+        for p in psutil.Process().children(recursive=True)
+        if "BatchMaker" in " ".join(p.cmdline())
+    ]
     before = {maker.handle for maker in crew.makers}
     decodes[0].kill()  # the process that it decodes for ends with it, and both are replaced
     wait_for(lambda: both_wait() and {maker.handle for maker in crew.makers} != before)
@@ -305,7 +367,9 @@ def test_machines_with_gpus_may_vanish_in_mid_fill(cluster: Any, many: Path, tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_makers_that_end_are_replaced_until_a_batch_or_a_machine_is_to_blame(cluster: Any, many: Path) -> None:
+def test_makers_that_end_are_replaced_until_a_batch_or_a_machine_is_to_blame(
+    cluster: Any, many: Path
+) -> None:
     """A process that is killed costs what it had in hand; a machine on which all end is left out."""
     data_machine(cluster, 2)
     data = module(many, cluster)
@@ -319,10 +383,16 @@ def test_makers_that_end_are_replaced_until_a_batch_or_a_machine_is_to_blame(clu
     assert same(found, list(module(many).train_dataloader()))
     data.teardown("fit")
 
-    cluster.remove_node(next(n for n in cluster.list_all_nodes() if n.node_id in crew.machines), allow_graceful=False)
+    cluster.remove_node(
+        next(n for n in cluster.list_all_nodes() if n.node_id in crew.machines),
+        allow_graceful=False,
+    )
     data_machine(cluster, **{ENDS: "1"})
     data = module(many, cluster)
-    with pytest.raises(RunError, match="3 processes in turn have ended over one batch .* its first picture is .*jpg"):
+    with pytest.raises(
+        RunError,
+        match="3 processes in turn have ended over one batch .* its first picture is .*jpg",
+    ):
         next(iter(data.train_dataloader()))
     data.on_exception(RuntimeError())
 
@@ -330,18 +400,31 @@ def test_makers_that_end_are_replaced_until_a_batch_or_a_machine_is_to_blame(clu
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_mistakes_and_a_lost_cluster_are_told_in_a_line(
-    cluster: Any, many: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cluster: Any,
+    many: Path,
+    recipe: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for items, said in [
         (["data.tier.address=127.0.0.1:1"], "data.tier.address: no Ray cluster at 127.0.0.1:1"),
-        ([f"data.tier.address={cluster.address}"], "data.tier.label: none of the cluster's 1 machine(s) carries"),
-        ([f"data.tier.address={cluster.address}", "data.tier.label=zone=b"], "machine(s) carries zone=b; start those"),
+        (
+            [f"data.tier.address={cluster.address}"],
+            "data.tier.label: none of the cluster's 1 machine(s) carries",
+        ),
+        (
+            [f"data.tier.address={cluster.address}", "data.tier.label=zone=b"],
+            "machine(s) carries zone=b; start those",
+        ),
     ]:
         assert main("train", [f"recipe={recipe}", "config=remote_data", *items]) == 2
         told = capsys.readouterr().err.strip()
         assert said in told and len(told.splitlines()) == 1
         assert not (recipe.parent / "runs").exists()
-    cache = [f"model.teacher.cache_dir={recipe.parent / 'cache'}", f"data.tier.address={cluster.address}"]
+    cache = [
+        f"model.teacher.cache_dir={recipe.parent / 'cache'}",
+        f"data.tier.address={cluster.address}",
+    ]
     assert main("cache", [f"recipe={recipe}", "config=remote_data", *cache]) == 2
     told = capsys.readouterr().err.strip()
     assert "data.tier.label: none of the cluster's 1 machine(s) carries kd-role=data" in told
@@ -351,7 +434,9 @@ def test_mistakes_and_a_lost_cluster_are_told_in_a_line(
     next(iter(data.train_dataloader()))
     cluster.remove_node(node, allow_graceful=False)
     monkeypatch.setattr(remote, "PATIENCE_S", 1.0)
-    with pytest.raises(RunError, match="no machine that carries kd-role=data has made a batch for 1 s"):
+    with pytest.raises(
+        RunError, match="no machine that carries kd-role=data has made a batch for 1 s"
+    ):
         while True:
             list(data.train_dataloader())
     monkeypatch.setattr(remote, "PATIENCE_S", 100.0)

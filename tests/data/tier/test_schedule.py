@@ -51,7 +51,11 @@ class Storm:
             self.nodes[f"new{self.now}"] = ("new", 2)
         elif event < 0.02 and len(self.nodes) > 1:
             self.nodes.pop(self.chance.choice(sorted(self.nodes)))
-        elif event < 0.04 and scheduler.makers and not any(m.machine.failures > 2 for m in scheduler.makers):
+        elif (
+            event < 0.04
+            and scheduler.makers
+            and not any(m.machine.failures > 2 for m in scheduler.makers)
+        ):
             scheduler.lost(self.chance.choice(scheduler.makers), memory=self.chance.random() < 0.5)
         elif event < 0.05:
             self.hung.add(self.chance.choice(scheduler.working))
@@ -61,7 +65,11 @@ class Storm:
         """Somebody makes a batch; training takes what is there."""
         while self.scheduler.give(self.now):
             pass
-        busy = [maker for maker in self.scheduler.makers if maker.jobs and maker.machine not in self.hung]
+        busy = [
+            maker
+            for maker in self.scheduler.makers
+            if maker.jobs and maker.machine not in self.hung
+        ]
         if busy and self.chance.random() < 0.7:
             maker = self.chance.choice(busy)
             job = maker.jobs[0]
@@ -128,7 +136,9 @@ def test_a_gpu_has_one_maker_while_there_are_enough() -> None:
     assert [m.wanted for m in scheduler.working] == [1] and scheduler.share_of_a_core == 0.5
 
 
-def test_a_batch_over_which_makers_end_is_to_blame_and_a_machine_on_which_all_end_is_left_out() -> None:
+def test_a_batch_over_which_makers_end_is_to_blame_and_a_machine_on_which_all_end_is_left_out() -> (
+    None
+):
     scheduler = Scheduler(makers=1)
     scheduler.present({"a": ("a", 8), "b": ("b", 8)})
     stream = Stream(0, iter([[(7, 0)]]), 10)
@@ -145,24 +155,36 @@ def test_a_batch_over_which_makers_end_is_to_blame_and_a_machine_on_which_all_en
 @pytest.mark.parametrize(
     ("items", "said"),
     [
-        (["data.engine=ray", "data.num_workers=0"], "data.num_workers: must be auto or >= 1 with engine=ray, got 0"),
+        (
+            ["data.engine=ray", "data.num_workers=0"],
+            "data.num_workers: must be auto or >= 1 with engine=ray, got 0",
+        ),
         (["data.tier.address=auto"], "data.tier: needs data.engine=ray, got torch"),
         (
             ["data.tier.address=ray://head:10001"],
             "data.tier.address: must be HOST:PORT or auto, got 'ray://head:10001'",
         ),
-        (["data.engine=ray", "data.tier.label=data"], "data.tier.label: must be NAME=VALUE, got 'data'"),
+        (
+            ["data.engine=ray", "data.tier.label=data"],
+            "data.tier.label: must be NAME=VALUE, got 'data'",
+        ),
         (["data.engine=ray", "data.tier.queue_mb=0"], "data.tier.queue_mb: must be >= 1, got 0"),
         (["config=remote_data"], f"data.engine: ray {needs_extra('ray')}"),
     ],
 )
 def test_mistakes_are_told_in_a_line(
-    items: list[str], said: str, recipe, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    items: list[str],
+    said: str,
+    recipe,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if "config=remote_data" in items:
         monkeypatch.setitem(sys.modules, "ray", None)
     else:
-        pytest.importorskip("ray") if "data.engine=ray" in items and "tier" not in items[-1] else None
+        pytest.importorskip("ray") if "data.engine=ray" in items and "tier" not in items[
+            -1
+        ] else None
     assert main("train", [f"recipe={recipe}", *items]) == 2
     told = capsys.readouterr().err
     assert said in told and len(told.strip().splitlines()) == 1

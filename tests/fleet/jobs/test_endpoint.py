@@ -32,7 +32,11 @@ PLACE = ["role=arn:aws:iam::123456789012:role/kd-endpoint", "bucket=s3://kd-test
 @pytest.fixture()
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """AWS as moto plays it, with one bucket; its SageMaker."""
-    for name, value in {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "eu-west-1"}.items():
+    for name, value in {
+        "ACCESS_KEY_ID": "a",
+        "SECRET_ACCESS_KEY": "b",
+        "DEFAULT_REGION": "eu-west-1",
+    }.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     with moto.mock_aws():
         place = {"LocationConstraint": "eu-west-1"}
@@ -62,25 +66,52 @@ def test_the_requests(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert container["ModelDataUrl"] == "s3://kd-test/models/food-vit-003/model.tar.gz"
     (variant,) = found["create_endpoint_config"]["ProductionVariants"]
     assert (variant["InstanceType"], variant["InitialInstanceCount"]) == ("ml.c5.xlarge", 2)
-    assert found["create_endpoint"] == {"EndpointName": "food-vit-003", "EndpointConfigName": "food-vit-003"}
-    (variant,) = asked(capsys, str(run), "serverless=true", "job=food")["create_endpoint_config"]["ProductionVariants"]
+    assert found["create_endpoint"] == {
+        "EndpointName": "food-vit-003",
+        "EndpointConfigName": "food-vit-003",
+    }
+    (variant,) = asked(capsys, str(run), "serverless=true", "job=food")["create_endpoint_config"][
+        "ProductionVariants"
+    ]
     assert variant["ServerlessConfig"] == {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
     assert "InstanceType" not in variant
-    job = asked(capsys, str(run), "instances=1xml.c5.xlarge", "batch=s3://kd-test/in", "out=s3://kd-test/out")
+    job = asked(
+        capsys,
+        str(run),
+        "instances=1xml.c5.xlarge",
+        "batch=s3://kd-test/in",
+        "out=s3://kd-test/out",
+    )
     assert list(job) == ["create_model", "create_transform_job"]
-    assert job["create_transform_job"]["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"] == "s3://kd-test/in"
+    assert (
+        job["create_transform_job"]["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
+        == "s3://kd-test/in"
+    )
 
 
-def test_serverless_names_the_machines_that_it_does_not_take(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("launch", ["endpoint", str(run), "instances=1xml.c5.xlarge", "serverless=true", "--dry-run"]) == 0
+def test_serverless_names_the_machines_that_it_does_not_take(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            "launch",
+            ["endpoint", str(run), "instances=1xml.c5.xlarge", "serverless=true", "--dry-run"],
+        )
+        == 0
+    )
     assert "instances: 1xml.c5.xlarge is ignored with serverless=true" in capsys.readouterr().err
 
 
-def test_gpus_that_would_idle_and_what_is_missing_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpus_that_would_idle_and_what_is_missing_are_named(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main("launch", ["endpoint", str(run), "instances=1xml.g5.xlarge", "--dry-run"]) == 0
     told = capsys.readouterr().err
     assert "kd-serve computes on the CPU: the GPUs of ml.g5.xlarge idle" in told
-    assert "to send it, role, image, bucket: must be given (role=arn:aws:iam::ACCOUNT:role/NAME image=" in told
+    assert (
+        "to send it, role, image, bucket: must be given (role=arn:aws:iam::ACCOUNT:role/NAME image="
+        in told
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +122,10 @@ def test_gpus_that_would_idle_and_what_is_missing_are_named(run: Path, capsys: p
         (["bucket=gs://kd"], "bucket: must be a URL (s3://BUCKET[/FOLDER]), got 'gs://kd'"),
         (["batch=s3://kd-test/in"], "out: must be s3://BUCKET/FOLDER, got ''"),
         (["out=s3://a/c"], "out: only a batch transform has one"),
-        (["serverless=true", "batch=s3://a/b", "out=s3://a/c"], "serverless: a batch transform needs machines"),
+        (
+            ["serverless=true", "batch=s3://a/b", "out=s3://a/c"],
+            "serverless: a batch transform needs machines",
+        ),
         (["job=food_1"], "job: must be letters, digits and dashes, 63 at most, got 'food_1'"),
         (["spot=true"], "no key 'spot'"),
     ],
@@ -123,8 +157,14 @@ def started_as_sagemaker_does(base: Path, picture: bytes) -> bytes:
                 break
             assert server.poll() is None
             time.sleep(0.2)
-        headers = {"Content-Type": endpoint.PICTURE, "Accept": "application/json", "Host": "model.example:8080"}
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/invocations", picture, headers)) as answer:
+        headers = {
+            "Content-Type": endpoint.PICTURE,
+            "Accept": "application/json",
+            "Host": "model.example:8080",
+        }
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{url}/invocations", picture, headers)
+        ) as answer:
             return answer.read()
     finally:
         server.terminate()
@@ -132,13 +172,19 @@ def started_as_sagemaker_does(base: Path, picture: bytes) -> bytes:
 
 
 def test_an_endpoint_from_creation_to_deletion(
-    finished: Path, cloud: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    finished: Path,
+    cloud: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("checkpoints"))
     base = tmp_path / "ml"
     base.mkdir()
-    monkeypatch.setattr(endpoint, "invoke", lambda _, picture: started_as_sagemaker_does(base, picture))
+    monkeypatch.setattr(
+        endpoint, "invoke", lambda _, picture: started_as_sagemaker_does(base, picture)
+    )
     items = [*PLACE, "job=food", "instances=1xml.c5.xlarge"]
     assert main("launch", ["endpoint", str(folder), *items]) == 0
     told = capsys.readouterr().out
@@ -177,7 +223,9 @@ def test_what_cannot_be_created_leaves_nothing(cloud: Any, tmp_path: Path) -> No
     requests["create_endpoint"]["EndpointConfigName"] = "another"
     with pytest.raises(UserError, match=r"sagemaker: .*Could not find endpoint"):
         endpoint._create(requests, archive)
-    assert not cloud.list_models()["Models"] and not cloud.list_endpoint_configs()["EndpointConfigs"]
+    assert (
+        not cloud.list_models()["Models"] and not cloud.list_endpoint_configs()["EndpointConfigs"]
+    )
     assert "Contents" not in boto3.client("s3").list_objects_v2(Bucket="kd-test")
 
 

@@ -22,7 +22,9 @@ def test_a_program_that_fails_is_told_by_its_last_line() -> None:
     need("sh", "here")
 
 
-def test_a_log_is_printed_by_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_is_printed_by_whole_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "log"
     tail = Tail(file)
     tail.print_new()
@@ -42,7 +44,9 @@ def test_where_folders_are_shared_files_are_named_where_they_are(tmp_path: Path)
     refuse_spot(job, "SLURM's machines")
     with pytest.raises(UserError, match="spot: SLURM's machines have no price by the hour"):
         refuse_spot(replace(job, spot=True), "SLURM's machines")
-    with pytest.raises(UserError, match="channel:photos: SLURM's machines see this machine's folders"):
+    with pytest.raises(
+        UserError, match="channel:photos: SLURM's machines see this machine's folders"
+    ):
         refuse_spot(replace(job, items=["data.source.root=channel:photos"]), "SLURM's machines")
     place, done = Torchrun(), Outcome(True, "done")
     assert place.fetch(done, tmp_path) == tmp_path and place.fetch(done, own) is None

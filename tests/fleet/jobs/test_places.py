@@ -36,8 +36,15 @@ def check_script(text: str) -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
-def test_sky_takes_an_image_with_or_without_its_prefix(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    items = [f"recipe={tiny}", "instances=1xA100:8", "bucket=s3://kd-test", "image=docker:registry/kd:1"]
+def test_sky_takes_an_image_with_or_without_its_prefix(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [
+        f"recipe={tiny}",
+        "instances=1xA100:8",
+        "bucket=s3://kd-test",
+        "image=docker:registry/kd:1",
+    ]
     assert "image_id: docker:registry/kd:1\n" in shown(capsys, "sky", *items)
 
 
@@ -62,7 +69,9 @@ def test_sky(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _check_by_skypilot([task])
 
 
-def test_sky_with_machines_that_prepare_data(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sky_with_machines_that_prepare_data(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = shown(capsys, "sky", f"recipe={tiny}", "config=remote_data", "instances=1xA100:8", "data_instances=4xcpu:32",
                  "bucket=s3://kd-test/runs", *CLOUD)  # fmt: skip
     header, train, data = yaml.safe_load_all(text)
@@ -94,15 +103,25 @@ def _check_by_skypilot(tasks: list[dict]) -> None:
 
 
 def test_the_dry_run_says_what_a_step_takes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    items = [f"recipe={tiny}", "instances=4xa100:8", "data.batch_size=16", "trainer.accumulate_grad_batches=2"]
+    items = [
+        f"recipe={tiny}",
+        "instances=4xa100:8",
+        "data.batch_size=16",
+        "trainer.accumulate_grad_batches=2",
+    ]
     assert main("launch", ["slurm", *items, "--dry-run"]) == 0
-    assert "pictures in an optimizer step: 1024 = 16 x 32 processes x 2 batches (" in capsys.readouterr().err
+    assert (
+        "pictures in an optimizer step: 1024 = 16 x 32 processes x 2 batches ("
+        in capsys.readouterr().err
+    )
 
 
 def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "slurm", f"recipe={tiny}", "instances=4xa100:8", "hours=2", "partition=gpu", "optim.lr=0.1",
                  "trust=tests")  # fmt: skip
-    asked = {line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")}
+    asked = {
+        line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")
+    }
     assert asked >= {"--nodes=4", "--gpus-per-node=a100:8", "--ntasks-per-node=8", "--cpus-per-task=8", "--time=120",
                      "--partition=gpu", "--signal=TERM@300", "--requeue"}  # fmt: skip
     assert f"recipe={tiny} trust=tests optim.lr=0.1 runs_dir={tmp_path}/runs name=food-1\n" in text
@@ -110,16 +129,35 @@ def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     more = ["qos=high", "mem=64G", "constraint=a100|h100", "sbatch.exclude=node7", "sbatch.exclusive=",
             "setup=module load cuda/12; ulimit -n 9999"]  # fmt: skip
     text = shown(capsys, "slurm", f"recipe={tiny}", "instances=1xgpu:8", *more)
-    options = ["--qos=high", "--mem=64G", "--constraint='a100|h100'", "--exclude=node7", "--exclusive"]
+    options = [
+        "--qos=high",
+        "--mem=64G",
+        "--constraint='a100|h100'",
+        "--exclude=node7",
+        "--exclusive",
+    ]
     assert "".join(f"#SBATCH {option}\n" for option in options) in text
-    assert f"cd {Path.cwd()} || exit 1\nmodule load cuda/12; ulimit -n 9999\nexport OMP_NUM_THREADS" in text
+    assert (
+        f"cd {Path.cwd()} || exit 1\nmodule load cuda/12; ulimit -n 9999\nexport OMP_NUM_THREADS"
+        in text
+    )
     check_script(text)
     text = shown(
-        capsys, "slurm", f"recipe={tiny}", "config=remote_data", "instances=1xgpu:4", "data_instances=2xcpu:32"
+        capsys,
+        "slurm",
+        f"recipe={tiny}",
+        "config=remote_data",
+        "instances=1xgpu:4",
+        "data_instances=2xcpu:32",
     )
-    assert "#SBATCH hetjob\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=32\n" in text
+    assert (
+        "#SBATCH hetjob\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=32\n"
+        in text
+    )
     assert "KD_ROLE=data MASTER_ADDR=$head srun --het-group=1 " in text
-    assert "export KD_DATA_NODES=2 MASTER_ADDR=$head\nsrun --kill-on-bad-exit=1 --het-group=0 " in text
+    assert (
+        "export KD_DATA_NODES=2 MASTER_ADDR=$head\nsrun --kill-on-bad-exit=1 --het-group=0 " in text
+    )
     check_script(text)
 
 
@@ -130,7 +168,10 @@ def test_kubernetes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert secret["stringData"] == {"token": "SECRET"}
     assert yaml.safe_load(config["data"]["tiny.yaml"])["recipe"] == "tiny"
     spec = train["spec"]
-    assert (train["kind"], train["metadata"]) == ("TrainJob", {"name": "food-1", "namespace": "vision"})
+    assert (train["kind"], train["metadata"]) == (
+        "TrainJob",
+        {"name": "food-1", "namespace": "vision"},
+    )
     assert (spec["trainer"]["numNodes"], spec["trainer"]["numProcPerNode"]) == (2, 8)
     assert spec["trainer"]["args"] == [
         "recipe=/kd-files/tiny.yaml", "config=remote_data", "runs_dir=/kd-runs", "name=food-1",
@@ -142,11 +183,20 @@ def test_kubernetes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {e["name"]: e.get("value") for e in container["env"]} == {
         "KD_ROLE": "data", "MASTER_ADDR": "food-1-node-0-0.food-1", "RAY_AUTH_TOKEN": None,
     }  # fmt: skip
-    if importlib.util.find_spec("kubernetes_validate"):  # knows what is Kubernetes' own: of the TrainJob, its pods
+    if importlib.util.find_spec(
+        "kubernetes_validate"
+    ):  # knows what is Kubernetes' own: of the TrainJob, its pods
         from kubernetes_validate import validate
 
-        patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "node"}, **patch["template"]["spec"]["template"]}
+        patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"][
+            "replicatedJobs"
+        ][0]
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "node"},
+            **patch["template"]["spec"]["template"],
+        }
         for document in (secret, config, data, pod):
             validate(document, "1.34", strict=True)
     if importlib.util.find_spec("kubeflow_trainer_api"):
@@ -154,11 +204,15 @@ def test_kubernetes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
         for kind, document in ((TrainerV1alpha1TrainJob, train), (IoK8sApiBatchV1Job, data)):
             found = kind.from_dict(document)
-            assert json.loads(json.dumps(found.to_dict())) == document  # no key that the schema does not know
+            assert (
+                json.loads(json.dumps(found.to_dict())) == document
+            )  # no key that the schema does not know
 
 
 def test_a_place_s_keys_run_nothing(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, "slurm", f"recipe={tiny}", "instances=1xgpu:8", "partition=a; id", "account=$(id)")
+    text = shown(
+        capsys, "slurm", f"recipe={tiny}", "instances=1xgpu:8", "partition=a; id", "account=$(id)"
+    )
     assert "#SBATCH --partition='a; id'\n#SBATCH --account='$(id)'\n" in text
     items = ["instances=2xgpu:8", "data_instances=1xcpu:2", "config=remote_data", "data_hosts=c"]
     text = shown(capsys, "torchrun", f"recipe={tiny}", *items, "hosts=$(id),b")
@@ -208,21 +262,34 @@ def test_a_mistake_is_one_line(
 
 
 @pytest.mark.skipif(shutil.which("sbatch") is not None, reason="sbatch is here")
-def test_a_program_that_is_not_here(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_that_is_not_here(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main("launch", ["slurm", f"recipe={tiny}", "instances=1xcpu:2"]) == 2
     assert "kd-launch: no program sbatch here" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tiny]
 
 
-def test_kd_train_does_not_take_the_options_of_kd_launch(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kd_train_does_not_take_the_options_of_kd_launch(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main("train", [f"recipe={tiny}", "--dry-run"]) == 2
     assert capsys.readouterr().err == "kd-train: no option --dry-run (kd-train --help)\n"
     assert list(Path().iterdir()) == [Path("tiny.yaml")]
 
 
 @pytest.mark.slow
-def test_torchrun_on_this_machine(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    items = ["torchrun", f"recipe={tiny}", "config=ddp_2cpu", "instances=1xcpu:2", "job=two", "trainer.max_epochs=1"]
+def test_torchrun_on_this_machine(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [
+        "torchrun",
+        f"recipe={tiny}",
+        "config=ddp_2cpu",
+        "instances=1xcpu:2",
+        "job=two",
+        "trainer.max_epochs=1",
+    ]
     os.environ["OMP_NUM_THREADS"] = "1"
     assert main("launch", items) == 0, capsys.readouterr()
     told = capsys.readouterr().out
@@ -231,8 +298,19 @@ def test_torchrun_on_this_machine(tiny: Path, tmp_path: Path, capsys: pytest.Cap
     assert f"kd-launch: two: done; run folder: {run}" in told
     assert json.loads((run / "summary.json").read_text())["status"] == "done"
     assert json.loads((run / "job.json").read_text())["groups"][0]["machines"] == "1 x cpu:2"
-    assert main("launch", ["torchrun", f"recipe={tiny}", "instances=1xcpu:1", "job=bad", "optim.lr=-1"]) == 2
-    failing = ["torchrun", f"recipe={tiny}", "instances=1xcpu:1", "job=bad", "data.source.root=/nowhere"]
+    assert (
+        main(
+            "launch", ["torchrun", f"recipe={tiny}", "instances=1xcpu:1", "job=bad", "optim.lr=-1"]
+        )
+        == 2
+    )
+    failing = [
+        "torchrun",
+        f"recipe={tiny}",
+        "instances=1xcpu:1",
+        "job=bad",
+        "data.source.root=/nowhere",
+    ]
     assert main("launch", failing) == 1
     assert "kd-launch: bad: machine 0 ended with status 1" in capsys.readouterr().err
 
@@ -248,7 +326,11 @@ esac
 
 
 def test_what_kubectl_is_asked(
-    tiny: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: Path,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In order: would it be taken, send it, is it done, copy the run, tidy up. A stand-in answers for the cluster."""
     log, program = tmp_path / "log", tmp_path / "bin" / "kubectl"
@@ -256,11 +338,25 @@ def test_what_kubectl_is_asked(
     program.write_text(STAND_IN.format(log=log, run=finished))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    items = ["kubernetes", f"recipe={tiny}", "instances=1xgpu:1", "claim=runs", "job=food-1", *CLOUD]
+    items = [
+        "kubernetes",
+        f"recipe={tiny}",
+        "instances=1xgpu:1",
+        "claim=runs",
+        "job=food-1",
+        *CLOUD,
+    ]
     assert main("launch", items) == 0, capsys.readouterr().err
-    asked = [line.split(" -n default ")[-1].removeprefix("kubectl ") for line in log.read_text().splitlines()]
+    asked = [
+        line.split(" -n default ")[-1].removeprefix("kubectl ")
+        for line in log.read_text().splitlines()
+    ]
     file = tmp_path / "runs/tiny/jobs/food-1/trainjob.yaml"
-    assert asked[:3] == ["apply --dry-run=server -f -", f"apply -f {file}", "get trainjob food-1 -o json"]
+    assert asked[:3] == [
+        "apply --dry-run=server -f -",
+        f"apply -f {file}",
+        "get trainjob food-1 -o json",
+    ]
     assert f"cp food-1-fetch:/kd-runs/tiny/food-1 {tmp_path}/runs/tiny/.food-1.part" in asked
     assert asked[-1] == "delete --wait=false pod food-1-fetch"
     assert (tmp_path / "runs/tiny/food-1/student.safetensors").is_file()

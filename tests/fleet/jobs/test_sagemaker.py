@@ -20,7 +20,11 @@ moto = pytest.importorskip("moto")
 
 ROLE = "role=arn:aws:iam::123456789012:role/kd-training"
 VPC = ["subnets=subnet-1a,subnet-2b", "security_groups=sg-3c"]
-PLACE = [ROLE, "image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/kd:1", "bucket=s3://kd-test/runs"]
+PLACE = [
+    ROLE,
+    "image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/kd:1",
+    "bucket=s3://kd-test/runs",
+]
 
 
 @pytest.fixture()
@@ -34,7 +38,9 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setenv(name, value)
     with moto.mock_aws():
         s3 = boto3.client("s3")
-        s3.create_bucket(Bucket="kd-test", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+        s3.create_bucket(
+            Bucket="kd-test", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
+        )
         s3.put_object(Bucket="kd-test", Key="food/train/apple/1.jpg", Body=b"x")
         yield s3
 
@@ -51,7 +57,9 @@ def request_of(capsys: pytest.CaptureFixture[str], *items: str) -> dict[str, Any
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_request(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_request(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     request = request_of(
         capsys, "recipe=grocery_vit", "config=ddp_8gpu", "config=zero", "instances=2xml.p4d.24xlarge", "spot=true",
@@ -65,12 +73,18 @@ def test_the_request(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeyp
     assert request["ResourceConfig"] == {
         "InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2, "VolumeSizeInGB": 100,
     }  # fmt: skip
-    assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 18000, "MaxWaitTimeInSeconds": 36000}
+    assert request["StoppingCondition"] == {
+        "MaxRuntimeInSeconds": 18000,
+        "MaxWaitTimeInSeconds": 36000,
+    }
     assert request["Environment"] == {"PYTHONUNBUFFERED": "1", "FI_PROVIDER": "efa"}
     assert request["EnableManagedSpotTraining"] is True
     assert request["CheckpointConfig"]["S3Uri"] == "s3://kd-test/runs/food/checkpoints"
     assert request["AlgorithmSpecification"]["ContainerEntrypoint"] == ["kd-train"]
-    found = {i["ChannelName"]: i["DataSource"]["S3DataSource"]["S3Uri"] for i in request["InputDataConfig"]}
+    found = {
+        i["ChannelName"]: i["DataSource"]["S3DataSource"]["S3Uri"]
+        for i in request["InputDataConfig"]
+    }
     assert found == {"photos": "s3://kd-test/food", "teacher": "s3://kd-test/teacher"}
     request = request_of(
         capsys, "recipe=foodtag_vit", "config=remote_data", "instances=1xml.p4d.24xlarge",
@@ -102,28 +116,60 @@ def test_data_in_a_file_system_keys_and_tags(capsys: pytest.CaptureFixture[str])
         "FileSystemId": "fs-0123456789", "FileSystemAccessMode": "rw", "FileSystemType": "EFS", "DirectoryPath": "/",
     }  # fmt: skip
     assert packs["InputMode"] == "FastFile"
-    assert request["VpcConfig"] == {"Subnets": ["subnet-1a", "subnet-2b"], "SecurityGroupIds": ["sg-3c"]}
-    assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 18000, "MaxWaitTimeInSeconds": 108000}
+    assert request["VpcConfig"] == {
+        "Subnets": ["subnet-1a", "subnet-2b"],
+        "SecurityGroupIds": ["sg-3c"],
+    }
+    assert request["StoppingCondition"] == {
+        "MaxRuntimeInSeconds": 18000,
+        "MaxWaitTimeInSeconds": 108000,
+    }
     assert request["Tags"] == [{"Key": "project", "Value": "food"}, {"Key": "team", "Value": "a=b"}]
     assert request["OutputDataConfig"]["KmsKeyId"] == "alias/kd"
     assert "VolumeKmsKeyId" not in request["ResourceConfig"]  # its disks are its own
-    request = request_of(capsys, "recipe=foodtag_vit", "instances=1xml.c5.4xlarge", "kms_key=alias/kd")
+    request = request_of(
+        capsys, "recipe=foodtag_vit", "instances=1xml.c5.4xlarge", "kms_key=alias/kd"
+    )
     assert request["ResourceConfig"]["VolumeKmsKeyId"] == "alias/kd"
 
 
 def test_parts_of_requests() -> None:
-    types = ["ml.p4d.24xlarge", "ml.g5.12xlarge", "g5.16xlarge", "ml.p3.8xlarge", "ml.p2.xlarge", "ml.c5.large"]
-    assert [gpus_of(name) for name in (*types, "ml.g7.48xlarge", "local")] == [8, 4, 1, 4, 1, 0, None, None]
+    types = [
+        "ml.p4d.24xlarge",
+        "ml.g5.12xlarge",
+        "g5.16xlarge",
+        "ml.p3.8xlarge",
+        "ml.p2.xlarge",
+        "ml.c5.large",
+    ]
+    assert [gpus_of(name) for name in (*types, "ml.g7.48xlarge", "local")] == [
+        8,
+        4,
+        1,
+        4,
+        1,
+        0,
+        None,
+        None,
+    ]
     files = Channel("files", "s3://kd-test/runs/files/").request()
     assert list(files) == ["ChannelName", "DataSource"]
 
 
 def test_a_dry_run_needs_only_what_the_request_is_about(capsys: pytest.CaptureFixture[str]) -> None:
     teacher = "model.teacher.checkpoint=channel:photos/teacher.safetensors"
-    items = ["recipe=grocery_vit", "instances=1xml.g5.xlarge", "data.source.root=channel:photos", teacher]
+    items = [
+        "recipe=grocery_vit",
+        "instances=1xml.g5.xlarge",
+        "data.source.root=channel:photos",
+        teacher,
+    ]
     assert main("launch", ["sagemaker", *items, "--dry-run"]) == 0
     told = capsys.readouterr()
-    assert "kd-launch: to send it, channel.photos, role, image, bucket: must be given (channel.photos=s3:" in told.err
+    assert (
+        "kd-launch: to send it, channel.photos, role, image, bucket: must be given (channel.photos=s3:"
+        in told.err
+    )
     assert json.loads(told.out)["RoleArn"] == "arn:aws:iam::ACCOUNT:role/NAME"
 
 
@@ -136,23 +182,40 @@ def test_a_search(portable: Path, cloud: Any, capsys: pytest.CaptureFixture[str]
     request = json.loads(told.out)
     assert "'epoch   1  train/loss 0.608  val/acc1 0.500' by " in told.err
     config = request["HyperParameterTuningJobConfig"]
-    assert config["HyperParameterTuningJobObjective"] == {"Type": "Maximize", "MetricName": "val/acc1"}
+    assert config["HyperParameterTuningJobObjective"] == {
+        "Type": "Maximize",
+        "MetricName": "val/acc1",
+    }
     assert config["ResourceLimits"] == {"MaxNumberOfTrainingJobs": 6, "MaxParallelTrainingJobs": 2}
     assert config["ParameterRanges"] == {
         "ContinuousParameterRanges": [
-            {"Name": "optim.lr", "MinValue": "0.0001", "MaxValue": "0.01", "ScalingType": "Logarithmic"}
+            {
+                "Name": "optim.lr",
+                "MinValue": "0.0001",
+                "MaxValue": "0.01",
+                "ScalingType": "Logarithmic",
+            }
         ],
         "CategoricalParameterRanges": [{"Name": "data.batch_size", "Values": ["8", "16"]}],
         "IntegerParameterRanges": [
-            {"Name": "trainer.max_epochs", "MinValue": "1", "MaxValue": "3", "ScalingType": "Linear"}
+            {
+                "Name": "trainer.max_epochs",
+                "MinValue": "1",
+                "MaxValue": "3",
+                "ScalingType": "Linear",
+            }
         ],
     }
     definition = request["TrainingJobDefinition"]
     assert definition["StaticHyperParameters"] == {"recipe": "channel:files/tiny.yaml"}
     (metric,) = definition["AlgorithmSpecification"]["MetricDefinitions"]
-    assert re.findall(metric["Regex"], "epoch   1  train/loss 0.608  val/acc1 0.500  val/acc5 1.000") == ["0.500"]
+    assert re.findall(
+        metric["Regex"], "epoch   1  train/loss 0.608  val/acc1 0.500  val/acc5 1.000"
+    ) == ["0.500"]
     assert main("launch", ["sagemaker", *PLACE, *asked, "wait=false"]) == 0
-    (sent,) = boto3.client("sagemaker").list_hyper_parameter_tuning_jobs()["HyperParameterTuningJobSummaries"]
+    (sent,) = boto3.client("sagemaker").list_hyper_parameter_tuning_jobs()[
+        "HyperParameterTuningJobSummaries"
+    ]
     assert sent["HyperParameterTuningJobName"] == "search-1"
     capsys.readouterr()
     asked = [*asked[:5], "search.data.batch_size=[8]", "job=search-2"]
@@ -168,7 +231,9 @@ def test_a_run_from_launch_to_report(
     asked = [f"recipe={portable}", "instances=1xml.g5.xlarge", "job=tiny-1", "spot=true", "prices=prices.yaml",
              "channel.train=s3://kd-test/food", "trainer.max_epochs=1"]  # fmt: skip
     assert main("launch", ["sagemaker", *PLACE, *asked, "wait=false"]) == 0
-    assert json.loads((tmp_path / "runs/tiny/jobs/tiny-1/job.json").read_text())["handle"] == "tiny-1"
+    assert (
+        json.loads((tmp_path / "runs/tiny/jobs/tiny-1/job.json").read_text())["handle"] == "tiny-1"
+    )
     sent = boto3.client("sagemaker").describe_training_job(TrainingJobName="tiny-1")
     assert sent["HyperParameters"]["recipe"] == "channel:files/tiny.yaml"
 
@@ -176,16 +241,22 @@ def test_a_run_from_launch_to_report(
     config, data = base / "input" / "config", base / "input" / "data"
     config.mkdir(parents=True)
     (config / "hyperparameters.json").write_text(json.dumps(sent["HyperParameters"]))
-    (config / "resourceconfig.json").write_text(json.dumps({"hosts": ["algo-1"], "current_host": "algo-1"}))
+    (config / "resourceconfig.json").write_text(
+        json.dumps({"hosts": ["algo-1"], "current_host": "algo-1"})
+    )
     (data / "files").mkdir(parents=True)
     (data / "train").symlink_to(pictures)
     cloud.download_file("kd-test", "runs/tiny-1/files/tiny.yaml", str(data / "files" / "tiny.yaml"))
     log = tmp_path / "log"
-    assert status_of(start([], log, SAGEMAKER_BASE_DIR=str(base), AWS_DEFAULT_REGION="")) == 0, log.read_text()
+    assert status_of(start([], log, SAGEMAKER_BASE_DIR=str(base), AWS_DEFAULT_REGION="")) == 0, (
+        log.read_text()
+    )
     with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as tar:
         for path in (base / "model").iterdir():
             tar.add(path, path.name)
-    cloud.upload_file(str(tmp_path / "model.tar.gz"), "kd-test", "runs/tiny-1/output/tiny-1/output/model.tar.gz")
+    cloud.upload_file(
+        str(tmp_path / "model.tar.gz"), "kd-test", "runs/tiny-1/output/tiny-1/output/model.tar.gz"
+    )
 
     request = json.loads((tmp_path / "runs/tiny/jobs/tiny-1/request.json").read_text())
     metrics = request["AlgorithmSpecification"]["MetricDefinitions"]
@@ -214,7 +285,10 @@ def test_a_run_from_launch_to_report(
                 ["all", "", "", "", "4"]):  # fmt: skip
         assert json.dumps(row, separators=(",", ":")) in page
     assert main("launch", ["sagemaker", *PLACE, *asked]) == 2
-    assert "runs/tiny/jobs/tiny-1 already; without a recipe, job= follows it" in capsys.readouterr().err
+    assert (
+        "runs/tiny/jobs/tiny-1 already; without a recipe, job= follows it"
+        in capsys.readouterr().err
+    )
 
 
 MISTAKES: list[tuple[list[str], str]] = [
@@ -266,7 +340,12 @@ def test_mistakes_are_one_line_and_nothing_is_sent_or_left(
     portable: Path, cloud: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In one cloud: a mistake leaves it as it was."""
-    asked = [*PLACE, f"recipe={portable}", "instances=1xml.g5.xlarge", "channel.train=s3://kd-test/food"]
+    asked = [
+        *PLACE,
+        f"recipe={portable}",
+        "instances=1xml.g5.xlarge",
+        "channel.train=s3://kd-test/food",
+    ]
     sagemaker = boto3.client("sagemaker")
     for items, told in MISTAKES:
         assert main("launch", ["sagemaker", *asked, *items]) == 2, items
@@ -274,12 +353,17 @@ def test_mistakes_are_one_line_and_nothing_is_sent_or_left(
         assert line.startswith("kd-launch: "), items
         assert told in line, items
         assert not [p for p in tmp_path.rglob("*") if p != portable], items
-        assert [o["Key"] for o in cloud.list_objects_v2(Bucket="kd-test")["Contents"]] == ["food/train/apple/1.jpg"]
+        assert [o["Key"] for o in cloud.list_objects_v2(Bucket="kd-test")["Contents"]] == [
+            "food/train/apple/1.jpg"
+        ]
         assert not sagemaker.list_training_jobs()["TrainingJobSummaries"], items
 
 
 def test_without_credentials(
-    portable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    portable: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)

@@ -13,13 +13,18 @@ from tests._helpers import write_recipe
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        shutil.which("sbatch") is None or "SLURM_CONF" not in os.environ, reason="needs a SLURM cluster"
+        shutil.which("sbatch") is None or "SLURM_CONF" not in os.environ,
+        reason="needs a SLURM cluster",
     ),
 ]
 
 
 def test_a_job_from_launch_to_run_folder(
-    tmp_path: Path, pictures: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    pictures: Path,
+    teacher: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("kd.fleet.jobs.slurm.POLL_S", 1)
     recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher)
@@ -28,7 +33,9 @@ def test_a_job_from_launch_to_run_folder(
     assert main("launch", refused) == 2
     assert "kd-launch: sbatch --test-only: " in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [recipe]
-    assert main("launch", ["slurm", *items, "instances=1xcpu:2", "job=two"]) == 0, capsys.readouterr()
+    assert main("launch", ["slurm", *items, "instances=1xcpu:2", "job=two"]) == 0, (
+        capsys.readouterr()
+    )
     told = capsys.readouterr().out
     assert "processes: 2 on 1 machine (started by SLURM)" in told
     run = tmp_path / "runs" / "tiny" / "two"

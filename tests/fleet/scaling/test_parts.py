@@ -18,7 +18,9 @@ def test_weak_and_strong_cases_of_each_strategy() -> None:
 
 def test_all_reduces_by_processes_and_size() -> None:
     run = Run(Path("x"))
-    run.events.append({"kind": "event", "name": "ring", "processes": 2, "times": [[4096, 0.001], [2**20, 0.02]]})
+    run.events.append(
+        {"kind": "event", "name": "ring", "processes": 2, "times": [[4096, 0.001], [2**20, 0.02]]}
+    )
     assert ring_times([run, Run(Path("y"))]) == [(2, 0.004096, 1.0), (2, 1.048576, 20.0)]
 
 

@@ -13,7 +13,12 @@ from kd.fleet.scaling.page import content, sections
 from tests._helpers import run_cli
 
 RING = RingCost(alpha_ms=0.05, ms_per_mb=0.8)
-RATES = {"teacher": Line(2.0, 1.5), "forward": Line(1.0, 0.5), "backward": Line(1.0, 1.0), "rest": Line(4.0, 0.1)}
+RATES = {
+    "teacher": Line(2.0, 1.5),
+    "forward": Line(1.0, 0.5),
+    "backward": Line(1.0, 1.0),
+    "rest": Line(4.0, 0.1),
+}
 GRADIENT_MB = 40.0
 
 
@@ -29,7 +34,9 @@ def made(strategy: str, processes: int, batch: int, overlap: float = 0.25) -> Sh
 
 
 def readings() -> list[ShortRun]:
-    several = [made(s, n, b) for n in (2, 4) for s in ("ddp", "zero", "fsdp") for b in (64, 64 // n)]
+    several = [
+        made(s, n, b) for n in (2, 4) for s in ("ddp", "zero", "fsdp") for b in (64, 64 // n)
+    ]
     return [made("ddp", 1, 64), *several]
 
 
@@ -42,7 +49,9 @@ def test_the_constants_are_found_again() -> None:
     assert (ring.alpha_ms, ring.ms_per_mb) == pytest.approx((0.05, 0.8))
     model = fit(readings(), "ddp", ring, GRADIENT_MB)
     for part, line in RATES.items():
-        assert (model.rates[part].fixed, model.rates[part].each) == pytest.approx((line.fixed, line.each))
+        assert (model.rates[part].fixed, model.rates[part].each) == pytest.approx(
+            (line.fixed, line.each)
+        )
     assert model.talk.overlap == pytest.approx(0.25, abs=0.021)
     assert model.error is not None and model.error < 0.01
     for strategy in ("zero", "fsdp"):
@@ -53,7 +62,9 @@ def test_the_constants_are_found_again() -> None:
 def test_a_second_ring_between_machines_by_hand() -> None:
     model = fit(readings(), "ddp", RING, GRADIENT_MB)
     one, four = model.step_ms(4, 64), model.step_ms(4, 64, 4, Network(10.0, True))
-    assert four - one == pytest.approx(2 * (3 * 0.05 + 3 / 4 * GRADIENT_MB * 8 / 10))  # Gbit/s: 8 / 10 ms a MB
+    assert four - one == pytest.approx(
+        2 * (3 * 0.05 + 3 / 4 * GRADIENT_MB * 8 / 10)
+    )  # Gbit/s: 8 / 10 ms a MB
     best, middle, worst = model.band(64, 4, Network(10.0))
     assert best < middle < worst  # half and double the network, as nobody has said what it is
     given = model.band(64, 4, Network(10.0, True))
@@ -114,7 +125,10 @@ def test_the_page_says_what_was_measured_and_what_follows() -> None:
 @pytest.mark.parametrize(
     ("item", "told"),
     [
-        ("processes=1,two", "processes: must be whole numbers > 0 with commas between, got '1,two'"),
+        (
+            "processes=1,two",
+            "processes: must be whole numbers > 0 with commas between, got '1,two'",
+        ),
         ("processes=1", "processes: must name more than one number"),
         ("strategies=ddp,zero4", "strategies: ddp, zero and fsdp are measured, got 'zero4'"),
         ("steps=2", "steps: must be a whole number >= 5, got '2'"),
@@ -143,7 +157,12 @@ def test_more_processes_than_gpus(
 @pytest.mark.timeout(900)
 def test_a_recipe_is_measured_with_every_strategy(recipe: Path) -> None:
     done = run_cli(
-        f"recipe={recipe}", "processes=1,2", "strategies=zero,fsdp", "steps=12", program="scale", timeout=900
+        f"recipe={recipe}",
+        "processes=1,2",
+        "strategies=zero,fsdp",
+        "steps=12",
+        program="scale",
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     folder = recipe.parent / "runs" / "tiny" / "scale" / "000"
@@ -152,7 +171,9 @@ def test_a_recipe_is_measured_with_every_strategy(recipe: Path) -> None:
         ("ddp", 1, 8), *((s, 2, b) for s in ("ddp", "zero", "fsdp") for b in (8, 4)),
     ]  # fmt: skip
     by_case = {(m["strategy"], m["batch"]): m for m in found["measured"][1:]}
-    assert all(m["parts_ms"]["teacher"] > 0 and m["parts_ms"]["backward"] > 0 for m in found["measured"])
+    assert all(
+        m["parts_ms"]["teacher"] > 0 and m["parts_ms"]["backward"] > 0 for m in found["measured"]
+    )
     assert by_case["zero", 8]["state_mb"] < by_case["ddp", 8]["state_mb"]
     assert by_case["fsdp", 8]["state_mb"] < by_case["zero", 8]["state_mb"]
     assert set(found["fitted"]) == {"ddp", "zero", "fsdp"}

@@ -34,12 +34,16 @@ def _recipe(folder: Path, metric: str) -> tuple[Path, dict]:
         return _scenes.recipe_of(folder, _scenes.draw(folder / "scenes", train=20)), teacher
     source = _lists(folder / "data", metric)
     task = {"map": "MultiLabel", "r2": "Regression"}[metric]
-    return write_recipe(folder / "tiny.yaml", folder, None, data__source=source, model__task=task), teacher
+    return write_recipe(
+        folder / "tiny.yaml", folder, None, data__source=source, model__task=task
+    ), teacher
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("metric", ["map", "r2", "miou"])
-def test_every_kind_of_target_has_a_size(metric: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_of_target_has_a_size(
+    metric: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe, teacher = _recipe(tmp_path, metric)
     trained = kd.train(recipe, {"model.student": teacher, "trainer.max_epochs": 4})
     given = {
@@ -48,7 +52,11 @@ def test_every_kind_of_target_has_a_size(metric: str, tmp_path: Path, capsys: py
         "model.distill_losses": {"kd": {"class_path": LOSSES[metric]}},
     }  # fmt: skip
     rows, choice = kd.size(recipe, given)
-    assert choice is not None and len(rows) == 3 and all({"before", "after"} <= row.keys() for row in rows)
+    assert (
+        choice is not None
+        and len(rows) == 3
+        and all({"before", "after"} <= row.keys() for row in rows)
+    )
     page = (tmp_path / "sizes" / "tiny" / "000" / "sizes.html").read_text()
     assert metric in page and choice["name"] in page
     assert size_main([f"recipe={recipe}", "latency_ms=5"]) == 2

@@ -63,7 +63,9 @@ def sizes(recipe: Path) -> Path:
 
 
 def names(run: Run, *given: object) -> list[str]:
-    return [one.name for one in candidates(run.cli.model.student_of_one, run.cli.model.teacher, *given)]
+    return [
+        one.name for one in candidates(run.cli.model.student_of_one, run.cli.model.teacher, *given)
+    ]
 
 
 def test_candidates_lie_below_the_teacher_and_hold_the_recipes_student_once(built: Run) -> None:
@@ -80,18 +82,29 @@ def test_candidates_of_other_kinds_sizes_and_numbers(built: Run) -> None:
     assert names(built, ("resnet10t",), (), 2) == ["vit_tiny_patch16_224", "resnet10t"]
     (cnn,) = (
         one
-        for one in candidates(built.cli.model.student_of_one, built.cli.model.teacher, ("resnet10t",), (), 2)
+        for one in candidates(
+            built.cli.model.student_of_one, built.cli.model.teacher, ("resnet10t",), (), 2
+        )
         if one.name == "resnet10t"
     )
     assert not cnn.inherits
     assert {"w64d4h4_24", "w64d4h4_32"} <= set(names(built, (), (24, 32), 24))
-    assert "w64d4h1" in names(built, (), (), 99), "heads of another size come once more candidates are asked for"
+    assert "w64d4h1" in names(built, (), (), 99), (
+        "heads of another size come once more candidates are asked for"
+    )
 
 
 def test_sizes_with_their_teachers_number_of_patches(recipe: Path, tmp_path: Path) -> None:
     """``patch_size: auto`` means other pixels at each input size, and stays ``auto`` in what is written."""
-    teacher = save_teacher(tmp_path / "of14.safetensors", **{**LARGE, "patch_size": 14, "img_size": 28})
-    given = {"arch": ARCH, "img_size": 28, "kwargs": {**LARGE, "patch_size": 14}, "checkpoint": str(teacher)}
+    teacher = save_teacher(
+        tmp_path / "of14.safetensors", **{**LARGE, "patch_size": 14, "img_size": 28}
+    )
+    given = {
+        "arch": ARCH,
+        "img_size": 28,
+        "kwargs": {**LARGE, "patch_size": 14},
+        "checkpoint": str(teacher),
+    }
     run = Run.of(translate([
         f"recipe={recipe}", f"model.teacher={json.dumps(given)}", "model.student.img_size=28",
         f"model.student.kwargs={json.dumps({**TINY, 'patch_size': 'auto'})}",
@@ -103,8 +116,13 @@ def test_sizes_with_their_teachers_number_of_patches(recipe: Path, tmp_path: Pat
     sides = {(one.spec.img_size, one.spec.kwargs["patch_size"]) for one in found if one.inherits}
     assert sides == {(24, 12), (28, 14)}
     assert {one.settings()["kwargs"]["patch_size"] for one in found} == {"auto"}
-    assert [one.settings()["kwargs"] for one in found if one.own] == [run.config["model"]["student"]["kwargs"]]
-    with pytest.raises(UserError, match="img_sizes: pictures of 27x27 are no multiple of its patches of 16x16 pixels"):
+    assert [one.settings()["kwargs"] for one in found if one.own] == [
+        run.config["model"]["student"]["kwargs"]
+    ]
+    with pytest.raises(
+        UserError,
+        match="img_sizes: pictures of 27x27 are no multiple of its patches of 16x16 pixels",
+    ):
         candidates(student, parent, (), (27,), 24)
 
 
@@ -113,9 +131,13 @@ def test_scores_come_from_training_pictures_that_are_held_out(recipe: Path) -> N
     run.cli.build()
     data = hold_out(run.cli.model, run.cli.datamodule)
     splits = {name: data.split(name) for name in ("val", "train")}
-    held, trained = ({split.read(i) for i in range(len(split.targets))} for split in splits.values())
+    held, trained = (
+        {split.read(i) for i in range(len(split.targets))} for split in splits.values()
+    )
     assert held and not held & trained
-    assert {path.read_bytes() for path in (recipe.parent / "data" / "train").rglob("*.jpg")} == held | trained
+    assert {
+        path.read_bytes() for path in (recipe.parent / "data" / "train").rglob("*.jpg")
+    } == held | trained
 
 
 def test_what_is_timed_has_the_scales_and_biases_of_a_trained_model(built: Run) -> None:
@@ -123,7 +145,11 @@ def test_what_is_timed_has_the_scales_and_biases_of_a_trained_model(built: Run) 
     student = built.cli.model.student_of_one
     for spec in (student.spec, replace(student.spec, arch="resnet10t", kwargs={})):
         model = Drawn(drawing(spec, student), spec, (32, 32), 1).prepared().model
-        assert not [name for name, values in model.named_parameters() if (values == values.flatten()[0]).all()]
+        assert not [
+            name
+            for name, values in model.named_parameters()
+            if (values == values.flatten()[0]).all()
+        ]
 
 
 def test_the_help_names_every_key() -> None:
@@ -157,10 +183,13 @@ def test_an_impossible_budget_names_the_smallest_candidate() -> None:
     rows = [row("a", 1.25), row("b", 2)]
     check(rows, {"latency_ms": 1.5})
     with pytest.raises(
-        kd.errors.UserError, match=r"latency_ms: no candidate is within 1: the smallest is a with 1.25 ms"
+        kd.errors.UserError,
+        match=r"latency_ms: no candidate is within 1: the smallest is a with 1.25 ms",
     ):
         check(rows, {"mb": 8, "latency_ms": 1})
-    with pytest.raises(kd.errors.UserError, match="no candidate is within latency_ms=1.5 mb=4 at once"):
+    with pytest.raises(
+        kd.errors.UserError, match="no candidate is within latency_ms=1.5 mb=4 at once"
+    ):
         check([row("a", 1.25), row("b", 2, mb=1)], {"latency_ms": 1.5, "mb": 4})
 
 
@@ -173,7 +202,10 @@ def test_nothing_is_predicted_without_evidence() -> None:
 
 
 def test_a_budget_below_the_smallest_candidate_is_refused_before_the_others_are_timed(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    recipe: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timed: list[list[str]] = []
 
@@ -186,7 +218,8 @@ def test_a_budget_below_the_smallest_candidate_is_refused_before_the_others_are_
     assert size_main([*given, "latency_ms=5"]) == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert (
-        said[-1] == "kd-size: latency_ms: no candidate is within 5: the smallest is vit_tiny_patch16_224 with 7 ms"
+        said[-1]
+        == "kd-size: latency_ms: no candidate is within 5: the smallest is vit_tiny_patch16_224 with 7 ms"
     ), said
     assert timed == [["vit_tiny_patch16_224"]] and not list(tmp_path.iterdir())
     assert size_main([*given, "latency_ms=8"]) == 2, "its best round alone is within the budget"
@@ -194,12 +227,21 @@ def test_a_budget_below_the_smallest_candidate_is_refused_before_the_others_are_
 
 
 def test_a_budget_of_parameters_or_megabytes_is_refused_before_anything_is_timed(
-    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    recipe: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(search, "latencies", lambda *_: pytest.fail("timed"))
     for budget in ("params_m=0.001", "mb=0.001"):
-        assert size_main([f"recipe={recipe}", f"runs_dir={tmp_path}/runs", "latency_ms=5", budget]) == 2
-        assert f"{budget.split('=')[0]}: no candidate is within 0.001: the smallest is" in capsys.readouterr().err
+        assert (
+            size_main([f"recipe={recipe}", f"runs_dir={tmp_path}/runs", "latency_ms=5", budget])
+            == 2
+        )
+        assert (
+            f"{budget.split('=')[0]}: no candidate is within 0.001: the smallest is"
+            in capsys.readouterr().err
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -220,8 +262,15 @@ def content(**more: object) -> dict:
 def test_the_page_and_the_table_say_what_was_not_scored() -> None:
     columns, rows = table(content())
     assert "predicted" not in columns
-    assert [line[-1] for line in rows] == ["chosen, on the front, the recipe's student", "over the budget", ""]
-    assert headline(content()) == "small is the most accurate within latency_ms <= 3: acc1 50.0%, 1 ms, 1.00 M."
+    assert [line[-1] for line in rows] == [
+        "chosen, on the front, the recipe's student",
+        "over the budget",
+        "",
+    ]
+    assert (
+        headline(content())
+        == "small is the most accurate within latency_ms <= 3: acc1 50.0%, 1 ms, 1.00 M."
+    )
     verdict, _, points, _ = sections(content())
     assert points is not None and [point[2] for point in points["points"]] == ["small", "teacher"]
     assert [point[4] for point in points["points"]] == ["small, chosen, the recipe's", "teacher"]
@@ -230,15 +279,27 @@ def test_the_page_and_the_table_say_what_was_not_scored() -> None:
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 def test_labels_of_sizes_that_lie_near_each_other_do_not_overlap(tmp_path: Path) -> None:
-    rows = [row(f"w{32 * n}d4h2", 10 + n / 9, 0.5 + n / 99) for n in range(12)] + [row("beaten", 10.5, 0.4)]
+    rows = [row(f"w{32 * n}d4h2", 10 + n / 9, 0.5 + n / 99) for n in range(12)] + [
+        row("beaten", 10.5, 0.4)
+    ]
     choose(rows, {}, 1)
-    file = write_page(tmp_path / "sizes.html", "sizes", sections(content(candidates=rows, choice="w352d4h2")))
+    file = write_page(
+        tmp_path / "sizes.html", "sizes", sections(content(candidates=rows, choice="w352d4h2"))
+    )
     labels = re.findall(r'<text class="label" x="([\d.]+)" y="([\d.]+)">([^<]+)', dom(file))
     names = [name for *_, name in labels]
-    assert names[0] == "w352d4h2, chosen" and "teacher" in names and len(names) > 8 and "beaten" not in names
+    assert (
+        names[0] == "w352d4h2, chosen"
+        and "teacher" in names
+        and len(names) > 8
+        and "beaten" not in names
+    )
     for (x, y, name), (other_x, other_y, other) in combinations(labels, 2):
         left, right = sorted([(float(x), len(name)), (float(other_x), len(other))])
-        assert abs(float(y) - float(other_y)) > 11 or left[0] + 5 * left[1] < right[0], (name, other)
+        assert abs(float(y) - float(other_y)) > 11 or left[0] + 5 * left[1] < right[0], (
+            name,
+            other,
+        )
 
 
 WRONG = {
@@ -261,7 +322,11 @@ WRONG = {
 
 @pytest.mark.parametrize("item", WRONG)
 def test_wrong_use_is_one_line_and_writes_nothing(
-    item: str, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    item: str,
+    recipe: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(search, "latencies", lambda *_: pytest.fail("timed"))
     assert size_main([f"recipe={recipe}", f"runs_dir={tmp_path}/runs", item]) == 2
@@ -276,24 +341,34 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         plan(translate(["recipe=x", "runtime=openvino"]))
 
 
-def test_a_teacher_that_gives_no_layers(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_teacher_that_gives_no_layers(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cnn = ["model.teacher.arch=resnet10t", "model.teacher.kwargs={}", "model.teacher.checkpoint=null",
            f"runs_dir={tmp_path}/runs", "model.teacher.img_size=null"]  # fmt: skip
     assert size_main([f"recipe={recipe}", *cnn]) == 2
     said = capsys.readouterr().err
-    assert "model.teacher: no size can start from its layers: the student must be a plain timm" in said
+    assert (
+        "model.teacher: no size can start from its layers: the student must be a plain timm" in said
+    )
     assert "archs=NAME,... are scored by a short distillation" in said
 
 
-def test_the_table_the_choice_and_the_files(recipe: Path, found: tuple[list[dict], dict | None]) -> None:
+def test_the_table_the_choice_and_the_files(
+    recipe: Path, found: tuple[list[dict], dict | None]
+) -> None:
     rows, choice = found
     assert len(rows) == 4 and sum(one["own"] for one in rows) == 1
-    assert all(one["inherits"] and {"before", "after", "latency_ms", "mb"} <= one.keys() for one in rows)
+    assert all(
+        one["inherits"] and {"before", "after", "latency_ms", "mb"} <= one.keys() for one in rows
+    )
     assert choice is not None and choice["score"] == max(one["score"] for one in rows)
     written = json.loads((sizes(recipe) / "000" / "sizes.json").read_text())
     assert (written["candidates"], written["choice"]) == (rows, choice["name"])
     assert {"latency_ms", "before"} <= written["teacher"].keys()
-    student = yaml.safe_load((sizes(recipe) / "000" / "student.yaml").read_text())["model"]["student"]
+    student = yaml.safe_load((sizes(recipe) / "000" / "student.yaml").read_text())["model"][
+        "student"
+    ]
     assert {key: choice[key] for key in student} == student
 
 
@@ -305,7 +380,9 @@ def test_results_are_read_again_and_an_interrupted_search_resumes(
 
     monkeypatch.setattr(search, "latencies", refuse)
     scored: list[list[str]] = []
-    monkeypatch.setattr(search, "score", lambda _, missing, *__: scored.append([one.name for one in missing]))
+    monkeypatch.setattr(
+        search, "score", lambda _, missing, *__: scored.append([one.name for one in missing])
+    )
     again, _ = kd.size(recipe, {"candidates": 4, "steps": 2})
     assert [one["score"] for one in again] == [one["score"] for one in found[0]]
     file = sizes(recipe) / "results.json"
@@ -357,7 +434,9 @@ def test_the_choice_is_trained_and_compared_with_its_budget(
 def test_runtimes_models_and_input_sizes(given: dict, recipe: Path, tmp_path: Path) -> None:
     if given.get("runtime") == "openvino":
         pytest.importorskip("openvino")
-    rows, choice = kd.size(recipe, {"candidates": 3, "steps": 1, "runs_dir": str(tmp_path / "runs"), **given})
+    rows, choice = kd.size(
+        recipe, {"candidates": 3, "steps": 1, "runs_dir": str(tmp_path / "runs"), **given}
+    )
     assert choice is not None and all(one["latency_ms"] > 0 for one in rows)
     others = [one for one in rows if not one["inherits"]]
     assert [one["name"] for one in others] == ["resnet10t"] * ("archs" in given)
@@ -382,4 +461,7 @@ def test_students_without_a_classifier_are_compared_by_labelled_pictures(
     given = {"candidates": 3, "steps": 1, "data.probe.root": str(tmp_path / "labelled")}
     rows, choice = kd.size(recipe, {**given, "model.student.inherit": True})
     assert choice is not None and all(0 <= one["before"] <= 1 for one in rows)
-    assert json.loads((tmp_path / "sizes" / "tiny" / "000" / "sizes.json").read_text())["metric"] == "knn1"
+    assert (
+        json.loads((tmp_path / "sizes" / "tiny" / "000" / "sizes.json").read_text())["metric"]
+        == "knn1"
+    )

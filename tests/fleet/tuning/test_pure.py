@@ -10,18 +10,29 @@ from kd.fleet.tuning.space import Space, item, parse, short
 from tests._helpers import ROOT
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "recipes/tune").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "recipes/tune").glob("*.yaml")), ids=lambda file: file.stem
+)
 def test_no_search_of_ours_tries_a_loss_that_its_recipe_refuses(file: Path) -> None:
     """Half of the trials of `grocery_vit` once failed: DKDLoss needs class ids, and its pictures are mixed."""
     search = yaml.safe_load(file.read_text())["search"]
     augment = yaml.safe_load((ROOT / "recipes" / file.name).read_text())["data"].get("augment", {})
-    mixes = {"mixup", "cutmix"} & augment.keys() or any(key.startswith("data.augment.mix") for key in search)
-    tried = [name for key, value in search.items() if "losses" in key and isinstance(value, list) for name in value]
+    mixes = {"mixup", "cutmix"} & augment.keys() or any(
+        key.startswith("data.augment.mix") for key in search
+    )
+    tried = [
+        name
+        for key, value in search.items()
+        if "losses" in key and isinstance(value, list)
+        for name in value
+    ]
     assert not (mixes and [name for name in tried if getattr(kd.losses, name).needs_class_ids])
 
 
 def test_parse() -> None:
-    assert parse("optim.lr", "log:1e-5..1e-3") == Space("optim.lr", None, low=1e-05, high=0.001, log=True)
+    assert parse("optim.lr", "log:1e-5..1e-3") == Space(
+        "optim.lr", None, low=1e-05, high=0.001, log=True
+    )
     assert parse("data.batch_size", "[16, 32]").choices == (16, 32)
 
 

@@ -60,7 +60,9 @@ def wait_for(true: Callable[[], bool], search: subprocess.Popen[bytes], log: Pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_search_on_a_cluster_survives_a_machine_and_leaves_no_process(recipe: Path, cluster: Any) -> None:
+def test_a_search_on_a_cluster_survives_a_machine_and_leaves_no_process(
+    recipe: Path, cluster: Any
+) -> None:
     """Stopped, killed, and a machine taken away while it runs a trial: each trial ends once, with every step."""
     second = cluster.add_node(num_cpus=1)
     items = [f"recipe={recipe}", "trainer.max_epochs=3", disturb("Slow", seconds=0.3), "trials=4", "pruner=none",

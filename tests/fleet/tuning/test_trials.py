@@ -25,7 +25,9 @@ class Lossy:
     def __init__(self) -> None:
         self.started: list[str] = []
 
-    def start(self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None) -> Ended:
+    def start(
+        self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None
+    ) -> Ended:
         self.started.append(items[0])
         return Ended(LOST)
 

@@ -63,7 +63,14 @@ def small_disk(where: Path) -> None:
 
 def test_a_search_that_is_killed_and_stopped_goes_on_and_its_best_is_repeated(recipe: Path) -> None:
     slow = disturb("Slow", seconds=0.05)
-    items = [f"recipe={recipe}", *QUIET, slow, "trials=3", "pruner=none", "search.optim.lr=log:1e-4..1e-2"]
+    items = [
+        f"recipe={recipe}",
+        *QUIET,
+        slow,
+        "trials=3",
+        "pruner=none",
+        "search.optim.lr=log:1e-4..1e-2",
+    ]
     log, folder = recipe.parent / "log", of(recipe)
     pid = start(items, log, program="tune")
     wait_until(lambda: log.exists() and "trial 0: val/acc1" in log.read_text())
@@ -89,7 +96,9 @@ def test_a_search_that_is_killed_and_stopped_goes_on_and_its_best_is_repeated(re
     text = (folder / "best.yaml").read_text()
     assert f"val/acc1 {best.value:.6g}" in text.splitlines()[0]
     assert yaml.safe_load(text)["optim"]["lr"] == pytest.approx(best.params["optim.lr"])
-    assert train_main([str(folder / "best.yaml"), "trainer.callbacks=null", "trust=tests._stop"]) == 0
+    assert (
+        train_main([str(folder / "best.yaml"), "trainer.callbacks=null", "trust=tests._stop"]) == 0
+    )
     summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
     assert summary["student"]["best_val"]["acc1"] == best.value
     assert f"best: kd-train {folder / 'best.yaml'}" in log.read_text()
@@ -107,22 +116,38 @@ def test_a_grid_ends_a_failure_is_told_and_two_objectives_make_a_front(
     assert "3 of 9 ended" in out
     study = Study(of(recipe), ["maximize", "minimize"], "grid", "none", 1, 0)
     ended = [(t.state.name, *t.params.values()) for t in study.trials()]
-    assert sorted(ended) == [("COMPLETE", "DKDLoss", 8), ("COMPLETE", "KDLoss"), ("FAIL", "DKDLoss", -1)]
+    assert sorted(ended) == [
+        ("COMPLETE", "DKDLoss", 8),
+        ("COMPLETE", "KDLoss"),
+        ("FAIL", "DKDLoss", -1),
+    ]
     assert study.best()
     front = section(of(recipe), "points")[-1]
     assert (front["title"], len(front["points"])) == ("val/acc1 against params", 2)
     assert sum(marked for *_, marked in front["points"]) == 1
     if BROWSER:
         drawn = dom(of(recipe) / "report.html")
-        assert drawn.count("<circle") == 2 + 1 + 2 + 2  # two losses, a value of one, two curves' ends, the front
+        assert (
+            drawn.count("<circle") == 2 + 1 + 2 + 2
+        )  # two losses, a value of one, two curves' ends, the front
         assert drawn.count("<polyline") >= 2
         assert "Failed trials</h2>" in drawn  # the last section: none before it has failed
     assert main("tune", [*items, "optim.lr=0.5"]) == 2
-    assert "was begun with optim.lr=0.001, now 0.5; give the same settings" in capsys.readouterr().err
+    assert (
+        "was begun with optim.lr=0.001, now 0.5; give the same settings" in capsys.readouterr().err
+    )
 
 
-def test_a_resumed_search_knows_how_long_its_trials_took(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    items = [f"recipe={recipe}", "trainer.max_epochs=1", "sampler=grid", "pruner=none", disturb("Slow", seconds=0.2)]
+def test_a_resumed_search_knows_how_long_its_trials_took(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [
+        f"recipe={recipe}",
+        "trainer.max_epochs=1",
+        "sampler=grid",
+        "pruner=none",
+        disturb("Slow", seconds=0.2),
+    ]
     items += ["search.optim.lr=[0.01, 0.001]", "jobs=1"]
     assert main("tune", [*items, "trials=1"]) == 0
     assert ": 0 of 1 ended\n" in capsys.readouterr().out  # nothing is known yet
@@ -133,31 +158,53 @@ def test_a_resumed_search_knows_how_long_its_trials_took(recipe: Path, capsys: p
     assert float(found[1]) >= 1
 
 
-def test_trials_share_the_preflight_and_the_teachers_answers(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trials_share_the_preflight_and_the_teachers_answers(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The second trial reads both, and ends as a run of its own does that has measured everything itself."""
     items = [f"recipe={recipe}", *QUIET, "model.teacher.cache=on", "model.teacher.cache_views=2",
              "model.student.kwargs.drop_rate=0.2"]  # fmt: skip
     space = ["trials=2", "sampler=grid", "pruner=none", "search.optim.lr=[0.01, 0.001]"]
     assert main("tune", [*items, *space]) == 0
-    assert "measured once for all trials; its answers are read by all trials" in capsys.readouterr().out
+    assert (
+        "measured once for all trials; its answers are read by all trials"
+        in capsys.readouterr().out
+    )
     first, second = (Path(t.user_attrs["folder"]) for t in trials(of(recipe)))
     told = [(folder.parents[1] / "log.txt").read_text() for folder in (first, second)]
     assert ["as measured before" in text for text in told] == [False, True]
-    caches = [json.loads((folder / "summary.json").read_text())["cache"] for folder in (first, second)]
-    assert [(c["answers_read"] > 0, c["answers_computed"] > 0) for c in caches] == [(False, True), (True, False)]
+    caches = [
+        json.loads((folder / "summary.json").read_text())["cache"] for folder in (first, second)
+    ]
+    assert [(c["answers_read"] > 0, c["answers_computed"] > 0) for c in caches] == [
+        (False, True),
+        (True, False),
+    ]
     lr = yaml.safe_load((second / "config.yaml").read_text())["optim"]["lr"]
     alone = recipe.parent / "alone"
     assert (
-        train_main([*items, f"optim.lr={lr}", f"runs_dir={alone}", f"model.teacher.cache_dir={alone / 'cache'}"]) == 0
+        train_main(
+            [
+                *items,
+                f"optim.lr={lr}",
+                f"runs_dir={alone}",
+                f"model.teacher.cache_dir={alone / 'cache'}",
+            ]
+        )
+        == 0
     )
     assert (alone / "tiny" / "000" / "student.safetensors").read_bytes() == (
         second / "student.safetensors"
     ).read_bytes()
-    kinds = [json.loads((f / "fidelity.json").read_text()) for f in (second, alone / "tiny" / "000")]
+    kinds = [
+        json.loads((f / "fidelity.json").read_text()) for f in (second, alone / "tiny" / "000")
+    ]
     assert kinds[0] == kinds[1]
 
 
-def test_a_poor_trial_is_stopped_early_and_can_be_revived(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_poor_trial_is_stopped_early_and_can_be_revived(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     items = [f"recipe={recipe}", "trainer.max_epochs=3", "trials=3", disturb("Slow", seconds=0.1), "sampler=grid",
              "search.optim.lr=[1.0e-9, 0.01, 0.005]"]  # fmt: skip
     assert main("tune", items) == 0
@@ -165,7 +212,9 @@ def test_a_poor_trial_is_stopped_early_and_can_be_revived(recipe: Path, capsys: 
     stopped = study.trials("pruned")
     assert stopped
     assert all(t.user_attrs["epochs"] < 3 for t in stopped)
-    assert all((Path(t.user_attrs["folder"]) / "checkpoints" / "last.ckpt").is_file() for t in stopped)
+    assert all(
+        (Path(t.user_attrs["folder"]) / "checkpoints" / "last.ckpt").is_file() for t in stopped
+    )
     (curves,) = section(of(recipe), "curves")
     state = {name: (len(values), state) for name, values, state in curves["curves"]}
     assert {len(state), *(state[f"trial {t.number}"][1] for t in stopped)} == {3, "stopped"}
@@ -241,7 +290,9 @@ def test_spaces_from_a_file(recipe: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "did you mean 'optim.lr'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in (ROOT / "recipes" / "tune").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "name", sorted(file.stem for file in (ROOT / "recipes" / "tune").glob("*.yaml"))
+)
 def test_spaces_that_ship_with_a_recipe(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """All values are taken by a run: what is wrong then is the only thing that is."""
     assert main("tune", [f"recipe={name}", "jobs=9999"]) == 2
@@ -253,7 +304,9 @@ def test_a_difference_is_weighed_against_its_spread() -> None:
     found = Confirmation("val/acc1", True, (1, 2, 3), (12.0, 13.0, 14.0), (10.0, 10.0, 10.0))
     assert found.interval() == pytest.approx((3.0, 4.30 / 3**0.5), rel=1e-3)
     assert found.text().endswith("The difference, +3 ± 2.5 (95 %, paired by seed), survives.")
-    assert "does not survive" in Confirmation("val/acc1", True, (1, 2), (3.0, 1.0), (1.0, 1.0)).text()
+    assert (
+        "does not survive" in Confirmation("val/acc1", True, (1, 2), (3.0, 1.0), (1.0, 1.0)).text()
+    )
     assert "is none" in Confirmation("val/loss", False, (1, 2), (3.0, 3.1), (1.0, 1.0)).text()
 
 
@@ -285,7 +338,9 @@ def test_no_sampler_unpickles_what_a_journal_holds(sampler: str, tmp_path: Path)
     for _ in range(3):
         trial = study.ask(space)[0]
         for prefix in ("cma:", "sepcma:", "cmawm:"):
-            study.study._storage.set_trial_system_attr(trial._trial_id, f"{prefix}optimizer:0", planted)
+            study.study._storage.set_trial_system_attr(
+                trial._trial_id, f"{prefix}optimizer:0", planted
+            )
         study.tell(trial, "complete", [0.5], {})
     assert planted in (tmp_path / "journal.log").read_text()
     again = Study(tmp_path, ["maximize"], sampler, "median", 1, 0)
@@ -296,7 +351,10 @@ def test_no_sampler_unpickles_what_a_journal_holds(sampler: str, tmp_path: Path)
 
 
 def test_samplers_and_pruners_do_not_import_pickle() -> None:
-    made = [*(make(0) for make in studies.SAMPLERS.values()), *(make(4) for make in PRUNERS.values())]
+    made = [
+        *(make(0) for make in studies.SAMPLERS.values()),
+        *(make(4) for make in PRUNERS.values()),
+    ]
     modules = {sys.modules[kind.__module__] for one in made for kind in type(one).__mro__}
     assert not [module.__name__ for module in modules if hasattr(module, "pickle")]
 
@@ -323,7 +381,12 @@ def test_the_hours_end_a_search_that_the_same_command_goes_on_with(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing has ended after a second and a half: the trial waits, saved."""
-    items = [f"recipe={recipe}", disturb("Slow", seconds=0.3), "search.optim.lr=[0.001]", "trials=1"]
+    items = [
+        f"recipe={recipe}",
+        disturb("Slow", seconds=0.3),
+        "search.optim.lr=[0.001]",
+        "trials=1",
+    ]
     assert main("tune", [*items, "hours=0.0005"]) == 1
     assert "no trial has ended well" in capsys.readouterr().out
     assert [t.state.name for t in trials(of(recipe))] == ["RUNNING"]
@@ -335,7 +398,13 @@ def test_a_trial_that_hangs_is_killed_and_has_failed(
 ) -> None:
     """It takes no signal, and more time than a trial may."""
     monkeypatch.setattr("kd.fleet.tuning.trials.KILL_S", 0.5)
-    items = [f"recipe={recipe}", disturb("Deaf"), "search.optim.lr=[0.001]", "trials=1", "trial_hours=0.001"]
+    items = [
+        f"recipe={recipe}",
+        disturb("Deaf"),
+        "search.optim.lr=[0.001]",
+        "trials=1",
+        "trial_hours=0.001",
+    ]
     began = time.monotonic()
     assert main("tune", items) == 1
     assert time.monotonic() - began < 30
@@ -399,17 +468,27 @@ def test_the_winner_runs_again_on_fresh_seeds_and_on_the_test_split(
     shutil.copytree(pictures, data)
     shutil.copytree(pictures / "val", data / "test")
     recipe = write_recipe(tmp_path / "tiny.yaml", data, teacher)
-    items = [f"recipe={recipe}", "trainer.max_epochs=1", "search.optim.lr=[0.01]", "trials=1", "confirm=1"]
+    items = [
+        f"recipe={recipe}",
+        "trainer.max_epochs=1",
+        "search.optim.lr=[0.01]",
+        "trials=1",
+        "confirm=1",
+    ]
     assert main("tune", items) == 0
     told = (of(recipe) / "confirm.txt").read_text().splitlines()
-    assert [line.split(":")[0] for line in told] == ["val/acc1 on fresh seeds (1,)", "test/acc1 on fresh seeds (1,)"]
+    assert [line.split(":")[0] for line in told] == [
+        "val/acc1 on fresh seeds (1,)",
+        "test/acc1 on fresh seeds (1,)",
+    ]
     assert told[0].split(":")[1] == told[1].split(":")[1]  # the same pictures here
     assert "one seed says nothing of the spread" in told[0]
     assert told[1] in capsys.readouterr().out
     (verdict,) = section(of(recipe), "verdict")
     assert told[1] in verdict["others"][0]
     runs = {
-        p.parent.parent.parent.name: yaml.safe_load(p.read_text()) for p in of(recipe).glob("confirm/*/*/*/config.yaml")
+        p.parent.parent.parent.name: yaml.safe_load(p.read_text())
+        for p in of(recipe).glob("confirm/*/*/*/config.yaml")
     }
     assert {name: (run["seed"], run["optim"]["lr"]) for name, run in runs.items()} == {
         "trial-0-seed-1": (1, 0.01), "default-seed-1": (1, 0.001),
@@ -429,7 +508,9 @@ def test_speed_as_an_objective(recipe: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_killed_ten_times_at_random_a_search_ends_with_its_trials_and_nothing_doubled(recipe: Path) -> None:
+def test_killed_ten_times_at_random_a_search_ends_with_its_trials_and_nothing_doubled(
+    recipe: Path,
+) -> None:
     """Two searches at a time, as on two machines, each with real processes; then the winner on fresh seeds."""
     items = [f"recipe={recipe}", "trainer.max_epochs=4", disturb("Slow", seconds=0.2), "trials=6", "pruner=none",
              "search.optim.lr=log:1e-4..1e-2", "trust=tests._stop"]  # fmt: skip
@@ -438,7 +519,9 @@ def test_killed_ten_times_at_random_a_search_ends_with_its_trials_and_nothing_do
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def begin() -> subprocess.Popen[str]:
-        return subprocess.Popen(command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
 
     searches = [begin(), begin()]
     for _ in range(10):
@@ -455,7 +538,9 @@ def test_killed_ten_times_at_random_a_search_ends_with_its_trials_and_nothing_do
     for trial in ended:
         with (Path(trial.user_attrs["folder"]) / "metrics.csv").open() as file:
             steps = [int(row["step"]) for row in csv.DictReader(file) if row["train/loss"]]
-        assert len(steps) == len(set(steps))  # a kill between a checkpoint and its row may lose the row
+        assert len(steps) == len(
+            set(steps)
+        )  # a kill between a checkpoint and its row may lose the row
         assert len(steps) >= 24 - 5
     wait_until(lambda: not trial_processes(folder))
     done = run_cli(*items, "confirm=2", program="tune")
@@ -469,6 +554,9 @@ def test_a_recipe_with_a_class_of_ones_own_is_searched_with_trust(
 ) -> None:
     overlay = recipe.parent / "overlay.yaml"
     overlay.write_text("trainer: {callbacks: [tests._kills.KillAtStep]}\n")
-    for trust, told in (([], "trust=tests._kills, or --trust"), (["trust=tests._kills"], "nothing to search")):
+    for trust, told in (
+        ([], "trust=tests._kills, or --trust"),
+        (["trust=tests._kills"], "nothing to search"),
+    ):
         assert main("tune", [f"recipe={recipe}", f"config={overlay}", *trust]) == 2
         assert told in capsys.readouterr().err

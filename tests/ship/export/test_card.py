@@ -10,7 +10,9 @@ from huggingface_hub import ModelCard
 from kd.cli import main
 
 
-def test_a_card_of_a_run(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_card_of_a_run(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     fidelity = json.loads((run / "fidelity.json").read_text())
@@ -26,12 +28,20 @@ def test_a_card_of_a_run(finished: Path, tmp_path: Path, capsys: pytest.CaptureF
     )  # fmt: skip
     results = {r.metric_type: r.metric_value for r in card.data.eval_results}
     assert results["accuracy"] == pytest.approx(100 * best["acc1"], abs=0.01)
-    for part in ("## How to load", "KDLoss (temperature 2.0", "expected calibration error", "## Limits"):
+    for part in (
+        "## How to load",
+        "KDLoss (temperature 2.0",
+        "expected calibration error",
+        "## Limits",
+    ):
         assert part in text
     assert "a \\| b \\<script>" in text and f"{fidelity['agreement']:.1%}" in text
     assert "| teacher | mit |" in text and "| training pictures | not stated |" in text
     assert main("card", [str(run), "licence=mit"]) == 2
-    assert "no key 'licence' (it takes license=, teacher_license=, data_license=, out=)" in capsys.readouterr().err
+    assert (
+        "no key 'licence' (it takes license=, teacher_license=, data_license=, out=)"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

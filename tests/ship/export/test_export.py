@@ -21,7 +21,12 @@ from kd.ship.export import onnx
 from kd.ship.export.base import ExportJob, find_format
 from tests._helpers import ARCH, CLASSES, draw_folder, save_teacher, write_recipe
 
-EXTRAS = {"onnx": "onnxscript", "triton": "onnxscript", "sagemaker": "onnxscript", "openvino": "openvino"}
+EXTRAS = {
+    "onnx": "onnxscript",
+    "triton": "onnxscript",
+    "sagemaker": "onnxscript",
+    "openvino": "openvino",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +60,9 @@ def test_onnx_takes_uint8_pictures_and_any_batch(finished: Path, layout: str) ->
     assert found["max_difference"] < 1e-4 and found["pictures"] == 16 and found["metric"] == "acc1"
     session = runtime.InferenceSession(found["file"])
     meta = session.get_modelmeta().custom_metadata_map
-    assert json.loads(meta["kd.classes"]) == list(CLASSES) and json.loads(meta["kd.layout"]) == layout
+    assert (
+        json.loads(meta["kd.classes"]) == list(CLASSES) and json.loads(meta["kd.layout"]) == layout
+    )
     pictures = np.random.RandomState(0).randint(0, 256, (5, 40, 40, 3), dtype=np.uint8)
     given = pictures if layout == "nhwc" else pictures.transpose(0, 3, 1, 2).copy()
     (together,) = session.run(None, {"pictures": given})
@@ -64,13 +71,16 @@ def test_onnx_takes_uint8_pictures_and_any_batch(finished: Path, layout: str) ->
     # the same pictures through the run's own preprocessing, which resizes 40 px to 32 px by other code
     opened = Run.open(str(finished))
     with torch.inference_mode():
-        theirs = opened.model(opened.preprocess(torch.from_numpy(pictures.transpose(0, 3, 1, 2).copy())))
+        theirs = opened.model(
+            opened.preprocess(torch.from_numpy(pictures.transpose(0, 3, 1, 2).copy()))
+        )
     np.testing.assert_allclose(together, theirs.numpy(), atol=2e-2)
 
 
 # triton's folder is what sagemaker's archive holds: the next test
 @pytest.mark.parametrize(
-    "to", ["torch_export", pytest.param("triton", marks=pytest.mark.slow), "hub", "backbone", "openvino"]
+    "to",
+    ["torch_export", pytest.param("triton", marks=pytest.mark.slow), "hub", "backbone", "openvino"],
 )
 def test_every_format_agrees_with_the_student(finished: Path, to: str, tmp_path: Path) -> None:
     if to in EXTRAS:
@@ -78,10 +88,14 @@ def test_every_format_agrees_with_the_student(finished: Path, to: str, tmp_path:
     out = tmp_path / "out"
     assert main("export", [str(finished), f"to={to}", f"out={out}"]) == 0
     found = exported(finished, to)
-    assert found["agreement"] == 1.0 and found["max_difference"] < 0.1, found  # torch rounds a resize
+    assert found["agreement"] == 1.0 and found["max_difference"] < 0.1, (
+        found
+    )  # torch rounds a resize
     assert found["size_mb"] > 0 and found["export_ms"] > 0 and Path(found["file"]).exists()
     assert json.loads((out / "manifest.json").read_text())["size"] == [40, 40]
-    assert main("export", [str(finished), f"to={to}", f"out={out}"]) == 2  # never over what is there
+    assert (
+        main("export", [str(finished), f"to={to}", f"out={out}"]) == 2
+    )  # never over what is there
 
 
 def test_tritons_repository_and_sagemakers_archive(finished: Path, tmp_path: Path) -> None:
@@ -89,7 +103,9 @@ def test_tritons_repository_and_sagemakers_archive(finished: Path, tmp_path: Pat
     out = [f"out={tmp_path / 'out'}"]
     assert main("export", [str(finished), "to=sagemaker", *out]) == 0
     found = exported(finished, "sagemaker")
-    assert found["agreement"] == 1.0 and found["max_difference"] < 0.1, found  # torch rounds a resize
+    assert found["agreement"] == 1.0 and found["max_difference"] < 0.1, (
+        found
+    )  # torch rounds a resize
     assert found["size_mb"] > 0 and found["export_ms"] > 0 and Path(found["file"]).exists()
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["size"] == [40, 40]
     assert main("export", [str(finished), "to=sagemaker", *out]) == 2  # never over what is there
@@ -110,10 +126,17 @@ def test_the_backbone_starts_timms_features(finished: Path, tmp_path: Path) -> N
     kwargs = {k: v for k, v in json.loads(meta["kwargs"]).items() if k != "num_classes"}
     there = {"file": str(file)}
     body = timm.create_model(
-        meta["arch"], features_only=True, out_indices=[0], pretrained=True, pretrained_cfg_overlay=there, **kwargs
+        meta["arch"],
+        features_only=True,
+        out_indices=[0],
+        pretrained=True,
+        pretrained_cfg_overlay=there,
+        **kwargs,
     ).eval()
     student = load_file(finished / "student.safetensors")
-    assert all(torch.equal(v, student[k.removeprefix("model.")]) for k, v in body.state_dict().items())
+    assert all(
+        torch.equal(v, student[k.removeprefix("model.")]) for k, v in body.state_dict().items()
+    )
 
 
 # what OpenVINO writes: test_every_format_agrees_with_the_student; what nncf does to it, with ONNX
@@ -121,7 +144,9 @@ def test_the_backbone_starts_timms_features(finished: Path, tmp_path: Path) -> N
 def test_int8_stays_within_its_limit(finished: Path, to: str) -> None:
     pytest.importorskip("nncf")
     pytest.importorskip("onnxscript")
-    assert main("export", [str(finished), f"to={to}", "int8=true", "calibrate=24", "max_drop=30"]) == 0
+    assert (
+        main("export", [str(finished), f"to={to}", "int8=true", "calibrate=24", "max_drop=30"]) == 0
+    )
     found = exported(finished, f"{to}_int8")
     assert found["int8"] and 1e-6 < found["max_difference"] < 1
     if to == "onnx":  # sums of two products of 8 bits overflow on CPUs without VNNI
@@ -129,12 +154,18 @@ def test_int8_stays_within_its_limit(finished: Path, to: str) -> None:
         from onnx.numpy_helper import to_array
 
         file = finished / "export" / "onnx_int8" / "model.onnx"
-        weights = [to_array(t) for t in onnx.load(file).graph.initializer if t.data_type == onnx.TensorProto.INT8]
+        weights = [
+            to_array(t)
+            for t in onnx.load(file).graph.initializer
+            if t.data_type == onnx.TensorProto.INT8
+        ]
         largest = [np.abs(values.astype(int)).max() for values in weights if values.ndim > 1]
         assert len(largest) == 8 and max(largest) <= 64
 
 
-def test_what_loses_too_much_is_not_kept(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_loses_too_much_is_not_kept(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A student that answers otherwise once exported: its batches are counted from the example on."""
     format_ = find_format("torch_export")
     opened = format_.open
@@ -158,22 +189,39 @@ def test_what_loses_too_much_is_not_kept(finished: Path, tmp_path: Path, capsys:
 @register_model
 def vit_with_bessel(pretrained: bool = False, **kwargs: object) -> torch.nn.Module:
     """A ViT that ends in an operator no format knows."""
-    model = timm.create_model(ARCH, pretrained=False, **{k: v for k, v in kwargs.items() if "pretrained" not in k})
+    model = timm.create_model(
+        ARCH, pretrained=False, **{k: v for k, v in kwargs.items() if "pretrained" not in k}
+    )
     whole = model.forward_head
-    model.forward_head = lambda x, **k: whole(x, **k) + 0 * torch.special.bessel_j0(x.detach()).sum()
+    model.forward_head = lambda x, **k: (
+        whole(x, **k) + 0 * torch.special.bessel_j0(x.detach()).sum()
+    )
     return model
 
 
-def test_an_unsupported_operator_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsupported_operator_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("onnxscript")
     data = draw_folder(tmp_path / "data", train=8, val=2)
-    recipe = write_recipe(tmp_path / "tiny.yaml", data, save_teacher(tmp_path / "teacher.safetensors"))
-    assert main("train", [f"recipe={recipe}", "model.student.arch=vit_with_bessel", "trainer.max_epochs=1"]) == 0
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", data, save_teacher(tmp_path / "teacher.safetensors")
+    )
+    assert (
+        main(
+            "train",
+            [f"recipe={recipe}", "model.student.arch=vit_with_bessel", "trainer.max_epochs=1"],
+        )
+        == 0
+    )
     capsys.readouterr()
     run = tmp_path / "runs" / "tiny" / "000"
     assert main("export", [str(run), "to=onnx"]) == 2
     told = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "to=onnx: vit_with_bessel can't be exported: the operator" in told and "bessel_j0 is not supported" in told
+    assert (
+        "to=onnx: vit_with_bessel can't be exported: the operator" in told
+        and "bessel_j0 is not supported" in told
+    )
     assert not list((run / "export").iterdir())
 
 
@@ -196,7 +244,9 @@ def test_mistakes_take_one_line(
     assert main("export", [str(finished), *items]) == 2
     told = capsys.readouterr().err.strip()
     assert message in told and "\n" not in told
-    assert (sorted((finished / "export").iterdir()) if (finished / "export").exists() else []) == before
+    assert (
+        sorted((finished / "export").iterdir()) if (finished / "export").exists() else []
+    ) == before
 
 
 def test_a_missing_extra_is_named(
@@ -204,4 +254,7 @@ def test_a_missing_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert main("export", [str(finished), "to=onnx"]) == 2
-    assert capsys.readouterr().err.strip().splitlines()[-1] == f"kd-export: to=onnx: {needs_extra('export')}"
+    assert (
+        capsys.readouterr().err.strip().splitlines()[-1]
+        == f"kd-export: to=onnx: {needs_extra('export')}"
+    )

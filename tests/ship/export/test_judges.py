@@ -19,7 +19,9 @@ from kd.ship.export.triton import config
 @pytest.mark.parametrize(("task", "answer", "labels"), [
     ("classification", (3,), "labels.txt"), ("segmentation", (3, 8, 8), ""), ("features", (5,), ""),
 ])  # fmt: skip
-def test_triton_itself_reads_the_configuration(task: str, answer: tuple[int, ...], labels: str) -> None:
+def test_triton_itself_reads_the_configuration(
+    task: str, answer: tuple[int, ...], labels: str
+) -> None:
     pytest.importorskip("grpc")  # tritonclient.grpc raises a RuntimeError without it
     messages = pytest.importorskip("tritonclient.grpc.model_config_pb2")
     text_format = pytest.importorskip("google.protobuf.text_format")
@@ -28,8 +30,16 @@ def test_triton_itself_reads_the_configuration(task: str, answer: tuple[int, ...
     found = text_format.Parse(config(manifest, answer), messages.ModelConfig())
     assert found.name == "student" and found.backend == "onnxruntime" and found.max_batch_size > 1
     (taken,), (given,) = found.input, found.output
-    assert (taken.name, taken.data_type, list(taken.dims)) == ("pictures", messages.TYPE_UINT8, [8, 8, 3])
-    assert (given.name, given.data_type, tuple(given.dims)) == ("answer", messages.TYPE_FP32, answer)
+    assert (taken.name, taken.data_type, list(taken.dims)) == (
+        "pictures",
+        messages.TYPE_UINT8,
+        [8, 8, 3],
+    )
+    assert (given.name, given.data_type, tuple(given.dims)) == (
+        "answer",
+        messages.TYPE_FP32,
+        answer,
+    )
     assert given.label_filename == labels and math.prod(given.dims) > 0
 
 
@@ -42,7 +52,9 @@ def test_the_servers_metrics_are_prometheus_own() -> None:
     metrics = Metrics()
     metrics.requests.labels(200).inc()
     metrics.seconds.observe(0.1)
-    done = subprocess.run(["promtool", "check", "metrics"], input=metrics.text(), capture_output=True, check=False)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=metrics.text(), capture_output=True, check=False
+    )
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
 
@@ -60,7 +72,10 @@ def repository(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def test_triton_is_told_what_the_graph_says(repository: Path) -> None:
     pytest.importorskip("grpc")
     messages = pytest.importorskip("tritonclient.grpc.model_config_pb2")
-    onnx, text_format = pytest.importorskip("onnx"), pytest.importorskip("google.protobuf.text_format")
+    onnx, text_format = (
+        pytest.importorskip("onnx"),
+        pytest.importorskip("google.protobuf.text_format"),
+    )
     found = text_format.Parse((repository / "config.pbtxt").read_text(), messages.ModelConfig())
     graph = onnx.load(repository / "1" / "model.onnx").graph
     for told, real in ((found.input, graph.input), (found.output, graph.output)):
@@ -68,7 +83,9 @@ def test_triton_is_told_what_the_graph_says(repository: Path) -> None:
         tensor, kinds = real.type.tensor_type, {"TYPE_UINT8": "UINT8", "TYPE_FP32": "FLOAT"}
         batch, *dims = tensor.shape.dim
         assert (told.name, list(told.dims)) == (real.name, [dim.dim_value for dim in dims])
-        assert kinds[messages.DataType.Name(told.data_type)] == onnx.TensorProto.DataType.Name(tensor.elem_type)
+        assert kinds[messages.DataType.Name(told.data_type)] == onnx.TensorProto.DataType.Name(
+            tensor.elem_type
+        )
         assert batch.dim_param  # any number of pictures, which Triton's own batches need
 
 
@@ -95,9 +112,13 @@ def test_transformers_gives_the_labels_of_kd_predict(finished: Path, tmp_path: P
     """TimmWrapper resizes with timm's transforms: the same sizes and filter, in another library."""
     transformers = pytest.importorskip("transformers")
     pictures = sorted((finished.parents[2] / "data" / "train").rglob("*.jpg"))[::2][:20]
-    assert main("predict", [str(finished), *map(str, pictures), f"out={tmp_path / 'ours.csv'}"]) == 0
+    assert (
+        main("predict", [str(finished), *map(str, pictures), f"out={tmp_path / 'ours.csv'}"]) == 0
+    )
     with (tmp_path / "ours.csv").open() as file:
         ours = list(csv.DictReader(file))
     pipeline = transformers.pipeline("image-classification", model=str(finished / "student"))
     theirs = [pipeline(str(picture), top_k=1)[0] for picture in pictures]
-    assert len(ours) == 20 and [row["label_1"] for row in ours] == [answer["label"] for answer in theirs]
+    assert len(ours) == 20 and [row["label_1"] for row in ours] == [
+        answer["label"] for answer in theirs
+    ]

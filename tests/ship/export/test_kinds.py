@@ -21,27 +21,39 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run over scenes of 30 x 40 pixels, at 24 x 32; its name is that of tests/tasks."""
     root = tmp_path_factory.mktemp("scenes")
     draw(root / "scenes")
-    assert main("train", [f"recipe={recipe_of(root, root / 'scenes')}", "trainer.max_epochs=3"]) == 0
+    assert (
+        main("train", [f"recipe={recipe_of(root, root / 'scenes')}", "trainer.max_epochs=3"]) == 0
+    )
     return root / "runs" / "tiny" / "000"
 
 
 def test_masks_of_whole_pictures(scenes: Path, tmp_path: Path) -> None:
     folder = scenes.parents[2] / "scenes" / "images" / "val"
-    assert main("predict", [str(scenes), str(folder), f"out={tmp_path / 'masks'}", "device=cpu"]) == 0
+    assert (
+        main("predict", [str(scenes), str(folder), f"out={tmp_path / 'masks'}", "device=cpu"]) == 0
+    )
     ids = np.array(Image.open(tmp_path / "masks" / "0.jpg.ids.png"))
     colours = np.array(Image.open(tmp_path / "masks" / "0.jpg.colours.png"))
-    assert ids.shape == (30, 40) and colours.shape == (30, 40, 3) and set(np.unique(ids)) <= {0, 1, 2}
+    assert (
+        ids.shape == (30, 40) and colours.shape == (30, 40, 3) and set(np.unique(ids)) <= {0, 1, 2}
+    )
     truth = np.array(Image.open(scenes.parents[2] / "scenes" / "masks" / "val" / "0.png"))
     assert (ids == truth)[truth != 9].mean() > 0.8
     assert (tmp_path / "masks" / "classes.txt").read_text().split() == ["left", "right", "never"]
     assert main("predict", [str(scenes), str(folder), "out=masks.csv"]) == 2
 
 
-def test_an_exported_scene_student(scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exported_scene_student(
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("onnxscript")
     assert main("export", [str(scenes), "to=triton", f"out={tmp_path / 'out'}"]) == 0
     found = json.loads((scenes / "export" / "export.json").read_text())["triton"]
-    assert found["metric"] == "miou" and found["agreement"] == 1.0 and found["student"] == found["export"]
+    assert (
+        found["metric"] == "miou"
+        and found["agreement"] == 1.0
+        and found["student"] == found["export"]
+    )
     assert "dims: [3, 24, 32]" in (tmp_path / "out" / "student" / "config.pbtxt").read_text()
     assert main("export", [str(scenes), "to=backbone", f"out={tmp_path / 'backbone'}"]) == 0
     assert main("export", [str(scenes), "to=hub"]) == 2
@@ -55,12 +67,18 @@ def test_a_served_scene_student(scenes: Path) -> None:
 
     file = scenes.parents[2] / "scenes" / "images" / "val" / "0.jpg"
     model, prepare, classes = load_student(scenes / "student.safetensors")
-    manifest = Manifest("segmentation", "x", classes, (24, 32), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx")
-    pixels = torch.from_numpy(view(file.read_bytes(), manifest, 10_000).copy()).permute(2, 0, 1)[None]
+    manifest = Manifest(
+        "segmentation", "x", classes, (24, 32), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
+    )
+    pixels = torch.from_numpy(view(file.read_bytes(), manifest, 10_000).copy()).permute(2, 0, 1)[
+        None
+    ]
     with torch.inference_mode():
         told = answer(model(prepare(pixels))[0].numpy(), manifest, 5)
     mask = np.array(Image.open(io.BytesIO(base64.b64decode(told["mask"]))))
-    assert mask.shape == (24, 32) and sum(share["p"] for share in told["shares"]) == pytest.approx(1, abs=1e-4)
+    assert mask.shape == (24, 32) and sum(share["p"] for share in told["shares"]) == pytest.approx(
+        1, abs=1e-4
+    )
 
 
 def test_a_student_without_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +100,9 @@ def test_a_student_without_a_classifier(tmp_path: Path, capsys: pytest.CaptureFi
     told = json.loads((run / "export" / "export.json").read_text())["torch_export"]
     assert told["agreement"] == 1.0 and "metric" not in told
     assert main("eval", [str(run), f"data.probe.root={data}"]) == 0
-    assert {"rankme", "knn1", "probe1"} <= set(json.loads((run / "eval_val.json").read_text())["student"])
+    assert {"rankme", "knn1", "probe1"} <= set(
+        json.loads((run / "eval_val.json").read_text())["student"]
+    )
     capsys.readouterr()
     assert main("eval", [str(run), f"folder={data / 'val'}"]) == 2
     assert "folder: needs a classifier" in capsys.readouterr().err

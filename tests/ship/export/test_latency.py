@@ -25,11 +25,17 @@ def test_figures_that_drift_are_told() -> None:
         "threads": 2,
         **medians([[3.0, 3.1, 9.0], [4.0, 3.9, 4.1]]),
     }
-    assert (slow["median_ms"], slow["fastest_round_ms"], slow["slowest_round_ms"]) == (3.95, 3.1, 4.0)
+    assert (slow["median_ms"], slow["fastest_round_ms"], slow["slowest_round_ms"]) == (
+        3.95,
+        3.1,
+        4.0,
+    )
     steady = {**slow, "runtime": "torch", "slowest_round_ms": 3.4}
     assert not unsteady([steady])
     row = "student in onnx (batch 8, 2 threads)"
-    assert unsteady([steady, slow]).startswith(f"not steady: the medians of {row} by round lie between 3.1 and 4 ms")
+    assert unsteady([steady, slow]).startswith(
+        f"not steady: the medians of {row} by round lie between 3.1 and 4 ms"
+    )
 
 
 def test_a_round_takes_its_share_of_the_seconds() -> None:
@@ -56,7 +62,9 @@ def test_a_script_without_a_guard_may_time(tmp_path: Path) -> None:
         "print(len(watch.measure(np.zeros((2, 8, 8, 3), np.uint8), 5)[0]))\n"
         "watch.close()\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.split() == ["once", "5"]
 
 
@@ -73,10 +81,18 @@ def test_student_and_teacher_in_every_runtime(
     assert "kd-latency RUN measures milliseconds" not in page.read_text()
     rows = json.loads((finished / "export" / "latency.json").read_text())["rows"]
     kinds = [("teacher", "torch"), ("student", "torch"), ("student", "onnx")]
-    assert [(r["model"], r["runtime"], r["batch"]) for r in rows] == [(*k, b) for b in (1, 4) for k in kinds]
+    assert [(r["model"], r["runtime"], r["batch"]) for r in rows] == [
+        (*k, b) for b in (1, 4) for k in kinds
+    ]
     for row in rows:
-        assert 0 < row["median_ms"] <= row["p95_ms"] and row["peak_memory_mb"] > 10 and row["runs"] >= 10
-        assert row["images_per_s"] == pytest.approx(1000 * row["batch"] / row["median_ms"], rel=0.05)
+        assert (
+            0 < row["median_ms"] <= row["p95_ms"]
+            and row["peak_memory_mb"] > 10
+            and row["runs"] >= 10
+        )
+        assert row["images_per_s"] == pytest.approx(
+            1000 * row["batch"] / row["median_ms"], rel=0.05
+        )
         assert ("times_the_teacher" in row) == (row["model"] == "student")
     assert "peak MB" in capsys.readouterr().out
 
@@ -89,7 +105,9 @@ def test_student_and_teacher_in_every_runtime(
         ("seconds=-1", "seconds: must be a number > 0, got '-1'"),
     ],
 )
-def test_mistakes_take_one_line(finished: Path, capsys: pytest.CaptureFixture[str], item: str, message: str) -> None:
+def test_mistakes_take_one_line(
+    finished: Path, capsys: pytest.CaptureFixture[str], item: str, message: str
+) -> None:
     assert main("latency", [str(finished), item]) == 2
     told = capsys.readouterr().err.strip()
     assert message in told and "\n" not in told

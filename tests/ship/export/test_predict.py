@@ -42,12 +42,21 @@ def test_labels_are_those_of_plain_timm_in_every_format(finished: Path, tmp_path
     expected = by_timm(finished, files)
     for suffix in ("csv", "json", "jsonl"):
         out = tmp_path / f"labels.{suffix}"
-        assert main("predict", [str(finished), str(folder), f"out={out}", "top=2", "device=cpu"]) == 0
+        assert (
+            main("predict", [str(finished), str(folder), f"out={out}", "top=2", "device=cpu"]) == 0
+        )
         text = out.read_text()
         if suffix == "csv":
-            rows = [(r["file"], r["label_1"], float(r["p_1"])) for r in csv.DictReader(text.splitlines())]
+            rows = [
+                (r["file"], r["label_1"], float(r["p_1"]))
+                for r in csv.DictReader(text.splitlines())
+            ]
         else:
-            entries = json.loads(text) if suffix == "json" else [json.loads(line) for line in text.splitlines()]
+            entries = (
+                json.loads(text)
+                if suffix == "json"
+                else [json.loads(line) for line in text.splitlines()]
+            )
             assert all(len(e["labels"]) == 2 for e in entries)
             rows = [(e["file"], e["labels"][0]["label"], e["labels"][0]["p"]) for e in entries]
         assert [name for name, _, _ in rows] == [str(f) for f in files]
@@ -74,7 +83,10 @@ def test_damaged_pictures_are_named_and_left_out(
     ("items", "message"),
     [
         (["no/such.jpg"], "no pictures: no/such.jpg"),
-        (["{data}", "out=labels.txt"], "out: must end in .csv, .json, .jsonl for classification, got 'labels.txt'"),
+        (
+            ["{data}", "out=labels.txt"],
+            "out: must end in .csv, .json, .jsonl for classification, got 'labels.txt'",
+        ),
         (["{data}", "out=nowhere/labels.csv"], "out: there is no folder"),
         (["{data}", "top=0"], "top: must be a whole number >= 1, got '0'"),
         (["{data}", "device=tpu"], "device: 'tpu' can't be used"),
@@ -93,6 +105,12 @@ def test_mistakes_take_one_line(
 def test_a_run_without_a_student(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    for command in (["predict", str(tmp_path), str(tmp_path / "a.png")], ["export", str(tmp_path), "to=hub"]):
+    for command in (
+        ["predict", str(tmp_path), str(tmp_path / "a.png")],
+        ["export", str(tmp_path), "to=hub"],
+    ):
         assert main(command[0], command[1:]) == 2
-        assert f"{tmp_path} is no finished run: it has no student.safetensors" in capsys.readouterr().err
+        assert (
+            f"{tmp_path} is no finished run: it has no student.safetensors"
+            in capsys.readouterr().err
+        )

@@ -29,7 +29,14 @@ from kd.ship.serving.metrics import Metrics
 from tests._helpers import ROOT
 from tests._serving import ABOUT, Served, mean_colour, serving
 
-for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client", "onnxruntime", "onnx"):
+for package in (
+    "starlette",
+    "uvicorn",
+    "python_multipart",
+    "prometheus_client",
+    "onnxruntime",
+    "onnx",
+):
     pytest.importorskip(package)
 
 
@@ -50,9 +57,13 @@ def picture(colour: tuple[int, int, int] = (250, 5, 5)) -> bytes:
     return stream.getvalue()
 
 
-def head(length: int, kind: str = "application/json", path: str = "/predict", **headers: str) -> bytes:
+def head(
+    length: int, kind: str = "application/json", path: str = "/predict", **headers: str
+) -> bytes:
     lines = {"Host": "127.0.0.1", "Content-Type": kind, "Content-Length": length, **headers}
-    return "\r\n".join([f"POST {path} HTTP/1.1", *(f"{k}: {v}" for k, v in lines.items()), "", ""]).encode()
+    return "\r\n".join(
+        [f"POST {path} HTTP/1.1", *(f"{k}: {v}" for k, v in lines.items()), "", ""]
+    ).encode()
 
 
 def in_json(*pictures: bytes) -> bytes:
@@ -145,7 +156,9 @@ def test_a_request_that_meets_a_closing_connection_reads_its_answer(model: Path)
             opened.enter_context(connect(port))
         time.sleep(0.5)
         first.sendall(head(len(body)) + body[:9])
-        time.sleep(0.2)  # clients give up where sending meets a reset, though an answer may have come
+        time.sleep(
+            0.2
+        )  # clients give up where sending meets a reset, though an answer may have come
         first.sendall(body[9:])
         assert receive(first)[0] == 503
         assert ask(port, body)[0] == 200
@@ -168,7 +181,9 @@ def test_headers_are_awaited_for_seconds_however_they_trickle(model: Path) -> No
         with connect(port) as silent, connect(port) as trickling, connect(port) as second:
             second.sendall(head(len(body)) + body)
             assert receive(second)[0] == 200
-            second.sendall(b"POST /predict HTTP/1.1\r\n")  # the next request of a connection that had one
+            second.sendall(
+                b"POST /predict HTTP/1.1\r\n"
+            )  # the next request of a connection that had one
             start, ended = time.monotonic(), False
             while not ended and time.monotonic() < start + 10:
                 try:
@@ -190,7 +205,9 @@ def test_failing_to_accept_is_said_once_a_minute(capsys: pytest.CaptureFixture[s
     running = _Uvicorn(uvicorn.Config(lambda: None), SimpleNamespace())  # type: ignore[arg-type]
     for _ in range(1000):
         error = OSError(24, "Too many open files")
-        running._failed(None, {"message": "socket.accept() out of system resource", "exception": error})  # type: ignore[arg-type]
+        running._failed(
+            None, {"message": "socket.accept() out of system resource", "exception": error}
+        )  # type: ignore[arg-type]
     assert capsys.readouterr().err == "kd-serve: new connections must wait: Too many open files\n"
 
 
@@ -220,7 +237,9 @@ def test_requests_on_open_connections_are_answered_at_the_end(model: Path, clien
 
     with serving(model) as (port, process):
         statuses = asyncio.run(ended(port, process))
-        assert {status for each in statuses for status in each} <= {200, 503} and all(each for each in statuses)
+        assert {status for each in statuses for status in each} <= {200, 503} and all(
+            each for each in statuses
+        )
         assert process.wait(20) == 0
 
 
@@ -258,15 +277,30 @@ def test_nor_does_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def memory(process: subprocess.Popen[str]) -> int:
     """MB that a process holds."""
-    return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+    return (
+        int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+        >> 20
+    )
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 def test_unfinished_uploads_hold_bounded_memory_and_leave_room_for_small_ones(model: Path) -> None:
     """40 of 1.9 MB, of which the last byte never comes: they may hold 32 MB. A program, whose memory begins small."""
     large, body = b'{"image": "' + b"A" * 1_900_000, in_json(picture())
-    command = [sys.executable, "-m", "kd.cli", "serve", str(model), "port=0", "threads=1", "max_upload_mb=2"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process, ExitStack() as opened:
+    command = [
+        sys.executable,
+        "-m",
+        "kd.cli",
+        "serve",
+        str(model),
+        "port=0",
+        "threads=1",
+        "max_upload_mb=2",
+    ]
+    with (
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process,
+        ExitStack() as opened,
+    ):
         opened.callback(process.kill)
         line = process.stdout.readline()  # type: ignore[union-attr]
         assert " on http://" in line
@@ -298,7 +332,11 @@ def test_unfinished_uploads_hold_bounded_memory_and_leave_room_for_small_ones(mo
                 statuses.append(receive(raw)[0])
             except TimeoutError:
                 statuses.append(-1)  # its last byte is awaited
-        assert statuses.count(503) >= 20 and statuses.count(-1) >= 10 and statuses.count(503) + statuses.count(-1) == 40
+        assert (
+            statuses.count(503) >= 20
+            and statuses.count(-1) >= 10
+            and statuses.count(503) + statuses.count(-1) == 40
+        )
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
@@ -320,7 +358,11 @@ def test_a_decoded_picture_takes_bounded_memory(tmp_path: Path, mode: str, most:
 def test_lists_of_pictures_are_counted_before_they_are_decoded(port: int) -> None:
     assert ask(port, json.dumps({"images": ["%"] * 33}).encode())[0] == 413
     assert ask(port, json.dumps({"images": ["%"]}).encode())[0] == 400
-    for deep in (b"[" * 900_000, b'{"images": [' + b"[]," * 300_000 + b"[]]}", b'{"image": ' + b"9" * 900_000 + b"}"):
+    for deep in (
+        b"[" * 900_000,
+        b'{"images": [' + b"[]," * 300_000 + b"[]]}",
+        b'{"image": ' + b"9" * 900_000 + b"}",
+    ):
         start = time.monotonic()
         assert ask(port, deep)[0] == 400
         assert time.monotonic() - start < 5
@@ -330,10 +372,14 @@ def test_odd_requests_are_refused_in_words(port: int) -> None:
     body = in_json(picture())
     for top in ("9" * 5000, "0", "-1", "1_0", "1001", "x", "%EF%BC%91"):
         status, answered = ask(port, body, path=f"/predict?top={top}")
-        assert status == 400 and json.loads(answered)["error"].startswith("top: must be a whole number"), top
+        assert status == 400 and json.loads(answered)["error"].startswith(
+            "top: must be a whole number"
+        ), top
     assert ask(port, body, path="/predict?top=1000")[0] == 200
     form = (
-        b'--x\r\nContent-Disposition: form-data; name="f"; filename="\\ud800a"\r\n\r\n' + picture() + b"\r\n--x--\r\n"
+        b'--x\r\nContent-Disposition: form-data; name="f"; filename="\\ud800a"\r\n\r\n'
+        + picture()
+        + b"\r\n--x--\r\n"
     )
     for charset in ("undefined", "unicode_escape", "punycode", "\x01", "zlib"):
         status, _ = ask(port, form, kind=f"multipart/form-data; boundary=x; charset={charset}")
@@ -343,10 +389,26 @@ def test_odd_requests_are_refused_in_words(port: int) -> None:
 def test_other_sites_names_and_pages_are_refused(port: int) -> None:
     body = in_json(picture())
     here = f"127.0.0.1:{port}"
-    known = ["127.0.0.1", here, "localhost", f"LOCALHOST:{port}", "[::1]:1", "pictures.example", "other:80", "10.1.2.3"]
+    known = [
+        "127.0.0.1",
+        here,
+        "localhost",
+        f"LOCALHOST:{port}",
+        "[::1]:1",
+        "pictures.example",
+        "other:80",
+        "10.1.2.3",
+    ]
     for host in known:
         assert ask(port, body, Host=host)[0] == 200, host
-    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[::1", "evil@localhost:x"):
+    for host in (
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example:80",
+        "",
+        "[::1",
+        "evil@localhost:x",
+    ):
         assert ask(port, body, Host=host)[0] == 403, host
     assert ask(port, body, Host=here, Origin=f"http://{here}")[0] == 200
     assert ask(port, body, Host="pictures.example", Origin="https://pictures.example")[0] == 200
@@ -392,7 +454,9 @@ def test_a_strangers_model_is_checked_at_the_start(
 def test_masks_of_more_than_256_classes_keep_their_ids() -> None:
     for count, mode in ((256, "L"), (300, "I;16")):
         names = [f"c{i}" for i in range(count)]
-        about = Manifest("segmentation", "x", names, (2, 2), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx")
+        about = Manifest(
+            "segmentation", "x", names, (2, 2), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
+        )
         ids = np.array([[0, 7], [count - 1, count - 1]])
         logits = np.moveaxis(np.eye(count, dtype=np.float32)[ids], -1, 0)
         found = answer(logits, about, 5)
@@ -415,7 +479,9 @@ def test_kd_predict_keeps_them_too(tmp_path: Path) -> None:
             Image.open(tmp_path / "sub" / "x.jpg.ids.png") as ids,
             Image.open(tmp_path / "sub" / "x.jpg.colours.png") as drawn,
         ):
-            assert ids.mode == mode and np.array_equal(np.asarray(ids), [[0, count - 1, count - 1]] * 2)
+            assert ids.mode == mode and np.array_equal(
+                np.asarray(ids), [[0, count - 1, count - 1]] * 2
+            )
             assert np.array_equal(np.asarray(drawn)[0, 2], palette[count - 1])
 
 

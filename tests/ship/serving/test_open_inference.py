@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client", "onnxruntime", "onnx"):
+for package in (
+    "starlette",
+    "uvicorn",
+    "python_multipart",
+    "prometheus_client",
+    "onnxruntime",
+    "onnx",
+):
     pytest.importorskip(package)
 
 from kd.ship.export.manifest import Manifest  # noqa: E402
@@ -32,7 +39,9 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.fixture
 def client(port: int) -> Iterator[Any]:
-    with pytest.importorskip("tritonclient.http").InferenceServerClient(f"127.0.0.1:{port}") as client:
+    with pytest.importorskip("tritonclient.http").InferenceServerClient(
+        f"127.0.0.1:{port}"
+    ) as client:
         yield client
 
 
@@ -44,7 +53,9 @@ def png(*colour: int) -> bytes:
 
 def tensor(values: np.ndarray, binary: bool, name: str = "pictures", kind: str = "") -> Any:
     http = pytest.importorskip("tritonclient.http")
-    made = http.InferInput(name, values.shape, kind or ("BYTES" if values.dtype == object else "UINT8"))
+    made = http.InferInput(
+        name, values.shape, kind or ("BYTES" if values.dtype == object else "UINT8")
+    )
     return made.set_data_from_numpy(values, binary_data=binary)
 
 
@@ -85,8 +96,13 @@ def test_tensors_there_and_back(client: Any, binary: bool, encoded: bool) -> Non
         found = client.infer("student", [tensor(values, binary)], outputs=outputs, request_id="a7")
         assert found.as_numpy("logits").tolist() == [[200, 10, 20], [5, 7, 250]]
         assert found.as_numpy("probabilities").sum(1) == pytest.approx(1)
-        assert [x.decode() if isinstance(x, bytes) else x for x in found.as_numpy("label")] == ["r", "b"]
-        assert found.get_response()["id"] == "a7" and found.get_response()["model_name"] == "student"
+        assert [x.decode() if isinstance(x, bytes) else x for x in found.as_numpy("label")] == [
+            "r",
+            "b",
+        ]
+        assert (
+            found.get_response()["id"] == "a7" and found.get_response()["model_name"] == "student"
+        )
     only = client.infer("student", [tensor(values, binary)], outputs=wanted[2:])
     assert [o["name"] for o in only.get_response()["outputs"]] == ["label"]
 
@@ -113,23 +129,56 @@ def test_several_clients_get_their_own_answers(port: int) -> None:
 
 
 def test_the_public_client_is_told_why(client: Any) -> None:
-    http, utils = pytest.importorskip("tritonclient.http"), pytest.importorskip("tritonclient.utils")
+    http, utils = (
+        pytest.importorskip("tritonclient.http"),
+        pytest.importorskip("tritonclient.utils"),
+    )
     good = np.zeros((1, 8, 8, 3), np.uint8)
     floats = np.zeros((1, 8, 8, 3), np.float32)
     for model, made, reason, status in [
         ("other", tensor(good, True), "no model 'other'", 404),
-        ("student", tensor(good, True, name="images"), "must be one tensor 'pictures', got ['images']", 400),
-        ("student", tensor(floats, True, kind="FP32"), "must be UINT8 [N, H, W, 3] or BYTES [N], got 'FP32'", 400),
+        (
+            "student",
+            tensor(good, True, name="images"),
+            "must be one tensor 'pictures', got ['images']",
+            400,
+        ),
+        (
+            "student",
+            tensor(floats, True, kind="FP32"),
+            "must be UINT8 [N, H, W, 3] or BYTES [N], got 'FP32'",
+            400,
+        ),
         ("student", tensor(good[0], True), "got 'UINT8' [8, 8, 3]", 400),
-        ("student", tensor(np.zeros((9, 8, 8, 3), np.uint8), True), "9 pictures are more than 8", 413),
-        ("student", tensor(np.zeros((1, 400, 300, 3), np.uint8), True), "pixels are more than max_pixels=100000", 413),
+        (
+            "student",
+            tensor(np.zeros((9, 8, 8, 3), np.uint8), True),
+            "9 pictures are more than 8",
+            413,
+        ),
+        (
+            "student",
+            tensor(np.zeros((1, 400, 300, 3), np.uint8), True),
+            "pixels are more than max_pixels=100000",
+            413,
+        ),
         ("student", tensor(np.zeros((1, 800, 800, 3), np.uint8), True), "larger than 1 MB", 413),
-        ("student", tensor(np.array([b"no picture"], dtype=object), True), "pictures[0]: not a picture", 415),
+        (
+            "student",
+            tensor(np.array([b"no picture"], dtype=object), True),
+            "pictures[0]: not a picture",
+            415,
+        ),
     ]:
         with pytest.raises(utils.InferenceServerException) as caught:
             client.infer(model, [made])
-        assert reason in caught.value.message() and caught.value.status() == str(status), caught.value
-    for output in (http.InferRequestedOutput("mask"), http.InferRequestedOutput("label", class_count=2)):
+        assert reason in caught.value.message() and caught.value.status() == str(status), (
+            caught.value
+        )
+    for output in (
+        http.InferRequestedOutput("mask"),
+        http.InferRequestedOutput("label", class_count=2),
+    ):
         with pytest.raises(utils.InferenceServerException, match="outputs"):
             client.infer("student", [tensor(good, True)], outputs=[output])
     with pytest.raises(utils.InferenceServerException, match="Content-Encoding"):
@@ -169,7 +218,12 @@ def test_wrong_bodies_are_refused(body: bytes, header: str | None, reason: str) 
 
 def test_binary_elements_must_fit() -> None:
     for raw in (b"\x05\0\0\0ab", b"\x01\0", b"\0\0\0\0" * 2, b""):
-        made = {"name": "pictures", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(raw)}}
+        made = {
+            "name": "pictures",
+            "datatype": "BYTES",
+            "shape": [1],
+            "parameters": {"binary_data_size": len(raw)},
+        }
         head = json.dumps({"inputs": [made]}).encode()
         with pytest.raises(Refused, match=r"elements"):
             read(bytearray(head + raw), str(len(head)), ABOUT, 8)
@@ -187,7 +241,9 @@ def test_nested_data_is_read_row_by_row() -> None:
     ("numbers", np.array([[1.5, 2.0]]), "numbers", "FP32", [1.5, 2.0]),
     ("multilabel", np.array([[0.0, 1000.0]]), "probabilities", "FP32", [0.5, 1.0]),
 ])  # fmt: skip
-def test_every_task_has_its_tensors(task: str, numbers: np.ndarray, name: str, kind: str, data: list[float]) -> None:
+def test_every_task_has_its_tensors(
+    task: str, numbers: np.ndarray, name: str, kind: str, data: list[float]
+) -> None:
     classes = [] if task == "features" else ["a", "b"]
     manifest = Manifest(task, "x", classes, (8, 8), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx")
     assert name in {o["name"] for o in metadata("student", manifest)["outputs"]}

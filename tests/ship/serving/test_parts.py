@@ -36,7 +36,9 @@ async def status_of(host: str, origin: str | None = None, names: tuple[str, ...]
     ("localhost:8000", "http://localhost:8000", (), 200), ("localhost:8000", "http://evil.example", (), 403),
     ("user@localhost", None, (), 403), ("", None, (), 403),
 ])  # fmt: skip
-def test_known_hosts_pass(host: str, origin: str | None, names: tuple[str, ...], status: int) -> None:
+def test_known_hosts_pass(
+    host: str, origin: str | None, names: tuple[str, ...], status: int
+) -> None:
     assert asyncio.run(status_of(host, origin, names)) == status
 
 
@@ -74,7 +76,12 @@ def uploads(body: bytes, kind: str, limits: Limits | None = None) -> list[tuple[
         async def here(function, *args):  # type: ignore[no-untyped-def]
             return function(*args)
 
-        scope = {"type": "http", "headers": [(b"content-type", kind.encode())], "method": "POST", "path": "/"}
+        scope = {
+            "type": "http",
+            "headers": [(b"content-type", kind.encode())],
+            "method": "POST",
+            "path": "/",
+        }
         with Share(Room(1e9)) as share:
             return await read_uploads(Request(scope, receive), limits or Limits(), share, here)  # type: ignore[arg-type]
 
@@ -83,7 +90,9 @@ def uploads(body: bytes, kind: str, limits: Limits | None = None) -> list[tuple[
 
 def test_pictures_of_json_and_of_forms() -> None:
     text = base64.b64encode(b"picture").decode()
-    assert uploads(json.dumps({"image": text}).encode(), "application/json") == [("picture 0", b"picture")]
+    assert uploads(json.dumps({"image": text}).encode(), "application/json") == [
+        ("picture 0", b"picture")
+    ]
     many = json.dumps({"images": [f"data:image/png;base64,{text}"] * 2}).encode()
     assert [content for _, content in uploads(many, "application/json")] == [b"picture"] * 2
     form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n\r\npicture\r\n--x--\r\n'

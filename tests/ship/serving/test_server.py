@@ -31,7 +31,14 @@ from kd.ship.serving.pictures import view
 from tests._helpers import ROOT
 from tests._serving import serving
 
-for package in ("starlette", "uvicorn", "python_multipart", "prometheus_client", "onnxruntime", "onnxscript"):
+for package in (
+    "starlette",
+    "uvicorn",
+    "python_multipart",
+    "prometheus_client",
+    "onnxruntime",
+    "onnxscript",
+):
     pytest.importorskip(package)
 
 BOUNDARY = "----kd"
@@ -40,7 +47,9 @@ BOUNDARY = "----kd"
 def ask(
     port: int, path: str, body: bytes | None = None, kind: str = "", method: str | None = None
 ) -> tuple[int, bytes, dict]:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, {"content-type": kind}, method=method)
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", body, {"content-type": kind}, method=method
+    )
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read(), dict(answer.headers)
@@ -50,10 +59,13 @@ def ask(
 
 def form(*pictures: bytes) -> tuple[bytes, str]:
     parts = [
-        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="{i}.jpg"\r\n\r\n'.encode() + data
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="{i}.jpg"\r\n\r\n'.encode()
+        + data
         for i, data in enumerate(pictures)
     ]
-    return b"\r\n".join([*parts, f"--{BOUNDARY}--\r\n".encode()]), f"multipart/form-data; boundary={BOUNDARY}"
+    return b"\r\n".join(
+        [*parts, f"--{BOUNDARY}--\r\n".encode()]
+    ), f"multipart/form-data; boundary={BOUNDARY}"
 
 
 def bomb(side: int) -> bytes:
@@ -62,7 +74,9 @@ def bomb(side: int) -> bytes:
     data = b"".join(rows.compress(bytes(side // 8 + 1)) for _ in range(side)) + rows.flush()
     header = side.to_bytes(4, "big") * 2 + b"\x01\x00\x00\x00\x00"
     chunks = [(b"IHDR", header), (b"IDAT", data), (b"IEND", b"")]
-    coded = (len(d).to_bytes(4, "big") + k + d + zlib.crc32(k + d).to_bytes(4, "big") for k, d in chunks)
+    coded = (
+        len(d).to_bytes(4, "big") + k + d + zlib.crc32(k + d).to_bytes(4, "big") for k, d in chunks
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(coded)
 
 
@@ -74,16 +88,24 @@ def files(finished: Path) -> list[Path]:
 @pytest.fixture(scope="module")
 def port(finished: Path) -> Iterator[int]:
     """Of a run: it is exported first, where it has no export."""
-    with serving(finished, "max_upload_mb=1", "max_pixels=1000000", "max_pictures=16", "teacher=true") as (port, _):
+    with serving(
+        finished, "max_upload_mb=1", "max_pixels=1000000", "max_pictures=16", "teacher=true"
+    ) as (port, _):
         yield port
 
 
-def test_answers_are_those_of_kd_predict(finished: Path, port: int, files: list[Path], tmp_path: Path) -> None:
+def test_answers_are_those_of_kd_predict(
+    finished: Path, port: int, files: list[Path], tmp_path: Path
+) -> None:
     out = tmp_path / "labels.json"
-    assert main("predict", [str(finished), *map(str, files), f"out={out}", "top=2", "device=cpu"]) == 0
+    assert (
+        main("predict", [str(finished), *map(str, files), f"out={out}", "top=2", "device=cpu"]) == 0
+    )
     expected = json.loads(out.read_text())
     encoded = [base64.b64encode(f.read_bytes()).decode() for f in files]
-    by_json = ask(port, "/predict?top=2", json.dumps({"images": encoded}).encode(), "application/json")
+    by_json = ask(
+        port, "/predict?top=2", json.dumps({"images": encoded}).encode(), "application/json"
+    )
     by_form = ask(port, "/predict?top=2", *form(*(f.read_bytes() for f in files)))
     for status, body, _ in (by_json, by_form):
         assert status == 200, body
@@ -93,12 +115,18 @@ def test_answers_are_those_of_kd_predict(finished: Path, port: int, files: list[
             probabilities = {x["label"]: x["p"] for x in theirs["labels"]}
             assert len(mine["labels"]) == 2 and len(mine["teacher"]["labels"]) == 2
             for found in mine["labels"]:
-                assert found["p"] == pytest.approx(probabilities.get(found["label"], found["p"]), abs=0.02)
+                assert found["p"] == pytest.approx(
+                    probabilities.get(found["label"], found["p"]), abs=0.02
+                )
     assert json.loads(by_form[1])["predictions"][0]["file"] == "0.jpg"
 
 
-@pytest.mark.parametrize(("size", "crop_ratio"), [((32, 32), 0.875), ((24, 32), 1.0), ((33, 33), 0.9)])
-def test_the_servers_view_of_a_picture_is_validations(size: tuple[int, int], crop_ratio: float) -> None:
+@pytest.mark.parametrize(
+    ("size", "crop_ratio"), [((32, 32), 0.875), ((24, 32), 1.0), ((33, 33), 0.9)]
+)
+def test_the_servers_view_of_a_picture_is_validations(
+    size: tuple[int, int], crop_ratio: float
+) -> None:
     """By other code: of JPEG turned by EXIF, PNG with transparency, grey, 16 bits, a palette."""
     rng = np.random.RandomState(0)
     colours = Image.fromarray(rng.randint(0, 256, (50, 70, 3), dtype=np.uint8)).resize((140, 100))
@@ -109,7 +137,9 @@ def test_the_servers_view_of_a_picture_is_validations(size: tuple[int, int], cro
         (colours.quantize(16), "GIF", {}), (colours, "WEBP", {"lossless": True}),
         (Image.fromarray((rng.randint(0, 256, (60, 90)) * 256).astype(np.uint16)), "PNG", {}),
     ]  # fmt: skip
-    manifest = Manifest("classification", "x", ["a"], size, crop_ratio, "nchw", [0.0] * 3, [1.0] * 3, "onnx")
+    manifest = Manifest(
+        "classification", "x", ["a"], size, crop_ratio, "nchw", [0.0] * 3, [1.0] * 3, "onnx"
+    )
     for picture, kind, options in made:
         stream = io.BytesIO()
         picture.save(stream, kind, **options)
@@ -157,7 +187,9 @@ def test_what_is_refused_leaves_the_server_alive(port: int, files: list[Path]) -
 def test_the_page_and_the_metrics(port: int) -> None:
     status, page, headers = ask(port, "/")
     assert (
-        status == 200 and b"vit_tiny_patch16_224" in page and "default-src 'none'" in headers["content-security-policy"]
+        status == 200
+        and b"vit_tiny_patch16_224" in page
+        and "default-src 'none'" in headers["content-security-policy"]
     )
     text = ask(port, "/metrics")[1].decode()
     assert 'kd_requests_total{code="200"}' in text and "kd_batch_pictures_bucket" in text
@@ -191,7 +223,10 @@ def test_two_hundred_clients_at_once(finished: Path, files: list[Path]) -> None:
         assert statuses == [200] * 600
         text = ask(port, "/metrics")[1].decode()
     numbers = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    pictures, batches = float(numbers["kd_batch_pictures_sum"]), float(numbers["kd_batch_pictures_count"])
+    pictures, batches = (
+        float(numbers["kd_batch_pictures_sum"]),
+        float(numbers["kd_batch_pictures_count"]),
+    )
     assert pictures == 600 and batches < 500  # what waits goes together
 
 
@@ -201,9 +236,7 @@ def test_back_pressure_time_out_and_a_clean_stop(finished: Path, files: list[Pat
         statuses = asyncio.run(clients(port, 40, body, kind, requests=5))
         assert set(statuses) == {200, 503}
         assert ask(port, "/predict", body, kind)[0] == 200
-        head = (
-            f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
+        head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         with socket.create_connection(("127.0.0.1", port), timeout=30) as slow:
             slow.sendall(head.encode() + body[:10])
             assert b" 408 " in slow.recv(4096)
@@ -222,10 +255,15 @@ def test_back_pressure_time_out_and_a_clean_stop(finished: Path, files: list[Pat
         assert process.stdout.read() == "kd-serve: stopped\n"
 
 
-def test_mistakes_take_one_line(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_take_one_line(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         cases = [
-            ([str(finished), f"port={taken.getsockname()[1]}"], "can't be used: Address already in use"),
+            (
+                [str(finished), f"port={taken.getsockname()[1]}"],
+                "can't be used: Address already in use",
+            ),
             ([str(finished), "queue=0"], "queue: must be a whole number >= 1, got '0'"),
             ([str(finished), "ports=1"], "no key 'ports'"),
             ([str(tmp_path)], "neither a finished run nor an ONNX export was found"),
@@ -239,11 +277,16 @@ def test_mistakes_take_one_line(finished: Path, tmp_path: Path, capsys: pytest.C
     assert "is not a readable ONNX model" in capsys.readouterr().err
 
 
-def test_an_export_on_the_way_trusts_what_the_server_trusts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_on_the_way_trusts_what_the_server_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[Request] = []
     monkeypatch.setattr("kd.commands.export.run", made.append)
     (tmp_path / "student.safetensors").touch()
-    _model(Request(trust=["own"], flags={"trust"}, rest=[str(tmp_path)], overrides=["data.seed=1"]), True)
+    _model(
+        Request(trust=["own"], flags={"trust"}, rest=[str(tmp_path)], overrides=["data.seed=1"]),
+        True,
+    )
     (found,) = made
     assert (found.trust, found.flags, found.rest) == (["own"], {"trust"}, [str(tmp_path)])
     assert found.overrides == ["to=onnx", "int8=true", "data.seed=1"]
@@ -251,5 +294,7 @@ def test_an_export_on_the_way_trusts_what_the_server_trusts(tmp_path: Path, monk
 
 def test_the_server_loads_no_torch() -> None:
     code = "import sys, kd.commands.serve, kd.ship.serving.run, kd.ship.export.onnx; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split()[0] == "False"
