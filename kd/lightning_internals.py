@@ -25,9 +25,9 @@ def trainer_of(module: LightningModule) -> Trainer | None:
 
 def loggers_take_this_step(trainer: Trainer) -> bool:
     """Whether ``trainer.log_every_n_steps`` is due, as Lightning's loggers decide."""
-    return (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % max(
-        1, trainer.log_every_n_steps
-    ) == 0  # type: ignore[attr-defined]
+    every = max(1, trainer.log_every_n_steps)  # type: ignore[attr-defined]
+    steps_done = trainer.fit_loop.epoch_loop._batches_that_stepped
+    return (steps_done + 1) % every == 0
 
 
 def runs_in_child_processes(trainer: Trainer) -> bool:
