@@ -101,7 +101,7 @@ def _measured(task: Task, batches: list[tuple[Tensor, Tensor]]) -> dict[str, flo
 
 
 @pytest.mark.parametrize("cast", CASTS)
-@pytest.mark.parametrize("name", [*(set(names) - {"Task"}), "OfTheUser"])
+@pytest.mark.parametrize("name", [*sorted(set(names) - {"Task"}), "OfTheUser"])
 def test_every_task_has_the_metrics_and_the_loss_of_float32_in_every_precision(
     name: str, cast: str
 ) -> None:
