@@ -21,7 +21,7 @@ _PUBLIC = {
     "OptimSpec": "kd.optim",
     "Preprocess": "kd.models",
     "Regression": "kd.tasks",
-    "TapSpec": "kd.run.settings",
+    "TapSpec": "kd.settings",
     "Teacher": "kd.teachers",
     "load_student": "kd.ship.export",
     "save_student": "kd.ship.export",

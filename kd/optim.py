@@ -22,12 +22,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from kd.errors import UserError, plain
-from kd.run.settings import OptimSettings
+from kd.settings import OptimSettings
 
 
 @dataclass
 class OptimSpec(OptimSettings):
-    """How the student is optimized; :class:`kd.run.settings.OptimSettings` explains the arguments."""
+    """How the student is optimized; :class:`kd.settings.OptimSettings` explains the arguments."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -76,11 +76,10 @@ def imports_of(file: Path, known: dict[str, Path]) -> set[str]:
 
 
 def room_of(name: str) -> str:
-    """The room of a module: its folder below ``kd/``, or the module itself. Two that lie below all are their own."""
-    lowest = next(
-        (room for room in ("kd.losses.functional", "kd.run.settings") if name.startswith(room)), ""
-    )
-    return lowest or ".".join(name.split(".")[:2])
+    """The room of a module: its folder below ``kd/``, or the module itself; ``losses.functional`` is its own."""
+    if name.startswith("kd.losses.functional"):
+        return "kd.losses.functional"
+    return ".".join(name.split(".")[:2])
 
 
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:

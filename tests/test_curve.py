@@ -20,7 +20,7 @@ from kd.models import StudentSpec, TeacherSpec, build_model, preprocess_for
 from kd.module.distillation import DistillationModule
 from kd.optim import OptimSpec
 from kd.run.assemble import assemble
-from kd.run.settings import Augment, TapSpec
+from kd.settings import Augment, TapSpec
 from kd.tasks import Segmentation
 from tests._helpers import ARCH, TINY
 from tests._scenes import NAMES, draw

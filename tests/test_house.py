@@ -14,7 +14,7 @@ from scripts import house
 from tests._helpers import ROOT
 
 LAYERS = [
-    {"kd", "kd.errors", "kd.run.settings"},
+    {"kd", "kd.errors", "kd.settings"},
     {"kd.progress", "kd.machine", "kd.lightning_internals", "kd.losses.functional"},
     {"kd.storage"},
     {"kd.report"},

@@ -41,7 +41,7 @@ from kd.models import Preprocess, TeacherSpec
 from kd.models.segmenter import DenseModel
 from kd.monitor import health
 from kd.optim import OptimSpec, build_optimizer
-from kd.run.settings import Augment, TapSpec
+from kd.settings import Augment, TapSpec
 from kd.tasks import Features, MultiLabel, Regression, Segmentation
 from kd.tasks.base import TargetCounts
 from kd.tasks.fidelity import KeptLogits

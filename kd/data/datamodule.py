@@ -28,7 +28,7 @@ from kd.data.transforms import EvalView, MixPairs, train_transform
 from kd.errors import UserError, plain
 from kd.lightning_internals import make_loader_again
 from kd.machine import cores
-from kd.run.settings import Augment, Check, DataSettings, Probe, TierSpec, height_width
+from kd.settings import Augment, Check, DataSettings, Probe, TierSpec, height_width
 from kd.storage.tensors import TorchFile, read_checkpoint
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Position:
 
 
 class DistillationDataModule(LightningDataModule):
-    """Pictures for distillation; :class:`kd.run.settings.DataSettings` explains the arguments."""
+    """Pictures for distillation; :class:`kd.settings.DataSettings` explains the arguments."""
 
     def __init__(
         self,

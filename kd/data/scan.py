@@ -18,7 +18,7 @@ from kd.data.sources.places import AT_ONCE, Store
 from kd.errors import first_line
 from kd.machine import cache_dir, cores
 from kd.progress import bar
-from kd.run.settings import Check
+from kd.settings import Check
 from kd.storage.decoding import open_picture
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.writing import write_text

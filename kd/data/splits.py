@@ -25,7 +25,7 @@ from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, joined, place_of
 from kd.data.sources.unlabelled import splits_within, unlabelled_folder
 from kd.errors import UserError
-from kd.run.settings import Augment, DataSettings, Probe
+from kd.settings import Augment, DataSettings, Probe
 
 PROBE = "data.probe.root"
 

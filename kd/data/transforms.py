@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
 from kd.data.batch import Batch
-from kd.run.settings import Augment
+from kd.settings import Augment
 from kd.storage.decoding import MAX_PIXELS, frame
 
 

@@ -8,7 +8,7 @@ from kd.losses.functional import cosine_loss, smooth_l1_loss
 from kd.losses.functional._checks import wide
 from kd.losses.projections import Projection, _Projected, resize
 from kd.losses.targets import Standardizer
-from kd.run.settings import Standardization
+from kd.settings import Standardization
 
 STATISTICS = tuple(f"targets.{name}" for name in ("mean", "scatter", "turn", "rows", "batches"))
 

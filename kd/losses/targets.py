@@ -8,7 +8,7 @@ from kd.losses.base import Float32, KnownOnHost
 from kd.losses.functional import hadamard, phi_s
 from kd.losses.functional._checks import matmul, wide
 from kd.losses.ranks import in_parallel
-from kd.run.settings import Standardization
+from kd.settings import Standardization
 
 BATCHES = 100  # of which the statistics are taken: more change little, and a moving target is harder to follow
 

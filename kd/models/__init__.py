@@ -5,7 +5,7 @@ from kd.models.loading import load_checkpoint
 from kd.models.preprocess import Images, Prepare, Preprocess, input_of, preprocess_for, trial
 from kd.models.spec import ModelSpec, StudentSpec, TeacherSpec
 from kd.models.weights import read_names
-from kd.run.settings import TapSpec, height_width
+from kd.settings import TapSpec, height_width
 
 __all__ = [
     "Images", "ModelSpec", "Prepare", "Preprocess", "StudentSpec", "TapSpec", "TeacherSpec", "build_model",

@@ -18,7 +18,7 @@ from kd.models.preprocess import evaluating, preprocess_for
 from kd.models.segmenter import DenseModel, backbone_of
 from kd.models.spec import ModelSpec, TeacherSpec
 from kd.models.weights import about, say
-from kd.run.settings import height_width
+from kd.settings import height_width
 
 Spec = TypeVar("Spec", bound=ModelSpec)
 PATCHES, AUTO = (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kd.run.settings import height_width
+from kd.settings import height_width
 from kd.storage.elsewhere import json_of, text_of
 
 HUGGING_FACE, TRANSFORMERS = "kd.models.hugging_face.HuggingFace", "transformers"

@@ -14,7 +14,7 @@ from kd.errors import UserError, needs_extra
 from kd.models.arguments import architecture_alone
 from kd.models.own import OwnModel
 from kd.models.preprocess import Preprocess, Size
-from kd.run.settings import height_width
+from kd.settings import height_width
 from kd.storage.elsewhere import RefusedFile, json_of, regular_files
 from kd.storage.writing import folder_for, write_json
 

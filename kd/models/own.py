@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from kd.errors import UserError, plain
 from kd.models.preprocess import Size
 from kd.models.taps import classifier_of
-from kd.run.settings import height_width
+from kd.settings import height_width
 from kd.storage.elsewhere import json_of
 
 

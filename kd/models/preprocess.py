@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as tvf
 
 from kd.errors import UserError
-from kd.run.settings import height_width
+from kd.settings import height_width
 
 Images = Tensor  # uint8, (N, 3, H, W)
 Size = tuple[int, int]

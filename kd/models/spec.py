@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from kd.models.own import Builder
-from kd.run.settings import ModelSettings, StudentSettings, TeacherSettings
+from kd.settings import ModelSettings, StudentSettings, TeacherSettings
 
 
 @dataclass
 class ModelSpec(ModelSettings):
-    """A model; :class:`kd.run.settings.ModelSettings` explains the arguments."""
+    """A model; :class:`kd.settings.ModelSettings` explains the arguments."""
 
     builder: Builder | None = None
 
@@ -51,9 +51,9 @@ class WholeBatches:
 
 @dataclass
 class TeacherSpec(ModelSpec, TeacherSettings):
-    """A teacher's model; :class:`kd.run.settings.TeacherSettings` explains the arguments."""
+    """A teacher's model; :class:`kd.settings.TeacherSettings` explains the arguments."""
 
 
 @dataclass
 class StudentSpec(ModelSpec, StudentSettings):
-    """A student's model; :class:`kd.run.settings.StudentSettings` explains the arguments."""
+    """A student's model; :class:`kd.settings.StudentSettings` explains the arguments."""

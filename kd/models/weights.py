@@ -19,7 +19,7 @@ from kd.errors import UserError
 from kd.models.arguments import LOADS
 from kd.models.foreign import of_transformers
 from kd.models.output_scale import unit_output
-from kd.run.settings import height_width
+from kd.settings import height_width
 from kd.storage.checkpoints import models_in, run_folder
 from kd.storage.elsewhere import RefusedFile, json_of, regular, text_of
 from kd.storage.objects import fetched

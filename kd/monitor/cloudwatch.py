@@ -15,7 +15,7 @@ from kd.errors import UserError, needs_extra
 from kd.monitor.numbers import GAUGES, Outlet, RunNumbers
 from kd.report.alerts import alarms, cloudwatch
 from kd.report.step_facts import mean
-from kd.run.settings import MonitorSettings
+from kd.settings import MonitorSettings
 
 AT_ONCE = 1000  # metrics in one request, at most
 UNITS = {

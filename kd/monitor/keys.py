@@ -24,12 +24,12 @@ from kd.monitor.tier import TierRecord
 from kd.monitor.watch import Watch
 from kd.report.prices import by_kind, input_machines, price_of, read_prices
 from kd.report.rules import RULES, by_rule, thresholds_of
-from kd.run.settings import MonitorSettings
+from kd.settings import MonitorSettings
 
 
 @dataclass
 class MonitorSpec(MonitorSettings):
-    """What is recorded; :class:`kd.run.settings.MonitorSettings` explains the arguments."""
+    """What is recorded; :class:`kd.settings.MonitorSettings` explains the arguments."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,7 +20,7 @@ from kd.callbacks.preemption import Preemption
 from kd.errors import first_line
 from kd.module.resumed_state import check_form
 from kd.report.records import Writer
-from kd.run.settings import Action, MonitorSettings
+from kd.settings import Action, MonitorSettings
 from kd.storage.elsewhere import json_of
 
 TRIES = 3  # of a webhook

@@ -17,8 +17,8 @@ from kd.errors import UserError, causes
 from kd.losses import LogitLoss
 from kd.run import keys, typed
 from kd.run.files import flatten, leaves, read
-from kd.run.settings import height_width
 from kd.run.trust import check_plain
+from kd.settings import height_width
 from kd.storage.elsewhere import yaml_of
 
 # settings that an empty text would turn off in silence

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from kd.errors import UserError
 from kd.run.suggest import hint
 
 PACKAGE = Path(__file__).parent.parent
-SETTINGS = Path(__file__).with_name("settings.py")
+SETTINGS = PACKAGE / "settings.py"
 FILLED = {"data.seed"}  # from another setting
 CLASSES = {
     "losses": ("LogitLoss", "FeatureLoss", "LayersLoss"),
@@ -106,11 +107,24 @@ def arguments(name: str) -> dict[str, Key]:
         return _parameters(init.args, texts | _texts(ast.get_docstring(init) or ""))
     if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         return inherited
+    texts |= _field_texts(node)
     fields = [
         n for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
     ]
     own = [_key(ast.unparse(n.target), n.annotation, n.value, texts) for n in fields]
     return inherited | {key.name: key for key in own}
+
+
+def _field_texts(node: ast.ClassDef) -> dict[str, str]:
+    """What is written under each field of a dataclass: the first sentence of each."""
+    texts: dict[str, str] = {}
+    for field, following in pairwise(node.body):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(following, ast.Expr):
+            continue
+        text = following.value.value if isinstance(following.value, ast.Constant) else None
+        if isinstance(text, str):
+            texts[ast.unparse(field.target)] = _first_sentence(text)
+    return texts
 
 
 def _parameters(given: ast.arguments, texts: dict[str, str]) -> dict[str, Key]:
@@ -178,8 +192,13 @@ def _texts(docstring: str) -> dict[str, str]:
     section = re.search(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", docstring, re.M | re.S)
     for entry in re.split(r"\n(?=    \w+: )", "\n" + section[1]) if section else []:
         name, _, text = entry.strip().partition(": ")
-        found[name] = re.split(r"(?<=[.;])\s", " ".join(text.split()))[0].rstrip(";")
+        found[name] = _first_sentence(text)
     return found
+
+
+def _first_sentence(text: str) -> str:
+    sentence = re.split(r"(?<=[.;])\s", " ".join(text.split()))[0].rstrip(";")
+    return sentence[:1].upper() + sentence[1:]
 
 
 @cache

@@ -121,7 +121,7 @@ FIELDS = {
 """Fields of classes of other packages, and of ours that take ``**kwargs``; those of all others are in their source."""
 
 SETTINGS = {
-    "kd.run.settings": "Augment Probe TapSpec TierSpec",
+    "kd.settings": "Augment Probe TapSpec TierSpec",
     "kd.models.spec": "StudentSpec TeacherSpec",
     "kd.models": "StudentSpec TeacherSpec",
     "kd": "TapSpec",

@@ -61,8 +61,8 @@ from kd.run.checks import (
 from kd.run.files import BEGIN, END, flatten
 from kd.run.messages import one_line
 from kd.run.request import TRUSTED
-from kd.run.settings import CheckpointSpec, Settings, TrainerSettings
 from kd.run.trust import ALL, check_resolved, importable, remember
+from kd.settings import CheckpointSpec, Settings, TrainerSettings
 from kd.ship.export import save_student
 from kd.storage.run_urls import on_disk
 from kd.strategies.checkpoint_files import CheckpointFiles

@@ -12,8 +12,8 @@ from typing import Any
 
 from kd.errors import UserError
 from kd.run.keys import CLASSES, Key, definition, members, plain, subclasses
-from kd.run.settings import Like, Range
 from kd.run.suggest import near, nearest
+from kd.settings import Like, Range
 
 TYPES = {
     "int": "a whole number",

@@ -272,7 +272,7 @@ def agreement(file: Path) -> float:
     from kd.data.sources import Pictures
     from kd.models import preprocess_for
     from kd.module.evaluation import look_at
-    from kd.run.settings import Probe
+    from kd.settings import Probe
     from kd.ship.export import load_student
 
     student, prepare, _ = load_student(file)

@@ -411,7 +411,7 @@ def feed(part: Part) -> None:
 
     from kd.data.datamodule import DistillationDataModule
     from kd.data.sources import ImageFolder
-    from kd.run.settings import Augment
+    from kd.settings import Augment
 
     root, side, batch, steps = pictures_of(part), *((64, 16, 4) if part.small else (224, 256, 24))
     strong = {"rand_augment": 9, "mixup": 0.8, "cutmix": 1.0}

@@ -27,7 +27,7 @@ from kd.data.engines import dali, device
 from kd.data.pictures import decode
 from kd.data.sources import FileSplit
 from kd.data.transforms import MixPairs, seeded, train_transform
-from kd.run.settings import Augment
+from kd.settings import Augment
 from scripts.bench.harness import measure, options, spread, write
 
 

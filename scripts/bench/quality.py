@@ -34,7 +34,7 @@ from kd.models import StudentSpec, TeacherSpec
 from kd.models.attention import InFloat32
 from kd.optim import OptimSpec, build_optimizer, warmup_cosine
 from kd.run.assemble import assemble
-from kd.run.settings import Augment
+from kd.settings import Augment
 
 SHARED = Path(os.environ.get("KD_SHARED", "shared"))
 SOURCE = ImageFolder(str(SHARED / "data/grocery"))

@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import ImageFolder
-from kd.run.settings import TierSpec
+from kd.settings import TierSpec
 from scripts.bench.harness import options, spread, write
 from scripts.bench.input import drawn
 

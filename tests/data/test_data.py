@@ -28,7 +28,7 @@ from kd.data.sources import (
     WebDataset,
 )
 from kd.errors import UserError
-from kd.run.settings import Augment
+from kd.settings import Augment
 from tests._helpers import CLASSES, draw_folder
 
 # -- order --------

@@ -19,7 +19,7 @@ from kd.data.engines import device
 from kd.data.sources import ImageFolder
 from kd.data.targets import Masks
 from kd.errors import needs_extra
-from kd.run.settings import Augment
+from kd.settings import Augment
 from tests._helpers import draw_folder
 from tests._runs import run
 

@@ -17,7 +17,7 @@ from kd.data.splits import held_out, info_of
 from kd.data.targets import LabelSets, Masks, Targets
 from kd.data.transforms import CORRUPTIONS, STRENGTHS, corrupted
 from kd.errors import UserError
-from kd.run.settings import Augment
+from kd.settings import Augment
 
 
 def picture(path: Path, size: tuple[int, int] = (8, 6), color: str = "red") -> Path:

@@ -1,7 +1,7 @@
 """Helpers that are pure functions, one call each."""
 
 from kd.data.splits import held_out
-from kd.run.settings import height_width
+from kd.settings import height_width
 
 
 def test_held_out() -> None:

@@ -14,7 +14,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.pack import pack
 from kd.data.sampler import TrainBatches
 from kd.data.sources import HuggingFace, ImageFolder, Manifest, Pictures, Shards
-from kd.run.settings import Augment
+from kd.settings import Augment
 from kd.tasks import Classification
 from tests._helpers import draw_folder
 from tests._runs import assert_same, losses, run_folders, student_of

@@ -33,7 +33,7 @@ from kd.data.sources.base import content
 from kd.data.sources.unlabelled import unlabelled_folder
 from kd.data.splits import load_probe
 from kd.errors import UserError
-from kd.run.settings import Augment, Probe
+from kd.settings import Augment, Probe
 from kd.storage.objects import file_system
 from tests._faults import Faults, before
 from tests._helpers import draw_folder

@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional as tvf
 
 from kd.data import transforms
 from kd.data.transforms import EvalView
-from kd.run.settings import Augment
+from kd.settings import Augment
 from kd.ship.export.manifest import Manifest
 from kd.ship.serving.bodies import Refused
 from kd.ship.serving.pictures import view

@@ -22,7 +22,7 @@ from kd.losses import CosineLoss, EachLayer, RADIOLoss, targets
 from kd.losses.functional import phi_s
 from kd.run.parser import KDCLI
 from kd.run.request import translate
-from kd.run.settings import TapSpec
+from kd.settings import TapSpec
 from kd.ship.export import load_student
 from kd.tasks import Features
 from kd.tasks.features import rank_of_gram

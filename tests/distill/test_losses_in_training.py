@@ -32,7 +32,7 @@ from kd.losses.functional import hard_kd_loss, kd_loss
 from kd.models import StudentSpec, TeacherSpec
 from kd.module.distillation import DistillationModule
 from kd.run.assemble import assemble
-from kd.run.settings import TapSpec
+from kd.settings import TapSpec
 from kd.tasks import MultiLabel
 from tests._forks import start_ranks, status_of
 from tests._helpers import ARCH, CLASSES, TINY, write_recipe

@@ -86,7 +86,7 @@ def test_a_whole_step_is_one_graph(feature: bool) -> None:
     given: dict[str, Any] = {"kd": kd.KDLoss(2.0)}
     if feature:
         given["mse"] = kd.losses.MSELoss()
-        more["taps"] = {"mse": kd.run.settings.TapSpec("1", "1", "all")}
+        more["taps"] = {"mse": kd.settings.TapSpec("1", "1", "all")}
     prepare = Preprocess(4, (0.5,) * 3, (0.5,) * 3)
     step = kd.Distillation(make(), make(), losses=given, task=kd.Classification(5), prepare=prepare,
                            teacher_prepare=prepare, **more)  # fmt: skip

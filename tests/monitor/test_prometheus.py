@@ -27,7 +27,7 @@ from kd.monitor.system import System
 from kd.monitor.watch import Watch
 from kd.report.alerts import ALERTS, grafana
 from kd.report.rules import RULES
-from kd.run.settings import MonitorSettings
+from kd.settings import MonitorSettings
 from kd.ship.serving.metrics import Metrics
 from kd.storage.elsewhere import yaml_of
 

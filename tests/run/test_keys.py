@@ -207,7 +207,7 @@ def test_the_keys_are_the_parsers() -> None:
         ),
         (
             ["--keys"],
-            ["optim.lr", "peak learning rate", "data.augment.mixup", "trainer.max_epochs"],
+            ["optim.lr", "Peak learning rate", "data.augment.mixup", "trainer.max_epochs"],
         ),
         (["--help", "data.augment"], ["data.augment.cutmix"]),
         (["--list", "losses"], ["KDLoss", "ReviewKDLoss", "CWDLoss"]),

@@ -17,8 +17,8 @@ from kd.data.datamodule import DistillationDataModule
 from kd.optim import OptimSpec
 from kd.run import keys
 from kd.run.assemble import assemble
-from kd.run.settings import DataSettings, LearningSettings, OptimSettings, Range, TrainerSettings
 from kd.run.typed import _allowed, _limits, _takes, check_values
+from kd.settings import DataSettings, LearningSettings, OptimSettings, Range, TrainerSettings
 from tests._helpers import ROOT
 
 CLASSES = {"data.source", "model.task", "model.student.builder", "model.teacher.builder", "trainer.logger",
@@ -35,7 +35,11 @@ TEXT = {
     "data.probe.root",
     "checkpoint.monitor",
 }
-TEXT |= {f"model.{who}.checkpoint" for who in ("student", "teacher")}
+TEXT |= {
+    f"model.{who}.{name}"
+    for who in ("student", "teacher")
+    for name in ("checkpoint", "checkpoint_key")
+}
 TEXT |= {f"model.teacher.{name}" for name in ("recipe", "backbone", "classes", "cache_dir")}
 TEXT |= {f"monitor.{name}" for name in ("prometheus_host", "prices", "webhook")}
 TEXT |= {

@@ -16,7 +16,7 @@ from kd.distill.inherit import inherit_together
 from kd.errors import UserError
 from kd.models import ModelSpec, build_model, preprocess_for
 from kd.models.segmenter import DenseModel
-from kd.run.settings import Augment
+from kd.settings import Augment
 from kd.ship.export import load_student
 from kd.tasks import Segmentation
 from kd.tasks.base import TargetCounts

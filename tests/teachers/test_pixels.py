@@ -29,7 +29,7 @@ from kd.report.facts import Facts
 from kd.report.limits import data_bound
 from kd.report.records import Run
 from kd.report.what_if import predict, read_change
-from kd.run.settings import Augment
+from kd.settings import Augment
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.cache_layout import Layout
 from kd.teachers.reading import AddRecords, KeptViews, Reading

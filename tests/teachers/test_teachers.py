@@ -14,7 +14,7 @@ from kd.losses import HintLoss, KDLoss
 from kd.losses.functional import kd_loss
 from kd.models import StudentSpec, TeacherSpec
 from kd.run.assemble import assemble
-from kd.run.settings import TapSpec
+from kd.settings import TapSpec
 from kd.teachers import build_teacher, shared_teachers
 from kd.teachers.answer import ALL
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe

@@ -19,7 +19,7 @@ from kd.data.pictures import MAX_PIXELS, decode, encode_png, plain_jpeg
 from kd.data.sources import Source
 from kd.errors import UserError, needs_extra
 from kd.machine import cores
-from kd.run.settings import Augment
+from kd.settings import Augment
 
 
 def check(augment: Augment, source: Source) -> None:

@@ -21,7 +21,7 @@ from kd.data.sources import Source, Split, named
 from kd.data.targets import Targets
 from kd.data.transforms import MixPairs, Whole, all_at_once, inside, seeded, train_transform
 from kd.errors import UserError
-from kd.run.settings import Augment
+from kd.settings import Augment
 
 Step = tuple[int, dict[str, Any]]
 """(number of a transform in the chain, its parameters): one that chance has chosen to apply."""

@@ -25,7 +25,7 @@ from kd.data.samples import Samples
 from kd.data.tier.schedule import DEPTH, MB, Made, MakerEnded, Work, device_of_a_maker
 from kd.errors import RunError, UserError, first_line, needs_extra, plain
 from kd.machine import cores, last_line, own_folder, signals_kept
-from kd.run.settings import TierSpec
+from kd.settings import TierSpec
 
 KNOCK_S = 10.0  # for an answer of the cluster's head
 

@@ -15,7 +15,7 @@ from kd.data.sampler import Key
 from kd.data.tier.cluster import RayCluster, differing, unpacked
 from kd.data.tier.schedule import MB, Job, Machine, MakerEnded, Scheduler, Stream, Work, Worker
 from kd.errors import RunError, UserError, first_line
-from kd.run.settings import TierSpec
+from kd.settings import TierSpec
 
 POLL_S = 0.02  # between two polls of finished batches, while idle
 LOOK_S = 1.0  # between two polls of the cluster

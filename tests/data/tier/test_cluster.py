@@ -19,7 +19,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import FileSplit, ImageFolder, Source
 from kd.data.tier import loader as remote
 from kd.errors import RunError
-from kd.run.settings import Augment, TierSpec
+from kd.settings import Augment, TierSpec
 from tests._forks import start, status_of, survivors
 from tests._helpers import ROOT, draw_folder
 

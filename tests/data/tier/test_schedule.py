@@ -9,7 +9,7 @@ from kd.cli import main
 from kd.data.tier.schedule import DEPTH, Machine, Made, Scheduler, Stream
 from kd.data.tier.schedule import Worker as TierMaker
 from kd.errors import needs_extra
-from kd.run.settings import TierSpec
+from kd.settings import TierSpec
 
 
 def hire(scheduler: Scheduler) -> None:

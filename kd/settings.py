@@ -1,0 +1,832 @@
+"""The settings of a run, without torch: each with its type, default, range and a line of help, once.
+
+``kd/run/keys.py`` reads them for ``--keys``, ``--help`` and hints, ``kd/run/typed.py`` checks values by them before
+anything heavy is imported, and the classes that are built of them refuse what is out of range. The text under a field
+is its help.
+"""
+
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
+Class: TypeAlias = Any
+"""A class by its path, with arguments: ``data.source``, ``model.task``, a loss, a builder."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers that a setting takes, of a list each of its members.
+
+    >>> Range("> 0 and <= 1").refuses(2)
+    'must be > 0 and <= 1'
+    """
+
+    text: str
+
+    def refuses(self, value: object) -> str:
+        """What is wrong with a value; empty for one that is inside, or no number."""
+        limits = [
+            (COMPARED[sign], float(limit))
+            for sign, limit in (part.split() for part in self.text.split(" and "))
+        ]
+        several = value if isinstance(value, list | tuple) else [value]
+        numbers = [one for one in several if isinstance(one, int | float)]
+        inside = all(compare(number, limit) for number in numbers for compare, limit in limits)
+        return "" if inside else f"must be {self.text}"
+
+
+@dataclass(frozen=True)
+class Like:
+    """Texts that a setting takes."""
+
+    pattern: str
+    """A regular expression for the whole of it."""
+
+    text: str
+    """What is said of any other, in words."""
+
+    def refuses(self, value: object) -> str:
+        """What is wrong with a value; empty for one that fits, or no text."""
+        text = isinstance(value, str | int | float) and not isinstance(value, bool)
+        return self.text if text and not re.fullmatch(self.pattern, str(value)) else ""
+
+
+Limit: TypeAlias = Range | Like
+
+
+def limits(kind: object) -> list[Limit]:
+    """The limits in a type, also in the parts of a union."""
+    found = [part for part in getattr(kind, "__metadata__", ()) if isinstance(part, Limit)]
+    return found + [limit for part in get_args(kind) for limit in limits(part)]
+
+
+@dataclass
+class Checked:
+    """Settings that refuse what is out of range, in the class's own words (``lr must be >= 0, got -1``)."""
+
+    def __post_init__(self) -> None:
+        for own in fields(self):
+            value = getattr(self, own.name)
+            for limit in limits(own.type):
+                if problem := limit.refuses(value):
+                    raise ValueError(
+                        f"{own.name} {problem}, got {repr(value) if isinstance(value, str) else value}"
+                    )
+
+
+Size: TypeAlias = Annotated[int | tuple[int, int], Range(">= 1")]
+Share: TypeAlias = Annotated[float, Range(">= 0 and <= 1")]
+Positive: TypeAlias = Annotated[float, Range("> 0")]
+Weight: TypeAlias = Annotated[float, Range(">= 0")]
+Count: TypeAlias = Annotated[int, Range(">= 1")]
+Batches: TypeAlias = Annotated[
+    int | float,
+    Like(r"\d+(\.0)?|0?\.\d+|\d(\.\d+)?e-\d+", "must be a share up to 1 or a number of batches"),
+]
+SomeBatches: TypeAlias = Annotated[
+    int | float,
+    Like(
+        r"(?!0*(\.0)?$)(\d+(\.0)?|0?\.\d+|\d(\.\d+)?e-\d+|\d+(:\d\d)+)",
+        "must be > 0, a share up to 1 or a number of batches",
+    ),
+]
+Action: TypeAlias = Literal["log", "webhook", "stop"]
+Check: TypeAlias = Literal["all", "headers", "off", False]
+Standardization: TypeAlias = Literal["none", "variance", "phi_s"]
+DEVICE = r"same|shard|(cpu|cuda|mps|xpu|xla|hpu)(:\d+)?"
+FOLDER = Like(r"(?!\.)[\w.+-]{1,200}", "names the run's folder (letters, digits, . + - _)")
+ADDRESS = Like(r"https?://.+", "must be an http(s) address")
+
+
+def height_width(size: int | Sequence[int]) -> tuple[int, int]:
+    """A side, or height and width, in pixels -> ``(height, width)``.
+
+    >>> height_width(224), height_width([168, 224])
+    ((224, 224), (168, 224))
+    """
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+NAMESPACE = Like(r"(?!AWS/)[\w.\-/#:]{1,255}", "must be a namespace other than AWS's own")
+TOPIC = Like(
+    r"arn:[\w-]+:sns:[\w-]+:\d{12}:[\w.-]+",
+    "must be the ARN of an SNS topic (arn:aws:sns:REGION:ACCOUNT:NAME)",
+)
+NAME = Like(
+    r"(?!latest$)[A-Za-z_][\w.+-]{0,199}", "begins with a letter (letters, digits, . + - _)"
+)
+
+
+@dataclass
+class ModelSettings(Checked):
+    """A model: a timm architecture and where its weights come from."""
+
+    arch: str = ""
+    """A timm model name (``timm/NAME`` and ``hf_hub:timm/NAME`` mean the same); a teacher's is
+    taken from its checkpoint where that names one, a student's where the settings name none.
+    """
+
+    img_size: Size | None = None
+    """Side of its square input in pixels, or height and width; default: the architecture's own."""
+
+    pretrained: bool = False
+    """Load timm's pre-trained weights (downloads them)."""
+
+    checkpoint: str | None = None
+    """A safetensors, ``.pth`` or ``.ckpt`` file, a run folder of ours, or a folder of timm's
+    (``config.json`` and weights).
+    """
+
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of ``timm.create_model`` (``patch_size``, ``depth``, ``drop_path_rate``,
+    ...); with ``patch_size: auto`` a student that starts from its teacher's layers has as many
+    patches as its teacher.
+    """
+
+    compile: bool | Literal["default", "reduce-overhead", "max-autotune"] = False
+    """A mode of ``torch.compile`` (true: ``default``; ``reduce-overhead`` uses CUDA graphs)."""
+
+    channels_last: bool = False
+    """Keep pictures and weights in channels-last order, which convolutions on a GPU like."""
+
+    mean: list[float] | None = None
+    """What its input was normalised with, of each channel, of values in 0..1; default: the
+    checkpoint's, else the architecture's own.
+    """
+
+    std: list[float] | None = None
+    """Likewise."""
+
+    builder: Class | None = None
+    """Makes a model of one's own, by class path (:class:`kd.models.own.Builder`; for transformers'
+    ``kd.models.hugging_face.HuggingFace``), in place of ``arch`` and ``kwargs``.
+    """
+
+    checkpoint_key: str | None = None
+    """Which of several models in the checkpoint: a name before the names of its weights
+    (``teacher``, ``encoder_q``, ``net.encoder``; ``.``: the one whose names begin first). Default:
+    the one that fits; of two that fit equally well none is taken.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)
+        for name, low in (("mean", None), ("std", 0.0)):
+            value = getattr(self, name)
+            if value is not None and (
+                len(value) != 3 or (low is not None and not min(value) > low)
+            ):
+                raise ValueError(
+                    f"{name} must be three numbers{'' if low is None else ' > 0'}, got {value}"
+                )
+
+
+@dataclass
+class TeacherSettings(ModelSettings):
+    """The teacher's model."""
+
+    recipe: str | None = None
+    """Without a checkpoint and not pre-trained: this recipe's teacher, which ships with it or is
+    trained first (``checkpoint=train`` trains it in any case).
+    """
+
+    backbone: str | None = None
+    """Weights that the training of ``recipe`` begins with, in place of those that it names: a file,
+    or a folder as of ``checkpoint``, with or without a classifier.
+    """
+
+    head: bool = True
+    """The teacher has a classifier; without one it teaches by its features alone."""
+
+    weight: Positive = 1.0
+    """Its share of the mean, among several teachers; where they have no classifiers, the factor of
+    the losses that use it.
+    """
+
+    classes: list[str] | str | None = None
+    """Names of the classes it knows, in its order, or a file with one a line (or a JSON list),
+    where they are not the data's; a checkpoint of ours and timm's ImageNet models bring their own.
+    """
+
+    class_map: dict[str, str] = field(default_factory=dict)
+    """The teacher's name of a class of the data, where the two differ."""
+
+    cache: bool | Literal["off", "on", "auto", "only"] = "off"
+    """``on`` keeps the teacher's answers (logits, and the features that losses read) on disk and
+    reads them when a view comes again; ``only`` never runs the teacher in training (``kd-cache``
+    has filled the cache); ``auto`` measures whether it pays.
+    """
+
+    cache_dir: str | None = None
+    """Folder of the cache; default: one of its own in the user's cache folder."""
+
+    cache_views: Annotated[int, Range(">= 1 and <= 10000")] = 4
+    """Views of a picture before they come again. Few save more, many overfit less."""
+
+    cache_topk: Count | None = None
+    """Keep only so many logits and the mass of the rest; default: all."""
+
+    cache_precision: Literal["half", "int8"] = "half"
+    """Of features in the cache: ``half``, or ``int8`` with a scale for each channel. What it costs
+    is measured when a cache is begun, and said.
+    """
+
+    cache_pixels: bool | Literal["auto"] = False
+    """Keep each cached view's uint8 pixels beside its answers, so that no picture is decoded and
+    augmented twice; ``auto``: where half of the free disk has room and loading limits the run.
+    """
+
+    cache_gb: Positive | None = None
+    """Most disk that the cache may take, in GB; default: as much as is free."""
+
+    placement: Annotated[str, Like(DEVICE, "must be same, shard or a device (cpu, cuda:1)")] = (
+        "same"
+    )
+    """``same``: each process has it on the student's device; a device (``cpu``, ``cuda:1``);
+    ``shard``: in shards over all processes (FSDP2), for one that fits no single device.
+    """
+
+    overlap: bool = False
+    """Answer the next batch on a second CUDA stream beside the student's step, to the same result;
+    of several teachers all do where one says so.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.cache, bool):  # YAML 1.1 reads a bare on and off as truth values
+            self.cache = "on" if self.cache else "off"
+
+
+@dataclass
+class StudentSettings(ModelSettings):
+    """The student's model."""
+
+    inherit: bool | Literal["auto"] = False
+    """Start from the teacher's own layers, cut down to its size (:mod:`kd.distill.inherit`);
+    ``auto``: where the pair allows and the student has no weights of its own.
+    """
+
+    inherit_pictures: Count = 256
+    """Training pictures whose activations guide that, at most: the more, the better the start."""
+
+    grad_checkpointing: bool = False
+    """Compute activations twice instead of keeping them (timm's ``set_grad_checkpointing``)."""
+
+    head: bool = True
+    """The student has a classifier; without one it is its features, learnt from a teacher's,
+    without labels.
+    """
+
+    freeze: Literal["backbone"] | None = None
+    """``backbone`` trains the classifier alone, a linear probe; the rest keeps its weights, its
+    statistics of norms, and computes as in evaluation.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.freeze and not self.head:
+            raise ValueError(
+                f"freeze must be null where head=false leaves nothing else, got {self.freeze}"
+            )
+
+
+@dataclass
+class TapSpec:
+    """The layers of each model that a feature loss reads.
+
+    Module paths (``blocks.11``, ``norm``, ``layer3``) or shell-style patterns, in which ``*`` does not cross a dot
+    (``blocks.*``, ``stages.[23]``), ``maps``, the layer of the last map (of a ViT its last patch tokens), ``maps@1/3``,
+    that after a third of timm's blocks or stages (of a ViT as the next block's norm gives it), or ``prelogits``, the
+    classifier's input.
+    """
+
+    student: str | list[str]
+    """Paths below the student."""
+
+    teacher: str | list[str]
+    """Paths below the teacher."""
+
+    tokens: Literal["patch", "class", "all"] = "patch"
+    """Of a transformer's tokens: the patch tokens as a map (``patch``), the class token as a vector
+    (``class``), or all as they are (``all``).
+    """
+
+
+@dataclass
+class LearningSettings(Checked):
+    """What is learnt, by which model, from which."""
+
+    student: StudentSettings
+    """The model to train."""
+
+    teacher: TeacherSettings | None = None
+    """The model to learn from; without one the student learns from labels alone."""
+
+    teachers: dict[str, TeacherSettings] | None = None
+    """Several of them by name, in place of ``teacher``; their mean counts by each one's ``weight``.
+    """
+
+    task: Class | None = None
+    """What the labels mean."""
+
+    task_loss_weight: Weight = 1.0
+    """Weight of the task's own loss, >= 0. Without labels there is no such loss."""
+
+    distill_losses: dict[str, Class] | None = None
+    """Distillation losses by name, each with its weight."""
+
+    taps: dict[str, TapSpec] | None = None
+    """The layers that a feature loss of the same name reads."""
+
+    teacher_of: dict[str, str] | None = None
+    """The one of ``teachers`` that a loss of that name learns from; default: the mean of all."""
+
+    ema_decay: Annotated[float, Range("> 0 and < 1")] | None = None
+    """Keep an exponential moving average of the student, validate and export that."""
+
+    teacher_drop: Share = 0.0
+    """The chance in [0, 1] that a picture does without any of several teachers but the one with the
+    largest loss.
+    """
+
+
+@dataclass
+class OptimSettings(Checked):
+    """How the student is optimized."""
+
+    name: str = "adamw"
+    """A timm optimizer name (``adamw``, ``muon``, ...); momentum is 0.9, ``muon``'s 0.95, ``sgd``'s
+    Nesterov's.
+    """
+
+    lr: Weight = 5e-4
+    """Peak learning rate."""
+
+    lr_scratch: Weight | None = None
+    """That of a student with random first weights, neither inherited nor pre-trained; default:
+    ``lr``.
+    """
+
+    weight_decay: Weight = 0.05
+    """On weights alone; norms, biases, position embeddings and class tokens get none."""
+
+    decay_norm_and_bias: bool = False
+    """Whether these get it too."""
+
+    warmup_epochs: Weight = 1.0
+    """Linear warm-up, in epochs (fractions allowed)."""
+
+    schedule: Literal["cosine", "steps"] = "cosine"
+    """After the warm-up a ``cosine`` to the run's end, or ``steps``: a tenth of the rate at each
+    milestone.
+    """
+
+    milestones: Annotated[list[float], Range("> 0")] | None = None
+    """The epochs (fractions allowed) of ``steps``, ascending."""
+
+    min_lr_ratio: Weight = 0.01
+    """The cosine's end, as a share of ``lr``."""
+
+    lr_batch: Count | None = None
+    """The global batch size that ``lr`` is meant for; with another one ``lr`` grows in proportion
+    (SGD) or with the square root (all others). Default: ``lr`` as it is.
+    """
+
+    zero: bool = False
+    """Shard the optimizer's state over the processes (ZeroRedundancyOptimizer)."""
+
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the optimizer (``betas``, ``momentum``, ...)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.schedule == "steps") != bool(self.milestones):
+            raise ValueError(
+                f"milestones must go with schedule=steps alone, got {self.milestones} and {self.schedule}"
+            )
+        if self.milestones and sorted(set(self.milestones)) != list(self.milestones):
+            raise ValueError(f"milestones must ascend, got {self.milestones}")
+
+
+@dataclass
+class CheckpointSpec(Checked):
+    """Which epoch is the best one, and how often the run is saved."""
+
+    monitor: str | None = None
+    """The validation metric that decides (``val/acc1``); default: the task's main one."""
+
+    mode: Literal["max", "min"] | None = None
+    """Whether more (``max``) or less (``min``) of a metric of your own is better; default: as ours
+    mean it.
+    """
+
+    every_n_steps: Annotated[int, Range("> 0")] | None = None
+    """Save ``last.ckpt`` after so many optimizer steps, not only at an epoch's end."""
+
+    every_n_minutes: Positive | None = None
+    """Save it after so many minutes."""
+
+    asynchronous: bool = False
+    """Training continues, with a copy of its state in memory, while the file is written."""
+
+
+@dataclass
+class Augment(Checked):
+    """The training views."""
+
+    scale: Annotated[float, Range("> 0 and <= 1")] = 0.35
+    """Smallest share of the picture's area that the random resized crop keeps, in (0, 1]."""
+
+    pad: Annotated[int, Range(">= 0")] = 0
+    """The whole picture, resized, with so many black pixels on each side, of which a crop of the
+    input's size is cut (CIFAR's padded random crop: 4), in place of the random resized crop. 0:
+    none.
+    """
+
+    hflip: Share = 0.5
+    """Probability of a horizontal flip."""
+
+    vflip: Share = 0.0
+    """Probability of a vertical flip."""
+
+    rotation: Annotated[float, Range(">= 0 and <= 180")] = 0.0
+    """Pictures are turned by up to so many degrees, either way; the corners are black. 0: none."""
+
+    repeat: Count = 1
+    """So many times flips, rotation, RandAugment and colours are applied: the load of augmentation.
+    """
+
+    before_resize: bool = False
+    """To the whole picture, before it is cut and resized."""
+
+    color_jitter: Weight = 0.0
+    """Strength of brightness, contrast and saturation changes; hue gets a quarter of it. 0: none.
+    """
+
+    rand_augment: Annotated[int, Range(">= 0 and <= 30")] = 0
+    """Magnitude of RandAugment with two operations (timm and torchvision use 9), up to 30. 0: none.
+    """
+
+    random_erasing: Share = 0.0
+    """Probability that a rectangle is erased."""
+
+    mixup: Weight = 0.0
+    """Alpha of mixup's beta distribution. 0: none."""
+
+    cutmix: Weight = 0.0
+    """Alpha of cutmix's. 0: none. With both, each pair of pictures takes one of the two by chance.
+    """
+
+    mix_probability: Share = 1.0
+    """Probability that a pair is mixed at all."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether pictures are mixed with each other."""
+        return bool(self.mixup or self.cutmix)
+
+
+@dataclass
+class TierSpec(Checked):
+    """Machines that make batches for the training processes (``data.engine=ray``)."""
+
+    address: Annotated[str, Like(r"auto|[^/]+:\d+", "must be HOST:PORT or auto")] | None = None
+    """Of the Ray cluster (``HOST:6379``, or ``auto`` for the one that runs on this machine);
+    default: the variable ``RAY_ADDRESS``, else a Ray of its own on this machine.
+    """
+
+    label: Annotated[str, Like(r"[^=]+=.+", "must be NAME=VALUE")] = "kd-role=data"
+    """The node label of the machines that make batches."""
+
+    queue_mb: Count = 2048
+    """The most that one loader of a training process has asked for and not used yet, in MB; on the
+    side of the makers and on the side of training no more than this waits.
+    """
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The label of the machines that prepare data, ``{name: value}``, as Ray takes it."""
+        name, _, value = self.label.partition("=")
+        return {name: value}
+
+
+@dataclass
+class Probe:
+    """Where a student without a classifier is measured, by k nearest neighbours and a ridge probe of its features."""
+
+    root: str | None = None
+    """A folder of pictures with labels or its URL, ``root/train/<class>/*.jpg`` to look answers up
+    in and ``root/val/<class>/*.jpg`` (``valid``, ``validation``, ``test``) to ask for.
+    """
+
+
+@dataclass
+class DataSettings(Checked):
+    """Pictures for distillation."""
+
+    source: Class | None = None
+    """Where pictures and labels come from, by class name: ``FoodTagMini``, ``ImageFolder``,
+    ``Food101``, ``Manifest``, ``HuggingFace``, ``SegmentationFolder``, ``Shards``, ``WebDataset``.
+    """
+
+    img_size: Size = 224
+    """Side of a view in pixels, or height and width; teacher and student resize it to their own
+    size on the device.
+    """
+
+    batch_size: Count | Literal["auto"] = 64
+    """Pictures a step and process; ``auto`` takes the largest that fits (see ``optim.lr_batch``).
+    """
+
+    num_workers: Annotated[int, Range(">= 0")] | Literal["auto"] = 1
+    """Loader processes of each training process; 0 loads in the training process; ``auto`` tries 0,
+    1, 2, ... under the real step on all processes at once, and takes the fewest that make it
+    fastest.
+    """
+
+    crop_ratio: Annotated[float, Range("> 0 and <= 1")] = 0.875
+    """Validation crops the centre out of a picture whose shorter side is ``img_size / crop_ratio``.
+    """
+
+    augment: Augment | None = None
+    """The training views."""
+
+    engine: Literal["torch", "device", "dali", "nvjpeg", "ray"] = "torch"
+    """Who makes the training views: ``torch`` (the loader's processes), ``device`` (all but
+    decoding on the device), ``dali`` (NVIDIA DALI decodes too; extra ``dali``), ``nvjpeg``
+    (torchvision's nvJPEG decodes too). The views are the same up to rounding. ``ray``: other
+    machines make all batches (extra ``ray``), the same to the last bit; ``num_workers`` counts
+    their processes for each training process, and ``auto`` takes all of their cores.
+    """
+
+    copy_ahead: bool = False
+    """Copy the next batch to the GPU, and make its views there, on a second CUDA stream beside the
+    step.
+    """
+
+    on_bad_image: Annotated[str, Like("stop|skip", "must be stop or skip")] = "stop"
+    """A picture that can't be decoded stops the run before training (``stop``), or is left out
+    (``skip``).
+    """
+
+    check: Check | None = None
+    """How pictures are looked at before training, once a machine: ``all`` are decoded, ``headers``
+    alone are read (a picture damaged further on ends the run when its turn comes, also under
+    ``skip``), or ``off``; default: all up to 50,000 pictures of a split, headers above; of pictures
+    in an object store none where there are more, or more than ``cache_gb`` keeps.
+    """
+
+    max_pixels: Count = 200_000_000
+    """A picture whose header claims more is not decoded and counts as damaged."""
+
+    val_fraction: Annotated[float, Range("> 0 and < 1")] = 0.1
+    """This share of the training pictures, of each class, is held out for validation where the
+    source has no validation pictures; drawn by the seed.
+    """
+
+    balance_classes: bool = False
+    """Training sees all classes equally often, whatever their numbers of pictures."""
+
+    unlabeled: str | None = None
+    """A folder or URL of pictures without labels (at any depth), to learn from the teacher's
+    answers alone.
+    """
+
+    unlabeled_ratio: Annotated[float, Range("> 0 and <= 10000")] | None = None
+    """That many unlabelled pictures to each labelled one in an epoch; without it the unlabelled
+    ones are all that is trained on.
+    """
+
+    seed: int = 0
+    """Orders and augments; follows the run's ``seed``."""
+
+    tier: TierSpec | None = None
+    """The machines of ``engine=ray``."""
+
+    probe: Probe | None = None
+    """Labelled pictures to measure features on, of a student without a classifier."""
+
+    class_facts: str | None = None
+    """A CSV file with a header, whose first column names a class and whose others are numbers about
+    it (calories, a price): predictions show them.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.check is False:  # YAML 1.1's bare off
+            self.check = "off"
+        if self.unlabeled_ratio is not None and self.unlabeled is None:
+            raise ValueError(
+                f"unlabeled_ratio must come with data.unlabeled, got {self.unlabeled_ratio} alone"
+            )
+
+
+@dataclass
+class MonitorSettings(Checked):
+    """What is recorded below the run's ``records`` folder."""
+
+    enabled: bool = True
+    """Record at all."""
+
+    interval_s: Annotated[float, Range(">= 0.05")] = 0.5
+    """Seconds between two samples of the machine; SIGUSR2 turns the sampling off and on. Words in
+    the run folder's file ``monitor`` change this, the next two and ``nvtx`` in a running job.
+    """
+
+    health_every: Annotated[int, Range(">= 0")] = 50
+    """Batches between two readings of gradients, updates and agreement; 0: none."""
+
+    activations: list[str] | None = None
+    """Layers of the student whose activations are read: module paths or patterns
+    (``[blocks.*.mlp.fc2, norm]``); default: a few of all kinds.
+    """
+
+    kernels_at: Count | None = None
+    """Profile operations from this batch on (at least 1; later ones are past the warm-up)."""
+
+    kernels_steps: Count = 5
+    """Batches in that window."""
+
+    kernels_memory: bool = False
+    """Record allocations in it too."""
+
+    nvtx: bool = False
+    """Name the phases of a step as NVTX ranges, for Nsight."""
+
+    prometheus_port: Count | None = None
+    """Serve the numbers to Prometheus on this port (extra ``prometheus``; ``kd-report --dashboard``
+    writes a dashboard for Grafana).
+    """
+
+    prometheus_host: str = "127.0.0.1"
+    """Address to serve them at, on the first process of each machine; the default one is not seen
+    from outside, ``0.0.0.0`` is on all interfaces.
+    """
+
+    otlp: Annotated[str, ADDRESS] | None = None
+    """Send them to this OpenTelemetry collector (``http://host:4318``; extra ``otel``)."""
+
+    cloudwatch: Annotated[str, NAMESPACE] | None = None
+    """Send them to Amazon CloudWatch, below this namespace (extra ``aws``)."""
+
+    cloudwatch_alarms: bool = False
+    """Make an alarm for each rule and a dashboard there (``kd-report --alarms`` prints them)."""
+
+    cloudwatch_topic: Annotated[str, TOPIC] | None = None
+    """ARN of the SNS topic that the alarms notify."""
+
+    send_every_s: Positive = 60.0
+    """Seconds between two sendings."""
+
+    price_per_hour: Weight | None = None
+    """Of the whole job, in your currency: the report says what an epoch costs."""
+
+    rules_every_s: Weight = 60.0
+    """Seconds between two readings of the records by the rules; 0: only at the end."""
+
+    actions: dict[str, Action] | None = None
+    """What a rule that fires does: ``log`` (a line), ``webhook`` or ``stop`` (saves a checkpoint,
+    status ``stopped: <rule>``); ``monitor.actions.Overtraining=stop`` is early stopping.
+    """
+
+    thresholds: dict[str, float | dict[str, float]] | None = None
+    """Of rules, by argument: ``monitor.thresholds.Overtraining.patience=5``."""
+
+    prices: str | None = None
+    """A YAML table of instances and prices of an hour (``p4d.24xlarge: {on_demand: 37.688, spot:
+    12.1}``); with ``vcpus`` those that could make batches, and with ``gpus`` train, for the
+    report's advice.
+    """
+
+    instances: list[str] | None = None
+    """The machines of the job, by that table: ``[4*p4d.24xlarge, 2*c5.18xlarge:spot]``."""
+
+    webhook: str | None = None
+    """http(s) address to which a rule is posted as JSON."""
+
+    max_hours: Positive | None = None
+    """The run stops after so many hours (those before a resume counted), as a rule would stop it.
+    """
+
+    budget: Positive | None = None
+    """The run stops when it has cost so much at ``price_per_hour``."""
+
+
+@dataclass
+class TrainerSettings:
+    """What a run says of Lightning's Trainer beyond its own signature: other defaults, ranges, allowed words."""
+
+    logger: Any = False  # RunFolder adds metrics.csv; others by trainer.logger
+    enable_model_summary: bool | None = False
+    num_sanity_val_steps: int | None = 0  # the preflight runs the validation set already
+    use_distributed_sampler: bool = False  # the order of samples is ours: kd/data/sampler.py
+    gradient_clip_val: Annotated[float, Range(">= 0")] | None = (
+        1.0  # torch would turn every gradient round below 0
+    )
+    log_every_n_steps: Count | None = 10
+    accumulate_grad_batches: Count = 1
+    check_val_every_n_epoch: Count | None = 1
+    precision: (
+        Literal[
+            "16-mixed",
+            "bf16-mixed",
+            "32-true",
+            "bf16-true",
+            "64-true",
+            "transformer-engine",
+            "16",
+            "bf16",
+            "32",
+            "64",
+            16,
+            32,
+            64,
+        ]
+        | None
+    ) = None
+    gradient_clip_algorithm: Literal["norm", "value"] | None = None
+    deterministic: bool | Literal["warn"] | None = None
+    num_nodes: Count = 1
+    accelerator: Annotated[
+        str | Class,
+        Like(
+            r"auto|cpu|gpu|cuda|mps|tpu|hpu|xpu|.*\..*", "must be auto, cpu, gpu, cuda, mps or tpu"
+        ),
+    ] = "auto"
+    strategy: Annotated[
+        str | Class,
+        Like(
+            r"auto|ddp|ddp_find_unused_parameters_(true|false)|ddp_(spawn|fork|notebook)\w*|fsdp\w*|deepspeed\w*|\w*xla\w*|"
+            r".*\..*",
+            "must be auto, ddp or a class path (config=fsdp, config=zero and config=deepspeed set one)",
+        ),
+    ] = "auto"
+    devices: Annotated[
+        int | str | list[int],
+        Like(
+            r"auto|(-1|[1-9]\d*)(\.0)?|\d+(, ?\d+)+,?|\d+,",
+            "must be auto, -1 (all), a number >= 1 or a list ([0, 1])",
+        ),
+    ] = "auto"
+    max_epochs: Annotated[int, Range(">= -1")] | None = None
+    max_steps: Annotated[int, Range(">= -1")] = -1
+    min_epochs: Annotated[int, Range(">= 0")] | None = None
+    min_steps: Annotated[int, Range(">= 0")] | None = None
+    fast_dev_run: bool | Annotated[int, Range(">= 0")] = False
+    limit_train_batches: SomeBatches | None = None
+    limit_val_batches: Batches | None = None
+    overfit_batches: Batches = 0.0
+    val_check_interval: SomeBatches | str | dict[str, int] | None = None
+    profiler: (
+        Annotated[
+            str | Class,
+            Like(
+                r"simple|advanced|pytorch|xla|.*\..*",
+                "must be simple, advanced, pytorch or a class path",
+            ),
+        ]
+        | None
+    ) = None
+
+
+@dataclass
+class Settings:
+    """All settings of a run."""
+
+    model: LearningSettings
+    recipe: Annotated[str, FOLDER] = "run"
+    """Name of the run's folder below runs_dir."""
+
+    seed: Annotated[int, Range(">= 0 and < 4294967296")] = 0
+    """Seeds weights, order, views and dropout."""
+
+    runs_dir: str = "runs"
+    """Folder or URL of all runs."""
+
+    name: Annotated[str, NAME] | None = None
+    """Name of the run's folder in place of the next free number."""
+
+    resume: str | None = None
+    """A run folder to resume."""
+
+    preflight: Literal["stop", "warn", "off", False] = "stop"
+    """What a teacher near chance does; off does not measure it."""
+
+    matmul_precision: Literal["highest", "high", "medium"] = "high"
+    """How a GPU multiplies float32 matrices; highest is slower
+    (torch.set_float32_matmul_precision).
+    """
+
+    students: dict[str, dict] | None = None
+    """Several students in one run: name -> the settings in which it differs (model.student.arch:
+    ...).
+    """
+
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    monitor: MonitorSettings = field(default_factory=MonitorSettings)
