@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kd.errors import Stopped, UserError, UserErrorOfAll, did_you_mean, plain
-from kd.launch.child import end_with_parent, wait_asleep
+from kd.launch.child import end_with_parent, end_with_starter, wait_asleep
 from kd.launch.cluster import is_rank_zero
 from kd.launch.sagemaker import tell_failure
 from kd.run.request import translate
@@ -37,6 +37,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     end_with_parent()
+    end_with_starter()
     wait_asleep()
     quiet_libraries()
     with unbroken_output():

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,10 +15,17 @@ from typing import Any
 from kd.storage.elsewhere import LARGEST_LOG, text_of
 
 PARENT = "KD_PARENT"  # names the process with which a child ends
+STARTER = (
+    "KD_STARTER"  # names the first process of a machine, in the processes that it starts as ranks
+)
+CHECK_STARTER_S = 0.5  # seconds between two checks that the first process is alive
+OUTLIVES_S = 8.0  # seconds that a rank may outlive the first process, to finish what it writes
 _PR_SET_PDEATHSIG = 1
 _OF_A_JOB = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+    STARTER,
 }  # fmt: skip
+_rank_is_done = threading.Event()
 
 
 def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
@@ -61,6 +69,44 @@ def end_with_parent() -> None:
     die_with_parent()
     if os.getppid() != int(parent):  # it ended before prctl was called
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def name_starter() -> None:
+    """In the first process of a machine, before it starts the other ranks: they end when it ends."""
+    os.environ[STARTER] = str(os.getpid())
+
+
+def end_with_starter() -> None:
+    """In a rank that the first process has started: watches it from a thread from now on. Elsewhere nothing.
+
+    A rank that starts waits in torch's rendezvous, where no Python signal handler runs, for a first process that may be
+    gone. The thread ends this process :data:`OUTLIVES_S` seconds after the first one, whatever it waits for.
+    """
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        return
+    starter = os.environ.pop(STARTER, None)  # popped: what this process starts has another parent
+    if starter is None:
+        return
+    _rank_is_done.clear()
+    threading.Thread(target=_end_after, args=[int(starter)], daemon=True, name="starter").start()
+
+
+def leave_starter() -> None:
+    """The rank's part of the run is done: it may outlive the first process."""
+    _rank_is_done.set()
+
+
+def _end_after(starter: int) -> None:
+    while os.getppid() == starter:
+        if _rank_is_done.wait(CHECK_STARTER_S):
+            return
+    if _rank_is_done.wait(OUTLIVES_S):
+        return
+    rank = os.environ.get("LOCAL_RANK", "?")
+    message = f"kd-train: rank {rank}: the first process ({starter}), which started it, has ended\n"
+    with suppress(OSError):
+        os.write(2, message.encode())
+    os._exit(1)
 
 
 SAYS_HOW = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")

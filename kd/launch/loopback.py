@@ -11,6 +11,8 @@ import torch
 from lightning_fabric.plugins.environments import LightningEnvironment
 from pytorch_lightning import Trainer
 
+from kd.launch.child import name_starter
+
 _stores: list[torch.distributed.TCPStore] = []  # they live as long as the process
 
 
@@ -25,7 +27,10 @@ def meet_on_loopback(trainer: Trainer) -> None:
         isinstance(environment, LightningEnvironment)
         and not environment.creates_processes_externally
     )
-    if not ours or trainer.world_size == 1 or trainer.num_nodes > 1:
+    if not ours or trainer.world_size == 1:
+        return
+    name_starter()
+    if trainer.num_nodes > 1:
         return
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))

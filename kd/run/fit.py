@@ -10,6 +10,7 @@ from kd.callbacks.preemption import RunStopped
 from kd.data.sources import printable, said
 from kd.errors import UserError, reason, run_error
 from kd.launch import sagemaker
+from kd.launch.child import end_with_starter, leave_starter
 from kd.launch.cluster import is_rank_zero
 from kd.launch.loopback import meet_on_loopback
 from kd.report.terminal import print_summary
@@ -26,6 +27,7 @@ def fit(run: Run) -> int:
         The exit status; 1 also where the mirror could not be completed.
     """
     cli, status = run.cli, 1
+    end_with_starter()
     try:
         status = _fit(cli, run.place.checkpoint)
     finally:
@@ -34,6 +36,7 @@ def fit(run: Run) -> int:
                 status = status or 1
         finally:
             cli.folder.release()
+            leave_starter()
     return status
 
 

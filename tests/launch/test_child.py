@@ -1,0 +1,76 @@
+"""Processes that end with the one that has started them."""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests._forks import ForkedRun, as_program, start
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the children of a process, of whatever thread."""
+    children = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if int(parent) == pid and state != "Z":
+            children.append(int(stat.parent.name))
+    return children
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def as_lightning_starts_ranks(items: list[str]) -> None:
+    """As ``as_program``, but the ranks do not get the SIGTERM at their parent's end that other children ask for."""
+    from pytorch_lightning.strategies.launchers import subprocess_script
+
+    def rank(args: Sequence[str], env: dict[str, str], **_: Any) -> ForkedRun:
+        words = list(args[list(args).index("kd.cli") + 1 :])
+        return ForkedRun(words, env=env, first=lambda: os.environ.__delitem__("KD_PARENT"))
+
+    as_program(items)
+    subprocess_script.subprocess = SimpleNamespace(Popen=rank)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("seconds", [0, 0.6, 2])
+def test_a_rank_ends_when_the_first_one_is_killed_while_both_start(
+    recipe: Path, seconds: float
+) -> None:
+    log = recipe.parent / "log"
+    items = [
+        f"recipe={recipe}",
+        "trainer.devices=2",
+        "trainer.strategy=ddp",
+        "data.batch_size=4",
+        "trainer.enable_progress_bar=false",
+        "trainer.max_epochs=200",
+    ]
+    first = start(items, log, as_lightning_starts_ranks, items)
+    deadline = time.monotonic() + 60
+    while not (ranks := children_of(first)):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.01)
+    time.sleep(seconds)
+    os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
+    try:
+        deadline = time.monotonic() + 20
+        while any(map(is_alive, ranks)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not [pid for pid in ranks if is_alive(pid)], log.read_text()
+    finally:
+        for pid in filter(is_alive, ranks):
+            os.kill(pid, signal.SIGKILL)
