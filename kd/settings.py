@@ -162,7 +162,7 @@ class ModelSettings(Checked):
 
     builder: Class | None = None
     """Makes a model of one's own, by class path (:class:`kd.models.own.Builder`; for transformers'
-    ``kd.models.hugging_face.HuggingFace``), in place of ``arch`` and ``kwargs``.
+    ``kd.models.hugging_face.HuggingFaceBuilder``), in place of ``arch`` and ``kwargs``.
     """
 
     checkpoint_key: str | None = None

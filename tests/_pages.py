@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kd.report.records import PHASES, SCHEMA, Run
+from kd.report.records import PHASES, SCHEMA, RunRecords
 
 BROWSER = next(
     (b for b in ("chromium", "chromium-browser", "google-chrome") if shutil.which(b)), None
@@ -145,9 +145,9 @@ HEALTHY = {
 }  # fmt: skip
 
 
-def run_of(phases: dict[str, float], device: str = "cpu", **header: Any) -> Run:
+def run_of(phases: dict[str, float], device: str = "cpu", **header: Any) -> RunRecords:
     step = sum(phases.values())
-    run = Run(Path("x"))
+    run = RunRecords(Path("x"))
     run.headers[0] = {
         "device": device,
         "cores": 8,
@@ -166,7 +166,7 @@ def run_of(phases: dict[str, float], device: str = "cpu", **header: Any) -> Run:
 
 def tier_run(
     busy_s: float, batches: int = 200, may_ask: int = 18, step_ms: float = 500, wait_ms: float = 300
-) -> Run:
+) -> RunRecords:
     """100 s of two ranks with 4 makers each on two machines of 4 cores; a third machine has gone."""
 
     def machine(node: str, makers: int, done: float, gone: bool = False) -> dict[str, Any]:
@@ -197,4 +197,6 @@ def tier_run(
         "device": "cuda",
     }
     readings = [reading(0, 0), reading(100, 1)]
-    return Run(Path("x"), headers={0: header}, totals={0: steps}, tier={0: readings, 1: readings})
+    return RunRecords(
+        Path("x"), headers={0: header}, totals={0: steps}, tier={0: readings, 1: readings}
+    )

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kd.ship.export.manifest import Manifest
+from kd.ship.export.manifest import ExportManifest
 from tests._forks import ForkedRun
 
-ABOUT = Manifest(
+ABOUT = ExportManifest(
     "classification", "mean", ["r", "g", "b"], (8, 8), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
 )
 

@@ -145,7 +145,7 @@ def test_another_model_of_transformers_is_told_the_keys_that_load_it(
     )
     keys = line.partition("in its place: ")[2].split()
     assert keys == [
-        "model.teacher.builder=kd.models.hugging_face.HuggingFace",
+        "model.teacher.builder=kd.models.hugging_face.HuggingFaceBuilder",
         f"model.teacher.builder.path={tmp_path}",
     ]
     assert train_main([f"recipe={recipe}", *keys, "model.teacher.checkpoint=null", "model.teacher.img_size=32",

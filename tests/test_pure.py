@@ -2,7 +2,7 @@
 
 from kd.commands.runs import _age
 from kd.errors import did_you_mean, first_line, plain, reason
-from kd.fit_to_machine.measure import StepTimes
+from kd.fit_to_machine.measure import StepCost
 from kd.machine import signals_kept
 from kd.optim import (
     OptimSpec,
@@ -47,11 +47,11 @@ def test_plain() -> None:
 
 
 def test_step_ms() -> None:
-    assert StepTimes(60, 40, 100, num_workers=2).step_ms(teacher=False) == 50.0
+    assert StepCost(60, 40, 100, num_workers=2).step_ms(teacher=False) == 50.0
 
 
 def test_gain() -> None:
-    assert round(StepTimes(60, 40, 0, num_workers=1).gain(epochs=8, views=2), 2) == 1.82
+    assert round(StepCost(60, 40, 0, num_workers=1).gain(epochs=8, views=2), 2) == 1.82
 
 
 def test_as_optim() -> None:

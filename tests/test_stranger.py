@@ -135,7 +135,10 @@ def test_a_students_file_asks_neither_the_hub_nor_timm(
         "architecture": "resnet18",
         "model_args": {"checkpoint_path": "/etc/passwd"},
     }
-    builder = {"class_path": "kd.models.hugging_face.HuggingFace", "init_args": {"config": config}}
+    builder = {
+        "class_path": "kd.models.hugging_face.HuggingFaceBuilder",
+        "init_args": {"config": config},
+    }
     file = tmp_path / "student.safetensors"
     file.write_bytes(
         save(load_file(student), {**read_metadata(student), "builder": json.dumps(builder)})

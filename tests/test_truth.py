@@ -8,7 +8,7 @@ import pytest
 
 from kd.cli import train_main
 from kd.report.facts import Facts
-from kd.report.records import Run, read_run
+from kd.report.records import RunRecords, read_run
 from kd.report.rules import sentence
 from scripts.bench.truth import callback, own_limit, plants, train
 from tests._clock import HandClock
@@ -21,7 +21,7 @@ LONG = [
 NAMED = ["sleeping transform", "huge teacher", "slow callback", *LONG]
 
 
-def trained(recipe: Path, *items: str) -> Run:
+def trained(recipe: Path, *items: str) -> RunRecords:
     assert train_main([f"recipe={recipe}", *items]) == 0
     return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
 

@@ -28,7 +28,7 @@ from kd.fit_to_machine.precision import bfloat16_time
 from kd.machine import core_ids, cores, has_efa, nccl_network, processor
 from kd.models.taps import TRIAL
 from kd.report.facts import Facts
-from kd.report.records import PHASES, Run, Writer
+from kd.report.records import PHASES, RunRecords, Writer
 from kd.report.rules import NAMES, limits_of
 from kd.report.step_facts import part
 
@@ -296,7 +296,7 @@ class Phases(Recording):
         total = _no_steps()
         for record in list(self.recent)[1:]:  # the run's first step warms up
             _add(total, record)
-        facts = Facts(Run(Path(), headers={0: self.header}, totals={0: total}))
+        facts = Facts(RunRecords(Path(), headers={0: self.header}, totals={0: total}))
         self._shown = limits_of(facts, self._shown)[0].bound
         return f"data wait {part(facts.phases, 'data'):.0%}, {NAMES[self._shown]}"
 

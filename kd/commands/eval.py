@@ -70,9 +70,9 @@ def evaluated(request: Request) -> "Evaluation":
         UserError: no finished run or weights file, or a key that an evaluation does not take.
     """
     options = _options(request)
-    from kd.run.measure import evaluate
+    from kd.run.measure import evaluate_models
 
-    return evaluate(request, options)
+    return evaluate_models(request, options)
 
 
 def _options(request: Request) -> "Options":

@@ -11,7 +11,7 @@ from kd.storage.run_urls import run_at
 
 if TYPE_CHECKING:
     from kd.ship.export.base import Runtime
-    from kd.ship.export.manifest import Manifest
+    from kd.ship.export.manifest import ExportManifest
 
 HELP = """\
 kd-serve: a run's student, or an export of it, behind HTTP (extra serve; ONNX Runtime inside).
@@ -118,7 +118,7 @@ def _model(request: Request, int8: bool) -> Path:
     return file
 
 
-def _teacher(request: Request, manifest: "Manifest") -> "Runtime":
+def _teacher(request: Request, manifest: "ExportManifest") -> "Runtime":
     if not (Path(request.rest[0]) / "config.yaml").is_file():
         raise UserError("teacher: needs the run's folder; an export has no teacher")
     opened = Run.open(request.rest[0], request)

@@ -10,13 +10,13 @@ from kd.fit_to_machine.measure import (
     largest_batch_size,
     pixels_pay,
 )
-from kd.fit_to_machine.memory import Memory, Run
+from kd.fit_to_machine.memory import AttachedModule, Memory
 from kd.teachers import RunTeacher, caches_of, open_cache, reading_of
 
 __all__ = ["Memory", "apply_auto", "restore_auto"]
 
 
-def apply_auto(run: Run, data: DistillationDataModule) -> RunTeacher | None:
+def apply_auto(run: AttachedModule, data: DistillationDataModule) -> RunTeacher | None:
     """Measures what the settings leave to it; the teacher, behind a cache of its answers where that is set, or pays."""
     _tune(run, data)
     for student in run.students.named().values():
@@ -39,7 +39,7 @@ def _in_view(
 
 
 @part_of_the_start("choice of batch size and loader processes")
-def _tune(run: Run, data: DistillationDataModule) -> None:
+def _tune(run: AttachedModule, data: DistillationDataModule) -> None:
     """Sets what ``data`` leaves to be measured: the batch size on rank 0, loader processes on all ranks at once.
 
     Raises:
@@ -64,7 +64,9 @@ def _tune(run: Run, data: DistillationDataModule) -> None:
 
 
 @part_of_the_start("choice of the teacher's cache")
-def _choose_cache(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> RunTeacher:
+def _choose_cache(
+    run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule
+) -> RunTeacher:
     modes = teacher.cache_modes
     if modes == {"off"}:
         return teacher
@@ -87,7 +89,10 @@ def _choose_cache(run: Run, teacher: RunTeacher, data: DistillationDataModule) -
 
 
 def restore_auto(
-    run: Run, answering_teacher: RunTeacher | None, data: DistillationDataModule, before: bool
+    run: AttachedModule,
+    answering_teacher: RunTeacher | None,
+    data: DistillationDataModule,
+    before: bool,
 ) -> RunTeacher | None:
     """The teacher with or without a cache as the resumed run began (``before``), where ``cache=auto`` chose."""
     teacher, now = run.teacher, answering_teacher is not run.teacher
@@ -99,7 +104,7 @@ def restore_auto(
 
 
 def _cache(
-    run: Run, teacher: RunTeacher, data: DistillationDataModule, announce: bool = False
+    run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule, announce: bool = False
 ) -> RunTeacher:
     pixels = False
     if "auto" in {member.spec.cache_pixels for member in teacher.members.values()}:

@@ -19,7 +19,7 @@ from torch import Tensor
 from kd.data.batch import Batch
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
-from kd.fit_to_machine.memory import HEAD_ROOM, Memory, Run, available_bytes
+from kd.fit_to_machine.memory import HEAD_ROOM, AttachedModule, Memory, available_bytes
 from kd.machine import cache_dir, cores
 from kd.teachers import RunTeacher
 from kd.teachers.answer_store import free_bytes
@@ -50,7 +50,7 @@ def _clock(device: torch.device) -> float:
 
 
 @dataclass
-class StepTimes:
+class StepCost:
     """Parts of a training step, in milliseconds."""
 
     teacher_ms: float
@@ -78,7 +78,7 @@ class StepTimes:
         return epochs * live / (computed * live + (epochs - computed) * cached)
 
 
-def step_times(run: Run, data: DistillationDataModule) -> StepTimes:
+def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
     """Times the parts of a step on a batch of the training set; leaves the students as they are."""
     device = run.trainer.strategy.root_device
     start = time.perf_counter()
@@ -91,10 +91,10 @@ def step_times(run: Run, data: DistillationDataModule) -> StepTimes:
     student_ms = median_ms(lambda: learn(images), device)
     teacher = run.teacher
     teacher_ms = median_ms(lambda: teacher(images), device) if teacher is not None else 0.0
-    return StepTimes(teacher_ms, student_ms, loading_ms, data.num_workers)
+    return StepCost(teacher_ms, student_ms, loading_ms, data.num_workers)
 
 
-def _copies(run: Run, device: torch.device) -> Callable[[Tensor], None]:
+def _copies(run: AttachedModule, device: torch.device) -> Callable[[Tensor], None]:
     """A forward and backward of copies of all students on pictures."""
     copies = [(s.prepare, copy.deepcopy(s.model).to(device)) for s in run.students.named().values()]
 
@@ -106,7 +106,7 @@ def _copies(run: Run, device: torch.device) -> Callable[[Tensor], None]:
     return learn
 
 
-def largest_batch_size(run: Run, data: DistillationDataModule) -> tuple[int, str]:
+def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tuple[int, str]:
     """The largest batch of a process that fits into memory, and one line that says why."""
     trainer, device = run.trainer, run.trainer.strategy.root_device
     memory = Memory(run)
@@ -154,7 +154,7 @@ def tried_size(
 
 
 def _peak_bytes(
-    run: Run, data: DistillationDataModule, size: int, device: torch.device
+    run: AttachedModule, data: DistillationDataModule, size: int, device: torch.device
 ) -> float | None:
     """What a step of teacher and students with ``size`` pictures takes of the GPU; ``None``: it does not fit."""
     try:
@@ -177,7 +177,7 @@ def learn_from(output: Tensor | tuple[Tensor, ...]) -> Tensor:
     ).sum()
 
 
-def fastest_num_workers(run: Run, data: DistillationDataModule) -> tuple[int, str]:
+def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tuple[int, str]:
     """The fewest loader processes that make a step fastest, and a message; all ranks call it together."""
     devices = run.trainer.num_devices
     most = max(min(1, cores() - 1), cores() // devices - 1)
@@ -198,7 +198,7 @@ def fastest_num_workers(run: Run, data: DistillationDataModule) -> tuple[int, st
     )
 
 
-def _learner(run: Run, data: DistillationDataModule) -> Callable[[Any], None]:
+def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any], None]:
     """A step on a batch, of copies of the students: the run's own stay as they are."""
     device, teacher = run.trainer.strategy.root_device, run.teacher
     copies = _copies(run, device)
@@ -214,7 +214,7 @@ def _learner(run: Run, data: DistillationDataModule) -> Callable[[Any], None]:
 
 
 def _trial_ms(
-    run: Run,
+    run: AttachedModule,
     data: DistillationDataModule,
     num_workers: int,
     steps: int,
@@ -237,7 +237,9 @@ def _trial_ms(
     return float(strategy.reduce(spent, reduce_op="max"))
 
 
-def cache_pays(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> tuple[bool, str]:
+def cache_pays(
+    run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule
+) -> tuple[bool, str]:
     """Whether a cache of the teacher's answers is worth its disk, and why, in one line."""
     wanted = run.students.wanted
     try:
@@ -258,14 +260,16 @@ def cache_pays(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> t
     disk = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
     if size * (1 - share) > DISK_SHARE * free:
         return False, f"off: it would take {disk}"
-    times = step_times(run, data)
+    times = step_cost(run, data)
     gain = times.gain(epochs, views, share)
     found = f"teacher {times.teacher_ms:.0f}, student {times.student_ms:.0f}, loading {times.loading_ms:.0f} ms a step"
     gained = f"{epochs} epochs of {views} views, {share:.0%} cached already, would be {gain:.2f} times as fast; {disk}"
     return gain >= WORTH, f"{'on' if gain >= WORTH else 'off'}: {found}; {gained}"
 
 
-def pixels_pay(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> tuple[bool, str]:
+def pixels_pay(
+    run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule
+) -> tuple[bool, str]:
     """Whether pixels of views are worth their disk beside cached answers, and why, in one line."""
     wanting = next(
         member for member in teacher.members.values() if member.spec.cache_pixels == "auto"
@@ -279,7 +283,7 @@ def pixels_pay(run: Run, teacher: RunTeacher, data: DistillationDataModule) -> t
             False,
             f"off: {epochs} epoch(s) of {views} views (model.teacher.cache_views): no view comes again",
         )
-    times = step_times(run, data)
+    times = step_cost(run, data)
     workers = (
         0 if run.trainer.strategy.root_device.type == "cpu" else times.num_workers
     )  # which share its cores

@@ -20,7 +20,7 @@ from kd.teachers import RunTeacher
 HEAD_ROOM = 0.2
 
 
-class Run(Protocol):
+class AttachedModule(Protocol):
     """A :class:`kd.DistillationModule` attached to its trainer, as far as it is measured."""
 
     teacher: RunTeacher | None
@@ -69,7 +69,7 @@ class Memory:
         run: attached to its trainer.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: AttachedModule) -> None:
         students = list(run.students.named().values())
         trained = [p for student in students for p in student.parameters() if p.requires_grad]
         self.student = sum(size_of(student.model.state_dict().values()) for student in students)
@@ -135,7 +135,7 @@ class Memory:
         return {name: round(size / 2**20, 1) for name, size in parts.items()}
 
 
-def _shards(run: Run) -> tuple[int, bool]:
+def _shards(run: AttachedModule) -> tuple[int, bool]:
     """Over how many processes the optimizer's state lies, and whether weights and gradients do too (FSDP)."""
     strategy = run.trainer.strategy
     if isinstance(strategy, Sharding):
@@ -144,7 +144,7 @@ def _shards(run: Run) -> tuple[int, bool]:
     return (run.trainer.world_size if zero else 1), False
 
 
-def _activations(run: Run, student: Student, count: int) -> int:
+def _activations(run: AttachedModule, student: Student, count: int) -> int:
     device = run.trainer.strategy.root_device
     model = copy.deepcopy(student.model).to(device)  # a forward moves BatchNorm's averages
     images = torch.zeros(count, 3, *student.prepare.size, dtype=torch.uint8, device=device)

@@ -82,7 +82,7 @@ def recognise(
     return replace(found or Cluster("KD_DATA_NODES", 1, None), data_nodes=count)
 
 
-def _torchrun(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | None:
+def _torchrun(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
     if "TORCHELASTIC_RUN_ID" not in env:
         return None
     if (
@@ -102,7 +102,7 @@ def _torchrun(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | No
     )
 
 
-def _mpirun(env: Mapping[str, str], machines: groups.Machines | None) -> Cluster | None:
+def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
     if "OMPI_COMM_WORLD_SIZE" not in env:
         return None
     size, rank = (
@@ -153,7 +153,7 @@ def _mpirun(env: Mapping[str, str], machines: groups.Machines | None) -> Cluster
     )
 
 
-def _data_machine(env: Mapping[str, str], machines: groups.Machines | None) -> Cluster | None:
+def _data_machine(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
     if env.get("KD_ROLE") != "data" or machines:
         return None
     if not env.get("MASTER_ADDR"):
@@ -165,7 +165,7 @@ def _data_machine(env: Mapping[str, str], machines: groups.Machines | None) -> C
     )
 
 
-def _skypilot(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | None:
+def _skypilot(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
     if "SKYPILOT_NODE_IPS" not in env:
         return None
     addresses, rank = env["SKYPILOT_NODE_IPS"].split(), whole_number(env, "SKYPILOT_NODE_RANK")
@@ -180,7 +180,7 @@ def _skypilot(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | No
     return Cluster("SkyPilot", len(addresses), gpus or None, variables, env.get("SKYPILOT_TASK_ID"))
 
 
-def _sagemaker(env: Mapping[str, str], machines: groups.Machines | None) -> Cluster | None:
+def _sagemaker(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
     """One ``kd-train`` is started on each machine; it starts the processes of the machine's other GPUs itself."""
     if machines is None:
         return None
@@ -200,7 +200,7 @@ def _sagemaker(env: Mapping[str, str], machines: groups.Machines | None) -> Clus
     )
 
 
-def _train_job(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | None:
+def _train_job(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
     if "PET_NNODES" not in env:
         return None
     nodes, rank = whole_number(env, "PET_NNODES", 1), whole_number(env, "PET_NODE_RANK", default=0)
@@ -213,7 +213,7 @@ def _train_job(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | N
     return Cluster("TrainJob", nodes, devices, variables, env.get("PET_RDZV_ID"))
 
 
-def _slurm(env: Mapping[str, str], _: groups.Machines | None) -> Cluster | None:
+def _slurm(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
     if "SLURM_PROCID" not in env:
         return None
     if (

@@ -22,7 +22,7 @@ def base(env: Mapping[str, str] = os.environ) -> Path:
 
 
 @dataclass(frozen=True)
-class Machines:
+class MachineNames:
     """A job's machines by name."""
 
     here: str
@@ -35,7 +35,7 @@ class Machines:
     """The network interface between them."""
 
 
-def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:
+def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None:
     """The machines of a SageMaker job; None where it is not one. Of several instance groups the training group trains
     alone.
 
@@ -85,7 +85,7 @@ def machines(env: Mapping[str, str], resource_file: Path) -> Machines | None:
         _training_group(groups, _current(env, from_file, groups, here), env.get("KD_ROLE"))
     ]
     _check_types(listed, train)
-    return Machines(here, train, sorted(set(hosts) - set(train)), interface)
+    return MachineNames(here, train, sorted(set(hosts) - set(train)), interface)
 
 
 def read_json(text: str, where: str, kind: type[T]) -> T:

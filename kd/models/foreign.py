@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kd.settings import height_width
 from kd.storage.elsewhere import json_of, text_of
 
-HUGGING_FACE, TRANSFORMERS = "kd.models.hugging_face.HuggingFace", "transformers"
+HUGGING_FACE, TRANSFORMERS = "kd.models.hugging_face.HuggingFaceBuilder", "transformers"
 ANCHORS = {
     "embeddings.patch_embeddings.projection.weight": "transformers",
     "conv_proj.weight": "torchvision",

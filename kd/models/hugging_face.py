@@ -69,7 +69,7 @@ FAMILIES = [
 
 
 @dataclass
-class HuggingFace:
+class HuggingFaceBuilder:
     """Builds a vision model of transformers: ViT, DINOv2 (with registers), SigLIP, Swin, ConvNeXt, ...
 
     Attributes:
@@ -87,7 +87,7 @@ class HuggingFace:
     def __post_init__(self) -> None:
         if bool(self.path) == bool(self.config):
             raise UserError(
-                "HuggingFace takes a path (a folder, or a name on the hub) or a config with its model_type"
+                "HuggingFaceBuilder takes a path (a folder, or a name on the hub) or a config with its model_type"
             )
 
     @property
@@ -132,7 +132,7 @@ class HuggingFace:
         pixels = self._pixels()
         size = img_size or _size(pixels) or height_width(getattr(config, "image_size", 224))
         made_by = {
-            "class_path": f"{__name__}.HuggingFace",
+            "class_path": f"{__name__}.HuggingFaceBuilder",
             "init_args": {"config": model.config.to_dict()},
         }
         mean, std = (pixels.get(f"image_{name}") or HALF for name in ("mean", "std"))
@@ -286,7 +286,7 @@ def _transformers() -> ModuleType:
     try:
         import transformers
     except ImportError as error:
-        raise UserError(f"HuggingFace {needs_extra('hf')}") from error
+        raise UserError(f"HuggingFaceBuilder {needs_extra('hf')}") from error
     return transformers
 
 

@@ -196,7 +196,7 @@ class Listener(Protocol):
 
 
 @torch.inference_mode()
-def evaluate(
+def metrics_of_student(
     student: nn.Module,
     prepare: Prepare,
     batches: Iterable[Batch],

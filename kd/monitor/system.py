@@ -151,7 +151,7 @@ def _queue_ns(pid: int) -> dict[int, int]:
     return found
 
 
-class Machine:
+class SystemReader:
     """Readings of this machine and of a job's processes on it. Rates are since the reading before."""
 
     def __init__(self, ranks: Sequence[int] = (), gpus: Iterable[str] = ()) -> None:
@@ -255,7 +255,7 @@ class System(Callback):
         self._thread.start()
 
     def _run(self, folder: Path, node: int, ranks: list[int], gpus: list[str]) -> None:
-        machine = Machine(ranks, gpus)
+        machine = SystemReader(ranks, gpus)
         name = f"{node}-{socket.gethostname()}"
         header = {
             "of": "system",

@@ -9,7 +9,7 @@ import yaml
 from jinja2 import Environment
 
 from kd.report.metric import format_metric, is_share, lost_classes
-from kd.report.records import Run
+from kd.report.records import RunRecords
 from kd.storage.elsewhere import mapping_of
 
 METRICS = {
@@ -30,7 +30,7 @@ LOST = 10  # classes in the list of those that lost most
 
 
 def card(
-    run: Run,
+    run: RunRecords,
     license_name: str | None = None,
     teacher_license: str | None = None,
     data_license: str | None = None,
@@ -116,7 +116,7 @@ def _front(
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def _making(run: Run) -> list[tuple[str, Any]]:
+def _making(run: RunRecords) -> list[tuple[str, Any]]:
     model, data, summary = run.config.get("model") or {}, run.summary.get("data") or {}, run.summary
     counts = f"{data.get('train', '?')} training and {data.get('val', '?')} validation pictures"
     rows: list[tuple[str, Any]] = [("data", counts)]

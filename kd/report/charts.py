@@ -8,7 +8,7 @@ from typing import Any
 from kd.report.facts import Facts
 from kd.report.metric import PROBE, in_units
 from kd.report.ratio import ratio
-from kd.report.records import PHASES, Run, Sample
+from kd.report.records import PHASES, RunRecords, Sample
 from kd.report.step_facts import gpus_of
 
 BINS = 160  # columns of a chart: what a screen shows, whatever the run's length
@@ -67,7 +67,7 @@ def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Sect
     return line_chart(title, [epoch + 1 for epoch in epochs], "epoch", lines)
 
 
-def by_epoch(run: Run, metric: str) -> dict[float, float]:
+def by_epoch(run: RunRecords, metric: str) -> dict[float, float]:
     """The last value of a metric in each epoch that has one, in order; epochs from 0."""
     return dict(
         sorted({r["epoch"]: r[metric] for r in run.metrics if metric in r and "epoch" in r}.items())
@@ -126,7 +126,7 @@ def _seconds(samples: Sequence[Sample]) -> list[float]:
     return _binned(samples, lambda part: round(part[0]["t"] - samples[0]["t"], 1))
 
 
-def heat(run: Run) -> Section | None:
+def heat(run: RunRecords) -> Section | None:
     """How busy each core and GPU was over time, in %; None without samples."""
     rows: list[tuple[str, Sequence[float | None]]] = []
     for node, samples in run.samples.items():
@@ -144,7 +144,7 @@ def heat(run: Run) -> Section | None:
     return {"kind": "heat", "title": "Cores and GPUs over time (% busy)", "rows": shown, "x": times}
 
 
-def machine_lines(run: Run) -> list[Section | None]:
+def machine_lines(run: RunRecords) -> list[Section | None]:
     """CPU, memory, disk, network and GPUs of each machine over time."""
     charts: list[Section | None] = []
     for node, samples in run.samples.items():
@@ -172,7 +172,7 @@ def _is_shown(metric: str, prefix: str) -> bool:
     )
 
 
-def metric_lines(run: Run) -> list[Section | None]:
+def metric_lines(run: RunRecords) -> list[Section | None]:
     """Losses and validation metrics over the steps, for each student."""
     known = {k for row in run.metrics for k in row}
     charts = []
@@ -190,7 +190,7 @@ def metric_lines(run: Run) -> list[Section | None]:
     return charts
 
 
-def health_lines(run: Run) -> list[Section | None]:
+def health_lines(run: RunRecords) -> list[Section | None]:
     """Gradients, updates, activations, teacher and student over the steps."""
     return [
         chart for student in run.students for chart in _health_of(run.health_of(student), student)

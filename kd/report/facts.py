@@ -7,7 +7,7 @@ from typing import Any
 
 from kd.report.metric import less_is_better
 from kd.report.ratio import ratio
-from kd.report.records import Run
+from kd.report.records import RunRecords
 from kd.report.step_facts import StepFacts
 
 CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps by default
@@ -268,7 +268,7 @@ class Facts(StepFacts):
         return best(known) if known else None
 
 
-def tier_of(run: Run) -> TierFacts | None:
+def tier_of(run: RunRecords) -> TierFacts | None:
     """The tier's readings of all ranks together; None where there are too few."""
     whole = [readings for readings in run.tier.values() if len(readings) > 1]
     if not whole:

@@ -6,7 +6,7 @@ from typing import Any
 from kd.report.charts import Section, table
 from kd.report.metric import short
 from kd.report.ratio import ratio
-from kd.report.records import Run
+from kd.report.records import RunRecords
 from kd.storage.elsewhere import json_of, text_of
 
 BARS = 30  # classes in the chart of bars: those that lost most
@@ -23,7 +23,7 @@ OUTCOMES = {"both_right": "both right", "only_teacher": "only the teacher right"
             "only_student": "only the student right", "both_wrong": "both wrong"}  # fmt: skip
 
 
-def faithful(run: Run) -> list[Section]:
+def faithful(run: RunRecords) -> list[Section]:
     """The sections, by student where there are several; none without ``fidelity.json``."""
     found: list[Section] = []
     for student in run.students:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.report.comparison import comparison, label
-from kd.report.records import Run
+from kd.report.records import RunRecords
 from kd.report.rules import Explained
 from kd.report.sections import report
 from kd.storage.writing import write_text
@@ -23,7 +23,7 @@ def write_report(explained: Explained, file: Path) -> Path:
     )
 
 
-def write_comparison(runs: Sequence[Run], file: Path) -> Path:
+def write_comparison(runs: Sequence[RunRecords], file: Path) -> Path:
     """Writes the page that compares two runs or more; the first is the one that the others are held against."""
     explained = [Explained(run) for run in runs]
     return write_page(

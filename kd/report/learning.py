@@ -6,7 +6,7 @@ from kd.report.charts import Section, by_epoch, epoch_chart, metric_lines, table
 from kd.report.facts import Facts
 from kd.report.metric import PROBE, format_metric, is_share, less_is_better
 from kd.report.ratio import ratio
-from kd.report.records import Run
+from kd.report.records import RunRecords
 
 HARDEST = 10  # classes, and mistakes, that are shown
 
@@ -26,7 +26,7 @@ def learning(facts: Facts) -> list[Section | None]:
     ]
 
 
-def feature_lines(run: Run, student: str) -> list[Section | None]:
+def feature_lines(run: RunRecords, student: str) -> list[Section | None]:
     """k-NN and ridge probe of a student's features over the epochs, beside the teachers'; and their effective rank."""
     place, who, of = f"{student}/" if student else "", student or "student", _of(student)
     own = {f"{who} {metric}": by_epoch(run, f"{place}val/{metric}") for metric in PROBE}
@@ -79,7 +79,7 @@ def headline(facts: Facts) -> Section | None:
     return {"kind": "headline", "text": text}
 
 
-def _sizes(run: Run) -> Section | None:
+def _sizes(run: RunRecords) -> Section | None:
     models = {"teacher": run.summary.get("teacher") or {}}
     models |= {name or "student": run.model_of(name) for name in run.students}
     known = {name: model for name, model in models.items() if model.get("params")}
@@ -106,7 +106,7 @@ def _of(student: str) -> str:
     return f" of {student}" if student else ""
 
 
-def _hardest(run: Run, student: str, newest: dict[str, Any]) -> Section:
+def _hardest(run: RunRecords, student: str, newest: dict[str, Any]) -> Section:
     found = [
         (right, name, n)
         for right, name, n in zip(newest["right"], run.classes, newest["counts"], strict=False)
@@ -117,7 +117,7 @@ def _hardest(run: Run, student: str, newest: dict[str, Any]) -> Section:
     return table(title, ["class", "right (%)", "pictures"], rows)
 
 
-def _mistakes(run: Run, student: str, newest: dict[str, Any]) -> Section:
+def _mistakes(run: RunRecords, student: str, newest: dict[str, Any]) -> Section:
     counts, names = newest["counts"], run.classes
     rows = [
         [f"{names[true]} \u2192 {names[given]}", n, f"{100 * ratio(n, counts[true]):.1f}"]

@@ -156,7 +156,7 @@ class TensorSeries:
 
 
 @dataclass
-class Run:
+class RunRecords:
     """The records of a run. Whatever is missing is empty, and ``notes`` says so."""
 
     folder: Path
@@ -379,16 +379,16 @@ def is_run(folder: Path) -> bool:
     )
 
 
-def read_results(folder: Path) -> Run:
+def read_results(folder: Path) -> RunRecords:
     """A run's settings and results, without its records."""
-    run = Run(folder)
+    run = RunRecords(folder)
     run.summary = _mapping(folder / "summary.json", run.notes)
     run.config = _mapping(folder / "config.yaml", run.notes)
     run.metrics = _metrics(folder / "metrics.csv", run.notes)
     return run
 
 
-def read_run(folder: str | Path) -> Run:
+def read_run(folder: str | Path) -> RunRecords:
     """What a run has recorded: steps by phase, machines, metrics, tensors; also of one that still runs or has failed.
 
     Args:
@@ -470,7 +470,7 @@ def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, flo
     return {f"{file.parent.parent.name}/{file.parent.name}": _metrics(file, []) for file in files}
 
 
-def _sort_in(run: Run, records: Iterable[Any]) -> None:
+def _sort_in(run: RunRecords, records: Iterable[Any]) -> None:
     header: dict[str, Any] = {}
     for record in records:
         kind = record["kind"]
@@ -493,7 +493,7 @@ def _sort_in(run: Run, records: Iterable[Any]) -> None:
             ).append(record)
 
 
-def _keep_header(run: Run, record: dict[str, Any]) -> None:
+def _keep_header(run: RunRecords, record: dict[str, Any]) -> None:
     if record["of"] == "steps":
         run.headers[record["rank"]] = record
     elif record["of"] == "system":

@@ -13,7 +13,7 @@ from kd.report.facts import OWN, Facts
 from kd.report.limits import LEADS, WORTH, Finding, Limit, swing
 from kd.report.metric import less_is_better
 from kd.report.ratio import share
-from kd.report.records import PHASES, Run, Sample, read_siblings
+from kd.report.records import PHASES, RunRecords, Sample, read_siblings
 from kd.report.step_facts import gpus_of, known_utilisation, mean, part
 
 BOUNDS = (
@@ -248,7 +248,7 @@ def _training(facts: Facts, book: Rulebook) -> None:
         book.apply_all(f"{whose}'s mistakes", partial(_mistakes, run, student, book))
 
 
-def _mistakes(run: Run, student: str, book: Rulebook) -> None:
+def _mistakes(run: RunRecords, student: str, book: Rulebook) -> None:
     newest = run.confusion_of(student)
     if newest is None:
         return
@@ -286,7 +286,7 @@ def _health(health: list[dict[str, Any]], student: str, book: Rulebook) -> None:
     book.apply("TemperatureTooHigh", lambda rule: rule(entropy, **low), student)
 
 
-def _learning(run: Run, student: str, book: Rulebook) -> None:
+def _learning(run: RunRecords, student: str, book: Rulebook) -> None:
     place = f"{student}/" if student else ""
 
     def values(name: str) -> list[float]:
@@ -392,7 +392,7 @@ def sentence(limit: Limit) -> str:
 class Explained:
     """What limits a run and what is unusual about it, each worked out once."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunRecords) -> None:
         self.run, self.facts = run, Facts(run)
         self.failures: list[
             str

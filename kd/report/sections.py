@@ -13,7 +13,7 @@ from kd.report.input_costs import costs_by_kind, input_costs, tier_table
 from kd.report.learning import headline, learning
 from kd.report.metric import duration, format_metric
 from kd.report.ratio import ratio, share
-from kd.report.records import PHASES, Run, percentile
+from kd.report.records import PHASES, RunRecords, percentile
 from kd.report.rules import Explained, attempt, sentence
 from kd.report.sized import card_of
 from kd.report.step_facts import gpus_of, mean
@@ -74,7 +74,7 @@ def _worked_out(parts: Mapping[str, Parts], failures: list[str]) -> list[Section
     return [section for sections in made for section in sections if section]
 
 
-def _settings(run: Run) -> Section | None:
+def _settings(run: RunRecords) -> Section | None:
     return (
         table("Settings", ["key", "value"], flat(run.config), folded=True) if run.config else None
     )
@@ -149,7 +149,7 @@ def _longest_part(facts: Facts) -> str:
     return f"most of it {longest} ({duration(parts[longest])})" if longest else ""
 
 
-def status(run: Run) -> str:
+def status(run: RunRecords) -> str:
     """The status in the summary; without one, whether the run still trains."""
     if "status" in run.summary:
         return str(run.summary["status"])
@@ -210,7 +210,7 @@ def _cost_by_group(facts: Facts) -> Section | None:
     return table(title, ["group", "machines", "price an hour", "hours", "cost"], rows, empty="")
 
 
-def notes(run: Run, failures: Sequence[str] = ()) -> Section | None:
+def notes(run: RunRecords, failures: Sequence[str] = ()) -> Section | None:
     """What could not be read, and what could not be worked out from the rest."""
     read = [
         note
@@ -227,7 +227,7 @@ def _rules(explained: Explained) -> Section:
     return table("Rules that fired", ["rule", "evidence", "what to do"], rows, empty=empty)
 
 
-def _headspace(run: Run) -> Section | None:
+def _headspace(run: RunRecords) -> Section | None:
     found = run.event("headspace")
     if found is None:
         return None

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from kd.report.ratio import ratio, share
-from kd.report.records import PHASES, Run, Sample, Step, percentile
+from kd.report.records import PHASES, RunRecords, Sample, Step, percentile
 
 
 def step_ms(phases: Mapping[str, float]) -> float:
@@ -32,7 +32,7 @@ class StepFacts:
         run: the records.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunRecords) -> None:
         self.run = run
 
     @cached_property
@@ -292,7 +292,7 @@ class StepFacts:
         return mean(used) / 100 if used else None
 
 
-def _mean_phases(run: Run, rank: int) -> dict[str, float]:
+def _mean_phases(run: RunRecords, rank: int) -> dict[str, float]:
     total = run.totals.get(rank)
     if total and total["steps"]:
         return {name: ratio(ms, total["steps"]) for name, ms in total["p"].items()}

@@ -7,12 +7,12 @@ from typing import Any
 
 from kd.errors import UserError, needs_extra
 from kd.report.charts import Section, table
-from kd.report.records import Run, Writer
+from kd.report.records import RunRecords, Writer
 
 COLUMNS = ["rank", "computing", "communication, copies", "idle", "communication behind computing"]
 
 
-def write_rank_shares(run: Run) -> None:
+def write_rank_shares(run: RunRecords) -> None:
     """Analyses ``records/trace.rank<r>.json`` and appends the result to ``records/traces.jsonl``.
 
     Raises:
@@ -67,7 +67,7 @@ def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
     ]
 
 
-def section(run: Run) -> Section | None:
+def section(run: RunRecords) -> Section | None:
     """The page's table of each rank's GPU time, in %; None where no traces were analysed."""
     found = run.event("traces")
     if found is None:

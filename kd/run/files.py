@@ -11,10 +11,10 @@ import yaml
 
 from kd.errors import UserError
 from kd.run.moved import current
-from kd.storage.elsewhere import Loader, text_of, yaml_of
+from kd.storage.elsewhere import BoundedLoader, text_of, yaml_of
 
 
-class _Strict(Loader):
+class _Strict(BoundedLoader):
     """Refuses a key that is given twice: the last one would win in silence."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -27,7 +27,7 @@ CLASSES: dict[str, dict[str, str]] = {
         "StandardizedLoss ViTKDLoss WSLDLoss"
     },
     "projection": {"kd.losses": "ConvProjection MLPProjection OrthogonalProjection Projection"},
-    "builder": {"kd.models.hugging_face": "HuggingFace"},
+    "builder": {"kd.models.hugging_face": "HuggingFaceBuilder"},
     "strategy": {
         "kd.strategies.ddp": "DDP SMDDPStrategy",
         "kd.strategies.fsdp": "FSDP",
@@ -78,7 +78,7 @@ _TORCH_DDP = (
 _IN_FILES = "dirpath: str | None, filename: str | None"
 
 FIELDS = {
-    "kd.models.hugging_face.HuggingFace": "path: str | None, config: dict",
+    "kd.models.hugging_face.HuggingFaceBuilder": "path: str | None, config: dict",
     "kd.strategies.ddp.DDP": "backend: str | None, "
     "module: Literal['smdistributed.dataparallel.torch.torch_smddp'] | None, "
     f"compression: Literal['bf16', 'powersgd'] | None, powersgd_rank: int, powersgd_start_step: int, {_TORCH_DDP}",

@@ -229,7 +229,7 @@ def _data(
     return data
 
 
-def evaluate(request: Request, options: Options) -> Evaluation:
+def evaluate_models(request: Request, options: Options) -> Evaluation:
     """Measures all models of a command line on the same pictures, and writes the results.
 
     Raises:
@@ -288,7 +288,7 @@ def measure(
     fidelity = task.fidelity(len(classes))
     readers = [each for each in (fidelity, answers) if each is not None]
     batches = data.eval_dataloader(options.place)
-    found = evaluation.evaluate(
+    found = evaluation.metrics_of_student(
         subject.model, subject.prepare, batches, task, subject.teacher, device, readers
     )
     if fidelity is not None and options.place == "val" and own_data and subject.run is not None:
@@ -319,7 +319,7 @@ def _robust(
             subject.task.reset()
             batches = corrupted(subject.data.eval_dataloader(options.place), name, strength)
             task, model = subject.task, subject.model
-            metrics = evaluation.evaluate(
+            metrics = evaluation.metrics_of_student(
                 model, subject.prepare, batches, task, subject.teacher, device
             )
             for which, values in metrics.items():

@@ -201,7 +201,7 @@ def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
     """
     if key == "data.source.root":
         return ": the data.source of this recipe has none; data.source=ImageFolder data.source.root=DIR reads a folder"
-    return did_you_mean(suggest(key, accepted, losses)) or " (kd-train --keys)"
+    return as_question(suggest(key, accepted, losses)) or " (kd-train --keys)"
 
 
 def near(given: object, names: Iterable[str], most: int = 1) -> str:
@@ -212,7 +212,7 @@ def near(given: object, names: Iterable[str], most: int = 1) -> str:
         names: the known ones.
         most: how many to suggest.
     """
-    return did_you_mean(nearest(given, names, most))
+    return as_question(nearest(given, names, most))
 
 
 def nearest(given: object, names: Iterable[str], most: int = 1) -> list[str]:
@@ -227,10 +227,10 @@ def nearest(given: object, names: Iterable[str], most: int = 1) -> list[str]:
     ]
 
 
-def did_you_mean(names: Iterable[str]) -> str:
+def as_question(names: Iterable[str]) -> str:
     """Names as a question at the end of a message; "" for no names.
 
-    >>> did_you_mean(["a", "b", "c"])
+    >>> as_question(["a", "b", "c"])
     "; did you mean 'a', 'b' or 'c'?"
     """
     found = [f"'{name}'" for name in names]

@@ -14,7 +14,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.models import Preprocess, TeacherSpec, height_width
 from kd.ship.export.base import Runtime, in_torch
-from kd.ship.export.manifest import Layout, Manifest
+from kd.ship.export.manifest import ExportManifest, Layout
 from kd.ship.export.prepared import Prepared
 from kd.ship.export.student import read_metadata
 from kd.storage.elsewhere import json_of
@@ -128,7 +128,7 @@ class FinishedRun:
         """The student with its preprocessing: uint8 pictures in ``layout`` -> answers."""
         return Prepared(self.model, self.preprocess, self.size, layout)
 
-    def manifest(self, format_name: str, layout: Layout, int8: bool) -> Manifest:
+    def manifest(self, format_name: str, layout: Layout, int8: bool) -> ExportManifest:
         """What an export says of itself.
 
         Args:
@@ -136,7 +136,7 @@ class FinishedRun:
             layout: of its pictures.
             int8: whether it is quantised.
         """
-        return Manifest(
+        return ExportManifest(
             self.kind,
             self.arch,
             self.classes,

@@ -36,7 +36,7 @@ NODES = 1_000_000  # of YAML, each alias counted as what it stands for
 NAME = re.compile(r"(?!\.)(?!latest$)[\w.+-]{1,200}")
 
 
-class Loader(yaml.SafeLoader):
+class BoundedLoader(yaml.SafeLoader):
     """Plain values alone; aliases of aliases grow without bound as soon as anyone walks through them."""
 
     def get_single_node(self) -> yaml.Node | None:
@@ -64,7 +64,7 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def yaml_of(text: str, loader: type[yaml.SafeLoader] = Loader) -> Any:
+def yaml_of(text: str, loader: type[yaml.SafeLoader] = BoundedLoader) -> Any:
     """Plain values from YAML.
 
     Raises:

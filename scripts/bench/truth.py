@@ -29,7 +29,7 @@ if str(ROOT) not in sys.path:
 
 from kd.report.facts import Facts  # noqa: E402
 from kd.report.limits import Limit  # noqa: E402
-from kd.report.records import Run, read_run  # noqa: E402
+from kd.report.records import RunRecords, read_run  # noqa: E402
 from kd.report.rules import limits_of, sentence  # noqa: E402
 
 QUIET = 0.25  # cores that other processes may use, on average
@@ -49,7 +49,7 @@ def folder(pictures: Path, **arguments: Any) -> str:
     )  # fmt: skip
 
 
-def workers(run: Run) -> list[str]:
+def workers(run: RunRecords) -> list[str]:
     """The item in a verdict's lever that sets the number of loader processes."""
     return re.findall(r"data\.num_workers=\d+", own_limit(run).lever)
 
@@ -71,12 +71,12 @@ class Plant:
     name: str
     bound: tuple[str, ...]
     items: list[str]
-    follow: Callable[[Run], list[str]]
+    follow: Callable[[RunRecords], list[str]]
     mention: str = ""
     cores: int | None = None
     neighbours: int = 0
 
-    def limit(self, run: Run) -> Limit:
+    def limit(self, run: RunRecords) -> Limit:
         """What limits the planted run first; other processes of the machine aside, unless they are the plant."""
         if not self.neighbours:
             return own_limit(run)
@@ -120,7 +120,9 @@ def plants(pictures: Path) -> list[Plant]:
     ]  # fmt: skip
 
 
-def train(recipe: Path, items: list[str], cores: int | None = None, neighbours: int = 0) -> Run:
+def train(
+    recipe: Path, items: list[str], cores: int | None = None, neighbours: int = 0
+) -> RunRecords:
     """One run in a process of its own, one compute thread, on the first ``cores`` cores, beside others that compute."""
     root = Path(tempfile.mkdtemp(dir=recipe.parent))
     command = [sys.executable, "-m", "kd.cli", f"recipe={recipe}", f"runs_dir={root}", *items]
@@ -165,7 +167,7 @@ def prepare(place: Path, per_class: int = 48) -> tuple[Path, Path]:
     return pictures, recipe
 
 
-def own_limit(run: Run) -> Limit:
+def own_limit(run: RunRecords) -> Limit:
     """What limits a run first, other processes of the machine left aside: they are no doing of the run's."""
     own = (limit for limit in limits_of(Facts(run)) if "other processes use" not in limit.text)
     return next(own, Limit("none", "no part of the step stands out", "", None))

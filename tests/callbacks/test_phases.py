@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from kd.callbacks.phases import Phases
 from kd.cli import train_main
 from kd.clock import Clock, annotate, process_start, run_clock
-from kd.report.records import PHASES, Run, percentile, read_run
+from kd.report.records import PHASES, RunRecords, percentile, read_run
 from tests._clock import HandClock
 from tests._forks import run_ranks
 from tests._helpers import ROOT, write_recipe
@@ -35,11 +35,11 @@ class StepWatch(Callback):
         self.starts.append(time.perf_counter())
 
 
-def newest(recipe: Path) -> Run:
+def newest(recipe: Path) -> RunRecords:
     return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
 
 
-def median_phase(run: Run, phase: str, rank: int = 0) -> float:
+def median_phase(run: RunRecords, phase: str, rank: int = 0) -> float:
     return percentile([s["p"].get(phase, 0.0) for s in run.steps[rank] if not s.get("first")], 50)
 
 
@@ -113,14 +113,14 @@ def test_a_planted_delay_shows_in_its_phase(recipe: Path, part: str, hand_clock:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> Run:
+def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> RunRecords:
     """A run with nothing special; not to be changed."""
     recipe = write_recipe(tmp_path_factory.mktemp("plain") / "tiny.yaml", pictures, teacher)
     assert train_main([f"recipe={recipe}"]) == 0
     return newest(recipe)
 
 
-def test_totals_hold_every_step_but_the_first(plain: Run) -> None:
+def test_totals_hold_every_step_but_the_first(plain: RunRecords) -> None:
     run = plain
     steps, total = run.steps[0], run.totals[0]
     assert total["steps"] == len(steps) - 1
@@ -142,7 +142,9 @@ def test_a_resumed_run_goes_on_in_the_same_file(recipe: Path) -> None:
     assert len(run.events) == 2
 
 
-def test_monitor_off_leaves_no_records_and_the_same_student(recipe: Path, plain: Run) -> None:
+def test_monitor_off_leaves_no_records_and_the_same_student(
+    recipe: Path, plain: RunRecords
+) -> None:
     assert train_main([f"recipe={recipe}", "monitor.enabled=false"]) == 0
     off = newest(recipe)
     assert not (off.folder / "records").exists()

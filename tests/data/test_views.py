@@ -21,7 +21,7 @@ from torchvision.transforms.v2 import functional as tvf
 from kd.data import transforms
 from kd.data.transforms import EvalView
 from kd.settings import Augment
-from kd.ship.export.manifest import Manifest
+from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.bodies import Refused
 from kd.ship.serving.pictures import view
 from kd.storage.decoding import LONGEST, TooLarge, frame
@@ -52,8 +52,8 @@ def flat(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(coded)
 
 
-def manifest(size: tuple[int, int], crop_ratio: float, task: str = "classification") -> Manifest:
-    return Manifest(task, "x", ["a", "b"], size, crop_ratio, "nchw", [0.0] * 3, [1.0] * 3, "onnx")  # type: ignore[arg-type]
+def manifest(size: tuple[int, int], crop_ratio: float, task: str = "classification") -> ExportManifest:
+    return ExportManifest(task, "x", ["a", "b"], size, crop_ratio, "nchw", [0.0] * 3, [1.0] * 3, "onnx")  # type: ignore[arg-type]
 
 
 def scaled_whole(picture: torch.Tensor, size: tuple[int, int], crop_ratio: float) -> torch.Tensor:
@@ -184,9 +184,9 @@ def test_pictures_beyond_reason_are_refused_and_a_tiny_crop_ratio_takes_no_memor
 
 MEASURED = """
 import resource, sys
-from kd.ship.export.manifest import Manifest
+from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.pictures import view
-about = Manifest("classification", "x", ["a"], (224, 224), 0.875, "nchw", [0.0] * 3, [1.0] * 3, "onnx")
+about = ExportManifest("classification", "x", ["a"], (224, 224), 0.875, "nchw", [0.0] * 3, [1.0] * 3, "onnx")
 data = sys.stdin.buffer.read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert view(data, about, 40_000_000).shape == (3, 224, 224)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kd.errors import UserError
 from kd.models import TeacherSpec, build_model, load_checkpoint
 from kd.models.foreign import HUGGING_FACE
-from kd.models.hugging_face import HuggingFace
+from kd.models.hugging_face import HuggingFaceBuilder
 from kd.models.layouts import grid_shown
 from kd.models.loading import has_new_classifier
 from kd.teachers import build_teacher
@@ -176,7 +176,7 @@ def test_the_classifier_of_transformers_dinov2_is_another_and_the_builder_has_it
         loaded(theirs.state_dict(), dino(kind, NATIVE, 4), tmp_path)
     student = loaded(theirs.state_dict(), dino(kind, NATIVE, 4), tmp_path, head=False)
     assert has_new_classifier(student)
-    teacher = build_teacher(TeacherSpec(builder=HuggingFace(str(tmp_path))), 4, CLASSES)
+    teacher = build_teacher(TeacherSpec(builder=HuggingFaceBuilder(str(tmp_path))), 4, CLASSES)
     pictures = torch.randn(2, 3, NATIVE, NATIVE)
     with torch.no_grad():
         torch.testing.assert_close(teacher(pictures), theirs(pictures).logits)

@@ -231,16 +231,16 @@ def test_a_folder_of_transformers_teaches_under_its_own_class_names(
 ) -> None:
     model = saved(kind, tmp_path)
     teacher = build_teacher(
-        TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path))), 4, CLASSES
+        TeacherSpec(builder=hugging_face.HuggingFaceBuilder(str(tmp_path))), 4, CLASSES
     )
     torch.testing.assert_close(teacher(PICTURES), model(as_input(PICTURES)).logits[:, [3, 2, 1, 0]])
     larger = build_teacher(
-        TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path)), img_size=48), 4, CLASSES
+        TeacherSpec(builder=hugging_face.HuggingFaceBuilder(str(tmp_path)), img_size=48), 4, CLASSES
     )
     assert larger(PICTURES).shape == (4, 4)
     # without its classifier
     headless = build_teacher(
-        TeacherSpec(builder=hugging_face.HuggingFace(str(tmp_path)), head=False), 4
+        TeacherSpec(builder=hugging_face.HuggingFaceBuilder(str(tmp_path)), head=False), 4
     )
     assert headless(PICTURES).shape == (4, 32)
 
@@ -262,7 +262,7 @@ def test_a_student_of_transformers_learns_and_is_saved_as_transformers_saves(
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     builder = {
-        "class_path": "kd.models.hugging_face.HuggingFace",
+        "class_path": "kd.models.hugging_face.HuggingFaceBuilder",
         "init_args": {"config": {"model_type": kind, **HF[kind]}},
     }
     hint = {"hint": {"class_path": "kd.losses.HintLoss"}}
@@ -287,7 +287,7 @@ def test_a_student_of_transformers_learns_and_is_saved_as_transformers_saves(
 
 
 def test_mistakes_with_transformers(hugging_face: Any, tmp_path: Path) -> None:
-    make = hugging_face.HuggingFace
+    make = hugging_face.HuggingFaceBuilder
     for arguments in ({}, {"path": "x", "config": {"model_type": "vit"}}):
         with pytest.raises(UserError, match="takes a path .* or a config with its model_type"):
             make(**arguments)

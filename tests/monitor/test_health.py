@@ -9,11 +9,11 @@ import torch
 from pytorch_lightning import Callback, Trainer
 
 from kd.cli import train_main
-from kd.report.records import Run, read_run
+from kd.report.records import RunRecords, read_run
 from kd.report.rules import Explained
 
 
-def trained(recipe: Path, *items: str) -> Run:
+def trained(recipe: Path, *items: str) -> RunRecords:
     assert train_main([f"recipe={recipe}", "monitor.health_every=2", *items]) == 0
     return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
 

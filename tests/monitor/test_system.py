@@ -13,11 +13,11 @@ import pytest
 from pytorch_lightning import Callback, Trainer
 
 from kd.cli import train_main
-from kd.monitor.system import Gpus, Machine
-from kd.report.records import Run, read_run
+from kd.monitor.system import Gpus, SystemReader
+from kd.report.records import RunRecords, read_run
 
 
-def newest(recipe: Path) -> Run:
+def newest(recipe: Path) -> RunRecords:
     return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
 
 
@@ -83,7 +83,7 @@ def test_no_gpu_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_busy_core_and_memory_show() -> None:
-    machine, began = Machine(), time.monotonic()
+    machine, began = SystemReader(), time.monotonic()
     until = time.process_time() + 0.2
     held = bytearray(60_000_000)
     while time.process_time() < until:

@@ -13,7 +13,7 @@ import pytest
 from kd.cli import train_main
 from kd.monitor.watch import ask_rules
 from kd.report.facts import Facts
-from kd.report.records import Run, Writer, read_run
+from kd.report.records import RunRecords, Writer, read_run
 from tests._forks import run_ranks
 from tests._helpers import write_recipe
 
@@ -21,7 +21,7 @@ SLOW = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.
 LONG = ["trainer.max_epochs=300", f"trainer.callbacks+={SLOW}", "monitor.rules_every_s=0.8"]
 
 
-def newest(recipe: Path) -> Run:
+def newest(recipe: Path) -> RunRecords:
     return read_run(sorted((recipe.parent / "runs" / "tiny").glob("[0-9]*"))[-1])
 
 
@@ -238,14 +238,14 @@ def test_the_price_is_that_of_the_machines(
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> Run:
+def plain(tmp_path_factory: pytest.TempPathFactory, pictures: Path, teacher: Path) -> RunRecords:
     """A run with nothing special; not to be changed."""
     recipe = write_recipe(tmp_path_factory.mktemp("plain") / "tiny.yaml", pictures, teacher)
     assert train_main([f"recipe={recipe}"]) == 0
     return newest(recipe)
 
 
-def test_mistakes_between_classes_are_counted(plain: Run) -> None:
+def test_mistakes_between_classes_are_counted(plain: RunRecords) -> None:
     run = plain
     assert run.classes == ["apple", "bread", "cake", "dates"]
     assert [c["epoch"] for c in run.confusion] == [0, 1]
@@ -259,7 +259,7 @@ def test_mistakes_between_classes_are_counted(plain: Run) -> None:
     assert sum(n for _, _, n in newest_one["pairs"]) == pytest.approx(16 - right)
 
 
-def test_pictures_and_weights_are_looked_at(plain: Run) -> None:
+def test_pictures_and_weights_are_looked_at(plain: RunRecords) -> None:
     reading = plain.health[-1]
     assert reading["inputs"]["bytes"] is True
     assert reading["inputs"]["constant"] == reading["inputs"]["duplicated"] == 0

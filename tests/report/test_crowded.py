@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kd.report.facts import Facts
-from kd.report.records import Run
+from kd.report.records import RunRecords
 from kd.report.rules import Explained
 
 # data, forward, backward in seconds: 8 ranks x 16 loader processes, 96 cores of which 6 at 100 %. The cure was
@@ -21,7 +21,7 @@ STEADY = [(0.0006, 0.7, 1.5)] * 6
 def crowded(
     workers: int, iterations: list[tuple[float, float, float]] = SIX, util: float = 30, main: float = 0.0,
     autograd: float | None = None, hot: int = 6, cool: float = 35,
-) -> Run:  # fmt: skip
+) -> RunRecords:  # fmt: skip
     """Records of one machine; ``main`` and ``autograd``: shares of the time that these threads wait for a core."""
     steps: list[dict[str, Any]] = []
     for k in range(50):
@@ -54,7 +54,7 @@ def crowded(
             "loader_wait": [5.0] * 8,
         }
     samples = [{**sample, "t": i * 0.5} for i in range(3000)]
-    return Run(Path("x"), headers={0: header}, totals={0: total}, steps={0: steps}, samples={"0-a": samples},
+    return RunRecords(Path("x"), headers={0: header}, totals={0: total}, steps={0: steps}, samples={"0-a": samples},
                nodes={"0-a": {"core_ids": list(range(96))}})  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from kd.report.comparison import label
 from kd.report.facts import Facts, tier_of
 from kd.report.learning import headline
 from kd.report.machine_rules import load_balancing, straggler, swapping
-from kd.report.records import Run
+from kd.report.records import RunRecords
 from kd.report.sections import flat, notes, status
 from kd.report.step_facts import hot
 from kd.report.training_rules import (
@@ -23,7 +23,7 @@ from kd.report.training_rules import (
 
 
 def test_no_records_no_chart() -> None:
-    run = Run(Path("runs/food/007"))
+    run = RunRecords(Path("runs/food/007"))
     assert (
         phase_chart(Facts(run))
         is heat(run)
@@ -38,7 +38,7 @@ def test_no_records_no_chart() -> None:
 
 
 def test_the_share_of_the_teacher_that_a_student_keeps() -> None:
-    run = Run(Path("x"))
+    run = RunRecords(Path("x"))
     run.summary = {"recipe": "food", "status": "done", "primary": "acc1", "teacher": {"val": {"acc1": 0.8}},
                    "student": {"best_val": {"acc1": 0.6}}}  # fmt: skip
     assert (
@@ -58,7 +58,7 @@ def test_the_share_of_the_teacher_that_a_student_keeps() -> None:
     ],
 )
 def test_errors_in_units_are_no_shares(student: float, said: str) -> None:
-    run = Run(Path("x"))
+    run = RunRecords(Path("x"))
     run.config = {"model": {"task": {"class_path": "kd.tasks.Regression"}}}
     best = {"mae_kcal": student, "mae": student, "r2": 0.8}
     run.summary = {"recipe": "food", "status": "done", "primary": "mae_kcal", "data": {"classes": 1},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kd.report.limits import Swing
-from kd.report.records import Run, read_run
+from kd.report.records import RunRecords, read_run
 from kd.report.rules import RULES, Explained
 from tests._pages import write_run
 
@@ -136,7 +136,9 @@ def test_every_rule_has_records_on_which_it_fires() -> None:
 
 
 def test_each_of_several_students_is_judged_by_the_tasks_own_metric() -> None:
-    run = Run(Path("x"), summary={"primary": "miou"}, config={"students": {"a": {}, "b": {}}})
+    run = RunRecords(
+        Path("x"), summary={"primary": "miou"}, config={"students": {"a": {}, "b": {}}}
+    )
     falling, rising = [0.8, 0.6, 0.6, 0.6, 0.6], [0.4, 0.5, 0.6, 0.7, 0.8]
     run.metrics = [
         {
@@ -159,7 +161,7 @@ def test_an_r2_is_not_a_share() -> None:
 
 
 def test_an_under_trained_student_is_named_once_its_run_is_done() -> None:
-    run = Run(
+    run = RunRecords(
         Path("x"), summary={"primary": "acc1", "status": "done", "student": {"start": "scratch"}}
     )
     run.metrics = [{"epoch": n, "val/acc1": 0.1 * n, "val/agreement": 0.1 * n} for n in range(6)]

@@ -8,7 +8,7 @@ import pytest
 from kd.report import limits
 from kd.report import rules as v
 from kd.report.facts import Facts
-from kd.report.records import Run
+from kd.report.records import RunRecords
 from kd.report.rules import Explained
 from kd.report.step_facts import step_ms
 from tests._pages import HEALTHY, run_of
@@ -20,7 +20,7 @@ def with_(**changes: float) -> dict[str, float]:
 
 def given(phases: dict[str, float], **numbers: Any) -> Facts:
     """Facts of a CPU whose loaders compute all the time, with these numbers."""
-    facts = Facts(Run(Path("x")))
+    facts = Facts(RunRecords(Path("x")))
     vars(facts).update(
         {"phases": phases, "step_ms": step_ms(phases), "thread_wait": 0.0, **numbers}
     )
@@ -53,7 +53,7 @@ def test_the_batch_that_fits_is_told_by_its_number(room: dict[str, int], told: s
 
 
 def test_no_records_no_verdict() -> None:
-    assert Explained(Run(Path("x"))).verdict["bound"] == "none"
+    assert Explained(RunRecords(Path("x"))).verdict["bound"] == "none"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_starvation_names_who_took_the_core() -> None:
     assert "other processes" in others.text  # type: ignore[union-attr]
 
 
-def shared(count: int, others: float, wait: float, ready: float, **sample: Any) -> Run:
+def shared(count: int, others: float, wait: float, ready: float, **sample: Any) -> RunRecords:
     """Two cores, of which other processes use so many; ``wait`` and ``ready`` of a step's 207 ms."""
     run = run_of({"data": wait, "student": 207 - wait}, cores=2, threads=1, num_workers=count)
     run.totals[0] |= {"ready_ms": 100 * ready, "data_cpu_ms": 100 * 0.2 * wait}
@@ -247,7 +247,7 @@ def test_the_loaders_own_cpu_time_tells_slow_ones_from_those_without_a_core() ->
 
 
 def test_only_the_cores_that_the_run_may_use_count_as_taken_by_others() -> None:
-    run = Run(
+    run = RunRecords(
         Path("x"), samples={"n": [{"cpu": [100.0, 100.0], "main": 30.0, "workers": [40.0]}] * 3}
     )
     assert Facts(run).other_cores == pytest.approx(1.3)

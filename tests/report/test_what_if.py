@@ -9,7 +9,7 @@ from kd.cli import report_main
 from kd.errors import UserError
 from kd.report.facts import Facts
 from kd.report.input_costs import tier_pays
-from kd.report.records import Run, read_run
+from kd.report.records import RunRecords, read_run
 from kd.report.what_if import Change, lines, predict, read_change
 from tests._pages import tier_run, write_run
 
@@ -20,7 +20,9 @@ def facts(phases: dict[str, float], **header: Any) -> Facts:
             "processes": 1, "batches_per_epoch": 100, "max_epochs": 10}  # fmt: skip
     total = {"steps": 999, "p": {name: 999 * ms for name, ms in phases.items()}}
     events = [{"name": "startup", "s": 36.0, "parts": {}}]
-    return Facts(Run(Path("x"), headers={0: told | header}, totals={0: total}, events=events))
+    return Facts(
+        RunRecords(Path("x"), headers={0: told | header}, totals={0: total}, events=events)
+    )
 
 
 def test_the_run_as_it_is() -> None:

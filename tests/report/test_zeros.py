@@ -16,7 +16,7 @@ from kd.report.__main__ import __file__ as report_main_file
 from kd.report.facts import Facts
 from kd.report.html import write_comparison, write_report
 from kd.report.ratio import MOST, ratio, share, speedup, times, without
-from kd.report.records import PHASES, Run, read_run
+from kd.report.records import PHASES, RunRecords, read_run
 from kd.report.rules import Explained, limits_of
 from kd.report.sections import report
 from kd.report.step_facts import known_utilisation
@@ -187,7 +187,7 @@ def test_a_rule_a_limit_and_a_section_that_fail_are_named_and_take_no_other(
 
 def test_a_step_that_is_all_of_one_phase_has_a_bounded_gain() -> None:
     for name in PHASES:
-        run = Run(
+        run = RunRecords(
             Path(),
             headers={0: {"rank": 0}},
             totals={0: {"kind": "total", "steps": 50, "p": {name: 250.0}}},
@@ -206,7 +206,9 @@ def test_a_gpu_that_reads_0_percent_is_unknown_and_not_idle() -> None:
         ([{"util": 0}, {"util": 40}], 0.2),
     ):
         samples: Any = [{"t": 0.0, "cpu": [1.0], "mem": 1.0, "gpu": readings}]
-        facts = Facts(Run(Path(), headers={0: header}, totals={0: total}, samples={"a": samples}))
+        facts = Facts(
+            RunRecords(Path(), headers={0: header}, totals={0: total}, samples={"a": samples})
+        )
         assert facts.gpu_busy == (None if busy is None else pytest.approx(busy))
         limit = limits.launch_bound(facts)
         assert (limit is None) == (busy is None)

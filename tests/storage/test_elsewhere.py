@@ -209,7 +209,7 @@ BUILDERS = {
     },
     "a protocol": {"class_path": "kd.models.own.Builder", "init_args": {}},
     "the hub": {
-        "class_path": "kd.models.hugging_face.HuggingFace",
+        "class_path": "kd.models.hugging_face.HuggingFaceBuilder",
         "init_args": {"path": "owner/name"},
     },
     "no mapping": [1],
@@ -283,7 +283,7 @@ def test_what_a_students_file_says_of_its_model(
 def test_a_transformers_folder_runs_none_of_its_code(
     tmp_path: Path, evil: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kd.models.hugging_face import HuggingFace
+    from kd.models.hugging_face import HuggingFaceBuilder
 
     code = (evil.parent / "lib" / "evil_code.py").read_text()
     (tmp_path / "configuration_x.py").write_text(code + "\nclass X:\n    pass\n")
@@ -294,12 +294,12 @@ def test_a_transformers_folder_runs_none_of_its_code(
     (tmp_path / "config.json").write_text(json.dumps(said))
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # it must not be asked
     with pytest.raises(UserError, match="is no model of transformers"):
-        HuggingFace(str(tmp_path)).build(4, None)
+        HuggingFaceBuilder(str(tmp_path)).build(4, None)
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "vit", "_attn_implementation": "owner/kernel"})
     )
     with pytest.raises(UserError, match="code of the hub"):
-        HuggingFace(str(tmp_path)).build(4, None)
+        HuggingFaceBuilder(str(tmp_path)).build(4, None)
     assert not evil.exists()
 
 

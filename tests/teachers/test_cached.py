@@ -27,7 +27,7 @@ from kd.data.sources import fingerprint as data_fingerprint
 from kd.data.sources.unlabelled import unlabelled_folder
 from kd.distill.step import as_teacher
 from kd.errors import UserError
-from kd.fit_to_machine.measure import StepTimes, _epochs
+from kd.fit_to_machine.measure import StepCost, _epochs
 from kd.report.records import read_run
 from kd.teachers import CachedTeacher
 from kd.teachers.answer import ALL, Wanted
@@ -502,12 +502,12 @@ def test_auto_says_why(
 
 
 def test_the_predicted_gain_is_amdahls() -> None:
-    assert StepTimes(90, 10, 0, 1).gain(epochs=10**6, views=1) == pytest.approx(10, rel=1e-3)
-    assert StepTimes(90, 10, 100, 1).gain(epochs=100, views=1) == 1  # the input is the limit
-    assert StepTimes(90, 10, 100, 0).gain(epochs=10**6, views=1) == pytest.approx(
+    assert StepCost(90, 10, 0, 1).gain(epochs=10**6, views=1) == pytest.approx(10, rel=1e-3)
+    assert StepCost(90, 10, 100, 1).gain(epochs=100, views=1) == 1  # the input is the limit
+    assert StepCost(90, 10, 100, 0).gain(epochs=10**6, views=1) == pytest.approx(
         200 / 110, rel=1e-3
     )
-    assert StepTimes(90, 10, 0, 1).gain(epochs=4, views=4, filled=1.0) == 10
+    assert StepCost(90, 10, 0, 1).gain(epochs=4, views=4, filled=1.0) == 10
 
 
 def test_epochs_count_the_pictures_that_an_epoch_has(tmp_path: Path, pictures: Path) -> None:

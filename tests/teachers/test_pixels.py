@@ -24,10 +24,10 @@ from kd.data.targets import Masks
 from kd.data.transforms import train_transform
 from kd.errors import UserError
 from kd.fit_to_machine import measure
-from kd.fit_to_machine.measure import StepTimes
+from kd.fit_to_machine.measure import StepCost
 from kd.report.facts import Facts
 from kd.report.limits import data_bound
-from kd.report.records import Run
+from kd.report.records import RunRecords
 from kd.report.what_if import predict, read_change
 from kd.settings import Augment
 from kd.teachers.answer_store import AnswerStore
@@ -332,7 +332,9 @@ def facts(**header: Any) -> Facts:
     total = {"steps": 999, "p": {"data": 999 * 60.0, "student": 999 * 40.0}}
     events = [{"name": "startup", "s": 36.0, "parts": {}}]
     config = {"model": {"teacher": {"cache": "on", "cache_views": 2}}}
-    return Facts(Run(Path("x"), config=config, headers={0: told}, totals={0: total}, events=events))
+    return Facts(
+        RunRecords(Path("x"), config=config, headers={0: told}, totals={0: total}, events=events)
+    )
 
 
 def test_verdict_and_what_if_name_the_lever() -> None:
@@ -353,7 +355,7 @@ def test_auto_keeps_pixels_where_there_is_room_and_loading_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """40 ms of loading beside 10 of the student on a CPU; then none; then views that never come again."""
-    times = StepTimes(teacher_ms=5, student_ms=10, loading_ms=40, num_workers=1)
+    times = StepCost(teacher_ms=5, student_ms=10, loading_ms=40, num_workers=1)
     member = SimpleNamespace(spec=SimpleNamespace(cache_pixels="auto", cache_views=2))
     teacher: Any = SimpleNamespace(members={"": member})
     trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))
@@ -364,10 +366,10 @@ def test_auto_keeps_pixels_where_there_is_room_and_loading_limits(
         measure, "pixels_fit", lambda asking, layout: (True, "they take 1 MB of 9 MB free disk")
     )
     monkeypatch.setattr(measure, "_epochs", lambda trainer, data: 4)
-    monkeypatch.setattr(measure, "step_times", lambda run, data: times)
+    monkeypatch.setattr(measure, "step_cost", lambda run, data: times)
     said = "on: student 10, loading 40 ms a step with 1 workers; they take 1 MB of 9 MB free disk"
     assert measure.pixels_pay(the_run, teacher, data) == (True, said)
-    monkeypatch.setattr(measure, "step_times", lambda run, data: replace(times, loading_ms=0.5))
+    monkeypatch.setattr(measure, "step_cost", lambda run, data: replace(times, loading_ms=0.5))
     assert not measure.pixels_pay(the_run, teacher, data)[0]
     monkeypatch.setattr(measure, "_epochs", lambda trainer, data: 2)
     assert "no view comes again" in measure.pixels_pay(the_run, teacher, data)[1]

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from kd.data.batch import Batch
 from kd.data.sampler import Key
 from kd.data.tier.cluster import RayCluster, differing, unpacked
-from kd.data.tier.schedule import MB, Job, Machine, MakerEnded, Scheduler, Stream, Work, Worker
+from kd.data.tier.schedule import MB, BatchJob, Machine, MakerEnded, Scheduler, Stream, Work, Worker
 from kd.errors import RunError, UserError, first_line
 from kd.settings import TierSpec
 
@@ -82,7 +82,7 @@ class Tier:
         self._scheduler: Scheduler | None = None
         self._threads: list[threading.Thread] = []
         self._calls: dict[
-            object, tuple[Worker, Job | None]
+            object, tuple[Worker, BatchJob | None]
         ] = {}  # without a job: a maker's first words
         self._put: dict[int, tuple[object, ...]] = {}
         self._stop = threading.Event()

@@ -85,14 +85,14 @@ class Worker:
     """How the cluster names it."""
     ready: bool = False
     """Whether it has reported that it runs."""
-    jobs: list["Job"] = field(default_factory=list)
+    jobs: list["BatchJob"] = field(default_factory=list)
     """Its jobs, in the order in which it makes them."""
     works: set[int] = field(default_factory=set)
     """The kinds of batches that it can make."""
 
 
 @dataclass(eq=False)
-class Job:
+class BatchJob:
     """One batch that is to be made; several makers may work on it where one is slow."""
 
     stream: "Stream"
@@ -114,7 +114,7 @@ class Stream:
         self.work, self.batches, self.most = work, batches, most
         self.batch_bytes = 0  # known once the first is there
         self.asked = self.used = 0
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, BatchJob] = {}
         self.ready: dict[int, Batch | Exception] = {}
         self.all_asked = False
 
@@ -131,7 +131,7 @@ class Stream:
         """Whether all batches of the pass were requested and used."""
         return self.all_asked and self.used == self.asked
 
-    def ask(self, makers: int) -> Job | None:
+    def ask(self, makers: int) -> BatchJob | None:
         """The next batch to be made, where one more may be asked for."""
         if self.all_asked or self.asked - self.used >= self.ahead(makers):
             return None
@@ -139,7 +139,7 @@ class Stream:
         if keys is None:
             self.all_asked = True
             return None
-        job = self.jobs[self.asked] = Job(self, self.asked, keys)
+        job = self.jobs[self.asked] = BatchJob(self, self.asked, keys)
         self.asked += 1
         return job
 
@@ -154,7 +154,7 @@ class Scheduler:
         self.machines: dict[str, Machine] = {}
         self.makers: list[Worker] = []
         self.streams: list[Stream] = []
-        self.again: deque[Job] = deque()
+        self.again: deque[BatchJob] = deque()
         self.took: deque[float] = deque(maxlen=64)
         self.second_tries = self.repeated = 0
 
@@ -214,7 +214,7 @@ class Scheduler:
         return [machine for machine in self.working for _ in range(machine.wanted - there[machine])]
 
     # -- batches -----------------------------------------------------------------------------------------------------
-    def give(self, now: float) -> tuple[Worker, Job] | None:
+    def give(self, now: float) -> tuple[Worker, BatchJob] | None:
         """Who gets which batch next; None where nobody is free, or nothing is to be made."""
         free = [m for m in self.makers if m.ready and len(m.jobs) < DEPTH]
         if not free:
@@ -227,7 +227,7 @@ class Scheduler:
         job.makers[maker] = now
         return maker, job
 
-    def _next_job(self) -> Job | None:
+    def _next_job(self) -> BatchJob | None:
         while self.again:
             job = self.again.popleft()
             if job.number in job.stream.jobs:
@@ -238,7 +238,7 @@ class Scheduler:
         )
         return next((job for job in asked if job is not None), None)
 
-    def _late(self, maker: Worker, now: float) -> Job | None:
+    def _late(self, maker: Worker, now: float) -> BatchJob | None:
         """A batch that another machine keeps for too long."""
         limit = max(SLOW_S, SLOW * statistics.median(self.took)) if self.took else SLOW_S * SLOW
         for job in (job for stream in self.streams for job in stream.jobs.values() if job.makers):
@@ -248,7 +248,7 @@ class Scheduler:
                 return job
         return None
 
-    def done(self, maker: Worker, job: Job, made: Made, now: float) -> None:
+    def done(self, maker: Worker, job: BatchJob, made: Made, now: float) -> None:
         """A maker has made a batch; the second of two is left aside."""
         if job in maker.jobs:
             maker.jobs.remove(job)
@@ -263,7 +263,7 @@ class Scheduler:
         machine.batches, machine.busy_s = machine.batches + 1, machine.busy_s + made.seconds
         machine.megabytes += made.size / MB
 
-    def lost(self, maker: Worker, memory: bool = False) -> Job | None:
+    def lost(self, maker: Worker, memory: bool = False) -> BatchJob | None:
         """A maker has ended: its batches are made by others, first of all."""
         if maker not in self.makers:
             return None

@@ -11,7 +11,7 @@ from kd.errors import UserError
 from kd.fleet.scaling.model import PARTS, ShortRun
 from kd.launch.child import reason_in, start_kd_train
 from kd.report.facts import Facts
-from kd.report.records import Run, percentile, read_run
+from kd.report.records import RunRecords, percentile, read_run
 from kd.storage.writing import appended
 
 STRATEGIES = {
@@ -78,7 +78,7 @@ class ScalingPlan:
                 ]
         return found
 
-    def run(self, case: Case) -> Run:
+    def run(self, case: Case) -> RunRecords:
         """Trains for a few steps in a process of its own and reads what was recorded.
 
         Raises:
@@ -116,7 +116,7 @@ class ScalingPlan:
         return read_run(self.folder / self.recipe / case.name)
 
 
-def reading(case: Case, run: Run) -> ShortRun:
+def reading(case: Case, run: RunRecords) -> ShortRun:
     """The medians of a run's steps; the first of the process, and those that start a loader, are left out."""
     facts = Facts(run)
     steps = [s["p"] for s in facts.usual_steps[1:]]
@@ -161,7 +161,7 @@ def _sent_mb(facts: Facts) -> float | None:
     )
 
 
-def ring_times(runs: Sequence[Run]) -> list[tuple[int, float, float]]:
+def ring_times(runs: Sequence[RunRecords]) -> list[tuple[int, float, float]]:
     """``(processes, MB, ms)`` of the all-reduces that the runs have timed."""
     found: list[dict[str, Any]] = [event for run in runs if (event := run.event("ring"))]
     return [(e["processes"], size / 1e6, 1000 * s) for e in found for size, s in e["times"]]

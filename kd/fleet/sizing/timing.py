@@ -19,7 +19,7 @@ from kd.models import StudentSpec, preprocess_for
 from kd.progress import bar
 from kd.ship.export.base import ExportJob, find_format, in_torch
 from kd.ship.export.gate import size_mb
-from kd.ship.export.manifest import Manifest
+from kd.ship.export.manifest import ExportManifest
 from kd.ship.export.prepared import Prepared
 from kd.ship.export.stopwatch import Stopwatch, open_export
 from kd.ship.latency import ROUNDS, in_turns, medians
@@ -106,7 +106,7 @@ def _export(
         return made, 4e-6 * one.params
     model = made.prepared()
     mean, std = (value.flatten().div(255).tolist() for value in (model.mean, model.std))
-    manifest = Manifest(
+    manifest = ExportManifest(
         student.task.answers,
         one.spec.arch,
         student.classes,

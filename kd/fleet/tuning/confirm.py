@@ -9,7 +9,7 @@ from kd.fleet.tuning.page import write_page
 from kd.fleet.tuning.plan import LATENCY, SearchObjective, SearchPlan
 from kd.fleet.tuning.results import BEST, Confirmation, chosen, print_table, write_best
 from kd.fleet.tuning.search import Search, say
-from kd.fleet.tuning.trials import TrialPlace, TrialRun, deal, evaluate, gpus_of, lock_trial
+from kd.fleet.tuning.trials import TrialPlace, TrialRun, deal, gpus_of, lock_trial, split_metrics
 from kd.storage.elsewhere import text_of
 from kd.storage.writing import write_text
 
@@ -124,7 +124,7 @@ def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
     ]
     metric = objective.name.removeprefix("val/")
     if metric != objective.name and has_test_split(plan):
-        found = [evaluate(job.run, TEST, job.slot).get(metric) for job in jobs]
+        found = [split_metrics(job.run, TEST, job.slot).get(metric) for job in jobs]
         if all(value is not None for value in found):
             confirmed.append(_compared(objective, f"{TEST}/{metric}", seeds, found))
     return confirmed

@@ -259,7 +259,7 @@ class TrialRun:
         )
 
 
-def evaluate(run: Path, split: str, slot: TrialPlace) -> dict[str, float]:
+def split_metrics(run: Path, split: str, slot: TrialPlace) -> dict[str, float]:
     """The student's metrics on a split, measured by ``kd-eval`` where its file is not there yet.
 
     Args:

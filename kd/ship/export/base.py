@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from kd.errors import UserError, did_you_mean, needs_extra
-from kd.ship.export.manifest import Layout, Manifest
+from kd.ship.export.manifest import ExportManifest, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,7 +25,7 @@ FORMATS = {
     "openvino": "kd.ship.export.openvino.OpenVino",
     "torch_export": "kd.ship.export.torch_export.TorchExport",
     "triton": "kd.ship.export.triton.Triton",
-    "sagemaker": "kd.ship.export.sagemaker.SageMaker",
+    "sagemaker": "kd.ship.export.sagemaker.SageMakerArchive",
     "hub": "kd.ship.export.hub.Hub",
     "backbone": "kd.ship.export.backbone.Backbone",
 }
@@ -51,7 +51,7 @@ class ExportJob:
     """The student with its preprocessing, on the CPU."""
     student: "nn.Module"
     """The student alone."""
-    manifest: Manifest
+    manifest: ExportManifest
     """What the export says of itself."""
     weights: Path
     """The run's ``student.safetensors``."""

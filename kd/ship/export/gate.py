@@ -18,7 +18,7 @@ from torch import nn
 from kd.data.batch import Batch
 from kd.progress import bar
 from kd.ship.export.base import ExportJob, ExportLimits, Format, Runtime
-from kd.ship.export.manifest import FILE, Layout, Manifest
+from kd.ship.export.manifest import FILE, ExportManifest, Layout
 from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import LARGEST_STUDENT, bytes_of, mapping_of
 from kd.storage.writing import make_folder, move, remove, write_json
@@ -29,7 +29,11 @@ REPEATS = 15  # Batches of one picture that the two latencies are medians of
 
 @torch.inference_mode()
 def compare(
-    student: nn.Module, runtime: Runtime, manifest: Manifest, batches: Iterable[Batch], task: Task
+    student: nn.Module,
+    runtime: Runtime,
+    manifest: ExportManifest,
+    batches: Iterable[Batch],
+    task: Task,
 ) -> dict[str, Any]:
     """Runs both on the same pictures on the CPU: differences, agreement in 0..1, metric, milliseconds."""
     features = manifest.task == "features"

@@ -25,7 +25,7 @@ def as_lines(names: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ExportManifest:
     """Input and answer of an export: a centre crop as uint8 RGB goes in; scaling and normalisation are in the graph."""
 
     task: str
@@ -88,11 +88,11 @@ def _fits(values: object, classes: list[str]) -> bool:
     return right and all(isinstance(x, int | float | None) for x in values)  # type: ignore[attr-defined]
 
 
-def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
+def from_metadata(metadata: dict[str, str], file: Path) -> ExportManifest:
     """The manifest in a model file's own metadata.
 
     Args:
-        metadata: strings by key, as :meth:`Manifest.as_metadata` has written them.
+        metadata: strings by key, as :meth:`ExportManifest.as_metadata` has written them.
         file: named in the message.
 
     Raises:
@@ -108,7 +108,7 @@ def from_metadata(metadata: dict[str, str], file: Path) -> Manifest:
         raise UserError(f"{file} was not written by kd-export: {lacks}") from error
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> ExportManifest:
     """The manifest of an export's folder.
 
     Raises:
@@ -123,6 +123,6 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{file} can't be read as the manifest of an export: {error}") from error
 
 
-def _manifest(content: dict) -> Manifest:
+def _manifest(content: dict) -> ExportManifest:
     height, width = content["size"]
-    return Manifest(**{**content, "size": (int(height), int(width))})
+    return ExportManifest(**{**content, "size": (int(height), int(width))})

@@ -12,7 +12,7 @@ import numpy as np
 
 from kd.errors import UserError, causes
 from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime, need
-from kd.ship.export.manifest import Manifest, from_metadata
+from kd.ship.export.manifest import ExportManifest, from_metadata
 from kd.ship.export.nncf import quantized
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
 
@@ -77,7 +77,7 @@ def as_runtime(session: "onnxruntime.InferenceSession") -> Runtime:
     return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
 
 
-def open_model(file: Path, threads: int) -> tuple[Manifest, Runtime]:
+def open_model(file: Path, threads: int) -> tuple[ExportManifest, Runtime]:
     """The manifest in an ONNX file's metadata, and what runs it on ``threads`` threads of the CPU (0: ONNX Runtime's
     choice).
 

@@ -10,7 +10,7 @@ from kd.ship.export.triton import NAME, Triton
 from kd.storage.archives import unpack
 
 
-class SageMaker(Format):
+class SageMakerArchive(Format):
     """What ``SAGEMAKER_TRITON_DEFAULT_MODEL_NAME=student`` finds below ``/opt/ml/model``."""
 
     quantises = True

@@ -16,7 +16,7 @@ from kd.distill.student import Student
 from kd.errors import UserError, plain
 from kd.models import Preprocess, height_width
 from kd.models.arguments import check_arguments
-from kd.models.hugging_face import HuggingFace, HuggingFaceModel
+from kd.models.hugging_face import HuggingFaceBuilder, HuggingFaceModel
 from kd.models.output_scale import unit_output
 from kd.models.own import OwnModel, build_own
 from kd.models.segmenter import DenseModel
@@ -240,16 +240,16 @@ def _rebuilt(path: Path, meta: dict[str, Any], builder: type | None) -> Callable
     made_by = meta["builder"]
     name, arguments = made_by["class_path"], made_by["init_args"]
     if builder is None:
-        if name != f"{HuggingFace.__module__}.{HuggingFace.__qualname__}" or set(arguments) != {
-            "config"
-        }:
+        if name != f"{HuggingFaceBuilder.__module__}.{HuggingFaceBuilder.__qualname__}" or set(
+            arguments
+        ) != {"config"}:
             raise UserError(
                 f"{path}: its model is built by {name}: kd.load_student(FILE, builder=CLASS) takes the "
                 f"class; commands, if you trust it, trust={name.rpartition('.')[0]}"
             )
         check_arguments(arguments["config"], f"{path}: ", tensors_in(path))
     size = height_width(meta["img_size"])
-    make: Any = builder or HuggingFace
+    make: Any = builder or HuggingFaceBuilder
     count = meta["kwargs"]["num_classes"]
     return lambda: build_own(make(**arguments), count, size, meta["mean"], meta["std"], str(path))
 

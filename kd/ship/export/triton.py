@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime
-from kd.ship.export.manifest import Manifest, as_lines
+from kd.ship.export.manifest import ExportManifest, as_lines
 from kd.ship.export.onnx import Onnx
 from kd.storage.writing import make_folder, write_text
 
@@ -59,7 +59,7 @@ class Triton(Format):
         return Onnx().open(file / NAME / "1" / "model.onnx", threads)
 
 
-def config(manifest: Manifest, answer: tuple[int, ...]) -> str:
+def config(manifest: ExportManifest, answer: tuple[int, ...]) -> str:
     """The text of ``config.pbtxt``.
 
     Args:

@@ -10,10 +10,10 @@ from PIL import Image
 from kd.data.class_facts import facts_of
 from kd.errors import UserError
 from kd.ship.export.base import Runtime
-from kd.ship.export.manifest import Manifest
+from kd.ship.export.manifest import ExportManifest
 
 
-def try_out(model: Runtime, manifest: Manifest, what: str) -> None:
+def try_out(model: Runtime, manifest: ExportManifest, what: str) -> None:
     """Runs a model on two black pictures, which also warms it up."""
     try:
         numbers = model(np.zeros((2, *manifest.shape), np.uint8))
@@ -29,7 +29,7 @@ def try_out(model: Runtime, manifest: Manifest, what: str) -> None:
         raise UserError(f"{what} answers two pictures in the shape {shape}, not {expected}")
 
 
-def answer(numbers: np.ndarray, manifest: Manifest, top: int) -> dict[str, Any]:
+def answer(numbers: np.ndarray, manifest: ExportManifest, top: int) -> dict[str, Any]:
     """Of one picture: ``labels`` with probabilities; ``mask`` and ``shares``; ``features``; ``numbers`` by name.
 
     A mask is a PNG of class ids in base64, of 16 bits where there are more than 256 classes. The model gives numbers of
@@ -55,7 +55,7 @@ def answer(numbers: np.ndarray, manifest: Manifest, top: int) -> dict[str, Any]:
     return found | ({"facts": facts_of(manifest.facts, p)} if manifest.facts else {})
 
 
-def probabilities(numbers: np.ndarray, manifest: Manifest) -> np.ndarray:
+def probabilities(numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray:
     """Logits -> probabilities of the same shape: sigmoid for several labels a picture, else softmax (last axis)."""
     if manifest.task == "multilabel":
         return 1 / (1 + np.exp(-numbers))

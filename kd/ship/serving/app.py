@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from kd.ship.export.base import Runtime
-from kd.ship.export.manifest import Manifest
+from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving import open_inference
 from kd.ship.serving.answers import answer
 from kd.ship.serving.batcher import Batcher, Daemons
@@ -47,7 +47,7 @@ class Server:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: ExportManifest,
         models: dict[str, Runtime],
         limits: Limits,
         hosts: Collection[str] = (),

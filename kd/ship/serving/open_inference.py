@@ -12,7 +12,7 @@ import numpy as np
 from starlette.responses import Response
 
 from kd.ship.export.base import INPUT
-from kd.ship.export.manifest import Manifest
+from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.answers import mask_type, probabilities
 from kd.ship.serving.bodies import Refused, check_count, from_base64
 from kd.storage.elsewhere import json_of
@@ -36,7 +36,7 @@ class InferenceRequest:
     """Names of the wanted tensors, and whether each is sent in binary."""
 
 
-def metadata(name: str, manifest: Manifest) -> dict[str, Any]:
+def metadata(name: str, manifest: ExportManifest) -> dict[str, Any]:
     """Encoded pictures of datatype BYTES and shape [-1] are taken under the same input's name."""
     return {
         "name": name,
@@ -49,7 +49,7 @@ def metadata(name: str, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def outputs_of(manifest: Manifest) -> dict[str, tuple[str, list[int]]]:
+def outputs_of(manifest: ExportManifest) -> dict[str, tuple[str, list[int]]]:
     """Datatypes and shapes by name; -1 is any size."""
     count = len(manifest.classes)
     if manifest.task == "features":
@@ -65,7 +65,9 @@ def outputs_of(manifest: Manifest) -> dict[str, tuple[str, list[int]]]:
     }
 
 
-def read(body: bytearray, header: str | None, manifest: Manifest, most: int) -> InferenceRequest:
+def read(
+    body: bytearray, header: str | None, manifest: ExportManifest, most: int
+) -> InferenceRequest:
     """A request's body, of which ``header`` says how many bytes are JSON; at most so many pictures."""
     size = len(body) if header is None else _length(header, len(body))
     content = _json(body[:size])
@@ -191,7 +193,7 @@ def _wanted(outputs: list[Any], known: list[str], binary: bool) -> dict[str, boo
 
 
 def respond(
-    asked: InferenceRequest, name: str, numbers: np.ndarray, manifest: Manifest
+    asked: InferenceRequest, name: str, numbers: np.ndarray, manifest: ExportManifest
 ) -> Response:
     """The model's ``numbers`` ``(N, ...)`` as tensors: JSON, then the binary ones in their order."""
     if not np.isfinite(numbers).all():
@@ -226,7 +228,7 @@ def respond(
     )
 
 
-def _tensor(output: str, numbers: np.ndarray, manifest: Manifest) -> np.ndarray | list[str]:
+def _tensor(output: str, numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray | list[str]:
     if output == "label":
         return [manifest.classes[i] for i in numbers.argmax(1)]
     if output == "mask":

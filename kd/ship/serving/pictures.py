@@ -5,12 +5,12 @@ import io
 import numpy as np
 from PIL import Image
 
-from kd.ship.export.manifest import Manifest
+from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.bodies import Refused
 from kd.storage.decoding import BadPicture, TooLarge, decoded, frame, open_picture
 
 
-def view(data: bytes | np.ndarray, manifest: Manifest, max_pixels: int) -> np.ndarray:
+def view(data: bytes | np.ndarray, manifest: ExportManifest, max_pixels: int) -> np.ndarray:
     """The view that validation would show of a picture: scaled, its centre cut out.
 
     Args:
@@ -44,7 +44,7 @@ def _opened(data: bytes | np.ndarray, max_pixels: int) -> Image.Image:
     return Image.fromarray(data)
 
 
-def _scaled(picture: Image.Image, manifest: Manifest, max_pixels: int) -> Image.Image:
+def _scaled(picture: Image.Image, manifest: ExportManifest, max_pixels: int) -> Image.Image:
     """Masks are of the whole picture."""
     (height, width), ratio = (
         manifest.size,

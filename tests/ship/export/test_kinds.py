@@ -61,13 +61,13 @@ def test_an_exported_scene_student(
 
 
 def test_a_served_scene_student(scenes: Path) -> None:
-    from kd.ship.export.manifest import Manifest
+    from kd.ship.export.manifest import ExportManifest
     from kd.ship.serving.answers import answer
     from kd.ship.serving.pictures import view
 
     file = scenes.parents[2] / "scenes" / "images" / "val" / "0.jpg"
     model, prepare, classes = load_student(scenes / "student.safetensors")
-    manifest = Manifest(
+    manifest = ExportManifest(
         "segmentation", "x", classes, (24, 32), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
     )
     pixels = torch.from_numpy(view(file.read_bytes(), manifest, 10_000).copy()).permute(2, 0, 1)[

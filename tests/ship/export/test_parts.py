@@ -8,7 +8,7 @@ from torch import nn
 
 from kd.models import Preprocess
 from kd.ship.export.gate import ExportLimits, failure, size_mb
-from kd.ship.export.manifest import Manifest
+from kd.ship.export.manifest import ExportManifest
 from kd.ship.export.prepared import Prepared
 from kd.ship.export.triton import config
 
@@ -51,12 +51,12 @@ def test_the_size_of_a_file_and_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_triton_is_told_the_shapes_and_the_labels() -> None:
-    manifest = Manifest(
+    manifest = ExportManifest(
         "classification", "x", ["a", "b"], (24, 32), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
     )
     text = config(manifest, (2,))
     assert "dims: [24, 32, 3]" in text and 'dims: [2]\n    label_filename: "labels.txt"' in text
-    scenes = Manifest(
+    scenes = ExportManifest(
         "segmentation", "x", ["a", "b"], (24, 32), 1.0, "nchw", [0.0] * 3, [1.0] * 3, "onnx"
     )
     assert "dims: [3, 24, 32]" in config(scenes, (2, 24, 32)) and "labels.txt" not in config(

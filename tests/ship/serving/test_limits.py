@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 from kd.cli import main
-from kd.ship.export.manifest import Manifest
+from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving import batcher as batching
 from kd.ship.serving.answers import answer
 from kd.ship.serving.metrics import Metrics
@@ -454,7 +454,7 @@ def test_a_strangers_model_is_checked_at_the_start(
 def test_masks_of_more_than_256_classes_keep_their_ids() -> None:
     for count, mode in ((256, "L"), (300, "I;16")):
         names = [f"c{i}" for i in range(count)]
-        about = Manifest(
+        about = ExportManifest(
             "segmentation", "x", names, (2, 2), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
         )
         ids = np.array([[0, 7], [count - 1, count - 1]])

@@ -23,7 +23,7 @@ for package in (
 ):
     pytest.importorskip(package)
 
-from kd.ship.export.manifest import Manifest  # noqa: E402
+from kd.ship.export.manifest import ExportManifest  # noqa: E402
 from kd.ship.serving.bodies import Refused  # noqa: E402
 from kd.ship.serving.open_inference import InferenceRequest, metadata, read, respond  # noqa: E402
 from tests._serving import ABOUT, mean_colour, serving  # noqa: E402
@@ -245,7 +245,7 @@ def test_every_task_has_its_tensors(
     task: str, numbers: np.ndarray, name: str, kind: str, data: list[float]
 ) -> None:
     classes = [] if task == "features" else ["a", "b"]
-    manifest = Manifest(task, "x", classes, (8, 8), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx")
+    manifest = ExportManifest(task, "x", classes, (8, 8), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx")
     assert name in {o["name"] for o in metadata("student", manifest)["outputs"]}
     numbers = numbers.astype(np.float32)
     answer = respond(InferenceRequest(None, [], {name: False}), "student", numbers, manifest)

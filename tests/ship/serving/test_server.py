@@ -26,7 +26,7 @@ from kd.commands.serve import _model
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
 from kd.run.request import Request
-from kd.ship.export.manifest import Manifest
+from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.pictures import view
 from tests._helpers import ROOT
 from tests._serving import serving
@@ -137,7 +137,7 @@ def test_the_servers_view_of_a_picture_is_validations(
         (colours.quantize(16), "GIF", {}), (colours, "WEBP", {"lossless": True}),
         (Image.fromarray((rng.randint(0, 256, (60, 90)) * 256).astype(np.uint16)), "PNG", {}),
     ]  # fmt: skip
-    manifest = Manifest(
+    manifest = ExportManifest(
         "classification", "x", ["a"], size, crop_ratio, "nchw", [0.0] * 3, [1.0] * 3, "onnx"
     )
     for picture, kind, options in made:
