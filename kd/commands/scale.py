@@ -1,4 +1,4 @@
-"""``kd-scale``: how a recipe scales, measured here and predicted for more machines."""
+"""``kd-scale``: how a recipe scales, measured here and predicted for a second machine."""
 
 import math
 import sys
@@ -16,19 +16,19 @@ from kd.storage.run_urls import folder_of_runs
 from kd.storage.writing import write_json
 
 HELP = """\
-kd-scale: how a recipe scales over processes here, and over more machines like this one.
+kd-scale: how a recipe scales over processes here, and on two machines like this one.
 
   kd-scale recipe=NAME [config=OVERLAY ...] [key=value ...] [processes=1,2,4] [strategies=ddp,zero,fsdp]
 
   processes=1,2,4      training processes to measure with, each with a GPU of its own, or on CPUs (1,2)
   strategies=ddp,...   ddp, zero (optim.zero), fsdp; ddp is measured in any case: only its waits are timed apart (ddp)
   steps=N              of each short run (30)
-  machines=2,4,8       full machines (as many processes as were measured at most) to predict for
-  network=GBIT         what a machine can send to others, in Gbit/s (100, with half and double of it in the band)
+  network=GBIT         what a machine can send to another, in Gbit/s (100, with half and double of it in the band)
 
 Measures weak scaling (the batch of a process stays) and strong scaling (the batch of all together stays): images/s,
 efficiency, time of teacher and student, traffic and memory of each strategy. Fits rates a picture and a ring, and says
-how far the fit is from what was measured. Writes runs/<recipe>/scale/<number>/report.html and scale.json.
+how far the fit is from what was measured. Predicts twice the largest number of processes, as a second machine, and
+nothing beyond. Writes runs/<recipe>/scale/<number>/report.html and scale.json.
 """
 
 
@@ -42,13 +42,12 @@ def run(request: Request) -> int | None:
         return None
     if request.rest:
         raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME")
-    own = take(request, "processes", "strategies", "steps", "machines", "network")
+    own = take(request, "processes", "strategies", "steps", "network")
     processes = whole_numbers(own, "processes", "1,2")
     if processes[0] != 1:
         processes = [1, *processes]
     if len(processes) < 2:
         raise UserError("processes: must name more than one number, as in processes=1,2,4")
-    machines = whole_numbers(own, "machines", "2,4,8")
     strategies = _strategies(own.get("strategies", "ddp"))
     steps = whole_number(own, "steps", 30, low=5)
     gbit = positive("network", own["network"], math.inf) if "network" in own else None
@@ -67,12 +66,10 @@ def run(request: Request) -> int | None:
     plan = ScalingPlan(
         items, config["recipe"], folder, processes, strategies, batch, steps, threads
     )
-    return _measure(config, plan, machines, Network() if gbit is None else Network(gbit, True))
+    return _measure(config, plan, Network() if gbit is None else Network(gbit, True))
 
 
-def _measure(
-    config: dict[str, Any], plan: ScalingPlan, machines: list[int], network: Network
-) -> int:
+def _measure(config: dict[str, Any], plan: ScalingPlan, network: Network) -> int:
     from kd.fit_to_machine.precision import choose_precision
     from kd.fleet.scaling.page import content, sections
     from kd.report.html import write_page
@@ -102,7 +99,7 @@ def _measure(
     gradient_mb = 4e-6 * sum(s["params"] for s in students.values())
     models = {name: fit(readings, name, ring, gradient_mb) for name in plan.strategies}
     pictures = runs[0].summary["data"]["train"]
-    result = content(config["recipe"], readings, models, machines, network, pictures)
+    result = content(config["recipe"], readings, models, network, pictures)
     write_json(plan.folder / "scale.json", result)
     shown = sections(result)
     file = write_page(plan.folder / "report.html", f"{config['recipe']}: scaling", shown)

@@ -1,7 +1,13 @@
-"""How a step grows with the batch and with the processes: fitted to short runs, then carried on to more machines.
+"""How a step grows with the batch and with the processes: a cost model, fitted to short runs on one machine.
 
-A step is one process's compute (fixed, and for each picture) and the communication that shows, by the alpha-beta model
-of rings (Thakur et al., "Optimization of collective communication operations in MPICH", IJHPCA 2005).
+A step of a process has two summands, ``step = compute + exposed communication``:
+
+- compute, by part of the step, is a line in the pictures of the process: ``fixed + each * pictures``;
+- communication is a ring, by the alpha-beta model of Thakur, Rabenseifner and Gropp, "Optimization of Collective
+  Communication Operations in MPICH" (IJHPCA 2005): one pass of ``m`` MB around ``n`` members takes
+  ``(n - 1) * alpha + (n - 1) / n * m * beta``. The backward pass hides a share of it (:class:`Overlap`).
+
+Between machines there is a second ring of the same form, whose alpha and beta come from the network.
 """
 
 import math
@@ -10,11 +16,16 @@ from dataclasses import dataclass, replace
 from statistics import linear_regression, mean
 
 PARTS = ("teacher", "forward", "backward", "rest")
-# times that (n - 1) / n of the gradients' bytes leave each process in a step: an all-reduce is two; ZeRO also sends the
-# updated weights; FSDP gathers the weights twice and scatters the gradients
+"""Parts of a step's compute."""
 PASSES = {"ddp": 2, "zero": 3, "fsdp": 3}
+"""How often (n - 1) / n of the gradients' bytes leave each process in a step, by strategy: an all-reduce is two passes;
+ZeRO also sends the updated weights; FSDP gathers the weights twice and scatters the gradients."""
 
-PARAMETERS = 2  # of a line: two readings are on it whatever they are
+MACHINES = 2
+"""Machines that a step is predicted for: a forecast goes no farther than twice what was measured."""
+
+PARAMETERS = 2
+"""Parameters of a line: two readings are on it whatever they are, so they say nothing of its error."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +53,20 @@ class ShortRun:
 
     def slower(self) -> "ShortRun":
         """The same run with each time longer by its steps' spread: one end of what it may have measured."""
-        times = 1 + self.spread
+        factor = 1 + self.spread
         return replace(
             self,
-            parts={name: ms * times for name, ms in self.parts.items()},
-            exposed=self.exposed * times,
+            parts={name: ms * factor for name, ms in self.parts.items()},
+            exposed=self.exposed * factor,
         )
 
     @property
     def step_ms(self) -> float:
         """Milliseconds of a median step: all parts, and the wait for gradients."""
         return sum(self.parts.values()) + self.exposed
+
+
+# -- compute: a line in the batch ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -69,81 +83,137 @@ class Line:
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> Line:
-    """Least squares through ``(pictures, ms)``; neither part is below 0. Of one batch size all is taken as its own."""
-    x, y = zip(*points, strict=True)
-    each, fixed = linear_regression(x, y) if len({*x}) > 1 else (mean(y) / mean(x), 0.0)
-    if each < 0:
-        return Line(mean(y), 0.0)
-    return (
-        Line(fixed, each)
-        if fixed >= 0
-        else Line(0.0, sum(a * b for a, b in points) / sum(a * a for a, _ in points))
-    )
+    """Fits a line by least squares; neither ``fixed`` nor ``each`` is below 0.
+
+    Args:
+        points: ``(pictures, ms)``. Where all have the same number of pictures, all time counts as time a picture.
+    """
+    pictures = [x for x, _ in points]
+    times = [ms for _, ms in points]
+    if len(set(pictures)) == 1:
+        return Line(0.0, mean(times) / mean(pictures))
+    each, fixed = linear_regression(pictures, times)
+    if each < 0:  # the best line that does not fall is level
+        return Line(mean(times), 0.0)
+    if fixed < 0:  # the best line through the origin: each = sum(x y) / sum(x x)
+        dot = sum(x * ms for x, ms in points)
+        return Line(0.0, dot / sum(x * x for x in pictures))
+    return Line(fixed, each)
+
+
+# -- communication: a ring, and the share of it that the backward pass hides ------------------------
 
 
 @dataclass(frozen=True)
 class RingCost:
-    """Time of one ring all-reduce's message: ``alpha_ms`` and a cost per MB sent."""
+    """The two constants of a ring: ``alpha`` of each message and ``beta`` of each MB."""
 
     alpha_ms: float
     """Milliseconds of a message."""
     ms_per_mb: float
-    """Milliseconds for each MB that one process sends."""
+    """Beta: milliseconds for each MB that one process sends."""
 
     def pass_ms(self, members: int, mb: float) -> float:
-        """One pass of ``mb`` around: an all-reduce is two."""
-        return (members - 1) * self.alpha_ms + (members - 1) / members * mb * self.ms_per_mb
+        """Milliseconds of one pass of ``mb`` around ``members``; an all-reduce is two passes."""
+        # (n - 1) messages of m / n MB each, Thakur et al. 2005
+        messages = members - 1
+        return messages * self.alpha_ms + messages / members * mb * self.ms_per_mb
 
 
 def fit_ring(times: Sequence[tuple[int, float, float]]) -> RingCost:
-    """Alpha and beta of measured all-reduces ``(processes, MB, ms)``, relative least squares; neither is below 0."""
-    rows = [(2 * (n - 1) / ms, 2 * (n - 1) / n * mb / ms) for n, mb, ms in times]
-    aa, bb = sum(a * a for a, _ in rows), sum(b * b for _, b in rows)
-    ab, a1, b1 = sum(a * b for a, b in rows), sum(a for a, _ in rows), sum(b for _, b in rows)
-    determinant = aa * bb - ab * ab
-    alpha, beta = (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
-    if alpha < 0:
-        return RingCost(0.0, b1 / bb)
-    return RingCost(alpha, beta) if beta >= 0 else RingCost(a1 / aa, 0.0)
+    """Fits alpha and beta to all-reduces that were timed; neither is below 0.
+
+    The equation of an all-reduce, ``ms = alpha * 2 (n - 1) + beta * 2 (n - 1) / n * mb``, is divided by ``ms``, so
+    that small and large messages weigh alike: ``1 = alpha * a + beta * b``. Least squares over all rows gives the
+    normal equations
+
+        alpha * sum(a a) + beta * sum(a b) = sum(a)
+        alpha * sum(a b) + beta * sum(b b) = sum(b)
+
+    which Cramer's rule solves.
+
+    Args:
+        times: ``(processes, MB, ms)`` of each all-reduce; at least two different ones.
+    """
+    a = [2 * (n - 1) / ms for n, _, ms in times]
+    b = [2 * (n - 1) / n * mb / ms for n, mb, ms in times]
+    sum_a = sum(a)
+    sum_b = sum(b)
+    sum_aa = sum(x * x for x in a)
+    sum_bb = sum(y * y for y in b)
+    sum_ab = sum(x * y for x, y in zip(a, b, strict=True))
+
+    determinant = sum_aa * sum_bb - sum_ab * sum_ab
+    alpha = (sum_a * sum_bb - sum_b * sum_ab) / determinant
+    beta = (sum_b * sum_aa - sum_a * sum_ab) / determinant
+    if alpha < 0:  # beta alone: beta = sum(b) / sum(b b)
+        return RingCost(0.0, sum_b / sum_bb)
+    if beta < 0:  # alpha alone
+        return RingCost(sum_a / sum_aa, 0.0)
+    return RingCost(alpha, beta)
 
 
 @dataclass(frozen=True)
-class Talk:
-    """How much of a strategy's communication is visible in a step."""
+class Overlap:
+    """How much of a strategy's communication the backward pass hides."""
 
-    overlap: float
+    share: float
     """Share of the backward pass that hides communication, in 0..1."""
     fixed_ms: float
-    """Milliseconds in addition (pieces, waiting for the slowest)."""
+    """Milliseconds that nothing hides (pieces, waiting for the slowest)."""
 
-    def shown(self, ring_ms: float, backward_ms: float) -> float:
-        """Milliseconds of a step that communication adds.
+    def exposed_ms(self, ring_ms: float, backward_ms: float) -> float:
+        """Milliseconds that communication adds to a step: ``max(0, ring - share * backward) + fixed``.
 
         Args:
             ring_ms: of the communication by itself.
-            backward_ms: of the backward pass, which hides a share of it.
+            backward_ms: of the backward pass.
         """
-        return max(0.0, ring_ms - self.overlap * backward_ms) + self.fixed_ms
+        return max(0.0, ring_ms - self.share * backward_ms) + self.fixed_ms
 
 
-def fit_talk(points: Sequence[tuple[float, float, float]]) -> Talk:
-    """Of ``(ring ms, backward ms, ms that showed)``: the overlap whose rest is most even; 0 fixed at least."""
+def fit_overlap(points: Sequence[tuple[float, float, float]]) -> Overlap:
+    """Fits the share and the fixed time by least squares; the smallest of equally good shares.
 
-    def error(overlap: float) -> tuple[float, Talk]:
-        rest = [shown - max(0.0, ring - overlap * backward) for ring, backward, shown in points]
-        talk = Talk(overlap, max(0.0, sum(rest) / len(rest)))
-        return sum((talk.shown(r, b) - s) ** 2 for r, b, s in points), talk
-
-    return min(
-        (error(step / 50) for step in range(51)), key=lambda found: (found[0], found[1].overlap)
-    )[1]
+    Args:
+        points: ``(ring ms, backward ms, exposed ms)`` of each run.
+    """
+    best = Overlap(0.0, 0.0)
+    least = math.inf
+    for step in range(51):  # the error is not smooth in the share: try 0, 0.02, ..., 1
+        share = step / 50
+        # for one share the best fixed time is the mean of what the rest of the equation leaves
+        hidden = Overlap(share, 0.0)
+        fixed_ms = mean(exposed - hidden.exposed_ms(ring, back) for ring, back, exposed in points)
+        overlap = Overlap(share, max(0.0, fixed_ms))
+        error = sum((overlap.exposed_ms(ring, back) - ms) ** 2 for ring, back, ms in points)
+        if error < least:
+            best, least = overlap, error
+    return best
 
 
 def serial_part(times: Sequence[tuple[int, float]]) -> float:
-    """Amdahl's serial part of ``(processes, ms)`` at one global batch; the first is of one process."""
-    alone = next(ms for n, ms in times if n == 1)
-    rows = [(1 - 1 / n, ms / alone - 1 / n) for n, ms in times if n > 1]
-    return min(1.0, max(0.0, sum(a * b for a, b in rows) / sum(a * a for a, _ in rows)))
+    """The part of a step that more processes do not shorten, in 0..1, by Amdahl's law.
+
+    ``time(n) / time(1) = s + (1 - s) / n`` gives ``time(n) / time(1) - 1 / n = s * (1 - 1 / n)``, fitted by least
+    squares.
+
+    Args:
+        times: ``(processes, ms)`` at one global batch, one of them of one process.
+    """
+    single_ms = next(ms for n, ms in times if n == 1)
+    dot = 0.0
+    norm = 0.0
+    for n, ms in times:
+        if n > 1:
+            x = 1 - 1 / n
+            y = ms / single_ms - 1 / n
+            dot += x * y
+            norm += x * x
+    return min(1.0, max(0.0, dot / norm))
+
+
+# -- the step --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -157,27 +227,36 @@ class Network:
     latency_ms: float = 0.05
     """Assumed milliseconds of a message."""
 
+    @property
+    def ring(self) -> RingCost:
+        """The ring between machines: one MB is 8 Mbit, so ``8 / gbit`` ms."""
+        return RingCost(self.latency_ms, 8 / self.gbit)
+
+    def times(self, factor: float) -> "Network":
+        """A network ``factor`` times as fast."""
+        return Network(self.gbit * factor, True, self.latency_ms)
+
 
 @dataclass(frozen=True)
-class Model:
+class StepModel:
     """A recipe's step with one strategy, fitted to short runs on one machine."""
 
     strategy: str
     """A key of :data:`PASSES`."""
     rates: dict[str, Line]
-    """Time by part, of one process on a full machine."""
+    """Compute by part (:data:`PARTS`), of one process on a full machine."""
     ring: RingCost
-    """All-reduce inside a machine."""
-    talk: Talk
-    """How much of the communication is visible."""
+    """Ring inside a machine."""
+    overlap: Overlap
+    """How much of the communication is hidden."""
     gradient_mb: float
     """Gradients of all students."""
     processes: int
     """Processes of a full machine."""
     error: float | None
     """Largest deviation from what was measured, as a share; None: no more readings than parameters."""
-    shaken: tuple["Model", ...] = ()
-    """The same, fitted with one reading longer by its steps' spread."""
+    perturbed: tuple["StepModel", ...] = ()
+    """The same, each fitted with one reading longer by its steps' spread."""
 
     def compute_ms(self, batch: float) -> float:
         """Milliseconds that a process computes for a batch of its own, without communication."""
@@ -186,52 +265,92 @@ class Model:
     def step_ms(
         self, processes: int, batch: float, machines: int = 1, network: Network | None = None
     ) -> float:
-        """A step of ``processes`` on each of ``machines``, ``batch`` pictures each."""
+        """Milliseconds of a step.
+
+        Args:
+            processes: on each machine.
+            batch: pictures of each process.
+            machines: how many.
+            network: between them; default: the assumed one.
+        """
+        compute_ms = self.compute_ms(batch)
         if processes * machines == 1:
-            return self.compute_ms(batch)
-        ring = PASSES[self.strategy] * self.ring.pass_ms(processes, self.gradient_mb)
+            return compute_ms
+        passes = PASSES[self.strategy]
+        ring_ms = passes * self.ring.pass_ms(processes, self.gradient_mb)
         if machines > 1:
-            between = network or Network()
-            outer = RingCost(between.latency_ms, 8 / between.gbit)
-            ring += PASSES[self.strategy] * outer.pass_ms(machines, self.gradient_mb)
-        return self.compute_ms(batch) + self.talk.shown(ring, self.rates["backward"](batch))
+            outer_ring = (network or Network()).ring
+            ring_ms += passes * outer_ring.pass_ms(machines, self.gradient_mb)
+        backward_ms = self.rates["backward"](batch)
+        return compute_ms + self.overlap.exposed_ms(ring_ms, backward_ms)
 
-    def band(self, batch: float, machines: int, network: Network) -> tuple[float, float, float]:
-        """Milliseconds of a step on so many machines: best, expected, worst (model's error, steps' spread)."""
-        rates = (1.0, 1.0, 1.0) if network.given else (2.0, 1.0, 0.5)
-        rate = [Network(network.gbit * times, True, network.latency_ms) for times in rates]
-        best, middle, worst = (self.step_ms(self.processes, batch, machines, r) for r in rate)
-        moved = (
-            other.step_ms(self.processes, batch, machines, rate[1]) - middle
-            for other in self.shaken
-        )
-        spread, error = math.sqrt(sum(ms * ms for ms in moved)), self.error or 0.0
-        return max(0.0, best * (1 - error) - spread), middle, worst * (1 + error) + spread
+    def forecast(self, batch: float, network: Network) -> tuple[float, float, float]:
+        """Milliseconds of a step on :data:`MACHINES` full machines: best, expected, worst.
+
+        The band holds half and double of an assumed network, the model's largest error, and the spread of the measured
+        steps: each reading's spread moves the forecast by so many ms, and independent moves add up in squares.
+
+        Args:
+            batch: pictures of each process.
+            network: between the machines.
+        """
+
+        def step_ms(model: StepModel, between: Network) -> float:
+            return model.step_ms(self.processes, batch, MACHINES, between)
+
+        expected = step_ms(self, network)
+        fast, slow = expected, expected
+        if not network.given:
+            fast = step_ms(self, network.times(2.0))
+            slow = step_ms(self, network.times(0.5))
+        moves = [step_ms(model, network) - expected for model in self.perturbed]
+        spread = math.sqrt(sum(ms * ms for ms in moves))
+        error = self.error or 0.0
+        return max(0.0, fast * (1 - error) - spread), expected, slow * (1 + error) + spread
 
 
-def fit(readings: Sequence[ShortRun], strategy: str, ring: RingCost, gradient_mb: float) -> Model:
-    """The model of one strategy: compute as ``ddp`` has it on a full machine, all beyond it is communication."""
-    model = _fit(readings, strategy, ring, gradient_mb)
-    shaken = ([r.slower() if r is one else r for r in readings] for one in readings if one.spread)
-    return replace(
-        model, shaken=tuple(_fit(other, strategy, ring, gradient_mb) for other in shaken)
-    )
+def fit(
+    readings: Sequence[ShortRun], strategy: str, ring: RingCost, gradient_mb: float
+) -> StepModel:
+    """Fits the model of one strategy, and again with each reading longer by its spread.
+
+    Args:
+        readings: all short runs; those of ``ddp`` give the compute of every strategy.
+        strategy: a key of :data:`PASSES`.
+        ring: inside a machine.
+        gradient_mb: gradients of all students.
+    """
+    model = _fit_once(readings, strategy, ring, gradient_mb)
+    perturbed = []
+    for i, reading in enumerate(readings):
+        if reading.spread:
+            moved = [*readings[:i], reading.slower(), *readings[i + 1 :]]
+            perturbed.append(_fit_once(moved, strategy, ring, gradient_mb))
+    return replace(model, perturbed=tuple(perturbed))
 
 
-def _fit(readings: Sequence[ShortRun], strategy: str, ring: RingCost, gradient_mb: float) -> Model:
+def _fit_once(
+    readings: Sequence[ShortRun], strategy: str, ring: RingCost, gradient_mb: float
+) -> StepModel:
+    # compute: as ddp has it on a full machine, where cores and memory are shared by all processes
     most = max(r.processes for r in readings)
-    full = [r for r in readings if r.processes == most and r.strategy == "ddp"]
-    rates = {part: fit_line([(r.batch, r.parts[part]) for r in full]) for part in PARTS}
-    bare = Model(strategy, rates, ring, Talk(0.0, 0.0), gradient_mb, most, None)
-    own = [r for r in readings if r.strategy == strategy and r.processes > 1]
+    full_machine = [r for r in readings if r.processes == most and r.strategy == "ddp"]
+    rates = {part: fit_line([(r.batch, r.parts[part]) for r in full_machine]) for part in PARTS}
+    model = StepModel(strategy, rates, ring, Overlap(0.0, 0.0), gradient_mb, most, None)
 
-    def shown(r: ShortRun) -> float:
-        return r.exposed if strategy == "ddp" else max(0.0, r.step_ms - bare.compute_ms(r.batch))
+    # communication: ddp times its waits; of the others it is what a step takes beyond its compute
+    several = [r for r in readings if r.strategy == strategy and r.processes > 1]
+    points = []
+    for r in several:
+        ring_ms = PASSES[strategy] * ring.pass_ms(r.processes, gradient_mb)
+        exposed_ms = r.exposed
+        if strategy != "ddp":
+            exposed_ms = max(0.0, r.step_ms - model.compute_ms(r.batch))
+        points.append((ring_ms, rates["backward"](r.batch), exposed_ms))
+    model = replace(model, overlap=fit_overlap(points))
 
-    talking = [PASSES[strategy] * ring.pass_ms(r.processes, gradient_mb) for r in own]
-    talk = fit_talk(
-        [(t, rates["backward"](r.batch), shown(r)) for t, r in zip(talking, own, strict=True)]
-    )
-    fitted = replace(bare, talk=talk)
-    error = max(abs(fitted.step_ms(r.processes, r.batch) / r.step_ms - 1) for r in own)
-    return replace(fitted, error=error if len(own) > PARAMETERS else None)
+    # the error is known where there are more readings than parameters
+    if len(several) <= PARAMETERS:
+        return model
+    errors = [abs(model.step_ms(r.processes, r.batch) / r.step_ms - 1) for r in several]
+    return replace(model, error=max(errors))

@@ -1,9 +1,9 @@
-"""What ``kd-scale`` has found: the content of its page and of ``scale.json``."""
+"""What ``kd-scale`` has measured: the content of its page and of ``scale.json``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kd.fleet.scaling.model import PASSES, Model, Network, ShortRun, serial_part
+from kd.fleet.scaling.model import MACHINES, PASSES, Network, ShortRun, StepModel, serial_part
 from kd.report.metric import duration
 
 CASE = "processes x batch"
@@ -13,70 +13,27 @@ UNKNOWN = "unknown with two readings (processes=1,2,4 gives more)"
 def content(
     recipe: str,
     readings: Sequence[ShortRun],
-    models: Mapping[str, Model],
-    machines: Sequence[int],
+    models: Mapping[str, StepModel],
     network: Network,
     pictures: int,
 ) -> dict[str, Any]:
-    """The content of ``scale.json``: what was measured, the fitted models, and what they predict.
+    """The content of ``scale.json``: what was measured, the fitted models, and their forecast for a second machine.
 
     Args:
         recipe: its name.
         readings: the runs; the first has one process.
         models: fitted, by strategy.
-        machines: counts of machines to predict for.
-        network: between machines.
+        network: between the machines.
         pictures: of the training set.
     """
-    alone = readings[0]
-    measured = [
-        {
-            "strategy": r.strategy,
-            "processes": r.processes,
-            "batch": r.batch,
-            "step_ms": r.step_ms,
-            "images_per_s": 1000 * r.processes * r.batch / r.step_ms,
-            "efficiency": (r.batch / r.step_ms) / (alone.batch / alone.step_ms),
-            "kind": "weak" if r.batch == alone.batch else "strong",
-            "parts_ms": r.parts,
-            "communication_ms": r.exposed,
-            "sent_mb": r.sent_mb,
-            "memory_mb": r.memory_mb,
-            "state_mb": r.state_mb,
-        }
-        for r in readings
-    ]
-    fitted = {
-        name: {
-            "rates_ms": {
-                part: {"fixed": line.fixed, "a_picture": line.each}
-                for part, line in model.rates.items()
-            },
-            "alpha_ms": model.ring.alpha_ms,
-            "ms_per_mb": model.ring.ms_per_mb,
-            "overlap": model.talk.overlap,
-            "fixed_ms": model.talk.fixed_ms,
-            "gradient_mb": model.gradient_mb,
-            "error": model.error,
-            "serial_part": serial_part(
-                [  # of one process, then of those that share its batch
-                    (r.processes, r.step_ms)
-                    for r in readings
-                    if r is alone or (r.strategy == name and r.batch != alone.batch)
-                ]
-            ),
-        }
-        for name, model in models.items()
-    }
-    predicted = [
-        row
-        for name, model in models.items()
-        for row in _predicted(name, model, alone, machines, network, pictures)
-    ]
+    single = readings[0]
+    predicted: list[dict[str, Any]] = []
+    for name, model in models.items():
+        predicted += _predicted(name, model, single, network, pictures)
     return {
         "recipe": recipe,
-        "measured": measured,
-        "fitted": fitted,
+        "measured": [_measured(reading, single) for reading in readings],
+        "fitted": {name: _fitted(name, model, readings) for name, model in models.items()},
         "predicted": predicted,
         "network": {"gbit": network.gbit, "given": network.given, "latency_ms": network.latency_ms},
         "pictures": pictures,
@@ -84,36 +41,76 @@ def content(
     }
 
 
+def _measured(reading: ShortRun, single: ShortRun) -> dict[str, Any]:
+    """A run as ``scale.json`` has it; ``single`` is the run of one process."""
+    ms_a_picture = reading.step_ms / reading.batch
+    return {
+        "strategy": reading.strategy,
+        "processes": reading.processes,
+        "batch": reading.batch,
+        "step_ms": reading.step_ms,
+        "images_per_s": 1000 * reading.processes / ms_a_picture,
+        "efficiency": (single.step_ms / single.batch) / ms_a_picture,
+        "kind": "weak" if reading.batch == single.batch else "strong",
+        "parts_ms": reading.parts,
+        "communication_ms": reading.exposed,
+        "sent_mb": reading.sent_mb,
+        "memory_mb": reading.memory_mb,
+        "state_mb": reading.state_mb,
+    }
+
+
+def _fitted(name: str, model: StepModel, readings: Sequence[ShortRun]) -> dict[str, Any]:
+    """A strategy's model as ``scale.json`` has it."""
+    single = readings[0]
+    one_global_batch = [(single.processes, single.step_ms)]
+    for reading in readings[1:]:
+        if reading.strategy == name and reading.batch != single.batch:
+            one_global_batch.append((reading.processes, reading.step_ms))
+    return {
+        "rates_ms": {
+            part: {"fixed": line.fixed, "a_picture": line.each}
+            for part, line in model.rates.items()
+        },
+        "alpha_ms": model.ring.alpha_ms,
+        "ms_per_mb": model.ring.ms_per_mb,
+        "overlap": model.overlap.share,
+        "fixed_ms": model.overlap.fixed_ms,
+        "gradient_mb": model.gradient_mb,
+        "error": model.error,
+        "serial_part": serial_part(one_global_batch),
+    }
+
+
 def _predicted(
-    name: str,
-    model: Model,
-    alone: ShortRun,
-    machines: Sequence[int],
-    network: Network,
-    pictures: int,
+    name: str, model: StepModel, single: ShortRun, network: Network, pictures: int
 ) -> list[dict[str, Any]]:
+    """A strategy's forecast, weak and strong: each figure with the bounds of its band."""
+    processes = MACHINES * model.processes
+    # weak: each process keeps its batch; strong: the processes of one machine keep the batch of the machine
+    batches = {"weak": float(single.batch), "strong": single.batch / MACHINES}
     rows = []
-    for count in machines:
-        for kind, batch in (("weak", float(alone.batch)), ("strong", alone.batch / count)):
-            if batch < 1:
-                continue
-            best, middle, worst = model.band(batch, count, network)
-            processes = count * model.processes
-            speed = [1000 * processes * batch / ms for ms in (middle, worst, best)]
-            base = processes * 1000 * alone.batch / alone.step_ms
-            rows.append(
-                {
-                    "strategy": name,
-                    "machines": count,
-                    "processes": processes,
-                    "kind": kind,
-                    "batch": batch,
-                    "step_ms": [middle, best, worst],
-                    "images_per_s": speed,
-                    "efficiency": [s / base for s in speed],
-                    "epoch_s": [pictures / s for s in (speed[0], speed[2], speed[1])],
-                }
-            )
+    for kind, batch in batches.items():
+        if batch < 1:
+            continue
+        best_ms, expected_ms, worst_ms = model.forecast(batch, network)
+        expected, slowest, fastest = (
+            1000 * processes * batch / ms for ms in (expected_ms, worst_ms, best_ms)
+        )
+        without_loss = 1000 * processes * single.batch / single.step_ms
+        rows.append(
+            {
+                "strategy": name,
+                "machines": MACHINES,
+                "processes": processes,
+                "kind": kind,
+                "batch": batch,
+                "step_ms": [expected_ms, best_ms, worst_ms],
+                "images_per_s": [expected, slowest, fastest],
+                "efficiency": [speed / without_loss for speed in (expected, slowest, fastest)],
+                "epoch_s": [pictures / speed for speed in (expected, fastest, slowest)],
+            }
+        )
     return rows
 
 
@@ -168,12 +165,11 @@ def sections(found: Mapping[str, Any]) -> list[dict[str, Any]]:
         },
         {
             "kind": "table",
-            "title": "Predicted for more machines like this one",
-            "columns": [CASE, "machines", "step (ms)", "images/s", "efficiency (%)", "epoch"],
+            "title": "Predicted for two machines like this one",
+            "columns": [CASE, "step (ms)", "images/s", "efficiency (%)", "epoch"],
             "rows": [
                 [
                     _case(p),
-                    p["machines"],
                     band(p["step_ms"]),
                     round(p["images_per_s"][0]),
                     band([100 * e for e in p["efficiency"]]),
@@ -198,47 +194,63 @@ def band(values: Sequence[float]) -> str:
 
 
 def _headline(found: Mapping[str, Any]) -> str:
-    most = max(m["processes"] for m in found["measured"])
-    full = [m for m in found["measured"] if m["processes"] == most]
-    order = sorted(full, key=lambda m: -m["efficiency"])
-    best = {kind: next(m for m in order if m["kind"] == kind) for kind in ("weak", "strong")}
-    text = ", ".join(
+    measured = found["measured"]
+    most = max(m["processes"] for m in measured)
+    full_machine = [m for m in measured if m["processes"] == most]
+    best = {}
+    for kind in ("weak", "strong"):
+        of_kind = [m for m in full_machine if m["kind"] == kind]
+        best[kind] = max(of_kind, key=lambda m: m["efficiency"])
+    efficiency = ", ".join(
         f"{m['efficiency']:.0%} {kind} with {m['strategy']}" for kind, m in best.items()
     )
     serial = found["fitted"][best["strong"]["strategy"]]["serial_part"]
-    text = f"{most} processes here: efficiency {text}; {serial:.0%} of a step does not shrink with more processes"
-    return text + (
-        f", which bounds strong scaling at {1 / serial:.3g}x (Amdahl)" if serial > 0.005 else ""
+    return (
+        f"{most} processes here: efficiency {efficiency}; "
+        f"{serial:.0%} of a step does not shrink with more processes"
     )
 
 
 def _assumed(found: Mapping[str, Any]) -> list[str]:
-    network, errors = (
-        found["network"],
-        {name: fit["error"] for name, fit in found["fitted"].items()},
-    )
-    granted = "taken for granted (network=GBIT), with half and double of it in the band"
-    given = "as given" if network["given"] else granted
-    weak = (m for m in found["measured"] if (m["strategy"], m["kind"]) == ("ddp", "weak"))
+    """What the reader of the page has to know: where time goes, and what the forecast assumes."""
+    weak = [m for m in found["measured"] if (m["strategy"], m["kind"]) == ("ddp", "weak")]
     full = max(weak, key=lambda m: m["processes"])
-    teacher = full["parts_ms"]["teacher"]
-    free = [
-        f"the teacher takes {teacher:.1f} of {full['step_ms']:.1f} ms with {_case(full)}: with its "
-        f"answers cached (model.teacher.cache=on) a step would take {full['step_ms'] - teacher:.1f}"
-    ]
-    return [
-        *(free if teacher else []),
-        f"between machines: {network['gbit']:g} Gbit/s a machine, {given}; "
-        f"{1000 * network['latency_ms']:g} us a message",
+    lines = []
+    teacher_ms = full["parts_ms"]["teacher"]
+    if teacher_ms:
+        lines.append(
+            f"the teacher takes {teacher_ms:.1f} of {full['step_ms']:.1f} ms with {_case(full)}: with its "
+            f"answers cached (model.teacher.cache=on) a step would take {full['step_ms'] - teacher_ms:.1f}"
+        )
+
+    most = full["processes"]
+    lines.append(
+        f"measured: up to {most} processes; predicted: {MACHINES * most} processes, on two such machines; "
+        "nothing is predicted for more"
+    )
+
+    network = found["network"]
+    source = "as given"
+    if not network["given"]:
+        source = "taken for granted (network=GBIT), with half and double of it in the band"
+    lines.append(
+        f"between machines: {network['gbit']:g} Gbit/s a machine, {source}; "
+        f"{1000 * network['latency_ms']:g} us a message"
+    )
+
+    errors = []
+    for name, fitted in found["fitted"].items():
+        error = fitted["error"]
+        errors.append(f"{name} {UNKNOWN if error is None else f'{error:.0%}'}")
+    lines.append(
         f"the band holds the spread of the measured steps (up to {found['spread']:.0%}) and the worst error of the "
-        "model against what was measured: "
-        + ", ".join(
-            f"{name} {UNKNOWN if error is None else f'{error:.0%}'}"
-            for name, error in errors.items()
-        ),
+        f"model against what was measured: {', '.join(errors)}"
+    )
+    lines.append(
         "weak: the batch of a process stays; strong: that of all processes together stays (of one process here, of one "
-        "machine below); efficiency is against one process by itself",
-    ]
+        "machine below); efficiency is against one process by itself"
+    )
+    return lines
 
 
 def _time(m: Mapping[str, Any]) -> list[Any]:
@@ -253,38 +265,50 @@ def _time(m: Mapping[str, Any]) -> list[Any]:
 
 
 def _cost(m: Mapping[str, Any], found: Mapping[str, Any]) -> list[Any]:
-    gradient, n = next(iter(found["fitted"].values()))["gradient_mb"], m["processes"]
-    ring = PASSES[m["strategy"]] * (n - 1) / n * gradient
-    known = [
-        "" if m[key] is None else round(m[key], 2) for key in ("sent_mb", "state_mb", "memory_mb")
-    ]
-    return [_case(m), round(ring, 2), *known]
+    """A row of the table of traffic and memory: case, MB that the ring sends, then what was recorded, where it was."""
+    gradient_mb = next(iter(found["fitted"].values()))["gradient_mb"]
+    members = m["processes"]
+    ring_mb = PASSES[m["strategy"]] * (members - 1) / members * gradient_mb
+    row = [_case(m), round(ring_mb, 2)]
+    for key in ("sent_mb", "state_mb", "memory_mb"):
+        row.append("" if m[key] is None else round(m[key], 2))
+    return row
 
 
 def _curves(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A chart of efficiency over processes for weak scaling, and one for strong."""
+    strategies = list(found["fitted"])
+    most = max(m["processes"] for m in found["measured"])
     charts = []
     for kind in ("weak", "strong"):
-        series: dict[str, dict[int, float]] = {}
+        series: dict[str, dict[int, float]] = {}  # by name of the curve: efficiency by processes
+
+        # measured; the run of one process is the start of every strategy's curve
         for m in found["measured"]:
-            if m["kind"] == kind or m["processes"] == 1:
-                for name in [m["strategy"]] if m["processes"] > 1 else found["fitted"]:
-                    series.setdefault(name, {})[m["processes"]] = 100 * m["efficiency"]
+            if m["processes"] == 1:
+                for name in strategies:
+                    series.setdefault(name, {})[1] = 100 * m["efficiency"]
+            elif m["kind"] == kind:
+                series.setdefault(m["strategy"], {})[m["processes"]] = 100 * m["efficiency"]
+
+        # predicted; with several strategies the bounds of the band would hide the curves
         for p in found["predicted"]:
-            names = (
-                p["strategy"] + (", the batch of a machine" if kind == "strong" else ""),
-                "at worst",
-                "at best",
-            )
-            for name, value in zip(
-                names[: 3 if len(found["fitted"]) == 1 else 1], p["efficiency"], strict=False
-            ):
-                if p["kind"] == kind:
-                    series.setdefault(name, {})[p["processes"]] = 100 * value
+            if p["kind"] != kind:
+                continue
+            expected, worst, best = p["efficiency"]
+            name = p["strategy"]
+            if kind == "strong":
+                name += ", the batch of a machine"
+            points = {name: expected}
+            if len(strategies) == 1:
+                points |= {"at worst": worst, "at best": best}
+            for curve, efficiency in points.items():
+                series.setdefault(curve, {})[p["processes"]] = 100 * efficiency
+
         x = sorted({count for values in series.values() for count in values})
-        shown = {
-            name: [round(v[n], 2) if n in v else None for n in x] for name, v in series.items()
-        }
-        most = max(m["processes"] for m in found["measured"])
+        shown = {}
+        for name, values in series.items():
+            shown[name] = [round(values[n], 2) if n in values else None for n in x]
         title = f"Efficiency, {kind} (%; predicted above {most} processes)"
         charts.append(
             {"kind": "lines", "title": title, "x": x, "x_name": "processes", "series": shown}
