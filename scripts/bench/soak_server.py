@@ -32,7 +32,7 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from kd.ship.export.manifest import Manifest
+from kd.ship.export.manifest import ExportManifest
 from scripts.bench.harness import options, write
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ FILES = 1024
 
 def mean_colour(file: Path) -> Path:
     """An ONNX export whose features are a picture's mean red, green and blue, in 0..255."""
-    about = Manifest(
+    about = ExportManifest(
         "features", "mean", [], (SIDE, SIDE), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
     )
     nodes = [

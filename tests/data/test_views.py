@@ -52,8 +52,12 @@ def flat(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(coded)
 
 
-def manifest(size: tuple[int, int], crop_ratio: float, task: str = "classification") -> ExportManifest:
-    return ExportManifest(task, "x", ["a", "b"], size, crop_ratio, "nchw", [0.0] * 3, [1.0] * 3, "onnx")  # type: ignore[arg-type]
+def manifest(
+    size: tuple[int, int], crop_ratio: float, task: str = "classification"
+) -> ExportManifest:
+    return ExportManifest(
+        task, "x", ["a", "b"], size, crop_ratio, "nchw", [0.0] * 3, [1.0] * 3, "onnx"
+    )  # type: ignore[arg-type]
 
 
 def scaled_whole(picture: torch.Tensor, size: tuple[int, int], crop_ratio: float) -> torch.Tensor:
