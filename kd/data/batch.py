@@ -12,6 +12,8 @@ from kd.errors import UserError
 
 IMAGE = ("image", "images", "pixel_values")
 TARGET = ("target", "targets", "label", "labels")
+ONE_LABEL = "one label a picture"
+"""What :class:`kd.data.targets.Targets` calls data whose pictures have one class id each."""
 
 
 HIGHEST = (
@@ -36,6 +38,8 @@ class Batch(TypedDict, total=False):
         records: by teacher, what its cache has of the answers, of each kind; an empty list where one is missing.
         made: the teachers' answers as records, where a data tier has computed them.
         answer: gives the teacher's :class:`kd.teachers.answer.Answer`, where it was computed ahead.
+        window: the targets of all batches of its accumulation window, where labels are missing
+            (:mod:`kd.data.windows`).
     """
 
     image: Tensor
@@ -47,6 +51,7 @@ class Batch(TypedDict, total=False):
     records: dict[str, list[Tensor]]
     made: dict[str, Tensor]
     answer: Callable[[], Any]
+    window: list[Tensor]
 
 
 def as_batch(given: object) -> Batch:
@@ -152,10 +157,16 @@ class DataInfo:
     unlabeled: int = 0
     labels: bool = True
     soft_targets: bool = False
-    kind: str = "one label a picture"
+    kind: str = ONE_LABEL
     ignore_index: int | None = None
     crop_ratio: float = 1.0
     probed: bool = False
     counts: list[int] | None = None
     scales: list[tuple[float, float]] | None = None
     facts: dict[str, list[float | None]] | None = None
+
+    @property
+    def lacks_labels(self) -> bool:
+        """Whether training pictures, pixels or numbers may be without a label: then batches have unequal numbers."""
+        one_label = self.kind == ONE_LABEL
+        return not (one_label and self.counts and sum(self.counts) == self.train)

@@ -25,6 +25,7 @@ from kd.data.sources import FoodTagMini, Source, Split, identity
 from kd.data.splits import Splits, info_of
 from kd.data.targets import Targets
 from kd.data.transforms import EvalView, MixPairs, train_transform
+from kd.data.windows import WindowedLoader
 from kd.errors import UserError, plain
 from kd.lightning_internals import make_loader_again
 from kd.machine import cores
@@ -90,6 +91,12 @@ class Position:
             make_loader_again(
                 trainer
             )  # a sharded strategy reads the checkpoint after the loader was made
+
+
+def _batches_left(trainer: Trainer) -> float:
+    """How many batches of the present epoch the trainer has still to take."""
+    done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return trainer.num_training_batches - done
 
 
 class DistillationDataModule(LightningDataModule):
@@ -235,8 +242,20 @@ class DistillationDataModule(LightningDataModule):
         """Shuffled, augmented batches of this process, from the position that was restored."""
         batches = self._checked_batches()
         self.position.begin(batches)
-        loader = self._loader(*self._training(), batches)
+        loader: Any = self._loader(*self._training(), batches)
+        trainer: Any = self.trainer
+        accumulate = 1 if trainer is None else trainer.accumulate_grad_batches
+        if accumulate > 1 and self.windows_are_known:
+            loader = WindowedLoader(loader, accumulate, partial(_batches_left, trainer))
         return self.wrap_loader(loader) if self.wrap_loader else loader
+
+    @property
+    def windows_are_known(self) -> bool:
+        """Whether batches come with the targets of their accumulation window: where labels are missing.
+
+        A device that makes the views (``data.engine``) crops masks and mixes labels only there.
+        """
+        return self.info.lacks_labels and self._engine is None
 
     def trial_loader(self, count: int) -> DataLoader:
         """``count`` training batches of this process for a measurement, repeated where an epoch is shorter.

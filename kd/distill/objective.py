@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from kd.data.batch import Batch, DataInfo
-from kd.data.targets import Targets
 from kd.distill.feature_taps import FeatureTaps, Read
 from kd.distill.fitting import among, check_dropping, check_listeners, check_loss, check_task
 from kd.errors import UserError
 from kd.losses import DistillLoss, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
 from kd.losses.base import TopKLogits
 from kd.losses.functional import teacher_shares
-from kd.losses.ranks import in_parallel, share_of_all_ranks, without_gather
+from kd.losses.ranks import in_parallel, share_of_the_step, without_gather
 from kd.models import TapSpec
 from kd.models.taps import Taps
 from kd.tasks import Task
@@ -112,9 +111,7 @@ class Objective(nn.Module):
             UserError: losses, models and data that do not fit each other.
         """
         check_task(self.task, data)
-        self.lacks_labels = not (
-            data.kind == Targets.name and data.counts and sum(data.counts) == data.train
-        )
+        self.lacks_labels = data.lacks_labels
         check_listeners(self._teacher_of, self.losses, teacher)
         if self.teacher_drop:
             check_dropping(self.active, self._teacher_of, self.task_loss_weight)
@@ -227,7 +224,7 @@ class Objective(nn.Module):
         if self.task_loss_weight:
             terms["task"] = (self.task_loss_weight, self.task.loss(logits, target))
         total = logits.new_zeros((), dtype=torch.float32)
-        shares = self._shares(target, list(terms))
+        shares = self._shares(target, list(terms), batch.get("window"))
         for (weight, value), share in zip(terms.values(), shares, strict=True):
             total = total + weight * (value if share is None else value * share)
         named = {f"{name}_loss": value.detach() for name, (_, value) in terms.items()} | {
@@ -235,13 +232,27 @@ class Objective(nn.Module):
         }
         return Terms(total, named)
 
-    def _shares(self, target: Tensor, terms: list[str]) -> Sequence[Tensor | None]:
-        """What each term's mean over this process's targets counts among those of all; None: as it is."""
-        if not (self.lacks_labels and self.training and in_parallel()):
+    def _shares(
+        self, target: Tensor, terms: list[str], window: Sequence[Tensor] | None
+    ) -> Sequence[Tensor | None]:
+        """What each term's mean over this batch's targets counts in the optimizer step; None: as it is.
+
+        Args:
+            target: of this batch.
+            terms: names of the terms.
+            window: targets of all batches of the step on this process; None: this batch alone is the step.
+        """
+        alone = window is None and not in_parallel()
+        if alone or not (self.lacks_labels and self.training):
             return [None] * len(terms)
         sources: list[Any] = [self.task if name == "task" else self.losses[name] for name in terms]
-        counts = torch.stack([source.counted(target) for source in sources])
-        return list(share_of_all_ranks(counts))
+        counts = torch.stack([source.counted(target) for source in sources])  # (terms,)
+        if window is None:
+            return list(share_of_the_step(counts))
+        counts_of_window = torch.stack(
+            [torch.stack([source.counted(other) for other in window]).sum() for source in sources]
+        )
+        return list(share_of_the_step(counts, counts_of_window, len(window)))
 
     def weight_of(self, name: str) -> float:
         """The factor of a distillation loss in the total: its own weight times that of its teacher."""

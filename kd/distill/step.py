@@ -1,7 +1,7 @@
 """A student and a teacher as one step, for any training loop."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,19 +83,29 @@ class Distillation(nn.Module):
         self.student = make_student(student, found, objective, data, prepare)
         self._range = RangeCheck()
 
-    def forward(self, images: Tensor, targets: Tensor, index: Tensor | None = None) -> Terms:
+    def forward(
+        self,
+        images: Tensor,
+        targets: Tensor,
+        index: Tensor | None = None,
+        window: Sequence[Tensor] | None = None,
+    ) -> Terms:
         """The losses of one batch.
 
         Args:
             images: uint8 or float ``(N, 3, H, W)``.
             targets: see :class:`kd.data.batch.Batch`.
             index: the samples' numbers ``(N,)``, where a loss needs them (CRD).
+            window: where gradients are accumulated over several batches and labels are missing: the targets of all
+                these batches, whose losses the loop divides by their number (:mod:`kd.data.windows`).
         """
         if not torch.compiler.is_compiling():
             self._range.look(images)
         batch: Batch = {"image": images, "target": targets}
         if index is not None:
             batch["index"] = index
+        if window is not None:
+            batch["window"] = [*window]
         wanted = self.student.objective.wanted
         if self.teacher is None or not wanted:
             return self.student.learn(batch, Answer())

@@ -62,21 +62,29 @@ def of_all_ranks(*tensors: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def share_of_all_ranks(counts: Tensor) -> Tensor:
-    """How much each mean of this process's batch counts, so that all together are means over all processes' batches.
+def share_of_the_step(
+    counts: Tensor, counts_of_window: Tensor | None = None, batches: int = 1
+) -> Tensor:
+    """How much each mean of this batch counts, so that all together are means over an optimizer step's targets.
 
-    A mean over ``n`` labelled pictures, where P processes have ``N`` together, counts ``n * P / N``: DDP averages the
-    gradients of the processes. Exactly 1 where all have as many. All processes must call it.
+    A step reads B batches (an accumulation window) on each of P processes. A mean over ``n`` labelled pictures, where
+    all these batches have ``N`` together, counts ``n * B * P / N``: the trainer divides by B, DDP by P. Exactly 1 where
+    all have as many. With several processes all must call it.
 
     Args:
-        counts: ``(T,)`` int64, of each of T means how many it is over.
+        counts: ``(T,)`` int64, of each of T means how many targets of this batch it is over.
+        counts_of_window: ``(T,)`` int64, the same of all B batches of this process; None: of this batch alone.
+        batches: B.
 
     Returns:
         ``(T,)`` float32.
     """
-    together = counts.clone()
-    dist.all_reduce(together)
-    return (counts * dist.get_world_size()).float() / together.clamp_min(1).float()
+    together = (counts if counts_of_window is None else counts_of_window).clone()
+    processes = 1
+    if in_parallel():
+        dist.all_reduce(together)
+        processes = dist.get_world_size()
+    return (counts * batches * processes).float() / together.clamp_min(1).float()
 
 
 def own_rows(count: int) -> slice:

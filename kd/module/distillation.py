@@ -237,9 +237,9 @@ class DistillationModule(Inference):
                 "optim: the run's end is not known in steps (trainer.max_steps), so the learning rate stays at its peak"
             )
         students = self.students.named().values()
-        if self.trainer.accumulate_grad_batches > 1 and any(
-            student.objective.lacks_labels for student in students
-        ):
+        windows_are_known = self.data is not None and self.data.windows_are_known
+        lacking = any(student.objective.lacks_labels for student in students)
+        if self.trainer.accumulate_grad_batches > 1 and lacking and not windows_are_known:
             notes.append(
                 "trainer.accumulate_grad_batches: where labels are missing, losses over labels or pixels are means "
                 "over those of one batch, so that each counts more in a batch with few"

@@ -244,3 +244,18 @@ def test_a_folder_without_pictures_or_labels_is_told_in_a_line(
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
+
+
+def test_accumulated_batches_with_few_labels_learn_what_one_batch_does(
+    recipe: Path, unlabelled: Path
+) -> None:
+    """2 batches of 4 = 1 batch of 8: each of two batches has other numbers of labelled pictures."""
+    same = [
+        f"recipe={recipe}", f"data.unlabeled={unlabelled}", "data.unlabeled_ratio=1",
+        "optim.name=sgd", "optim.lr=0.02", "trainer.max_steps=5", "data.num_workers=1",
+    ]  # fmt: skip
+    assert train_main([*same, "data.batch_size=8"]) == 0
+    assert train_main([*same, "data.batch_size=4", "trainer.accumulate_grad_batches=2"]) == 0
+    whole, accumulated = (student_of(folder) for folder in run_folders(recipe))
+    for name, weights in whole.items():
+        torch.testing.assert_close(accumulated[name], weights, rtol=1e-3, atol=1e-5, msg=name)

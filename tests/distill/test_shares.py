@@ -55,8 +55,8 @@ class PerPixel(nn.Module):
         return logits if self.dense else logits.mean(dim=(2, 3))
 
 
-def gradients(name: str, part: slice) -> list[Tensor]:
-    """Of one step over some of the pictures."""
+def gradients(name: str, part: slice, batches: int = 1) -> list[Tensor]:
+    """Of one step over some of the pictures, in so many batches of an accumulation window."""
     make_task, losses, target = CASES[name]
     task, dense = make_task(), name == "Segmentation"
     kind = {"MultiLabel": "several labels a picture", "Segmentation": "masks"}
@@ -68,7 +68,10 @@ def gradients(name: str, part: slice) -> list[Tensor]:
     )
     torch.manual_seed(2)
     images = torch.randn(COUNT, 3, 4, 4)
-    step(images[part], target[part]).total.backward()
+    parts = list(zip(images[part].chunk(batches), target[part].chunk(batches), strict=True))
+    window = [labels for _, labels in parts] if batches > 1 else None
+    for pictures, labels in parts:
+        (step(pictures, labels, window=window).total / batches).backward()
     return [parameter.grad for parameter in step.parameters() if parameter.grad is not None]
 
 
@@ -76,10 +79,11 @@ def rank_main(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     found = {}
     for name in CASES:
-        own = gradients(name, slice(4 * rank, 4 * rank + 4))
-        for gradient in own:
-            dist.all_reduce(gradient)
-        found[name] = [gradient / 2 for gradient in own]  # as DDP averages them
+        for batches in (1, 2):
+            own = gradients(name, slice(4 * rank, 4 * rank + 4), batches)
+            for gradient in own:
+                dist.all_reduce(gradient)
+            found[f"{name} {batches}"] = [gradient / 2 for gradient in own]  # as DDP averages
     torch.save(found, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -102,13 +106,24 @@ def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list
     return torch.load(folder / "0.pt", weights_only=True)
 
 
+@pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_learn_what_one_learns_from_the_whole_batch(
-    name: str, of_two_processes: dict[str, list[Tensor]]
+    name: str, batches: int, of_two_processes: dict[str, list[Tensor]]
 ) -> None:
+    """2 x 4 pictures, and 2 x 2 x 2 in windows of two batches, teach what 1 x 8 do."""
     whole = gradients(name, slice(None))
     assert whole
-    for mine, theirs in zip(whole, of_two_processes[name], strict=True):
+    for mine, theirs in zip(whole, of_two_processes[f"{name} {batches}"], strict=True):
+        torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("batches", [2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_a_window_of_batches_teaches_what_the_whole_batch_does(name: str, batches: int) -> None:
+    for mine, theirs in zip(
+        gradients(name, slice(None)), gradients(name, slice(None), batches), strict=True
+    ):
         torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-6)
 
 

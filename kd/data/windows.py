@@ -1,0 +1,54 @@
+"""Batches that know the targets of their accumulation window.
+
+With ``trainer.accumulate_grad_batches=K`` one optimizer step reads a window of K batches. A loss over labels is a mean
+over the labelled pictures (or valid pixels) of one batch. Where labels are missing, K such means do not add up to the
+mean over the window: with ``n_b`` labels in batch b and ``N = sum_b n_b`` the factor of batch b must be
+
+    K * n_b / N
+
+instead of 1. ``N`` is known once all batches of the window are loaded, so this loader reads them ahead.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+
+class WindowedLoader:
+    """A training loader that adds ``window`` to each batch: the targets of all batches of its window.
+
+    Args:
+        loader: gives batches as dicts with ``target``.
+        size: K, batches of a window; the epoch's last window may be shorter.
+        batches_left: how many batches of the epoch the trainer will still take when iteration begins. Windows are
+            counted in these, so that a batch which is never trained on counts in none.
+    """
+
+    def __init__(self, loader: DataLoader, size: int, batches_left: Callable[[], float]) -> None:
+        self.loader = loader
+        self.size = size
+        self.batches_left = batches_left
+        self.batch_sampler = loader.batch_sampler  # Lightning sets its epoch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Batches in the loader's order, each once its whole window is loaded."""
+        left = self.batches_left()
+        window: list[dict[str, Any]] = []
+        for batch in self.loader:
+            window.append(batch)
+            if len(window) >= min(self.size, left):  # beyond the trainer's last one each by itself
+                yield from with_window(window)
+                left -= len(window)
+                window = []
+        yield from with_window(window)
+
+
+def with_window(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The batches of one window, each with the targets of all of them under ``window``."""
+    targets: list[Tensor] = [batch["target"] for batch in batches]
+    return [{**batch, "window": targets} for batch in batches]
