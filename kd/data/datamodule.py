@@ -110,7 +110,7 @@ class DistillationDataModule(LightningDataModule):
         num_workers: int | Literal["auto"] = DataSettings.num_workers,
         crop_ratio: float = DataSettings.crop_ratio,
         augment: Augment | None = None,
-        engine: Literal["torch", "device", "dali", "nvjpeg", "ray"] = DataSettings.engine,
+        engine: Literal["torch", "device", "dali", "ray"] = DataSettings.engine,
         copy_ahead: bool = DataSettings.copy_ahead,
         on_bad_image: str = DataSettings.on_bad_image,
         check: Check | None = None,
@@ -334,7 +334,7 @@ class DistillationDataModule(LightningDataModule):
         )
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Makes the views of a batch that came without them (``engine=device``, ``dali``, ``nvjpeg``)."""
+        """Makes the views of a batch that came without them (``engine=device``, ``dali``)."""
         return self._finish(batch) if self._finish is not None and "plan" in batch else batch
 
     def fill_dataloader(

@@ -406,9 +406,7 @@ def graphs(part: Part) -> None:
 
 
 def feed(part: Part) -> None:
-    """Pictures a second that the loader gives, nothing else working; and nvJPEG's."""
-    import torch
-
+    """Pictures a second that the loader gives, nothing else working."""
     from kd.data.datamodule import DistillationDataModule
     from kd.data.sources import ImageFolder
     from kd.settings import Augment
@@ -433,13 +431,6 @@ def feed(part: Part) -> None:
                 return {"images_s": round(count / (time.perf_counter() - start))}
 
             part.tried(rate, engine=engine, augment=augment, workers=workers)
-    if torch.cuda.is_available():
-        from torchvision.io import decode_jpeg
-
-        files = sorted(root.rglob("*.jpg"))[:256]
-        encoded = [torch.frombuffer(bytearray(f.read_bytes()), dtype=torch.uint8) for f in files]
-        part.tried(lambda: {"images_s": round(1000 * len(files) / ms_of(lambda: decode_jpeg(encoded, device="cuda")))},
-                   engine="nvjpeg")  # fmt: skip
 
 
 def pictures_of(part: Part) -> Path:
@@ -532,7 +523,7 @@ def smoke(part: Part) -> None:
         "plain": [], "cache-pixels": ["model.teacher.cache=on", "model.teacher.cache_views=1",
                                       "model.teacher.cache_pixels=true"],
         "engine-device": ["data.engine=device", "data.augment.mixup=0.8", "data.augment.color_jitter=0.2"],
-        "ahead": ["model.teacher.overlap=true", "data.copy_ahead=true", "data.engine=nvjpeg"],
+        "ahead": ["model.teacher.overlap=true", "data.copy_ahead=true", "data.engine=device"],
         "compile": ["model.student.compile=true", "model.teacher.compile=true"], "graphs": graphs,
         "fp16": ["trainer.precision=16-mixed"], "fp32": ["trainer.precision=32-true"],
         "batch-auto": ["data.batch_size=auto", "optim.lr_batch=64"], "workers-auto": ["data.num_workers=auto"],
@@ -576,7 +567,7 @@ def train(part: Part) -> None:
     runs = {"pixels": [*cached, "model.teacher.cache_pixels=true"], "live": [], "cached": cached,
             "no-teacher": ["config=no_teacher"], "headspace": ["config=headspace"],
             "live-compiled": ["model.teacher.compile=true", "model.student.compile=true"],
-            "engine-device": ["data.engine=device"], "engine-nvjpeg": ["data.engine=nvjpeg"],
+            "engine-device": ["data.engine=device"],
             "overlap": ["model.teacher.overlap=true"], "copy-ahead": ["data.copy_ahead=true"],
             "no-monitor": ["monitor.enabled=false"]}  # fmt: skip
     for name, items in list(runs.items())[: 1 if part.small else None]:

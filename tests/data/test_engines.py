@@ -58,17 +58,12 @@ LOADED = Augment(vflip=0.5, rotation=30, repeat=3, color_jitter=0.4, random_eras
 
 
 VIEWS = {"plain": PLAIN, "all": ALL, "padded": PADDED, "loaded": LOADED}
-FEW = [
-    (engine, workers, views)
-    for engine, workers in (("device", 2), ("nvjpeg", 1))
-    for views in VIEWS
-    if views != "all"
-]
+FEW = [("device", 2, views) for views in VIEWS if views != "all"]
 
 
 @pytest.mark.parametrize(
     ("engine", "workers", "views"),
-    [*(("device", 0, views) for views in VIEWS), ("device", 2, "all"), ("nvjpeg", 1, "all"),
+    [*(("device", 0, views) for views in VIEWS), ("device", 2, "all"),
      *(pytest.param(*few, marks=pytest.mark.slow) for few in FEW)],
 )  # fmt: skip
 def test_the_device_engine_gives_the_torch_engines_pictures(
@@ -85,11 +80,11 @@ def test_the_device_engine_gives_the_torch_engines_pictures(
             assert torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])), key
 
 
-def test_what_is_no_upright_jpeg_is_cut_in_the_loader(tmp_path: Path) -> None:
-    """A PNG, a grey and a turned JPEG in one batch with others: nvJPEG gets the upright ones alone."""
+def test_turned_grey_and_png_pictures_give_the_torch_engines_views(tmp_path: Path) -> None:
+    """A PNG, a grey and a turned JPEG in one batch with others."""
     root = odd_pictures(tmp_path)
     for a, b in zip(
-        *(batches(root, engine, ALL, num_workers=0) for engine in ("torch", "nvjpeg")), strict=True
+        *(batches(root, engine, ALL, num_workers=0) for engine in ("torch", "device")), strict=True
     ):
         assert all(torch.equal(torch.as_tensor(a[key]), torch.as_tensor(b[key])) for key in a)
         assert set(a) == set(b)
@@ -185,11 +180,10 @@ def test_engines_that_cut_while_they_decode_are_refused(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        train_main([f"recipe={recipe}", "data.engine=nvjpeg", "data.augment.before_resize=true"])
-        == 2
+        train_main([f"recipe={recipe}", "data.engine=dali", "data.augment.before_resize=true"]) == 2
     )
     assert (
-        "data.augment.before_resize: needs data.engine=torch or device, got nvjpeg"
+        "data.augment.before_resize: needs data.engine=torch or device, got dali"
         in capsys.readouterr().err
     )
 

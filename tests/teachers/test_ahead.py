@@ -25,7 +25,7 @@ def order_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("extra", [
     ["model.teacher.overlap=true"],
-    ["model.teacher.overlap=true", "data.copy_ahead=true", "data.engine=nvjpeg", "data.augment.mixup=0.8",
+    ["model.teacher.overlap=true", "data.copy_ahead=true", "data.engine=device", "data.augment.mixup=0.8",
      "trainer.accumulate_grad_batches=2", "trainer.precision=bf16-true"],
 ], ids=["overlap", "all"])  # fmt: skip
 def test_the_next_answer_is_made_before_a_step_and_nothing_else_changes(

@@ -287,8 +287,6 @@ def test_kd_cache_fills_and_describes_them(
     (["model.teacher.cache_pixels=true", "data.engine=device"],
      "model.teacher.cache_pixels: needs data.engine=torch, got device"),
     (["model.teacher.cache_pixels=perhaps"], "model.teacher.cache_pixels"),
-    (["model.teacher.cache_pixels=true", "data.engine=nvjpeg", *MIX],
-     "model.teacher.cache_pixels: needs data.engine=torch, got nvjpeg"),
 ])  # fmt: skip
 def test_what_can_not_be_kept_is_refused(
     recipe: Path,
