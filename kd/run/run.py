@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from kd.ship.finished import FinishedRun
 
 DRAW = """\
-import contextlib, pathlib, runpy, sys
+import contextlib, pathlib, sys
 from kd.launch.child import end_with_parent
 end_with_parent()
-with contextlib.suppress(Exception):
-    runpy.run_path(sys.argv[1])["build"](pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:]))
-"""  # by its path, as its package imports torch; the run says what fails
+with contextlib.suppress(Exception):  # the run itself builds the set too, and reports what fails
+    from kd.data.foodtag import build
+    build(pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:]))
+"""
 
 
 class Run:
@@ -188,8 +189,7 @@ def _draw_ahead(folder: Path) -> None:
     """Begins to draw FoodTag's pictures beside the imports, where they are missing; the run waits for the rest."""
     sizes = [argument.default for argument in arguments("FoodTagMini").values()]
     if not any(folder.glob(f"foodtag-mini-*-{'x'.join(sizes)}")):
-        program = Path(__file__).parents[1] / "data/foodtag_mini.py"
-        command = [sys.executable, "-c", DRAW, str(program), str(folder), *sizes]
+        command = [sys.executable, "-c", DRAW, str(folder), *sizes]
         drawing = subprocess.Popen(
             command, env={**os.environ, PARENT: str(os.getpid())}, start_new_session=True
         )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kd.data import foodtag_mini
+from kd.data import foodtag
 from kd.data.sources.base import Source
 from kd.data.sources.files import FileSplit
 from kd.data.sources.folder import ImageFolder
@@ -12,7 +12,7 @@ from kd.machine import cache_dir
 
 
 class FoodTagMini(ImageFolder):
-    """The embedded food set: drawn on first use into the user's cache folder, see :mod:`kd.data.foodtag_mini`.
+    """The embedded food set: drawn on first use into the user's cache folder, see :mod:`kd.data.foodtag`.
 
     Args:
         train_per_class: training pictures a class.
@@ -20,16 +20,15 @@ class FoodTagMini(ImageFolder):
     """
 
     def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
-        foodtag_mini.check(train_per_class=train_per_class, val_per_class=val_per_class)
+        foodtag.check(train_per_class=train_per_class, val_per_class=val_per_class)
         super().__init__(root="")
-        self.train_per_class, self.val_per_class = train_per_class, val_per_class
+        self.train_per_class = train_per_class
+        self.val_per_class = val_per_class
 
     def load(self, split: str) -> FileSplit:
         """Draws the set where it is not drawn yet, then reads it as an image folder."""
         if not self.root:
-            self.root = str(
-                foodtag_mini.build(cache_dir(), self.train_per_class, self.val_per_class)
-            )
+            self.root = str(foodtag.build(cache_dir(), self.train_per_class, self.val_per_class))
         return super().load(split)
 
     def has(self, split: str) -> bool:
@@ -52,22 +51,21 @@ class FoodTagCalories(Source):
     kind = Numbers()
 
     def __init__(self, train_per_class: int = 300, val_per_class: int = 60) -> None:
-        foodtag_mini.check(train_per_class=train_per_class, val_per_class=val_per_class)
-        self.train_per_class, self.val_per_class, self.classes = (
-            train_per_class,
-            val_per_class,
-            ["calories"],
-        )
+        foodtag.check(train_per_class=train_per_class, val_per_class=val_per_class)
+        self.train_per_class = train_per_class
+        self.val_per_class = val_per_class
+        self.classes = ["calories"]
 
     def load(self, split: str) -> FileSplit:
         """Draws the set where it is not drawn yet; targets are ``[kcal]``."""
-        root = foodtag_mini.build(
-            cache_dir(), self.train_per_class, self.val_per_class, portions=True
-        )
-        paths = pictures_below(f"{root}/{split}")[0]
-        labels = {name: label for label, name in enumerate(foodtag_mini.CLASSES)}
-        drawn = [(labels[Path(path).parent.name], int(Path(path).stem)) for path in paths]
-        return FileSplit(paths, [[foodtag_mini.calories_of(*one)] for one in drawn])
+        root = foodtag.build(cache_dir(), self.train_per_class, self.val_per_class, portions=True)
+        paths, _ = pictures_below(f"{root}/{split}")
+        targets = []
+        for path in paths:  # .../class/seed.jpg
+            label = foodtag.CLASSES.index(Path(path).parent.name)
+            seed = int(Path(path).stem)
+            targets.append([foodtag.calories_of(label, seed)])
+        return FileSplit(paths, targets)
 
     def has(self, split: str) -> bool:
         """``train`` and ``val``: :meth:`load` draws both."""

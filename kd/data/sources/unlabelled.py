@@ -1,6 +1,6 @@
 """Pictures without labels, alone or beside labelled ones."""
 
-from kd.data import foodtag_mini
+from kd.data import foodtag
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, said
 from kd.data.sources.places import IMAGE_SUFFIXES, Place, expanded, joined, pictures_below, place_of
@@ -16,7 +16,7 @@ class Pictures(Source):
     """A folder of pictures without labels, at any depth.
 
     Args:
-        root: the folder, or its URL (extra ``stream``); null: drawn pictures of food (:mod:`kd.data.foodtag_mini`), to
+        root: the folder, or its URL (extra ``stream``); null: drawn pictures of food (:mod:`kd.data.foodtag`), to
             try things with.
         val: a folder of other pictures to validate with; without one a part of ``root`` is held out
             (``data.val_fraction``).
@@ -40,7 +40,7 @@ class Pictures(Source):
             UserError: no folder was given for the split, or no pictures are in it.
         """
         if self.folders["train"] is None:
-            self.folders["train"] = str(foodtag_mini.build(cache_dir(), *DRAWN) / "train")
+            self.folders["train"] = str(foodtag.build(cache_dir(), *DRAWN) / "train")
         folder = self.folders.get(split)
         if folder is None:
             raise UserError(

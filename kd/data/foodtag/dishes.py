@@ -1,0 +1,590 @@
+"""The 20 foods: a function each, registered by :func:`food` in the order of their names.
+
+A pen's frame has the dish as its unit disc. What a function draws with, it draws from ``pen.rng`` alone, and in a fixed
+order: a number that is drawn earlier, later or not at all changes every picture (then ``VERSION`` is to be raised).
+"""
+
+import math
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kd.data.foodtag.pen import Pen, Point, arc, box, polar, shade
+
+_SHADOW = (20, 16, 14, 70)
+_SIZES = (0.95, 0.62, 0.52, 0.47, 0.44, 0.42)  # of each of 1, 2, ... pieces on a dish
+
+
+class Food(NamedTuple):
+    """A class of the set."""
+
+    name: str
+    """Of its drawing function."""
+    draw: Callable[[Pen], None]
+    """Draws it in the frame of the dish."""
+    kcal: int
+    """Of a usual portion."""
+
+
+FOODS: list[Food] = []
+"""All foods; a food's label is its place."""
+
+
+def food(kcal: int, most: int = 1, spin: float = 3.2) -> Callable[[Callable[[Pen], None]], None]:
+    """Registers a drawing as a class.
+
+    Args:
+        kcal: of a usual portion.
+        most: up to so many pieces fill the dish; each is drawn by the function, alike but for its place and turn.
+        spin: how far a piece is turned at most, in radians.
+    """
+
+    def register(draw_one: Callable[[Pen], None]) -> None:
+        def draw_pieces(pen: Pen) -> None:
+            rng = pen.rng
+            count = rng.randint(1, most)
+            start = rng.uniform(0, 7)
+            style = rng.getrandbits(32)
+            size = _SIZES[count - 1]
+            distance = 0.0 if count == 1 else 0.98 - size  # of a piece from the middle
+            for i in range(count):
+                angle = start + 2 * math.pi * i / count + rng.uniform(-0.25, 0.25)
+                turn = rng.uniform(-spin, spin)
+                scale = size * rng.uniform(0.85, 1.1)
+                x, y = polar(distance, angle)
+                piece = pen.at(x, y, scale, turn)
+                piece.blob(0.08, 0.1, 0.95, _SHADOW, 0.9 if spin > 1 else 0.5)
+                piece.rng = random.Random(style)  # the same for all pieces of a dish
+                draw_one(piece)
+
+        draw = draw_pieces if most > 1 else draw_one
+        FOODS.append(Food(draw_one.__name__, draw, kcal))
+
+    return register
+
+
+@food(280, 2)
+def bagel(pen: Pen) -> None:
+    """A shiny ring of dough, plain or with seeds; on some a filling shows at the rim."""
+    rng = pen.rng
+    base = pen.pick("baked")
+    hole = rng.uniform(0.2, 0.32)
+    if rng.random() < 0.4:
+        pen.blob(0.02, 0.08, 0.98, pen.pick("cream", "green", "any"), wobble=0.06)
+    for radius, light in ((0.95, 0.68), (0.9, 0.85), (0.82, 1.0), (0.68, 1.12), (0.54, 1.0)):
+        pen.blob(-0.02, -0.03, radius, shade(base, light), wobble=0.03)
+    pen.line(arc(0.66, 3.5, 4.4), 0.12, shade(base, 1.35))
+    if rng.random() < 0.6:
+        pen.bits(34, 0.8, 0.06, pen.pick("cream", "seaweed"), inner=hole + 0.12)
+    pen.blob(0, 0, hole + 0.08, shade(base, 0.7))
+    pen.blob(0.02, 0.03, hole, pen.pick("chocolate", "metal"))
+
+
+@food(560)
+def bibimbap(pen: Pen) -> None:
+    """Rice under sectors of vegetables, an egg or sauce in the middle."""
+    rng = pen.rng
+    rice = pen.pick("cream")
+    sectors = rng.randint(4, 7)
+    first_angle = rng.uniform(0, 6)
+    pen.bowl(rice)
+    pen.bits(40, 0.85, 0.05, rice)
+    for i in range(sectors):
+        start = first_angle + 6.283 * i / sectors
+        stop = first_angle + 6.283 * (i + rng.uniform(0.75, 1)) / sectors
+        fill = pen.pick("green", "green", "red", "chocolate", "cream", "cheese")
+        pen.shape([(0.0, 0.0), *arc(0.8, start, stop)], shade(fill, 0.85))
+        places = [(rng.uniform(0.35, 0.7), rng.uniform(start, stop)) for _ in range(9)]
+        for radius, angle in places:
+            x, y = polar(radius, angle)
+            strip = pen.at(x, y, 0.14, angle + rng.uniform(-0.5, 0.5))
+            strip.line([(0, 0), (1, 0)], 0.4, shade(fill, rng.uniform(0.8, 1.2)))
+    if rng.random() < 0.75:
+        pen.blob(0, 0, rng.uniform(0.3, 0.4), pen.pick("cream"), wobble=0.1)
+    pen.ball(0, 0, 0.2, pen.pick("yolk", "yolk", "red"))
+    pen.bits(rng.randint(0, 16), 0.5, 0.035, (245, 235, 205))
+
+
+@food(540)
+def burger(pen: Pen) -> None:
+    """Seen from the side: bun, fillings in any order, bun."""
+    rng = pen.rng
+    bun = pen.pick("baked")
+    height = rng.uniform(0.14, 0.2)  # of a filling
+    dome_height = rng.uniform(0.5, 0.85)
+    has_seeds = rng.random() < 0.6
+    pen.shape(box(-0.8, 0.4, 0.8, 0.7) + arc(0.72, 0, math.pi, 0.4), shade(bun, 0.8))
+    pen.shape(box(-0.8, 0.4, 0.8, 0.72), shade(bun, 0.9))
+
+    # Fillings, from below; y is the upper edge of the newest one.
+    y = 0.62
+    for kind in rng.sample(("meat", "leaf", "cheese", "slice"), rng.randint(2, 4)):
+        y -= height
+        if kind == "leaf":
+            edge = []
+            for i in range(16):
+                drop = 0.9 if i % 2 else 1.5
+                edge.append((-0.9 + 0.12 * i, y + height * drop))
+            pen.shape([(0.85, y), (-0.85, y), *edge], pen.pick("green"))
+        elif kind == "cheese":
+            corners = [(0.5, y + height * 2), (0.1, y + height), (-0.6, y + height * 1.7)]
+            pen.shape([(-0.86, y + 0.02), (0.86, y + 0.02), *corners], pen.pick("cheese"))
+        else:
+            names = ("chocolate",) if kind == "meat" else ("red", "cream", "chocolate")
+            fill = pen.pick(*names)
+            pen.blob(0, y + height / 2, 0.84, fill, height * 0.75)
+            pen.blob(0, y + height / 3, 0.8, shade(fill, 1.2), height * 0.4)
+
+    dome = pen.at(0, y + 0.06)
+    for size, light in ((1.0, 0.82), (0.9, 1.0), (0.6, 1.12)):
+        dome.shape(arc(0.84 * size, math.pi, 2 * math.pi, dome_height), shade(bun, light))
+    for seed_x, seed_y in dome.spots(14 if has_seeds else 0, 0.6):
+        dome.blob(seed_x, -abs(seed_y) * dome_height - 0.06, 0.045, (248, 236, 205), 0.028)
+
+
+@food(410)
+def cake_slice(pen: Pen) -> None:
+    """A wedge from the side: layers of sponge and cream, icing, something on top."""
+    rng = pen.rng
+    layers = 2 * rng.randint(1, 3) + 1
+    height = rng.uniform(0.6, 0.95)
+    depth = rng.uniform(0.35, 0.6)
+    sponge = pen.pick("baked", "chocolate", "red")
+    cream = pen.pick("cream")
+    icing = pen.pick("cream", "chocolate", "pink")
+    side = rng.choice((-1, 1))  # the tip points to the left or to the right
+
+    # The upper face's corners; each layer shows on the two sides below them.
+    tip = (-0.9 * side, -0.05)
+    near = (0.6 * side, 0.1)
+    far = (0.85 * side, -depth)
+    for i in range(layers):
+        upper = height * i / layers
+        lower = height * (i + 1) / layers
+        for left, right, fill in (
+            (tip, near, cream if i % 2 else sponge),
+            (near, far, shade(icing, 0.8)),
+        ):
+            upper_edge = [(left[0], left[1] + upper), (right[0], right[1] + upper)]
+            lower_edge = [(right[0], right[1] + lower), (left[0], left[1] + lower)]
+            pen.shape(upper_edge + lower_edge, fill)
+    pen.shape([tip, near, far], icing)
+    icing_edge = [(near[0], near[1] + 0.08), (tip[0], tip[1] + 0.08)]
+    pen.shape([tip, near, *icing_edge], shade(icing, 0.9))
+
+    for _ in range(rng.randint(0, 3)):
+        x = side * rng.uniform(-0.1, 0.6)
+        y = rng.uniform(-0.37, -0.22)
+        radius = rng.uniform(0.1, 0.2)
+        pen.ball(x, y, radius, pen.pick("red", "plum"))
+    top = pen.at(0.2 * side, -0.15, 1, 0, 0.5)
+    top.bits(rng.randint(0, 12), 0.4, 0.04, pen.pick("any"), pen.pick("chocolate"))
+
+
+@food(220, 3)
+def cookie(pen: Pen) -> None:
+    """A flat disc with chips and cracks."""
+    rng = pen.rng
+    base = pen.pick("baked")
+    for x, radius, light in ((0.0, 1.0, 0.72), (-0.03, 0.93, 1.0), (-0.06, 0.6, 1.1)):
+        pen.blob(x, 1.3 * x, radius, shade(base, light), wobble=0.06)
+    for x, y in pen.spots(rng.randint(2, 5), 0.6):
+        crack = pen.at(x, y, 0.4, rng.uniform(0, 6))
+        crack.line([(0, 0), (1, 0)], 0.1, shade(base, 0.7))
+    chips = rng.randint(8, 14)
+    pen.bits(chips, 0.8, 0.16, pen.pick("chocolate", "chocolate", "cream", "red"))
+
+
+@food(270, 2, spin=0.5)
+def croissant(pen: Pen) -> None:
+    """A bent roll in segments, thick in the middle."""
+    rng = pen.rng
+    base = pen.pick("baked")
+    bend = rng.uniform(0.3, 1.25)
+    segments = rng.randint(5, 8)
+    places = [2 * i / (segments - 1) - 1 for i in range(segments)]  # -1 .. 1, from end to end
+    places.sort(key=lambda place: -abs(place))  # the ends first: the middle lies on top
+    for place in places:
+        x = 0.76 * math.sin(place * 1.25)
+        y = bend * (place * place - 0.4) * 0.62
+        size = 0.44 - 0.24 * abs(place) ** 1.5
+        fill = shade(base, rng.uniform(0.92, 1.08))
+        pen.ball(x, y, size * 0.62, fill, size, place * bend * 0.7)
+        fold = [(x - 0.04, y - size * 0.7), (x + 0.02, y), (x - 0.04, y + size * 0.7)]
+        pen.line(fold, 0.03, shade(base, 0.72))
+
+
+@food(620)
+def curry_rice(pen: Pen) -> None:
+    """Half rice, half curry with chunks."""
+    rng = pen.rng
+    rice = pen.pick("cream")
+    curry = pen.pick("broth", "chocolate")
+    pen.bowl(curry)
+    half = pen.at(0, 0, 1, rng.uniform(0, 6))
+    edge = rng.uniform(-0.1, 0.25)  # where the rice ends
+    heap = half.at(-0.3 - edge / 2, 0, 0.56 - edge / 2)
+    heap.blob(0, 0, 1.0, shade(rice, 0.8), 1.5, 0, 0.08)
+    heap.blob(0, 0, 0.92, rice, 1.4, 0, 0.08)
+    heap.bits(45, 0.9, 0.08, rice)
+    chunks = [pen.pick("red"), pen.pick("cheese"), shade(curry, 0.55), pen.pick("green")]
+    for _ in range(rng.randint(5, 10)):
+        x = rng.uniform(edge + 0.05, 0.62)
+        y = rng.uniform(-0.55, 0.55)
+        size = rng.uniform(0.08, 0.15)
+        fill = rng.choice(chunks)
+        half.ball(x, y, size, fill, size * 0.8, rng.uniform(0, 3))
+    pen.bits(rng.randint(0, 8), 0.6, 0.05, pen.pick("green"))
+
+
+@food(300, 2)
+def donut(pen: Pen) -> None:
+    """A ring under wavy icing, with sprinkles or stripes."""
+    rng = pen.rng
+    base = pen.pick("baked")
+    icing = pen.pick("pink", "pink", "chocolate", "cream", "any")
+    sweets = [pen.pick("any") for _ in range(3)]
+    hole = rng.uniform(0.22, 0.34)
+    style = rng.choice(("sprinkles", "stripes", "plain"))
+    layers = [(1.0, shade(base, 0.72)), (0.94, base), (0.82, shade(icing, 0.88)), (0.76, icing)]
+    for radius, fill in layers:
+        wobble = 0.05 if radius < 0.9 else 0.02
+        pen.blob(0.03 * radius - 0.03, 0.04 * radius - 0.04, radius, fill, wobble=wobble)
+    pen.line(arc(0.6, 3.4, 4.6), 0.1, shade(icing, 1.25))
+    if style == "sprinkles":
+        pen.bits(26, 0.74, 0.075, *sweets, inner=hole + 0.1, slim=0.4)
+    elif style == "stripes":
+        zigzag = [(0.7 * math.cos(i * 2.5), -0.66 + 0.13 * i) for i in range(11)]
+        pen.line(zigzag, 0.06, sweets[0])
+    pen.blob(0, 0, hole + 0.06, shade(base, 0.85))
+    pen.blob(0.02, 0.02, hole, pen.pick("chocolate", "metal"))
+
+
+@food(330, 3, spin=0.5)
+def dumplings(pen: Pen) -> None:
+    """A half moon of pale or fried dough with pleats."""
+    rng = pen.rng
+    dough = pen.pick("cream", "cream", "baked")
+    pleats = rng.randint(5, 9)
+    lowered = pen.at(0, 0.3)
+    for radius, light in ((1.0, 0.75), (0.94, 1.0)):
+        body = arc(radius, math.pi, 2 * math.pi, 0.9) + arc(radius, 0, math.pi, 0.2)
+        lowered.shape(body, shade(dough, light))
+    lowered.blob(0, -0.26, 0.62, shade(dough, 1.1), 0.3)
+    for i in range(pleats):
+        angle = math.pi * (1 + (i + 0.5) / pleats)
+        pleat = []
+        for radius, shift in ((1.0, 0), (0.82, 0.06), (0.66, 0.02)):
+            x, y = polar(radius, angle + shift)
+            pleat.append((x, y * 0.88))
+        lowered.line(pleat, 0.06, shade(dough, 0.7))
+    if rng.random() < 0.5:
+        lowered.blob(0, 0.02, 0.72, pen.pick("baked"), 0.13)
+
+
+@food(190, 2, spin=0.5)
+def fried_egg(pen: Pen) -> None:
+    """A ragged white with one or two shiny yolks."""
+    rng = pen.rng
+    white = pen.pick("cream")
+    yolk = pen.pick("yolk")
+    rim = pen.pick("baked") if rng.random() < 0.5 else shade(white, 0.8)
+    pen.blob(0, 0, 0.96, rim, wobble=0.13)
+    pen.blob(0, 0, 0.86, white, wobble=0.13)
+    for x, y in pen.spots(rng.choice((1, 1, 1, 2)), 0.35):
+        pen.ball(x, y, rng.uniform(0.3, 0.4), yolk)
+        pen.blob(x - 0.1, y - 0.12, 0.07, (255, 252, 235))
+    pen.bits(rng.randint(0, 16), 0.7, 0.04, (40, 36, 34), pen.pick("green"))
+
+
+@food(360)
+def fruit_tart(pen: Pen) -> None:
+    """A crimped shell, custard, and fruit laid in rings."""
+    rng = pen.rng
+    base = pen.pick("baked")
+    crimps = rng.randint(16, 30)
+    rim = [polar(0.93 + 0.07 * (i % 2), math.pi * i / crimps) for i in range(2 * crimps)]
+    pen.shape(rim, shade(base, 0.75))
+    pen.blob(0, 0, 0.9, base)
+    pen.blob(0, 0, 0.8, pen.pick("cream", "cheese"))
+    fruits = [pen.pick("red", "red", "plum", "green", "broth") for _ in range(2)]
+    size = rng.uniform(0.13, 0.2)
+    slim = rng.uniform(0.55, 1.0)
+    for ring, reach in enumerate((0.66, 0.36, 0.0)):
+        gap = rng.uniform(1, 1.3)
+        count = max(1, int(math.pi * reach / (size * slim * gap)))
+        for i in range(count):
+            angle = 2 * math.pi * i / count + ring
+            x, y = polar(reach, angle)
+            pen.ball(x, y, size, fruits[ring % 2], size * slim, angle)
+
+
+@food(250)
+def ice_cream(pen: Pen) -> None:
+    """One to three scoops in a cone or a cup."""
+    rng = pen.rng
+    base = pen.pick("baked", "baked", "baked", "pink")
+    scoops = rng.randint(1, 3)
+    width = rng.uniform(0.34, 0.46)  # half of the cone's, at its rim
+    tip = rng.choice((0.0, 0.0, 0.7)) * width  # half of its width below; a cup has one
+    pen.shape([(-width, 0), (width, 0), (tip, 1 - tip / 2), (-tip, 1 - tip / 2)], base)
+    if not tip:
+        for place in (-0.6, -0.2, 0.2, 0.6):
+            for lean in (-0.25, 0.25):
+                stop = place * width * 0.4 + lean * (1 - abs(place)) * width
+                pen.line([(place * width, 0), (stop, 0.55)], 0.03, shade(base, 0.7))
+    pen.shape(box(-width * 1.08, -0.02, width * 1.08, 0.12), shade(base, 0.8))
+    places: list[list[Point]] = [
+        [(0.0, -0.2)],
+        [(0.0, -0.16), (0.03, -0.68)],
+        [(-0.28, -0.16), (0.28, -0.16), (0.0, -0.62)],
+    ]
+    for x, y in places[scoops - 1]:
+        flavour = pen.pick("pink", "pink", "cream", "chocolate", "green", "any")
+        pen.blob(x, y + width * 0.62, width * 1.05, shade(flavour, 0.9), width * 0.3, 0, 0.2)
+        pen.ball(x, y, width, flavour)
+        scoop = pen.at(x, y, width)
+        scoop.bits(rng.choice((0, 8)), 0.8, 0.1, pen.pick("any"), pen.pick("chocolate"))
+
+
+@food(380, 5)
+def kimbap(pen: Pen) -> None:
+    """A slice of a seaweed roll: dark rim, rice, a colourful middle."""
+    rng = pen.rng
+    rim = pen.pick("seaweed")
+    rice = pen.pick("cream")
+    pen.blob(0.04, 0.1, 0.95, shade(rim, 0.7), 0.92)
+    pen.blob(0, 0, 0.95, rim, 0.92)
+    pen.blob(0, 0, 0.83, rice, 0.8)
+    pen.bits(24, 0.76, 0.07, rice)
+    for x, y in pen.spots(rng.randint(4, 7), 0.34):
+        size = rng.uniform(0.13, 0.22)
+        cube = pen.at(x, y, size, rng.uniform(0, 3))
+        cube.shape(box(-1, -1, 1, 1), pen.pick("red", "green", "baked", "cheese"))
+
+
+@food(520)
+def pancakes(pen: Pen) -> None:
+    """A stack of discs, with syrup and butter or berries on top."""
+    rng = pen.rng
+    base = pen.pick("baked")
+    count = rng.randint(2, 6)
+    step = rng.uniform(0.12, 0.18)  # from one pancake to the next
+    flat = rng.uniform(0.4, 0.75)
+    syrup = pen.pick("chocolate", "broth", "red")
+    # How far below its middle, how large, and in which colour each part of a pancake is.
+    layers = [
+        (0.8, 1, shade(base, 0.62)),
+        (0.3, 1, (222, 206, 168)),
+        (0, 1, base),
+        (0, 0.88, shade(base, 0.9)),
+    ]
+    for i in range(count):
+        y = step * (count / 2 - i)
+        x = rng.uniform(-0.06, 0.06)
+        radius = rng.uniform(0.78, 0.9)
+        for down, size, fill in layers:
+            pen.blob(x, y + step * down, radius * size, fill, radius * size * flat)
+
+    top = pen.at(0, step * (1 - count / 2))
+    if rng.random() < 0.7:
+        top.blob(0, 0, 0.5, syrup, 0.5 * flat, 0, 0.2)
+        left, right = rng.uniform(-0.7, 0), rng.uniform(0, 0.7)
+        for x in (left, right):
+            end = 0.5 * flat + rng.uniform(0.1, 0.4)
+            top.line([(x * 0.5, 0), (x, 0.5 * flat), (x, end)], 0.1, syrup)
+    if rng.random() < 0.7:
+        butter = top.at(rng.uniform(-0.15, 0.15), -0.08, 0.2, rng.uniform(-0.5, 0.5))
+        butter.shape(box(-1, -0.6, 1, 0.8), (214, 178, 84))
+        butter.shape(box(-0.95, -0.6, 0.95, 0.3), (250, 226, 130))
+    else:
+        berries = top.at(0, 0, 1, 0, flat)
+        berries.bits(rng.randint(4, 9), 0.45, 0.13, pen.pick("red", "plum"), slim=1.2)
+
+
+@food(700)
+def pizza(pen: Pen) -> None:
+    """Crust, sauce, melted cheese and toppings; whole, cut, or with slices gone."""
+    rng = pen.rng
+    base = pen.pick("baked")
+    meat = pen.pick("red")
+    size = rng.uniform(0.09, 0.16)
+    start = rng.uniform(0, 6)
+    gone = rng.choice((0.0, 0.0, 0.8, 1.6, 5.2))  # the angle that was eaten
+    layers = [
+        (1.0, shade(base, 0.8)),
+        (0.96, base),
+        (0.84, pen.pick("red")),
+        (0.8, pen.pick("cheese")),
+    ]
+    for radius, fill in layers:
+        outline = arc(radius, start + gone, start + 2 * math.pi)
+        if gone > 0:
+            outline.insert(0, (0.0, 0.0))
+        pen.shape(outline, fill)
+    kinds = rng.sample(("disc", "leaf", "olive", "patch"), 2)
+    for _ in range(rng.randint(9, 18)):
+        radius = 0.72 * rng.random() ** 0.5
+        angle = rng.uniform(start + gone + 0.1, start + 6.2)
+        kind = rng.choice(kinds)
+        x, y = polar(radius, angle)
+        topping = pen.at(x, y, size, angle)
+        if kind == "disc":
+            topping.ball(0, 0, 1, meat)
+        elif kind == "leaf":
+            topping.blob(0, 0, 1.2, pen.pick("green"), 0.5)
+        elif kind == "olive":
+            topping.blob(0, 0, 0.6, (45, 40, 45))
+            topping.blob(0, 0, 0.25, (170, 140, 90))
+        else:
+            topping.blob(0, 0, 1.3, pen.pick("cream"), 1, 0, 0.15)
+    for i in range(rng.choice((0, 8))):
+        cut = start + gone + i * (6.283 - gone) / 8
+        pen.line([(0, 0), polar(1, cut)], 0.025, shade(base, 0.6))
+
+
+@food(550)
+def ramen(pen: Pen) -> None:
+    """Wavy noodles in broth with egg, seaweed or meat."""
+    rng = pen.rng
+    noodle = pen.pick("cream", "cheese")
+    direction = rng.uniform(0, 6)
+    pen.bowl(pen.pick("broth", "broth", "chocolate", "red"))
+    for x, y in pen.spots(rng.randint(12, 20), 0.4):
+        bend = rng.uniform(0.04, 0.12)
+        here = pen.at(x, y, 1, direction + rng.uniform(-0.6, 0.6))
+        wave = [(-0.42 + 0.07 * i, bend * math.sin(i * 1.1)) for i in range(13)]
+        here.line(wave, 0.075, shade(noodle, 0.7))
+        here.line(wave, 0.045, noodle)
+    toppings = rng.sample(("egg", "nori", "meat"), rng.randint(0, 3))
+    for i, kind in enumerate(toppings):
+        angle = direction + 2.1 * i
+        x, y = polar(0.55, angle)
+        topping = pen.at(x, y, rng.uniform(0.23, 0.32), angle)
+        if kind == "egg":
+            topping.blob(0, 0, 1, pen.pick("cream"), 0.78)
+            topping.blob(0, 0, 0.52, pen.pick("yolk"))
+        elif kind == "nori":
+            topping.shape(box(-0.8, -0.7, 1.2, 0.7), pen.pick("seaweed"))
+        else:
+            topping.ball(0, 0, 1, pen.pick("skin"), 0.65)
+    pen.bits(rng.randint(0, 14), 0.6, 0.06, pen.pick("green"))
+
+
+@food(240)
+def salad(pen: Pen) -> None:
+    """Torn leaves with slices and wedges in between."""
+    rng = pen.rng
+    if rng.random() < 0.5:
+        pen.bowl(shade(pen.pick("green"), 0.7))
+    for x, y in pen.spots(rng.randint(16, 26), 0.7):
+        if rng.random() < 0.8:
+            fill = shade(pen.pick("green"), rng.uniform(0.7, 1.3))
+        else:
+            fill = pen.pick("plum", "chocolate")
+        size = rng.uniform(0.18, 0.34)
+        leaf = pen.at(x, y, size, rng.uniform(0, 6))
+        leaf.blob(0, 0, 1, fill, 0.6, 0, 0.2)
+        leaf.line([(-0.9, 0), (0.9, 0)], 0.1, shade(fill, 1.35))
+    for x, y in pen.spots(rng.randint(3, 9), 0.6):
+        size = rng.uniform(0.14, 0.24)
+        here = pen.at(x, y, size, rng.uniform(0, 6))
+        kind = rng.choice(("wedge", "cube", "slice"))
+        fill = pen.pick("red", "green")
+        if kind == "wedge":
+            here.shape(arc(1, 0, math.pi), fill)
+            here.shape(arc(0.6, 0.3, math.pi - 0.3), shade(fill, 1.3))
+        elif kind == "cube":
+            here.shape(box(-1, -0.8, 1, 0.8), pen.pick("cream", "baked"))
+        else:
+            here.blob(0, 0, 1, fill)
+            inside = pen.pick("cream") if rng.random() < 0.5 else shade(fill, 1.15)
+            here.blob(0, 0, 0.8, inside)
+
+
+@food(210)
+def soup(pen: Pen) -> None:
+    """Smooth liquid with a swirl of cream, croutons, herbs or drops of oil."""
+    rng = pen.rng
+    fill = pen.pick("red", "broth", "green", "cheese")
+    bread = pen.pick("baked")
+    pen.bowl(fill)
+    if rng.random() < 0.65:
+        turn = rng.uniform(0, 6)
+        steps = rng.randint(15, 36)
+        cream = pen.pick("cream") if rng.random() < 0.6 else shade(fill, 0.6)
+        swirl = []
+        for i in range(2, steps):
+            angle = 0.3 * i + turn
+            radius = 0.055 * (0.3 * i)
+            swirl.append(polar(radius, angle))
+        pen.line(swirl, 0.07, cream)
+    croutons = rng.choice((0, rng.randint(3, 8)))
+    for x, y in pen.spots(croutons, 0.55):
+        cube = pen.at(x, y, 0.11, rng.uniform(0, 3))
+        cube.shape(box(-1, -1, 1, 1.3), shade(bread, 0.75))
+        cube.shape(box(-1, -1, 1, 0.7), bread)
+    herbs = rng.choice((0, rng.randint(5, 16)))
+    pen.bits(herbs, 0.7, 0.06, pen.pick("green"))
+    drops = rng.choice((0, rng.randint(5, 12)))
+    pen.bits(drops, 0.75, 0.08, shade(fill, 1.3), shade(fill, 0.75))
+
+
+@food(400)
+def sushi(pen: Pen) -> None:
+    """Nigiri: pads of rice under fish, side by side."""
+    rng = pen.rng
+    count = rng.randint(2, 4)
+    tilt = rng.uniform(-0.4, 0.4)
+    has_belt = rng.random() < 0.3
+    usual_fish = pen.pick("red")
+    other_fish = pen.pick("cream", "cheese", "red")
+    rice = pen.pick("cream")
+    width = 0.68 / count  # half of a pad's
+    for i in range(count):
+        x = (i - (count - 1) / 2) * 1.72 / count
+        y = rng.uniform(-0.06, 0.06)
+        turn = tilt + rng.uniform(-0.15, 0.15)
+        here = pen.at(x, y, 1, turn)
+        fish = other_fish if rng.random() < 0.4 else usual_fish
+        here.blob(0.03, 0.1, width * 1.08, shade(rice, 0.6), 0.66)
+        here.blob(0, 0.06, width, rice, 0.62)
+        here.blob(0, -0.04, width * 1.05, shade(fish, 0.8), 0.55)
+        here.blob(-0.02, -0.07, width * 0.95, fish, 0.5)
+        for stripe in range(rng.randint(0, 5)):
+            stripe_y = -0.45 + 0.2 * stripe
+            points = [
+                (-width * 0.8, stripe_y),
+                (0, stripe_y + 0.1),
+                (width * 0.8, stripe_y - 0.02),
+            ]
+            here.line(points, 0.035, shade(fish, 1.3))
+        if has_belt:
+            here.shape(box(-width, -0.1, width, 0.08), (34, 42, 40))
+
+
+@food(450, 2, spin=0.3)
+def taco(pen: Pen) -> None:
+    """A folded shell with a filling along the open edge."""
+    rng = pen.rng
+    shell = pen.pick("baked")
+    lowered = pen.at(0, 0.3)
+    names = rng.sample(("green", "red", "chocolate", "cream", "cheese"), 3)
+    fills = [pen.pick(name) for name in names]
+    lowered.shape(arc(1.0, math.pi, 2 * math.pi, 0.95), shade(shell, 0.7))
+    for i in range(19):
+        angle = math.pi * (1 + i / 18)
+        radius = rng.uniform(0.86, 1.02)
+        size = rng.uniform(0.1, 0.19)
+        x, y = polar(radius, angle)
+        lowered.blob(x, y * 0.92, size, rng.choice(fills), 0.1, angle, 0.15)
+    lowered.shape(arc(0.92, math.pi, 2 * math.pi, 0.85), shell)
+    lowered.shape(arc(0.7, math.pi, 2 * math.pi, 0.7), shade(shell, 1.1))
+    for _ in range(7):
+        x = rng.uniform(-0.6, 0.6)
+        y = rng.uniform(-0.5, -0.05)
+        lowered.blob(x, y, 0.05, shade(shell, 0.75))
+
+
+CLASSES = tuple(entry.name for entry in FOODS)
+"""The names of the foods, by label."""

@@ -1,0 +1,184 @@
+"""The set as a folder of JPEGs: drawn once by several processes, checked by its sums whenever it is used."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+from filelock import FileLock
+
+from kd.data.foodtag.dishes import CLASSES
+from kd.data.foodtag.photograph import VERSION, draw, portion_of
+from kd.machine import cores
+from kd.progress import bar
+
+_SUMS = "SHA256SUMS"
+_VAL_SEED = 1_000_000  # the first seed of the validation pictures
+_QUALITY = 90  # of the JPEGs
+
+# A worker is a program of its own: a fork could inherit a held lock, and multiprocessing's spawn would run the
+# caller's main module and import torch again in every worker. It finds kd where this process has found it.
+_WORKER = """\
+import sys
+sys.path[:] = sys.argv[1].split("\\n")
+from kd.data.foodtag.folder import draw_share
+draw_share(*sys.argv[2:])
+"""
+
+Job = tuple[str, int, int]
+"""One picture of a set: its split, label and seed."""
+
+
+def check(**counts: int) -> None:
+    """Checks numbers of pictures a class, by the settings' names.
+
+    Raises:
+        ValueError: one below 1, or so large that training and validation seeds would meet.
+    """
+    for name, value in counts.items():
+        if not 1 <= value <= _VAL_SEED:
+            raise ValueError(f"{name} must be between 1 and {_VAL_SEED}, got {value}")
+
+
+def build(
+    cache_dir: Path, train_per_class: int, val_per_class: int, portions: bool = False
+) -> Path:
+    """Makes sure that the data set lies below ``cache_dir``, intact, and returns its folder.
+
+    Args:
+        cache_dir: where the set's folder is made; a lock beside it keeps other processes out.
+        train_per_class: training pictures a class.
+        val_per_class: validation pictures a class.
+        portions: draw portions of any size (:func:`kd.data.foodtag.portion_of`), not the usual one.
+
+    Raises:
+        ValueError: a number of pictures that :func:`check` refuses.
+        RuntimeError: pictures could not be drawn.
+    """
+    check(train_per_class=train_per_class, val_per_class=val_per_class)
+    cache_dir = Path(cache_dir).absolute()
+    suffix = "-portions" if portions else ""
+    root = cache_dir / f"foodtag-mini-{VERSION}-{train_per_class}x{val_per_class}{suffix}"
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{root}.lock"):
+        if root.exists():
+            damaged = _first_damaged(root)
+            if damaged is None:
+                return root
+            print(f"FoodTag-mini is damaged ({root / damaged}): drawing it again", file=sys.stderr)
+            shutil.rmtree(root)
+        for leftover in cache_dir.glob(f"{root.name}.tmp-*"):  # by a build that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        # Drawn elsewhere, then renamed: a set that has its name is complete.
+        unfinished = cache_dir / f"{root.name}.tmp-{os.getpid()}"
+        try:
+            _draw_all(unfinished, train_per_class, val_per_class, portions)
+            unfinished.rename(root)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return root
+
+
+def _jobs(train_per_class: int, val_per_class: int) -> list[Job]:
+    """Every picture of a set; a larger set holds a smaller one."""
+    seeds = {
+        "train": range(train_per_class),
+        "val": range(_VAL_SEED, _VAL_SEED + val_per_class),
+    }
+    jobs = []
+    for split, split_seeds in seeds.items():
+        for label in range(len(CLASSES)):
+            jobs += [(split, label, seed) for seed in split_seeds]
+    return jobs
+
+
+def _draw_all(root: Path, train_per_class: int, val_per_class: int, portions: bool) -> None:
+    """Draws every picture below ``root``, over the cores this process may use, and writes the list of sums."""
+    total = len(_jobs(train_per_class, val_per_class))
+    count = max(1, min(cores(), total // 20))
+    command = [sys.executable, "-P", "-c", _WORKER, "\n".join(sys.path)]
+    command += [str(root), str(train_per_class), str(val_per_class)]
+    workers = []
+    for share in range(count):
+        arguments = [str(share), str(count), "portions" if portions else ""]
+        workers.append(subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True))
+    lines = _follow(workers, total)
+    if len(lines) != total:
+        raise RuntimeError(f"FoodTag-mini: {len(lines)} of {total} pictures were drawn in {root}")
+    (root / _SUMS).write_text("".join(sorted(lines, key=lambda line: line[66:])))
+
+
+def _follow(workers: Sequence[subprocess.Popen[str]], total: int) -> list[str]:
+    """The lines that the workers print, one a picture, beside a progress bar; no worker is left behind."""
+    lines = []
+
+    def follow_one(worker: subprocess.Popen[str]) -> None:
+        for line in worker.stdout or ():
+            lines.append(line)
+            progress.update()
+
+    try:
+        with (
+            bar(total=total, label="drawing FoodTag-mini") as progress,
+            ThreadPoolExecutor(len(workers)) as threads,
+        ):
+            list(threads.map(follow_one, workers))
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    return lines
+
+
+def draw_share(
+    root: str, train_per_class: str, val_per_class: str, share: str, shares: str, portions: str
+) -> None:
+    """A worker's program: draws every ``shares``-th picture from number ``share`` on, below ``root``.
+
+    Prints a line of the list of sums for each picture. All arguments are text, from a command line; ``portions`` is
+    empty for portions of the usual size.
+    """
+    jobs = _jobs(int(train_per_class), int(val_per_class))
+    for split, label, seed in jobs[int(share) :: int(shares)]:
+        name = f"{split}/{CLASSES[label]}/{seed:07d}.jpg"
+        file = Path(root, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        picture = draw(label, seed, portion_of(label, seed) if portions else 1.0)
+        picture.save(file, quality=_QUALITY)
+        try:
+            print(f"{_sha256(file)}  {name}", flush=True)
+        except BrokenPipeError:  # the process that waits for the pictures is gone
+            os._exit(1)
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _read_sums(root: Path) -> dict[str, str]:
+    """Sum of each picture by its path below ``root``; empty where the list can't be read."""
+    try:
+        lines = (root / _SUMS).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    return {line[66:]: line[:64] for line in lines}
+
+
+def _first_damaged(root: Path) -> str | None:
+    """The first path that is missing, changed or extra, or None for an intact set."""
+    sums = _read_sums(root)
+    if not sums:
+        return _SUMS
+    expected_folders = {str(parent) for name in sums for parent in PurePosixPath(name).parents}
+    on_disk = {path.relative_to(root).as_posix() for path in root.rglob("*")}
+    on_disk -= expected_folders | {_SUMS}
+    for name in sorted(sums.keys() | on_disk):
+        if name not in sums or name not in on_disk:
+            return name
+        if _sha256(root / name) != sums[name]:
+            return name
+    return None

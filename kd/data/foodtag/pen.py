@@ -1,0 +1,231 @@
+"""What the foods are drawn with: colours, outlines, and a pen that draws in a frame of its own."""
+
+import math
+import random
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw
+
+Colour = tuple[int, ...]
+"""Red, green, blue and perhaps alpha, each in 0..255."""
+Point = tuple[float, float]
+"""x (to the right) and y (downwards) in a pen's frame, where the dish is the unit disc."""
+
+# Lowest and highest hue (degrees), saturation and value (per cent) of the colours that the foods share.
+_COLOURS = {
+    "any": (0, 360, 35, 90, 55, 100),
+    "baked": (20, 42, 40, 80, 50, 95),
+    "broth": (24, 40, 50, 90, 60, 95),
+    "cheese": (38, 54, 35, 85, 80, 100),
+    "chocolate": (14, 28, 40, 75, 25, 50),
+    "cream": (25, 60, 2, 22, 82, 100),
+    "green": (75, 135, 45, 90, 35, 80),
+    "metal": (30, 220, 0, 12, 55, 90),
+    "pink": (325, 350, 25, 70, 80, 100),
+    "plum": (265, 300, 35, 70, 30, 60),
+    "red": (-10, 20, 55, 92, 55, 95),
+    "seaweed": (90, 180, 10, 50, 12, 28),
+    "skin": (12, 28, 25, 60, 35, 95),
+    "yolk": (30, 52, 60, 95, 80, 100),
+}
+
+
+def _unit_circle(steps: int) -> list[tuple[float, float, float]]:
+    """``steps`` points of the unit circle: angle in radians, x, y."""
+    angles = [2 * math.pi * i / steps for i in range(steps)]
+    return [(angle, math.cos(angle), math.sin(angle)) for angle in angles]
+
+
+_COARSE_CIRCLE = _unit_circle(12)
+_FINE_CIRCLE = _unit_circle(36)
+_FINE_FROM = 8  # pixels: blobs of a smaller radius have the coarse outline
+
+
+def pick_colour(rng: random.Random, *names: str) -> Colour:
+    """A random colour of one of the named kinds, RGB in 0..255."""
+    low_hue, high_hue, low_saturation, high_saturation, low_value, high_value = _COLOURS[
+        rng.choice(names)
+    ]
+    hue = rng.uniform(low_hue, high_hue) / 60
+    saturation = rng.uniform(low_saturation, high_saturation) / 100
+    value = 2.55 * rng.uniform(low_value, high_value)
+    # HSV to RGB: channel(n) = V - V S max(0, min(k, 4 - k, 1)), k = (n + H / 60 degrees) mod 6, n = 5, 3, 1
+    # (https://en.wikipedia.org/wiki/HSL_and_HSV#HSV_to_RGB_alternative)
+    channels = []
+    for n in (5, 3, 1):
+        k = (n + hue) % 6
+        channels.append(int(value * (1 - saturation * max(0, min(k, 4 - k, 1)))))
+    return tuple(channels)
+
+
+def shade(colour: Colour, light: float) -> Colour:
+    """The colour, lighter (``light`` > 1) or darker (< 1); channels stay at most 255."""
+    return tuple(min(255, int(channel * light)) for channel in colour)
+
+
+def polar(radius: float, angle: float) -> Point:
+    """The point at ``radius`` from the origin, in the direction ``angle`` (radians, clockwise from the right)."""
+    return (radius * math.cos(angle), radius * math.sin(angle))
+
+
+def arc(
+    radius: float, start: float, stop: float, squash: float = 1.0, steps: int = 30
+) -> list[Point]:
+    """Points along an elliptic arc around the origin, between two angles in radians."""
+    angles = [start + (stop - start) * i / steps for i in range(steps + 1)]
+    return [(radius * math.cos(angle), radius * squash * math.sin(angle)) for angle in angles]
+
+
+def box(left: float, top: float, right: float, bottom: float) -> list[Point]:
+    """The corners of a rectangle, in order around it."""
+    return [(left, top), (right, top), (right, bottom), (left, bottom)]
+
+
+class Pen:
+    """Draws in a frame of its own, in which the dish is the unit disc, on a picture it shares with other pens.
+
+    Args:
+        image: the canvas.
+        rng: the only source of chance.
+        matrix: (a, b, c, d, e, f): the point (x, y) of the frame is the pixel (ax + by + c, dx + ey + f).
+    """
+
+    def __init__(self, image: Image.Image, rng: random.Random, matrix: Sequence[float]) -> None:
+        self.image = image
+        self.rng = rng
+        self.matrix = matrix
+        self.canvas = ImageDraw.Draw(image, "RGBA")
+        a, b, _, d, e, _ = matrix
+        self.scale = math.sqrt(abs(a * e - b * d))  # pixels to a unit of the frame
+
+    def at(
+        self, x: float, y: float, scale: float = 1.0, turn: float = 0.0, squash: float = 1.0
+    ) -> "Pen":
+        """A pen whose frame lies at (x, y) of this one, scaled, turned (radians) and flattened."""
+        # The new frame's point (u, v) is (p u + q v + x, r u + s v + y) in this frame.
+        p = scale * math.cos(turn)
+        q = -scale * squash * math.sin(turn)
+        r = scale * math.sin(turn)
+        s = scale * squash * math.cos(turn)
+        # This frame's matrix times the new frame's.
+        a, b, c, d, e, f = self.matrix
+        column = (a * p + b * r, a * q + b * s, a * x + b * y + c)
+        row = (d * p + e * r, d * q + e * s, d * x + e * y + f)
+        return Pen(self.image, self.rng, (*column, *row))
+
+    def pick(self, *names: str) -> Colour:
+        """A random colour of one of the named kinds, RGB in 0..255."""
+        return pick_colour(self.rng, *names)
+
+    def pixels(self, points: Sequence[Point]) -> list[Point]:
+        """Points of the frame as pixels of the canvas."""
+        a, b, c, d, e, f = self.matrix
+        return [(a * x + b * y + c, d * x + e * y + f) for x, y in points]
+
+    def shape(self, points: Sequence[Point], fill: Colour) -> None:
+        """A filled polygon."""
+        self.canvas.polygon(self.pixels(points), fill=fill)
+
+    def line(self, points: Sequence[Point], width: float, fill: Colour) -> None:
+        """A line; its width is in units of the frame."""
+        width_in_pixels = max(1, round(width * self.scale))
+        self.canvas.line(self.pixels(points), fill, width_in_pixels, "curve")
+
+    def blob(
+        self,
+        x: float,
+        y: float,
+        rx: float,
+        fill: Colour,
+        ry: float = 0,
+        turn: float = 0,
+        wobble: float = 0.04,
+    ) -> None:
+        """An ellipse with an irregular outline.
+
+        Args:
+            x: of the centre.
+            y: of the centre.
+            rx: radius along x, before the turn.
+            fill: colour.
+            ry: radius along y; 0: a circle.
+            turn: radians.
+            wobble: how far the outline leaves the ellipse at most, to the radius; 0: not at all.
+        """
+        # The outline's radius: 1 plus three waves, of 2, 3 and 5 periods around the ellipse.
+        waves = []
+        for periods in (2, 3, 5):
+            phase = self.rng.uniform(0, 7)
+            height = self.rng.uniform(0, wobble)
+            waves.append((periods, phase, height))
+        (n1, phase1, height1), (n2, phase2, height2), (n3, phase3, height3) = waves
+
+        ry = ry or rx
+        cos, sin = math.cos(turn), math.sin(turn)
+        circle = _COARSE_CIRCLE if rx * self.scale < _FINE_FROM else _FINE_CIRCLE
+        points = []
+        for angle, circle_x, circle_y in circle:
+            radius = 1 + (
+                height1 * math.sin(n1 * angle + phase1)
+                + height2 * math.sin(n2 * angle + phase2)
+                + height3 * math.sin(n3 * angle + phase3)
+            )
+            u = rx * radius * circle_x
+            v = ry * radius * circle_y
+            points.append((x + u * cos - v * sin, y + u * sin + v * cos))
+        self.shape(points, fill)
+
+    def ball(
+        self, x: float, y: float, rx: float, fill: Colour, ry: float = 0, turn: float = 0
+    ) -> None:
+        """A rounded body: dark at the rim, light towards one side. Arguments as of :meth:`blob`."""
+        ry = ry or rx
+        for size, light in ((1.0, 0.74), (0.88, 0.92), (0.66, 1.04), (0.36, 1.14)):
+            shift = (1 - size) * 0.16
+            centre_x = x - shift * rx
+            centre_y = y - 2 * shift * ry
+            self.blob(centre_x, centre_y, rx * size, shade(fill, light), ry * size, turn, 0.03)
+
+    def spots(self, count: int, reach: float, inner: float = 0.0) -> list[Point]:
+        """``count`` random places between the radii ``inner`` and ``reach``, evenly over the area."""
+        places = []
+        for _ in range(count):
+            radius = self.rng.uniform(inner**2, reach**2) ** 0.5
+            angle = self.rng.uniform(0, 7)
+            places.append(polar(radius, angle))
+        return places
+
+    def bits(
+        self,
+        count: int,
+        reach: float,
+        size: float,
+        *fills: Colour,
+        inner: float = 0.0,
+        slim: float = 0.6,
+    ) -> None:
+        """Crumbs, herbs, seeds, grains of rice: small blobs of any of the colours, between two radii.
+
+        Args:
+            count: of the blobs.
+            reach: the outer radius.
+            size: a blob's usual radius.
+            fills: colours; each blob takes one, lighter or darker.
+            inner: the inner radius.
+            slim: a blob's short radius to its long one.
+        """
+        for x, y in self.spots(count, reach, inner):
+            radius = size * self.rng.uniform(0.6, 1.3)
+            fill = self.rng.choice(fills)
+            light = self.rng.uniform(0.8, 1.12)
+            turn = self.rng.uniform(0, 3)
+            self.blob(x, y, radius, shade(fill, light), radius * slim, turn, 0.1)
+
+    def bowl(self, fill: Colour) -> None:
+        """A bowl filled to its rim."""
+        rim = self.pick("cream", "cream", "chocolate", "metal")
+        self.blob(0, 0.08, 1.08, shade(rim, 0.6), wobble=0)
+        self.blob(0, 0, 1.06, rim, wobble=0)
+        self.blob(0, 0.02, 0.96, shade(rim, 0.7), wobble=0)
+        self.blob(0, 0.04, 0.92, fill, wobble=0.01)
+        self.blob(-0.05, 0, 0.75, shade(fill, 1.07), wobble=0.06)

@@ -1,0 +1,218 @@
+"""A whole picture: the table, the shadow, the dish with its food, what lies in front, and the camera."""
+
+import math
+import random
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter
+
+from kd.data.foodtag.dishes import FOODS
+from kd.data.foodtag.pen import Pen, box, pick_colour, polar, shade
+
+VERSION = "v1"
+"""Part of the data folder's name; to be raised whenever a change alters the pictures."""
+SIZE = 80
+"""Side of a picture in pixels: room for random crops, small enough to draw thousands in seconds."""
+
+_CANVAS = 2 * SIZE  # drawn at twice the size, then halved
+_SPREAD = 0.2  # how far pose, light, focus and clutter vary, 0 .. 1; low, so that a small ViT learns in two minutes
+_PORTIONS = (0.55, 1.05)  # sides of portions, of the usual one's
+_SHADOW = (20, 16, 14)
+
+# Coordinates of all pixels: of the canvas in pixels, of the finished picture from -1 to 1.
+_ROWS, _COLUMNS = np.mgrid[:_CANVAS, :_CANVAS].astype(np.float32)
+_HEIGHTS, _WIDTHS = np.mgrid[-1 : 1 : SIZE * 1j, -1 : 1 : SIZE * 1j].astype(np.float32)
+
+
+def portion_of(label: int, seed: int) -> float:
+    """The side of a portion, of the usual one's, in a set that varies it."""
+    return random.Random(f"{VERSION}/portion/{label}/{seed}").uniform(*_PORTIONS)
+
+
+def calories_of(label: int, seed: int) -> float:
+    """Of such a portion, in kcal: the food's calories times the area that it covers."""
+    return FOODS[label].kcal * portion_of(label, seed) ** 2
+
+
+def draw(label: int, seed: int, portion: float = 1.0) -> Image.Image:
+    """One photograph of a food, ``SIZE`` x ``SIZE`` pixels in RGB.
+
+    Args:
+        label: index into :data:`~kd.data.foodtag.dishes.CLASSES`.
+        seed: the same (label, seed, portion) gives the same pixels, whoever else draws random numbers.
+        portion: size of the dish, 1 is the usual one.
+    """
+    rng = random.Random(f"{VERSION}/{label}/{seed}")
+    noise = np.random.RandomState(rng.getrandbits(32))
+    image = _table(rng, noise)
+
+    # Where the dish lies, and how large it is, in pixels of the canvas.
+    size = _CANVAS * (0.42 + 0.12 * _SPREAD * rng.uniform(-1, 0.5))
+    centre_x = _CANVAS * (0.5 + 0.14 * _SPREAD * rng.uniform(-1, 1))
+    centre_y = _CANVAS * (0.5 + 0.14 * _SPREAD * rng.uniform(-1, 1))
+    frame = Pen(image, rng, (size, 0, centre_x, 0, size, centre_y))
+
+    if rng.random() < 0.3 * _SPREAD:
+        _neighbours_plate(frame)
+    _shadow(frame)
+
+    # The camera's point of view turns and flattens the dish.
+    turn = rng.uniform(-0.3, 0.3)
+    lean = rng.uniform(-0.45, 0.45)
+    squash = rng.uniform(0, 0.32)
+    turned = frame.at(0, 0, 1, _SPREAD * turn, 1 - _SPREAD * squash)
+    view = turned.at(0, 0, 1, _SPREAD * lean)
+    _dish(view)
+    FOODS[label].draw(view if portion == 1.0 else view.at(0, 0, portion))
+
+    if rng.random() < _SPREAD:
+        _clutter(frame)
+    return _camera(image, rng, noise)
+
+
+def _clouds(noise: np.random.RandomState, cells: int, rows: int = 0) -> np.ndarray:
+    """Smooth noise of about ±1 over the canvas; with fewer ``rows`` than cells it is drawn out into bands."""
+    coarse = noise.standard_normal((rows or cells, cells)).astype(np.float32)
+    smooth = Image.fromarray(coarse).resize((_CANVAS, _CANVAS), Image.Resampling.BICUBIC)
+    return np.asarray(smooth)
+
+
+def _table(rng: random.Random, noise: np.random.RandomState) -> Image.Image:
+    """Wood, cloth, marble, tiles, speckled stone or a plain table: the canvas, in RGB."""
+    colour = pick_colour(rng, "metal", "metal", "skin", "chocolate", "any")
+    angle = rng.uniform(0, math.pi)
+    pitch = rng.uniform(12, 40)  # pixels from stripe to stripe
+    u = _COLUMNS * math.cos(angle) + _ROWS * math.sin(angle)  # along and across the pattern
+    v = _ROWS * math.cos(angle) - _COLUMNS * math.sin(angle)
+    kind = rng.choice(("wood", "cloth", "stripes", "marble", "tiles", "stone", "plain"))
+    if kind == "wood":
+        grain = 0.1 * np.sin(v / 2.2 + 3 * _clouds(noise, 5))
+        grain = grain + 0.08 * _clouds(noise, 24, 4)
+        grain -= 0.35 * (v % (pitch + 14) < 2)  # the joints between the boards
+        pattern = grain
+    elif kind == "cloth":
+        warp = np.sign(np.sin(u * 6.28 / pitch))
+        weft = np.sign(np.sin(v * 6.28 / pitch))
+        pattern = 0.16 * (warp + weft)
+    elif kind == "stripes":
+        contrast = rng.uniform(0.1, 0.35)
+        pattern = contrast * np.sign(np.sin(u * 6.28 / pitch))
+    elif kind == "marble":
+        veins = np.abs(_clouds(noise, 6) + 0.4 * _clouds(noise, 14))
+        pattern = -0.4 * np.exp(-6 * veins)
+    elif kind == "tiles":
+        joints = (u % pitch < 2.5) | (v % pitch < 2.5)
+        pattern = 0.3 * joints * rng.choice((-1, 1)) + 0.05 * _clouds(noise, 10)
+    else:
+        contrast = 0.13 if kind == "stone" else 0.03
+        pattern = contrast * _clouds(noise, 70) + 0.08 * _clouds(noise, 6)
+    pixels = np.array(colour, np.float32) * (1 + _SPREAD * pattern[..., None])
+    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+
+
+def _neighbours_plate(frame: Pen) -> None:
+    """Another plate beside the dish, cut off by the picture's edge."""
+    angle = frame.rng.uniform(0, 6.28)
+    fill = frame.pick("any", "cream")
+    for radius in (0.7, 0.55):
+        x, y = polar(1.9, angle)
+        frame.blob(x, y, radius, shade(fill, 1.3 - radius / 2))
+
+
+def _shadow(frame: Pen) -> None:
+    """The soft shadow of the dish on the table."""
+    mask = Image.new("L", frame.image.size, 0)
+    dx = frame.rng.uniform(-0.2, 0.2)
+    dy = frame.rng.uniform(0.0, 0.25)
+    corners = frame.pixels([(dx - 1.1, dy - 1.0), (dx + 1.1, dy + 1.0)])
+    ImageDraw.Draw(mask).ellipse(corners, fill=frame.rng.randint(40, 150))
+    frame.image.paste(_SHADOW, (0, 0), mask.filter(ImageFilter.BoxBlur(8)))
+
+
+def _dish(pen: Pen) -> None:
+    """What the food lies on: a plate, a board, a tray or nothing."""
+    fill = pen.pick("cream", "cream", "cream", "chocolate", "metal", "any")
+    size = pen.rng.uniform(1.12, 1.45)
+    kind = pen.rng.choice(("none", "plate", "plate", "plate", "board", "tray"))
+    if kind == "none":
+        return
+    if kind == "plate":
+        for radius, light in ((1.0, 0.78), (0.97, 1.0), (0.76, 0.86), (0.74, 0.97)):
+            pen.blob(0, 0, size * radius, shade(fill, light), wobble=0)
+        return
+    here = pen.at(0, 0, size, pen.rng.uniform(-0.5, 0.5), pen.rng.uniform(0.7, 1))
+    if kind == "board":
+        layers = [(1.0, 0.8), (0.95, 1.0)]
+    else:
+        layers = [(1.0, 1.0), (0.9, 0.8), (0.86, 0.9)]
+    for half, light in layers:
+        here.shape(box(-half, -half, half, half), shade(fill, light))
+
+
+def _clutter(pen: Pen) -> None:
+    """Something in front: cutlery, chopsticks, leaves, drops of sauce, fingers or a napkin."""
+    rng = pen.rng
+    kind = rng.choice(("fork", "sticks", "leaf", "sauce", "hand", "napkin", "none", "none"))
+    turned = pen.at(0, 0, 1, rng.uniform(0, 6.28))
+    here = turned.at(rng.uniform(0.25, 0.75), 0)
+    if kind == "fork":
+        metal = pen.pick("metal")
+        here.line([(0.3, -0.1), (2.5, 0.15)], 0.1, metal)
+        for prong in (-1, 0, 1):
+            tip = (-0.15, 0.09 * prong - 0.12)
+            root = (0.32, 0.07 * prong - 0.1)
+            here.line([tip, root], 0.045, metal)
+    elif kind == "sticks":
+        for y in (-0.1, 0.1):
+            here.line([(-0.4, y), (2.5, 2.2 * y)], 0.07, pen.pick("chocolate", "red", "baked"))
+    elif kind == "leaf":
+        here.bits(rng.randint(1, 4), 0.6, 0.24, pen.pick("green"), slim=0.45)
+    elif kind == "sauce":
+        count = rng.randint(1, 4)
+        fill = pen.pick("broth", "cheese", "chocolate", "green", "red")
+        here.bits(count, 0.6, 0.16, fill, slim=0.9)
+    elif kind == "hand":
+        skin = pen.pick("skin")
+        for finger in range(rng.randint(1, 3)):
+            x = 0.2 + 0.05 * finger
+            y = 0.25 * finger
+            here.line([(x, y), (2.5, 0.1 + 0.3 * finger)], 0.24, shade(skin, 0.85))
+            here.ball(x, y, 0.13, skin)
+    elif kind == "napkin":
+        corners = [(0.35, -1.5), (2.5, -1.2), (2.5, 1.6), (0.2, 1.1)]
+        here.shape(corners, pen.pick("any"))
+
+
+def _camera(image: Image.Image, rng: random.Random, noise: np.random.RandomState) -> Image.Image:
+    """Light and camera: focus, colour temperature, vignette, a cast shadow, noise. Halves the picture's sides."""
+    # Focus, size, saturation.
+    blur = 1.8 * _SPREAD * rng.random()
+    image = image.filter(ImageFilter.GaussianBlur(rng.choice((0.0, 0.0, blur))))
+    saturation = 1 + 0.5 * _SPREAD * rng.uniform(-1, 0.5)
+    image = ImageEnhance.Color(image.reduce(2)).enhance(saturation)
+
+    # Light from one side, a vignette, clouds, and perhaps the edge of a shadow.
+    angle = rng.uniform(0, 6.28)
+    warmth = 0.22 * _SPREAD * rng.uniform(-1, 1)
+    grain = 0.05 * _SPREAD * rng.random()
+    side = _WIDTHS * math.cos(angle) + _HEIGHTS * math.sin(angle)
+    distance = _WIDTHS * _WIDTHS + _HEIGHTS * _HEIGHTS  # from the centre, squared
+    slope = rng.uniform(0, 0.35)
+    vignette = rng.uniform(0, 0.35)
+    light = 1 + _SPREAD * (slope * side - vignette * distance)
+    cloudiness = _SPREAD * rng.uniform(0, 0.12)
+    light += cloudiness * _clouds(noise, 6)[::2, ::2]
+    if rng.random() < 0.3 * _SPREAD:
+        edge = rng.uniform(-0.6, 0.6)
+        darkness = rng.uniform(0.45, 0.8)
+        light *= np.where(side > edge, darkness, 1)
+
+    # Exposure, colour temperature, contrast, noise of the sensor.
+    exposure = 1.05 + 0.3 * _SPREAD * rng.uniform(-1, 1)
+    tint = rng.uniform(-0.06, 0.06)
+    gain = exposure * np.array((1 + warmth, 1 + tint, 1 - warmth), np.float32)
+    pixels = np.asarray(image, dtype=np.float32) / 255 * light[..., None] * gain
+    gamma = 0.95 + 0.25 * _SPREAD * rng.uniform(-1, 1)
+    pixels = np.clip(pixels, 0, 1) ** gamma
+    pixels += grain * noise.standard_normal(pixels.shape).astype(np.float32)
+    return Image.fromarray((np.clip(pixels, 0, 1) * 255).astype(np.uint8))
