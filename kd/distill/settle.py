@@ -9,7 +9,7 @@ from torch import Tensor
 from kd.clock import part_of_the_start
 from kd.data.batch import Batch
 from kd.distill.feature_taps import Read
-from kd.distill.inherit.layers import fit_projection
+from kd.distill.inherit.ridge import fit_projection
 from kd.distill.student import Student
 from kd.distill.students import Students
 from kd.losses import FeatureRegression

@@ -27,7 +27,7 @@ from kd.data.samples import PictureSet
 from kd.data.sources import ImageFolder
 from kd.data.transforms import EvalView, MixPairs, seeded, train_transform
 from kd.distill.inherit import inherit_together
-from kd.distill.inherit.layers import fit_projection
+from kd.distill.inherit.ridge import fit_projection
 from kd.fit_to_machine.precision import choose_precision
 from kd.losses import KDLoss, MSELoss
 from kd.models import StudentSpec, TeacherSpec

@@ -6,11 +6,21 @@ LayerNorm only sees the direction of the centred stream (SliceGPT, Ashkboos et a
 cut is made good, layer by layer, by least squares against the teacher's own activations (as in FitNets' hints,
 arXiv 1412.6550, but solved instead of trained).
 
-How: ``M``, (student width, teacher width), maps the teacher's centred stream onto the student's. Its rows span the
-directions that the teacher's classifier reads, then the stream's leading ones on sample pictures, and leave out the
-student's all-ones direction, which its LayerNorms would subtract. Then, from the first block to the last, each linear
-layer of the student is fitted so that what it computes *from the student's own activations* comes closest to the
-teacher's. Heads and hidden units that the student has no room for are chosen by what they contribute.
+The algorithm, from top to bottom (:func:`inherit_together`); it takes a few hundred pictures without labels:
+
+1. Refuse pairs that have a part for which there is no formula (:mod:`~kd.distill.inherit.pair`).
+2. Run the teacher on the pictures, cut into the student's patches (:mod:`~kd.distill.inherit.measured`).
+3. Make ``M``, (student's width, teacher's width), which maps the teacher's stream onto the student's
+   (:mod:`~kd.distill.inherit.stream`): first the directions that the teacher's classifier reads, then the stream's
+   leading ones; never the student's all-ones direction, which its LayerNorms would subtract.
+4. Map patches, class token and positions by M, and run the student up to its first block
+   (:mod:`~kd.distill.inherit.layers`, as all that follows).
+5. For each block of the student, from first to last, take the teacher's block that it follows (evenly spaced), keep the
+   heads and hidden units that write most into the stream (heads of another size: :mod:`~kd.distill.inherit.heads`), and
+   fit its layers in the order in which they run. Each is the ridge regression (:mod:`~kd.distill.inherit.ridge`) that
+   makes of *the student's own* activations what the teacher's layer gives, so that it also mends what the layers
+   before it have lost; it is drawn towards the teacher's weights, cut by M. The student then runs up to the next block.
+6. Fit the classifier to the teacher's logits; a copy at full size must answer as its teacher does.
 """
 
 from kd.distill.inherit.pair import check_pair, matching_patches

@@ -1,19 +1,12 @@
-"""The whole start: from the embedding to the head."""
+"""The whole start: from the embedding to the head, for several students at once."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from kd.distill.inherit.layers import (
-    GUIDE,
-    Aim,
-    fit,
-    inherit_block,
-    inherit_embedding,
-    inherit_head,
-)
-from kd.distill.inherit.measured import MeasuredTeacher, grid_of
+from kd.distill.inherit.layers import BlockTargets, inherit_block, inherit_embedding, inherit_head
+from kd.distill.inherit.measured import GUIDE, MeasuredTeacher, grid_of
 from kd.distill.inherit.pair import (
     ViT,
     check_copy,
@@ -22,6 +15,7 @@ from kd.distill.inherit.pair import (
     inherits_head,
     kept_prefix,
 )
+from kd.distill.inherit.ridge import fit_linear
 from kd.distill.inherit.stream import chosen_blocks, reset_norms, shown
 from kd.models.preprocess import Images, Preprocess, evaluating
 from kd.models.segmenter import DenseModel
@@ -36,87 +30,136 @@ def inherit_together(
 ) -> None:
     """Overwrites students' weights with the teacher's layers, fitted to each one's size; deterministic.
 
-    What the teacher does is computed once for all students of one patch grid. The classifier is copied where both have
+    What the teacher does is computed once for all students of one patch grid. The classifier is fitted where both have
     as many classes. Of dense models: the backbone, then each level's 1x1 convolution, fitted; the rest of the head is
     copied.
+
+    Args:
+        students: each with how its pictures are resized and normalised.
+        teacher: a plain timm ViT, or a dense model on one.
+        pictures: the sample, uint8 ``(N, 3, H, W)``; labels are not needed.
+        teacher_input: how the teacher's pictures are resized and normalised.
+
+    Raises:
+        ValueError: a pair that does not fit, or a copy at full size that answers otherwise than its teacher.
     """
-    dense = isinstance(teacher, DenseModel)
-    measured = MeasuredTeacher(teacher.backbone if dense else teacher, pictures, teacher_input)
+    is_dense = isinstance(teacher, DenseModel)
+    measured = MeasuredTeacher(teacher.backbone if is_dense else teacher, pictures, teacher_input)
     with evaluating(teacher, *(student for student, _ in students)):
-        grids: dict[object, list[tuple[ViT, Preprocess]]] = {}
+        students_by_grid: dict[object, list[tuple[ViT, Preprocess]]] = {}
         for student, prepare in students:
-            vit = student.backbone if dense else student
+            vit = student.backbone if is_dense else student
             check_pair(vit, measured.model)
-            grids.setdefault(grid_of(vit, prepare.size), []).append((vit, prepare))
-        for same in grids.values():
-            _fit_blocks([_Fit(vit, prepare, measured) for vit, prepare in same])
-        if dense:
+            grid = grid_of(vit, prepare.size)
+            students_by_grid.setdefault(grid, []).append((vit, prepare))
+        for of_one_grid in students_by_grid.values():
+            _fit_students([_StudentFit(vit, prepare, measured) for vit, prepare in of_one_grid])
+        if is_dense:
             _inherit_dense_heads(students, teacher, pictures, teacher_input)
 
 
-class _Fit:
-    """One student on its way through the teacher's blocks."""
+class _StudentFit:
+    """One student on its way through the teacher's blocks; its embedding is fitted at once.
+
+    Args:
+        student: a plain ViT.
+        prepare: how its pictures are resized and normalised.
+        measured: the teacher.
+    """
 
     def __init__(self, student: ViT, prepare: Preprocess, measured: MeasuredTeacher) -> None:
         self.student, self.prepare, self.measured = student, prepare, measured
-        self.blocks = dict(zip(chosen_blocks(student, measured.model), student.blocks, strict=True))
-        measured.see_as(student, prepare.size)
+        numbers = chosen_blocks(student, measured.model)
+        self.blocks = dict(zip(numbers, student.blocks, strict=True))
+        """The student's blocks by the number of the teacher's block that each follows."""
+        measured.use_grid_of(student, prepare.size)
         self.projection = measured.projection(student)
         reset_norms(student)
         inherit_embedding(student, measured.model, self.projection, prepare, measured.prepare)
-        pictures = measured.pictures.split(GUIDE)
-        self.streams = [student._pos_embed(student.patch_embed(prepare(part))) for part in pictures]
-        others = (
-            self.streams[0].shape[1] - 1
-        )  # a class token that alone is classified counts as much as all of them
-        of_class = isinstance(student.head, nn.Linear) and student.global_pool == "token"
-        self.shares: Tensor | None = torch.tensor([others, *[1.0] * others]) if of_class else None
+        self.streams: list[Tensor] = []
+        """The student's stream before the next block, ``(N, L, D)`` of each part of the sample."""
+        for part in measured.pictures.split(GUIDE):
+            self.streams.append(student._pos_embed(student.patch_embed(prepare(part))))
+        self.shares = self._token_shares()
+        """How much each token counts in the fits, ``(L,)``; None: all alike."""
 
-    def block(self, number: int, aim: Aim) -> None:
-        """Fits a block; one like it that was fitted to the same stream is copied."""
+    def _token_shares(self) -> Tensor | None:
+        """A class token that alone is classified counts as much as all other tokens together."""
+        if not isinstance(self.student.head, nn.Linear) or self.student.global_pool != "token":
+            return None
+        others = self.streams[0].shape[1] - 1
+        return torch.tensor([others, *[1.0] * others])
+
+    def fit_block(self, number: int, targets: BlockTargets) -> None:
+        """Fits the student's block that follows the teacher's ``number``.
+
+        A block that was fitted already, of the same shape and to the same stream (of a student that is alike up to
+        here), is copied.
+        """
         block = self.blocks[number]
-        key = id(self.streams), repr(block), block.attn.num_heads
-        first, self.streams = aim.once(
-            key, lambda: (block, inherit_block(block, aim, self.streams))
-        )
-        block.load_state_dict(first.state_dict())
+        stream_and_shape = id(self.streams), repr(block), block.attn.num_heads
 
-    def end(self) -> None:
-        student, teacher = self.student, self.measured.model
+        def fit() -> tuple[nn.Module, list[Tensor]]:
+            return block, inherit_block(block, targets, self.streams)
+
+        fitted_block, self.streams = targets.once(stream_and_shape, fit)
+        block.load_state_dict(fitted_block.state_dict())
+
+    def finish(self) -> None:
+        """Fits the classifier, and checks a student that is a copy of its teacher.
+
+        Raises:
+            ValueError: such a copy answers otherwise than its teacher.
+        """
+        student, teacher, measured = self.student, self.measured.model, self.measured
         if inherits_head(student, teacher):
-            inherit_head(student, teacher, self.streams, self.projection, self.measured.logits)
-        if copy_is_possible(student, teacher) and self.prepare.size == self.measured.prepare.size:
-            pictures = self.measured.pictures.split(64)
-            check_copy(
-                torch.cat([student(self.prepare(part)) for part in pictures]), self.measured.logits
-            )
+            inherit_head(student, teacher, self.streams, self.projection, measured.logits)
+        if copy_is_possible(student, teacher) and self.prepare.size == measured.prepare.size:
+            batches = measured.pictures.split(64)
+            logits = torch.cat([student(self.prepare(batch)) for batch in batches])
+            check_copy(logits, measured.logits)
 
 
-def _fit_blocks(starts: Sequence[_Fit]) -> None:
-    """Students of one grid, block by block: a block of the teacher runs once for all."""
-    alike: dict[object, list[_Fit]] = {}  # by what they aim at
-    for one in starts:
-        prefix = kept_prefix(one.student, one.measured.model)
-        same = alike.setdefault((id(one.projection), one.shares is None, *prefix), [])
-        if same and all(
-            torch.equal(a, b) for a, b in zip(one.streams, same[0].streams, strict=True)
-        ):
-            one.streams = same[0].streams
-        same.append(one)
-    used = sorted({number for one in starts for number in one.blocks})
-    for number in shown(
-        used,
-        "the student's blocks" if len(starts) == 1 else f"the blocks of {len(starts)} students",
-    ):
-        for same in alike.values():
-            # a student of fewer blocks makes in one step what the teacher makes in several
-            if fitted := [one for one in same if number in one.blocks]:
-                found = same[0].measured.block(number, same[0].student)
-                aim = Aim(found, same[0].projection, same[0].shares, len(fitted) > 1)
-                for one in fitted:
-                    one.block(number, aim)
-    for one in starts:
-        one.end()
+def _fit_students(fits: Sequence[_StudentFit]) -> None:
+    """Fits students of one grid, block by block: a block of the teacher runs once for all."""
+    groups = _groups_of_equal_targets(fits)
+    numbers = sorted({number for each in fits for number in each.blocks})
+    label = "the student's blocks"
+    if len(fits) > 1:
+        label = f"the blocks of {len(fits)} students"
+    for number in shown(numbers, label):
+        for group in groups:
+            # A student of fewer blocks than its teacher makes in one step what the teacher makes in several.
+            with_this_block = [each for each in group if number in each.blocks]
+            if not with_this_block:
+                continue
+            first = group[0]
+            parts = first.measured.activations_of(number, first.student)
+            several = len(with_this_block) > 1
+            targets = BlockTargets(parts, first.projection, first.shares, several)
+            for each in with_this_block:
+                each.fit_block(number, targets)
+    for each in fits:
+        each.finish()
+
+
+def _groups_of_equal_targets(fits: Sequence[_StudentFit]) -> list[list[_StudentFit]]:
+    """Students whose fits aim at the same: one projection, one weighing of tokens, the same prefix tokens.
+
+    In a group, students whose stream equals the first one's share that one list of tensors, so that
+    :meth:`_StudentFit.fit_block` can tell by its identity.
+    """
+    groups: dict[object, list[_StudentFit]] = {}
+    for each in fits:
+        prefix = kept_prefix(each.student, each.measured.model)
+        key = id(each.projection), each.shares is None, *prefix
+        group = groups.setdefault(key, [])
+        if group:
+            pairs = zip(each.streams, group[0].streams, strict=True)
+            if all(torch.equal(stream, first) for stream, first in pairs):
+                each.streams = group[0].streams
+        group.append(each)
+    return list(groups.values())
 
 
 def _inherit_dense_heads(
@@ -125,24 +168,40 @@ def _inherit_dense_heads(
     pictures: Images,
     teacher_input: Preprocess,
 ) -> None:
-    levels = [teacher.levels(teacher_input(part)) for part in pictures.split(64)]
-    maps = [
-        torch.cat([level(part[i]) for part in levels])
-        for i, level in enumerate(teacher.head.levels)
-    ]
+    """Fits dense models' heads to their teacher's; arguments as of :func:`inherit_together`."""
+    batches = pictures.split(64)
+    teacher_levels = [teacher.levels(teacher_input(batch)) for batch in batches]
+    teacher_maps = []  # of each level, (N, width, H, W)
+    for level, convolution in enumerate(teacher.head.levels):
+        teacher_maps.append(torch.cat([convolution(levels[level]) for levels in teacher_levels]))
     for student, prepare in students:
-        own_levels = [student.levels(prepare(part)) for part in pictures.split(64)]
-        for i, (own, found) in enumerate(zip(student.head.levels, maps, strict=True)):
-            assert isinstance(own, nn.Conv2d)
-            features = torch.cat([part[i] for part in own_levels])
-            wanted = nn.functional.interpolate(found, features.shape[2:], mode="bilinear")
-            linear = nn.Linear(own.in_channels, own.out_channels)
-            fit(
-                linear,
-                [(features.movedim(1, -1), wanted.movedim(1, -1))],
-                torch.zeros_like(linear.weight),
-            )
-            own.weight.copy_(linear.weight[:, :, None, None])
-            own.bias.copy_(linear.bias)  # type: ignore[union-attr]
+        student_levels = [student.levels(prepare(batch)) for batch in batches]
+        _fit_level_convolutions(student, student_levels, teacher_maps)
         for name in ("fuse", "classifier"):
-            getattr(student.head, name).load_state_dict(getattr(teacher.head, name).state_dict())
+            part_of_head = getattr(student.head, name)
+            part_of_head.load_state_dict(getattr(teacher.head, name).state_dict())
+
+
+def _fit_level_convolutions(
+    student: DenseModel, student_levels: list[list[Tensor]], teacher_maps: list[Tensor]
+) -> None:
+    """Fits the 1x1 convolution of each level of features.
+
+    Args:
+        student: its backbone is fitted already.
+        student_levels: its features: of each batch, of each level, ``(N, D, h, w)``.
+        teacher_maps: what the teacher's convolutions give: of each level, ``(all N, width, H, W)``.
+    """
+    for level, (convolution, maps_NCHW) in enumerate(
+        zip(student.head.levels, teacher_maps, strict=True)
+    ):
+        assert isinstance(convolution, nn.Conv2d)
+        features_NDhw = torch.cat([levels[level] for levels in student_levels])
+        maps_NChw = nn.functional.interpolate(maps_NCHW, features_NDhw.shape[2:], mode="bilinear")
+
+        # A 1x1 convolution is a linear layer at every position.
+        linear = nn.Linear(convolution.in_channels, convolution.out_channels)
+        pair = features_NDhw.movedim(1, -1), maps_NChw.movedim(1, -1)
+        fit_linear(linear, [pair], torch.zeros_like(linear.weight))
+        convolution.weight.copy_(linear.weight[:, :, None, None])
+        convolution.bias.copy_(linear.bias)  # type: ignore[union-attr]

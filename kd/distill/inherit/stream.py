@@ -1,7 +1,12 @@
-"""The residual stream: the teacher's on sample pictures, and how it maps onto the student's."""
+"""The residual stream: the teacher's on sample pictures, and how it maps onto the student's.
+
+Each block of a transformer adds to one stream of tokens, ``(N, L, D)``, that all norms read. A LayerNorm subtracts each
+token's mean, so only the centred stream matters; neither sees a token's length. What is centred here is called "as the
+norms see it".
+"""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
@@ -11,106 +16,187 @@ from torch import Tensor, nn
 from kd.distill.inherit.pair import ViT, centres, final_norm, stream_norms
 from kd.progress import bar
 
-CLASSIFIED = 0.95  # of the variance of the logits
-FIRST = 1e4  # more than any direction's share of the streams, which is two for each of them at most
+CLASSIFIED = 0.95
+"""Share of the variance of the teacher's logits that the directions read by its classifier make."""
+READ_FIRST = 1e4
+"""Weight of these directions in the stream's moment: more than that of any other, which is two a stream at most."""
 
 
-def embedding(student: ViT, teacher: ViT) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
-    """The patch weights and bias, the prefix tokens, and the positions of them and of the student's patches."""
+class Embedding(NamedTuple):
+    """What a teacher makes of a picture before its first block, with a student's patches; D is the teacher's width."""
+
+    patch_weight: Tensor
+    """``(D, 3, h, w)`` of a patch of h x w pixels."""
+    patch_bias: Tensor | None
+    """``(D,)``."""
+    prefix_tokens: Tensor
+    """The class token, then the registers, ``(1, P, D)``."""
+    prefix_positions: Tensor
+    """What is added to these, ``(1, P, D)``; 0 where they have no positions."""
+    patch_positions: Tensor
+    """What is added to the student's patches, ``(1, L, D)``."""
+
+
+def embedding(student: ViT, teacher: ViT) -> Embedding:
+    """The teacher's embedding, resampled to the student's size of patches and grid.
+
+    Patches by the pseudo-inverse of resizing (FlexiViT, Beyer et al., arXiv 2212.08013), positions bicubically.
+    """
     patch = teacher.patch_embed.proj
     weight = resample_patch_embed(patch.weight, list(student.patch_embed.patch_size))
-    nothing = weight.new_zeros(1, 0, len(weight))
-    token = torch.cat(
-        [nothing if t is None else t for t in (teacher.cls_token, teacher.reg_token)], 1
-    )
+    width = len(weight)
+    no_tokens = weight.new_zeros(1, 0, width)
+    prefix_tokens = [no_tokens, no_tokens]
+    if teacher.cls_token is not None:
+        prefix_tokens[0] = teacher.cls_token
+    if teacher.reg_token is not None:
+        prefix_tokens[1] = teacher.reg_token
+    tokens = torch.cat(prefix_tokens, 1)
+
+    rows, columns = student.patch_embed.grid_size
     if teacher.pos_embed is None:
-        count = student.patch_embed.grid_size[0] * student.patch_embed.grid_size[1]
-        return (
-            weight,
-            patch.bias,
-            token,
-            torch.zeros_like(token),
-            weight.new_zeros(1, count, len(weight)),
-        )
+        no_positions = weight.new_zeros(1, rows * columns, width)
+        return Embedding(weight, patch.bias, tokens, torch.zeros_like(tokens), no_positions)
     prefix = 0 if teacher.no_embed_class else teacher.num_prefix_tokens
     positions = resample_abs_pos_embed(
         teacher.pos_embed,
-        new_size=list(student.patch_embed.grid_size),
+        new_size=[rows, columns],
         old_size=list(teacher.patch_embed.grid_size),
         num_prefix_tokens=prefix,
     )
-    of_token = positions[:, :prefix] if prefix else torch.zeros_like(token)
-    return weight, patch.bias, token, of_token, positions[:, prefix:]
+    prefix_positions = positions[:, :prefix] if prefix else torch.zeros_like(tokens)
+    return Embedding(weight, patch.bias, tokens, prefix_positions, positions[:, prefix:])
 
 
 def embedded_as(student: ViT, teacher: ViT, images: Tensor) -> Tensor:
-    """The teacher's stream before its first block, (N, L, D_teacher), with the student's number of patches."""
-    weight, bias, token, of_token, positions = embedding(student, teacher)
-    patches = (
-        nn.functional.conv2d(images, weight, bias, stride=weight.shape[-2:])
-        .flatten(2)
-        .transpose(1, 2)
-    )
-    return torch.cat([(token + of_token).expand(len(patches), -1, -1), patches + positions], 1)
+    """The teacher's stream before its first block, with the student's patches.
+
+    Args:
+        student: whose size and grid of patches.
+        teacher: whose embedding.
+        images: prepared as the teacher takes them, at the student's size, ``(N, 3, H, W)``.
+
+    Returns:
+        ``(N, P + L, D_teacher)``.
+    """
+    parts = embedding(student, teacher)
+    stride = parts.patch_weight.shape[-2:]
+    maps_NDhw = nn.functional.conv2d(images, parts.patch_weight, parts.patch_bias, stride=stride)
+    patches_NLD = maps_NDhw.flatten(2).transpose(1, 2)
+    prefix = (parts.prefix_tokens + parts.prefix_positions).expand(len(images), -1, -1)
+    return torch.cat([prefix, patches_NLD + parts.patch_positions], 1)
 
 
 def seen_by_norms(stream: Tensor, norm: nn.Module) -> Tensor:
-    """The part of a stream that a norm reads: its centred part, or all of it (RMSNorm)."""
-    return stream - stream.mean(-1, keepdim=True) if centres(norm) else stream
+    """The part of a stream ``(..., D)`` that a norm reads: less its mean over D, or all of it (RMSNorm)."""
+    if centres(norm):
+        return stream - stream.mean(-1, keepdim=True)
+    return stream
 
 
 def teacher_streams(teacher: ViT, stream: Tensor) -> list[Tensor]:
-    """What the norms see of the stream before each block and after the last, each (N, L, D_teacher)."""
+    """What the norms see of the teacher's stream before its first block (given) and after each.
+
+    Args:
+        teacher: whose blocks run.
+        stream: before the first block, ``(N, L, D)``.
+
+    Returns:
+        One tensor ``(N, L, D)`` more than there are blocks.
+    """
     streams = [stream]
     for block in shown(teacher.blocks, "the teacher's blocks"):
         streams.append(torch.cat([block(part) for part in streams[-1].split(64)]))
-    return [seen_by_norms(s, teacher.blocks[0].norm1) for s in streams]
+    return [seen_by_norms(each, teacher.blocks[0].norm1) for each in streams]
 
 
 def read_by_classifier(teacher: ViT, last: Tensor, most: int) -> Tensor:
-    """Orthonormal directions of the last stream, (D_teacher, R <= most), that make :data:`CLASSIFIED` of what
-    distinguishes pictures in the teacher's logits."""
+    """Directions of the last stream by which the teacher's classifier tells pictures apart.
+
+    With f the pooled, normalised stream of a picture and B the classifier's weights, which the final norm's scale
+    multiplies, logits are ``B f``. The singular value decomposition ``U S V' = (f - mean f) B'`` over the sample orders
+    combinations of classes by how much they vary; those that make :data:`CLASSIFIED` of the variance are kept, and
+    read the directions ``V' B``. B is centred: over the classes, as softmax does not see what all logits have in
+    common, and over the width, as the norm does not.
+
+    Args:
+        teacher: with a linear classifier of C classes.
+        last: its stream after the last block, as the norms see it, ``(N, L, D)``.
+        most: how many directions may be kept.
+
+    Returns:
+        ``(D, R)`` with R <= ``most``, orthonormal, float64.
+    """
     norm: Any = final_norm(teacher)
-    reads = teacher.head.weight.double() * (1.0 if norm.weight is None else norm.weight.double())
-    reads = seen_by_norms(reads - reads.mean(0), teacher.blocks[0].norm1)
-    tokens = last[:, :1] if teacher.global_pool == "token" else last[:, teacher.num_prefix_tokens :]
-    features = (
-        (tokens * tokens.square().mean(-1, keepdim=True).clamp(min=1e-12).rsqrt()).mean(1).double()
-    )
-    _, size, right = torch.linalg.svd((features - features.mean(0)) @ reads.T, full_matrices=False)
-    made = size.square().cumsum(0) / size.square().sum()
-    count = min(int((made < CLASSIFIED).sum()) + 1, most)
-    return torch.linalg.qr((right[:count] @ reads).T).Q
+    reads_CD = teacher.head.weight.double()
+    if norm.weight is not None:
+        reads_CD = reads_CD * norm.weight.double()
+    reads_CD = seen_by_norms(reads_CD - reads_CD.mean(0), teacher.blocks[0].norm1)
+
+    if teacher.global_pool == "token":
+        pooled_tokens = last[:, :1]
+    else:
+        pooled_tokens = last[:, teacher.num_prefix_tokens :]
+    mean_square = pooled_tokens.square().mean(-1, keepdim=True)
+    features_ND = (pooled_tokens * mean_square.clamp(min=1e-12).rsqrt()).mean(1).double()
+
+    logits_NC = (features_ND - features_ND.mean(0)) @ reads_CD.T
+    _, sizes, right = torch.linalg.svd(logits_NC, full_matrices=False)
+    shares = sizes.square().cumsum(0) / sizes.square().sum()
+    count = min(int((shares < CLASSIFIED).sum()) + 1, most)
+    return torch.linalg.qr((right[:count] @ reads_CD).T).Q
 
 
 def moment_of(streams: list[Tensor], classes: int) -> Tensor:
-    """Second moment (D, D) of the normalised streams; the class token, which is classified, counts as all patches."""
+    """Sum over the streams of the second moment of their tokens' directions, ``u = x / |x|``.
+
+    ``mean(u u')`` of the class token, which is classified, and of all other tokens count alike.
+
+    Args:
+        streams: ``(N, L, D)`` each, as the norms see them.
+        classes: how many of the L tokens are class tokens, which come first: 0 or 1.
+
+    Returns:
+        ``(D, D)``, float64.
+    """
     width = streams[0].shape[-1]
     moment = torch.zeros(width, width, dtype=torch.float64)
     for stream in streams:
-        unit = nn.functional.normalize(stream.double(), dim=-1)
-        for part in (unit[:, :classes], unit[:, classes:]):
-            flat = part.reshape(-1, width)
-            moment += flat.T @ flat / max(1, len(flat))
+        directions = nn.functional.normalize(stream.double(), dim=-1)
+        for tokens in (directions[:, :classes], directions[:, classes:]):
+            rows = tokens.reshape(-1, width)
+            moment += rows.T @ rows / max(1, len(rows))
     return moment
 
 
 def projection_of(moment: Tensor, last: Tensor, student: ViT, teacher: ViT | None = None) -> Tensor:
-    """``M``, (width, D_teacher): the leading directions of the stream; a student with RMSNorm has room for one more.
+    """``M``: how the teacher's stream maps onto the student's (SliceGPT, arXiv 2401.15024, section 3).
 
-    The first ones, half of them at most, are those of the ``last`` stream that the classifier of ``teacher`` reads.
+    ``M = S E'``: E, (D_teacher, room), are the leading eigenvectors of the stream's moment; S, (width, room), has
+    orthonormal columns. A student whose norms subtract the mean has room for ``width - 1`` directions: its columns of S
+    are orthogonal to all-ones, so the norms subtract nothing. With RMSNorm S is the identity.
+
+    Args:
+        moment: :func:`moment_of` the teacher's streams, ``(D_teacher, D_teacher)``.
+        last: its stream after the last block, ``(N, L, D_teacher)``.
+        student: its width and kind of norm.
+        teacher: whose classifier's directions (:func:`read_by_classifier`) come first, in at most half of the room;
+            None: the stream's leading directions alone.
+
+    Returns:
+        ``(D_student, D_teacher)``, float32.
     """
     width = student.embed_dim
-    room = width - 1 if centres(student.blocks[0].norm1) else width
+    norms_centre = centres(student.blocks[0].norm1)
+    room = width - 1 if norms_centre else width
     if teacher is not None:
         read = read_by_classifier(teacher, last, room // 2)
-        moment = moment + FIRST * read @ read.T
-    directions = torch.linalg.eigh(moment).eigenvectors.flip(1)[
-        :, :room
-    ]  # the teacher's all-ones direction comes last
-    directions = (
-        directions * directions.sum(0).add(1e-12).sign()
-    )  # eigenvectors have no sign of their own
+        moment = moment + READ_FIRST * read @ read.T
+
+    # From the largest eigenvalue down; that of the teacher's all-ones direction, which its norms subtract, is 0.
+    eigenvectors = torch.linalg.eigh(moment).eigenvectors.flip(1)
+    directions = eigenvectors[:, :room]
+    directions = directions * directions.sum(0).add(1e-12).sign()  # of v and -v the same everywhere
     start = torch.eye(width, dtype=torch.float64)
     if room < width:
         start[:, 0] = 1
@@ -119,7 +205,7 @@ def projection_of(moment: Tensor, last: Tensor, student: ViT, teacher: ViT | Non
 
 
 def reset_norms(student: ViT) -> None:
-    """Norms of the stream become plain (their scale and shift go into the next layer), layer scales one."""
+    """Sets norms of the stream to scale 1 and shift 0 (the next layer has both), layer scales to 1."""
     norm: Any
     for norm in stream_norms(student):
         if norm.weight is not None:
@@ -133,9 +219,10 @@ def reset_norms(student: ViT) -> None:
 
 
 def chosen_blocks(student: ViT, teacher: ViT) -> list[int]:
-    """Evenly spaced blocks of the teacher, the last one among them."""
-    blocks_student, blocks_teacher = len(student.blocks), len(teacher.blocks)
-    return [(i + 1) * blocks_teacher // blocks_student - 1 for i in range(blocks_student)]
+    """The teacher's blocks that the student's follow: evenly spaced, the last one among them, from 0."""
+    student_depth = len(student.blocks)
+    teacher_depth = len(teacher.blocks)
+    return [(i + 1) * teacher_depth // student_depth - 1 for i in range(student_depth)]
 
 
 def shown(blocks: Iterable[Any], label: str) -> Iterable[Any]:

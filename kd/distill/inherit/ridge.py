@@ -1,0 +1,178 @@
+"""Ridge regression that is drawn towards a start: how every layer of an inherited student gets its weights."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from kd.losses import OrthogonalProjection, Projection
+
+RIDGE = 1e-2
+"""In units of the mean squared input: directions that the sample hardly shows stay near their start."""
+
+
+class CentredRows(NamedTuple):
+    """Activations of R tokens of a sample, less their mean."""
+
+    rows: Tensor
+    """``(R, D)``."""
+    mean: Tensor
+    """``(D,)``: what was subtracted; 0 for a layer without a bias."""
+    shares: Tensor
+    """``(R, 1)``: how much each row counts, 1 on average; ``(1,)`` where all count alike."""
+
+
+def centred_rows(tokens: Tensor, shares: Tensor | None, centre: bool = True) -> CentredRows:
+    """Flattens tokens to rows and subtracts their weighted mean.
+
+    Args:
+        tokens: ``(..., L, D)``.
+        shares: how much each of the L tokens of a picture counts, in any unit; None: all alike.
+        centre: without it nothing is subtracted.
+    """
+    rows = tokens.flatten(0, -2)
+    row_shares = torch.ones(1)
+    if shares is not None:
+        pictures = len(rows) // len(shares)
+        row_shares = (shares / shares.mean()).repeat(pictures)[:, None]
+    mean = (row_shares * rows).mean(0) * centre
+    return CentredRows(rows - mean, mean, row_shares)
+
+
+@dataclass
+class Moments:
+    """First and second moments of a layer's inputs x and outputs y over rows of a sample."""
+
+    count: int
+    """Number of rows."""
+    gram: Tensor
+    """``(D_in, D_in)``: the mean of ``x x'``, centred."""
+    cross: Tensor
+    """``(D_in, D_out)``: the mean of ``x y'``, centred."""
+    mean_x: Tensor
+    """``(D_in,)``."""
+    mean_y: Tensor
+    """``(D_out,)``."""
+
+
+def fit_linear(
+    linear: nn.Linear,
+    parts: Iterable[tuple[Tensor, Tensor | CentredRows]],
+    start: Tensor,
+    shares: Tensor | None = None,
+    ridge: float = RIDGE,
+) -> None:
+    """Sets ``linear`` to the ridge regression of outputs on inputs, drawn towards a start.
+
+    With inputs x and outputs y less their means, p the share of each row, ``G = mean(p x x')``, ``C = mean(p x y')``
+    and W0 the start, the weight W minimises::
+
+        mean(p |y - W x|^2) + d |W - W0|^2        with d = ridge * mean(diag(G))
+
+    which its normal equations ``(G + d I) (W - W0)' = C - G W0'`` solve, by Cholesky as G + d I is positive definite
+    (Hoerl and Kennard, Ridge Regression, Technometrics 1970; there W0 = 0). The bias is ``mean(y) - W mean(x)``.
+
+    Args:
+        linear: its weight ``(D_out, D_in)`` and its bias, where it has one, are overwritten.
+        parts: pairs of inputs ``(..., L, D_in)`` and outputs ``(..., L, D_out)``, which may be centred already. Only
+            moments of a part are kept, so the sample may be larger than memory.
+        start: W0, ``(D_out, D_in)``.
+        shares: how much each of the L tokens counts; None: all alike.
+        ridge: > 0.
+    """
+    centre = linear.bias is not None
+    moments = pooled([_moments(inputs, outputs, shares, centre) for inputs, outputs in parts])
+
+    right_side = moments.cross - moments.gram @ start.T.double()
+    diagonal = moments.gram.diagonal()
+    diagonal.add_(ridge * diagonal.mean().clamp(min=1e-12))  # G may be 0: all units may be dead
+    factor = torch.linalg.cholesky_ex(moments.gram).L
+    weight = start + torch.cholesky_solve(right_side, factor).T.float()
+
+    linear.weight.copy_(weight)
+    if linear.bias is not None:
+        linear.bias.copy_(moments.mean_y.float() - weight @ moments.mean_x.float())
+
+
+def _moments(
+    inputs: Tensor, outputs: Tensor | CentredRows, shares: Tensor | None, centre: bool
+) -> Moments:
+    """The moments of one part of the sample, float32."""
+    x, mean_x, row_shares = centred_rows(inputs, shares, centre)
+    if not isinstance(outputs, CentredRows):
+        outputs = centred_rows(outputs, shares, centre)
+    weighted_x = x if shares is None else row_shares * x
+    gram = symmetric_product(weighted_x, x) / len(x)
+    cross = weighted_x.T @ outputs.rows / len(x)
+    return Moments(len(x), gram, cross, mean_x, outputs.mean)
+
+
+def pooled(parts: Sequence[Moments]) -> Moments:
+    """The moments of a sample from those of its parts, float64.
+
+    By the law of total covariance, with f the share of each part in the rows: the centred second moment of all is the
+    mean of the parts' own, ``sum_p f_p G_p``, and that of their means, ``sum_p f_p (m_p - m) (m_p - m)'``.
+    """
+    count = sum(part.count for part in parts)
+    fractions = torch.tensor([part.count for part in parts], dtype=torch.float64) / count
+    grams = torch.stack([part.gram for part in parts]).double()
+    crosses = torch.stack([part.cross for part in parts]).double()
+    means_x = torch.stack([part.mean_x for part in parts]).double()
+    means_y = torch.stack([part.mean_y for part in parts]).double()
+
+    mean_x = fractions @ means_x
+    mean_y = fractions @ means_y
+    if len(parts) == 1:
+        return Moments(count, grams[0], crosses[0], mean_x, mean_y)
+    offsets_x = means_x - mean_x
+    offsets_y = means_y - mean_y
+    weighted_offsets = fractions[:, None] * offsets_x
+    gram = torch.einsum("p,pij->ij", fractions, grams) + weighted_offsets.T @ offsets_x
+    cross = torch.einsum("p,pij->ij", fractions, crosses) + weighted_offsets.T @ offsets_y
+    return Moments(count, gram, cross, mean_x, mean_y)
+
+
+def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
+    """``a.T @ b``, ``(D, D)``, for a and b ``(R, D)`` of which that product is symmetric.
+
+    A large product is computed in quarters, of which the upper right one is copied from the lower left one.
+    """
+    half = a.shape[1] // 2
+    if half < 128:
+        return a.T @ b
+    lower_left = a[:, half:].T @ b[:, :half]
+    upper_left = symmetric_product(a[:, :half], b[:, :half])
+    lower_right = symmetric_product(a[:, half:], b[:, half:])
+    upper = torch.cat([upper_left, lower_left.T], 1)
+    lower = torch.cat([lower_left, lower_right], 1)
+    return torch.cat([upper, lower])
+
+
+def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> None:
+    """Sets a linear layer or 1x1 convolution to a ridge regression, an orthogonal one to the nearest rotation.
+
+    Other projections (several layers, larger kernels) stay as they are.
+
+    Args:
+        projection: of a loss over features, built.
+        inputs: the student's features, ``(..., D_in)``.
+        outputs: what the projection should make of them, ``(..., D_out)``.
+    """
+    if isinstance(projection, OrthogonalProjection):
+        projection.fit(inputs, outputs)
+        return
+    layer = projection.layers
+    is_pointwise = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1)
+    if not (isinstance(layer, nn.Linear) or is_pointwise):
+        return
+    assert isinstance(layer, nn.Linear | nn.Conv2d)
+    has_bias = layer.bias is not None
+    # skip_init: a layer that is drawn at random would move the run's random numbers
+    linear = skip_init(nn.Linear, inputs.shape[-1], outputs.shape[-1], bias=has_bias)
+    fit_linear(linear, [(inputs.cpu(), outputs.cpu())], torch.zeros(linear.weight.shape))
+    layer.weight.copy_(linear.weight.view_as(layer.weight))
+    if layer.bias is not None:
+        layer.bias.copy_(linear.bias)

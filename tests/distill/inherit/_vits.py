@@ -1,0 +1,53 @@
+"""Small vision transformers that matter in every layer."""
+
+import timm
+import torch
+from torch import nn
+
+from kd.distill.inherit import inherit_together
+from kd.models import Preprocess
+from tests._helpers import ARCH, TINY
+
+OURS, THEIRS = (
+    Preprocess(32, (0.5,) * 3, (0.5,) * 3),
+    Preprocess(32, (0.48, 0.45, 0.40), (0.23, 0.22, 0.23)),
+)
+
+
+def inherit(
+    student: torch.nn.Module, teacher: torch.nn.Module, pictures: torch.Tensor, *inputs: Preprocess
+) -> None:
+    """Starts a student; ``inputs``: how the student's and the teacher's pictures are prepared."""
+    inherit_together([(student, inputs[0])], teacher, pictures, inputs[1])
+
+
+def vit(
+    seed: int, width: int = 64, heads: int = 4, depth: int = 3, **kwargs: object
+) -> torch.nn.Module:
+    """A ViT of five classes for pictures of 32 pixels, all of whose weights are drawn from ``seed``."""
+    torch.manual_seed(seed)
+    shape = {**TINY, "embed_dim": width, "num_heads": heads, "depth": depth, **kwargs}
+    model = timm.create_model(ARCH, num_classes=5, img_size=32, **shape)
+    for p in model.parameters():  # timm's start is near zero: make every layer matter
+        p.data += 0.05 * torch.randn_like(p)
+    return model.eval()
+
+
+@torch.no_grad()
+def answers(model: torch.nn.Module, preprocess: Preprocess, sample: torch.Tensor) -> torch.Tensor:
+    """Logits ``(N, C)``."""
+    return model.eval()(preprocess(sample))
+
+
+def small_vit(width: int = 16, depth: int = 2, heads: int = 2, **kwargs: object) -> nn.Module:
+    """timm's own start, the same weights for the same shape; pictures of 32 pixels in patches of 8."""
+    shape = {
+        "img_size": 32,
+        "patch_size": 8,
+        "embed_dim": width,
+        "depth": depth,
+        "num_heads": heads,
+    }
+    settings = {"num_classes": 3, **shape, **kwargs}
+    torch.manual_seed(0)
+    return timm.create_model("vit_tiny_patch16_224", **settings).eval()
