@@ -77,7 +77,9 @@ class Checked:
                     )
 
 
-Size: TypeAlias = Annotated[int | tuple[int, int], Range(">= 1")]
+LARGEST_SIDE = 4096
+"""Pixels of a model's input, of each side: one picture is 200 MB as floats, the first layer's output some GB."""
+Size: TypeAlias = Annotated[int | tuple[int, int], Range(">= 1 and <= 4096")]  # LARGEST_SIDE
 Share: TypeAlias = Annotated[float, Range(">= 0 and <= 1")]
 Positive: TypeAlias = Annotated[float, Range("> 0")]
 Weight: TypeAlias = Annotated[float, Range(">= 0")]

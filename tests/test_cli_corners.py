@@ -103,10 +103,15 @@ WRONG = [
     ),
     ("model.distill_losses.kd.weight=null", "model.distill_losses.kd.weight: can't be null"),
     (
-        "data.img_size=10000000",
-        "data.img_size: a batch of 8 pictures of 10000000x10000000 is larger than the memory",
+        "data={img_size: 4096, batch_size: 1000000}",
+        "data.img_size: a batch of 1000000 pictures of 4096x4096 is larger than the memory",
     ),
-    ("data.img_size=0", "data.img_size: must be >= 1, got 0"),
+    ("data.img_size=10000000", "data.img_size: must be >= 1 and <= 4096, got 10000000"),
+    (
+        "model.student.img_size=[100000, 32]",
+        "model.student.img_size: must be >= 1 and <= 4096, got [100000, 32]",
+    ),
+    ("data.img_size=0", "data.img_size: must be >= 1 and <= 4096, got 0"),
     ("data.crop_ratio=1e-9", "data.crop_ratio: 1e-09 makes pictures larger than the memory"),
     ("data.unlabeled_ratio=1e12", "data.unlabeled_ratio: must be > 0 and <= 10000"),
     ("data.source.root=/" + "a" * 5000, "File name too long"),

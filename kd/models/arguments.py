@@ -1,32 +1,103 @@
 """Arguments of architectures: what a recipe or a file from elsewhere may say of a model that is built from it."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import psutil
+import torch
+from torch import nn
+
 from kd.errors import UserError
+from kd.settings import LARGEST_SIDE
 
 LOADS = ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 """Of ``timm.create_model``: they fetch or read weights, which a model's ``checkpoint`` and ``pretrained`` do."""
 FETCHES = re.compile(r"_.*|auto_map|quantization_config|name_or_path")
+"""Names of a transformers configuration that fetch code or weights."""
 LARGEST = 65_536
+"""The largest whole number that an architecture takes: a width, a number of heads or classes."""
 REPEATS = re.compile(r"depth|layers|blocks|stages|repeats")
+"""Names of arguments that count layers; a file can't name more layers than it has tensors."""
+SIDES = ("img_size", "image_size", "input_size")
+"""Names of arguments that give sides of pictures in pixels, at any depth of a configuration."""
 
 
 def check_arguments(
-    given: Mapping[str, Any], key: str, holds: Mapping[str, object] | None = None
+    arguments: Mapping[str, Any], key: str, tensors: Mapping[str, object] | None = None
 ) -> None:
-    """Refuses arguments that fetch weights, or that no machine could build."""
-    loads = next((name for name in given if name in LOADS), None)
-    if loads:
-        raise UserError(
-            f"{key}{loads}: can't be an argument of the architecture; a file of weights is a checkpoint"
-        )
-    for name, value in given.items():
-        most = len(holds) if holds is not None and REPEATS.search(name) else LARGEST
+    """Checks that arguments fetch no weights and describe a model that a machine can build.
+
+    Args:
+        arguments: of ``timm.create_model``, or a configuration of transformers.
+        key: what messages begin with: a configuration key with its last dot, or a file and a colon.
+        tensors: the weights' tensors by name where the arguments are from their file. A model has no more layers than
+            its file has tensors.
+
+    Raises:
+        UserError: an argument that loads weights, a number above the limit or a side above
+            :data:`kd.settings.LARGEST_SIDE`.
+    """
+    for name in arguments:
+        if name in LOADS:
+            raise UserError(
+                f"{key}{name}: can't be an argument of the architecture; a file of weights is a checkpoint"
+            )
+    check_sides(arguments, key)
+    for name, value in arguments.items():
         sizes = [abs(number) for number in _whole_numbers(value)]
-        if max(sizes, default=0) > most or (most < LARGEST and sum(sizes) > most):
-            raise UserError(f"{key}{name}: must be <= {most}, got {str(value)[:80]}")
+        counts_layers = tensors is not None and REPEATS.search(name) is not None
+        limit = len(tensors) if tensors is not None and counts_layers else LARGEST
+        too_many_layers = counts_layers and sum(sizes) > limit
+        if max(sizes, default=0) > limit or too_many_layers:
+            raise UserError(f"{key}{name}: must be <= {limit}, got {str(value)[:80]}")
+
+
+def check_sides(arguments: Mapping[str, Any], key: str) -> None:
+    """Checks the sides of pictures in a model's arguments, also those of models inside it (``vision_config``).
+
+    Args:
+        arguments: by name; :data:`SIDES` are compared.
+        key: what messages begin with.
+
+    Raises:
+        UserError: a side above :data:`kd.settings.LARGEST_SIDE` pixels.
+    """
+    for name, value in arguments.items():
+        if name in SIDES and max(_whole_numbers(value), default=0) > LARGEST_SIDE:
+            raise UserError(f"{key}{name}: must be <= {LARGEST_SIDE} pixels, got {str(value)[:80]}")
+        if isinstance(value, Mapping):
+            check_sides(value, f"{key}{name}.")
+
+
+def check_memory(make: Callable[[], nn.Module], key: str, arguments: Mapping[str, Any]) -> None:
+    """Checks that a model's weights fit this machine's memory, before it is built.
+
+    The model is built once on PyTorch's ``meta`` device, where tensors have shapes and no memory; random numbers are
+    drawn from a copy of the generator. A model that can't be built there is left to the real building.
+
+    Args:
+        make: builds the model with random weights.
+        key: what the message begins with.
+        arguments: what the model is built with, for the message.
+
+    Raises:
+        UserError: the weights are larger than the memory.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        try:
+            model = make()
+        except Exception:  # its message is the real building's
+            return
+    tensors = [*model.parameters(), *model.buffers()]
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    memory = psutil.virtual_memory().total
+    if needed > memory:
+        listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
+        raise UserError(
+            f"{key}: its weights take {needed / 2**30:.0f} GiB with {listed[:200]}, "
+            f"the machine has {memory / 2**30:.0f} GiB"
+        )
 
 
 def architecture_alone(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from kd.errors import UserError, did_you_mean, plain
-from kd.models.arguments import check_arguments
+from kd.models.arguments import check_arguments, check_memory, check_sides
 from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
 from kd.models.loading import NEW, load_checkpoint
 from kd.models.own import Builder, build_own, name_of
@@ -144,7 +145,14 @@ def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
         )
     if spec.img_size is not None:
         kwargs["img_size"] = spec.img_size
+    check_sides({"img_size": spec.img_size}, f"{key}.")
     pretrained = spec.pretrained and not spec.checkpoint
+    if kwargs:
+        check_memory(
+            partial(timm_model, spec.arch, num_classes=num_classes, **kwargs),
+            f"{key}: {spec.arch}",
+            kwargs,
+        )
     try:
         return timm_model(spec.arch, pretrained=pretrained, num_classes=num_classes, **kwargs)
     except OSError as error:

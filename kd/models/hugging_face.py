@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from kd.errors import UserError, needs_extra
-from kd.models.arguments import architecture_alone
+from kd.models.arguments import architecture_alone, check_memory, check_sides
 from kd.models.own import OwnModel
 from kd.models.preprocess import Preprocess, Size
 from kd.settings import height_width
@@ -126,6 +127,7 @@ class HuggingFaceBuilder:
             )
         else:
             kind, own = _transformers().AutoModel, getattr(config, "vision_config", config)
+        check_memory(partial(kind.from_config, own), self.name, {"num_classes": num_classes})
         model = self._load(kind, own) if self.path else kind.from_config(own)
         if not num_classes:
             _without_unused(model)
@@ -151,6 +153,7 @@ class HuggingFaceBuilder:
                         f"attn_implementation is code of the hub ({found._attn_implementation})"
                     )
                 _check_family(found.model_type)
+                check_sides(found.to_dict(), "builder.path: config.json: ")
                 return found
             _check_family(self.config.get("model_type", ""))
             named = ("model_type", "architectures", "dtype")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as tvf
 
 from kd.errors import UserError
-from kd.settings import height_width
+from kd.settings import LARGEST_SIDE, height_width
 
 Images = Tensor  # uint8, (N, 3, H, W)
 Size = tuple[int, int]
@@ -27,7 +27,7 @@ class Preprocess:
         channels_last: the memory order of the output.
 
     Raises:
-        ValueError: ``std`` holds a 0.
+        ValueError: ``std`` holds a 0, or a side is above :data:`kd.settings.LARGEST_SIDE`.
     """
 
     def __init__(
@@ -38,6 +38,8 @@ class Preprocess:
         channels_last: bool = False,
     ) -> None:
         self.size = height_width(img_size)
+        if max(self.size) > LARGEST_SIDE:
+            raise ValueError(f"img_size must be <= {LARGEST_SIDE} pixels, got {img_size}")
         self.channels_last = channels_last
         self.mean, self.std = tuple(mean), tuple(std)
         if not all(self.std):

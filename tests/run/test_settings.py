@@ -135,7 +135,7 @@ def test_lightnings_trainer_takes_what_is_said_of_it() -> None:
 def test_settings_refuse_what_is_out_of_range() -> None:
     with pytest.raises(ValueError, match="lr must be >= 0, got -1"):
         OptimSettings(lr=-1)
-    with pytest.raises(ValueError, match=r"img_size must be >= 1, got \(0, 3\)"):
+    with pytest.raises(ValueError, match=r"img_size must be >= 1 and <= 4096, got \(0, 3\)"):
         DataSettings(img_size=(0, 3))
     with pytest.raises(ValueError, match="on_bad_image must be stop or skip, got 'x'"):
         DataSettings(on_bad_image="x")

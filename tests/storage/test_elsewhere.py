@@ -265,6 +265,11 @@ def test_a_students_file_runs_nothing(
             "don't fit the model",
         ),
         ({"kwargs": {**TINY, "num_classes": 10**9, "img_size": 32}}, "don't fit the model"),
+        ({"img_size": [100_000, 32]}, "img_size must be <= 4096 pixels, got "),
+        (
+            {"kwargs": {**TINY, "num_classes": 4, "img_size": 100_000}},
+            "img_size: must be <= 4096 pixels, got 100000",
+        ),
         ({"kwargs": [1]}, "can't be built"),
         ({"arch": "hf-hub:owner/name"}, "which kd can't build"),
         ({"arch": "local-dir:/tmp"}, "which kd can't build"),

@@ -227,9 +227,7 @@ def _of_timm(path: Path, meta: dict[str, Any]) -> Callable[[], nn.Module]:
         )
     kwargs = dict(meta["kwargs"])
     classes = kwargs.pop("num_classes")
-    check_arguments(
-        {k: v for k, v in kwargs.items() if k != "img_size"}, f"{path}: ", tensors_in(path)
-    )
+    check_arguments(kwargs, f"{path}: ", tensors_in(path))
     if "dense" in meta:
         return lambda: DenseModel(timm.create_model(meta["arch"], num_classes=0, **kwargs), classes)
     return lambda: timm.create_model(meta["arch"], num_classes=classes, **kwargs)

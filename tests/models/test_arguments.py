@@ -1,0 +1,83 @@
+"""Arguments that ask for more memory than a machine has are refused before anything is built."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kd.errors import UserError
+from kd.models import ModelSpec, Preprocess
+from kd.models.arguments import check_arguments
+from kd.models.build import build_model
+from kd.models.hugging_face import HuggingFace
+from kd.settings import LARGEST_SIDE, ModelSettings
+
+VIT = "vit_tiny_patch16_224"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        # 100,000 x 100,000 pictures: the model has no argument for the size and would take them
+        (
+            {"arch": "resnet10t", "kwargs": {"img_size": 100_000}},
+            "kwargs.img_size: must be <= 4096",
+        ),
+        # 16.7 million position embeddings of width 12,288: 768 GiB
+        (
+            {"arch": VIT, "img_size": 4096, "kwargs": {"patch_size": 1, "embed_dim": 12_288}},
+            "its weights take .* GiB with patch_size=1, embed_dim=12288, img_size=4096, the machine",
+        ),
+    ],
+)
+def test_a_model_larger_than_the_machine(spec: dict[str, Any], message: str) -> None:
+    before = time.monotonic()
+    with pytest.raises(UserError, match=f"^model.student.*{message}"):
+        build_model(ModelSpec(**spec), 2, "model.student")
+    assert time.monotonic() - before < 30
+
+
+def test_counting_a_models_weights_draws_no_random_numbers() -> None:
+    """The same seed gives the same weights with and without arguments that have to be counted."""
+    torch.manual_seed(0)
+    counted = build_model(ModelSpec(arch=VIT, img_size=224), 2, "model.student")
+    torch.manual_seed(0)
+    plain = build_model(ModelSpec(arch=VIT), 2, "model.student")
+    for one, other in zip(counted.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_every_models_input_has_a_largest_side() -> None:
+    """In the settings and where a model's input is made, whoever gives it."""
+    with pytest.raises(ValueError, match=f"^img_size must be >= 1 and <= {LARGEST_SIDE}, got "):
+        ModelSettings(arch=VIT, img_size=LARGEST_SIDE + 1)
+    with pytest.raises(ValueError, match="^img_size must be <= 4096 pixels, got "):
+        Preprocess((100_000, 32), [0.5] * 3, [0.5] * 3)
+
+
+@pytest.mark.parametrize(
+    "config", [{"image_size": 50_000}, {"vision_config": {"image_size": [32, 50_000]}}]
+)
+def test_sides_of_models_inside_a_configuration(config: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="^FILE: .*image_size: must be <= 4096 pixels, got "):
+        check_arguments(config, "FILE: ")
+
+
+def test_a_transformers_folder_with_a_huge_side(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    config = {"model_type": "vit", "image_size": 50_000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        UserError, match="config.json: image_size: must be <= 4096 pixels, got 50000"
+    ):
+        HuggingFace(str(tmp_path)).build(4, None)
+
+
+def test_a_transformers_model_larger_than_the_machine() -> None:
+    pytest.importorskip("transformers")
+    config = {"model_type": "vit", "image_size": 4096, "patch_size": 1, "hidden_size": 12_288}
+    with pytest.raises(UserError, match="^hf_vit: its weights take .* GiB"):
+        HuggingFace(config=config).build(4, None)
