@@ -453,3 +453,10 @@ def test_a_class_may_have_the_name_of_its_base_in_another_package(
         keys, "_files", lambda: {"Muon": (ROOT / "kd" / "optim.py", ["muon", "Muon"])}
     )
     assert not keys._is_below("Muon", ("DistillLoss",))
+
+
+def test_the_page_of_all_settings_is_what_the_settings_say() -> None:
+    """``python scripts/site/keys.py`` writes it anew."""
+    from scripts.site import keys as writer
+
+    assert writer.PAGE.read_text() == writer.page()
