@@ -30,7 +30,7 @@ from kd.models.taps import TRIAL
 from kd.report.facts import Facts
 from kd.report.records import PHASES, RunRecords, Writer
 from kd.report.rules import NAMES, limits_of
-from kd.report.step_facts import part
+from kd.report.step_facts import phase_share
 
 TOTAL_EVERY_S = 5.0
 RECENT = 50  # newest steps, for live displays
@@ -298,7 +298,7 @@ class Phases(Recording):
             _add(total, record)
         facts = Facts(RunRecords(Path(), headers={0: self.header}, totals={0: total}))
         self._shown = limits_of(facts, self._shown)[0].bound
-        return f"data wait {part(facts.phases, 'data'):.0%}, {NAMES[self._shown]}"
+        return f"data wait {phase_share(facts.phases, 'data'):.0%}, {NAMES[self._shown]}"
 
     def _write_total(self) -> None:
         assert self._writer is not None and self.profiler is not None

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kd.report.charts import Section, table
-from kd.report.facts import AT, Facts
+from kd.report.facts import DATA_WAIT_AT, Facts
 from kd.report.limits import cores_needed
 from kd.report.metric import short
 from kd.report.prices import counted
-from kd.report.step_facts import part
+from kd.report.step_facts import phase_share
 from kd.report.what_if import (
     Change,
     DataMachines,
@@ -46,7 +46,7 @@ class Way:
 
 def cores_wanted(facts: Facts) -> tuple[int, float] | None:
     """Cores a GPU that would keep up, and those that are there; ``None``: these cores hold no GPU up."""
-    if facts.run.tier or facts.cpu or part(facts.phases, "data") < AT:
+    if facts.run.tier or facts.cpu or phase_share(facts.phases, "data") < DATA_WAIT_AT:
         return None
     needed = cores_needed(facts)
     there = facts.cores / facts.processes
@@ -194,7 +194,7 @@ def tier_pays(facts: Facts, change: Change) -> list[str]:
         return _without(now, then) if had else ["the run has no data tier: nothing is different"]
     best = predict(facts, replace(change, data_machines=MANY))
     if had is None and now.step_ms < NOTHING * best.step_ms:
-        text = f"a data tier would bring nothing: {part(facts.phases, 'data'):.0%} of the step waits for data"
+        text = f"a data tier would bring nothing: {phase_share(facts.phases, 'data'):.0%} of the step waits for data"
         return [text + ("" if waits(facts) else ", and loading keeps up")]
     found = [_speed(facts, change, machines, had, now, then)]
     found += [_cost(now, then)] if now.cost is not None and then.cost is not None else []

@@ -11,7 +11,7 @@ from itertools import pairwise
 from kd.report.limits import Finding, Swing, slow_rank
 from kd.report.ratio import ratio, share
 from kd.report.records import percentile
-from kd.report.step_facts import hot, mean
+from kd.report.step_facts import hot_cores_text, mean
 
 
 def cpu_bottleneck(
@@ -23,8 +23,9 @@ def cpu_bottleneck(
     skip: int = 100,
 ) -> Finding | None:
     """CPUs above ``high`` % while GPUs are below ``low`` %, for more than ``share`` of the samples."""
-    hits = mean([c > high and g < low for c, g in zip(cpu, gpu, strict=False)][skip:])
-    if not hits > share:
+    bound = [use > high and gpu_use < low for use, gpu_use in zip(cpu, gpu, strict=False)]
+    hits = mean(bound[skip:])
+    if not hits > share:  # also of no samples, whose mean is NaN
         return None
     text = f"CPU above {high:.0f} % and GPU below {low:.0f} % in {hits:.0%} of the samples"
     return Finding("CPUBottleneck", text, "move work off the CPU, or give it more cores")
@@ -39,14 +40,14 @@ def io_bottleneck(
     skip: int = 1000,
 ) -> Finding | None:
     """I/O wait above ``high`` % and GPUs (none: 0 %) below ``low`` %, in more than ``share`` of the samples."""
-    waits = zip(io_wait, gpu or [0.0] * len(io_wait), strict=False)
-    hits = mean([wait > high and use < low for wait, use in waits][skip:])
+    gpu_use = gpu or [0.0] * len(io_wait)
+    bound = [wait > high and use < low for wait, use in zip(io_wait, gpu_use, strict=False)]
+    hits = mean(bound[skip:])
     if not hits > share:
         return None
     text = f"I/O wait above {high:.0f} % in {hits:.0%} of the samples"
-    return Finding(
-        "IOBottleneck", text, "a faster disk, a local copy of the data, or fewer and larger files"
-    )
+    lever = "a faster disk, a local copy of the data, or fewer and larger files"
+    return Finding("IOBottleneck", text, lever)
 
 
 def low_gpu_utilization(
@@ -58,9 +59,8 @@ def low_gpu_utilization(
         return None
     p95, p5 = percentile(recent, 95), percentile(recent, 5)
     if p95 < low:
-        return Finding(
-            "LowGPUUtilization", f"p95 of GPU utilisation is {p95:.0f} %", "see the verdict"
-        )
+        text = f"p95 of GPU utilisation is {p95:.0f} %"
+        return Finding("LowGPUUtilization", text, "see the verdict")
     if p5 < floor:
         text = f"GPU utilisation varies between {p5:.0f} and {p95:.0f} % (p5, p95)"
         return Finding("LowGPUUtilization", text, "the GPU waits at times; see the verdict")
@@ -79,10 +79,10 @@ def batch_size(
     recent = [values[skip:][-window:] for values in (cpu, gpu, gpu_memory)]
     if not all(recent):
         return None
-    p95 = [percentile(values, 95) for values in recent]
-    if max(p95) >= low:
+    p95_cpu, p95_gpu, p95_memory = [percentile(values, 95) for values in recent]
+    if max(p95_cpu, p95_gpu, p95_memory) >= low:
         return None
-    text = f"p95 of CPU {p95[0]:.0f} %, GPU {p95[1]:.0f} %, GPU memory {p95[2]:.0f} %"
+    text = f"p95 of CPU {p95_cpu:.0f} %, GPU {p95_gpu:.0f} %, GPU memory {p95_memory:.0f} %"
     return Finding("BatchSize", text, "a larger data.batch_size (with a learning rate to match)")
 
 
@@ -90,61 +90,63 @@ def gpu_memory_increase(
     memory: Sequence[float], increase: float = 0.1, window: int = 500, skip: int = 100
 ) -> Finding | None:
     """GPU memory grew by ``increase`` from the first to the last tenth of the newest ``window`` samples."""
-    return _growth("GPUMemoryIncrease", "GPU memory", " %", memory[skip:][-window:], increase, 0)
+    recent = memory[skip:][-window:]
+    return _steady_growth("GPUMemoryIncrease", "GPU memory", " %", recent, increase, least=0)
 
 
 def memory_leak(
     rss_mb: Sequence[float], increase: float = 0.1, least_mb: float = 100, skip: int = 20
 ) -> Finding | None:
     """Memory of the training process and its children grows in nearly all tenths after the first third of the run."""
-    rest = rss_mb[skip:]
-    return _growth("MemoryLeak", "memory", " MB", rest[len(rest) // 3 :], increase, least_mb)
+    after_start = rss_mb[skip:]
+    rest = after_start[len(after_start) // 3 :]
+    return _steady_growth("MemoryLeak", "memory", " MB", rest, increase, least_mb)
 
 
-def _growth(
+def _steady_growth(
     rule: str, what: str, unit: str, values: Sequence[float], increase: float, least: float
 ) -> Finding | None:
+    """The mean of the last tenth is above the first's by a share ``increase`` and by ``least``, and rose steadily.
+
+    Steadily: at most one of the nine steps between tenths does not rise, and the median rise is at least half of the
+    mean one. One jump, as when validation's loader starts, is no leak.
+    """
     if len(values) < 20:
         return None
-    blocks = [
-        mean(values[a:b]) for a, b in pairwise([round(i * len(values) / 10) for i in range(11)])
-    ]
-    rises = sorted(
-        b - a for a, b in pairwise(blocks)
-    )  # one jump, as when validation's loader starts, is no leak
-    grown = blocks[-1] - blocks[0]
-    if (
-        rises[1] <= 0
-        or percentile(rises, 50) < mean(rises) / 2
-        or grown < increase * blocks[0]
-        or grown < least
-    ):
+    ends = [round(tenth * len(values) / 10) for tenth in range(11)]
+    tenths = [mean(values[start:end]) for start, end in pairwise(ends)]
+    rises = sorted(after - before for before, after in pairwise(tenths))
+    steady = rises[1] > 0 and percentile(rises, 50) >= mean(rises) / 2
+    growth = tenths[-1] - tenths[0]
+    if not steady or growth < increase * tenths[0] or growth < least:
         return None
-    text = f"{what} grew steadily from {blocks[0]:.0f} to {blocks[-1]:.0f}{unit}"
-    return Finding(
-        rule,
-        text,
-        "something keeps tensors or objects alive: lists of losses, logged tensors with a graph",
-    )
+    text = f"{what} grew steadily from {tenths[0]:.0f} to {tenths[-1]:.0f}{unit}"
+    lever = "something keeps tensors or objects alive: lists of losses, logged tensors with a graph"
+    return Finding(rule, text, lever)
 
 
 def load_balancing(
     gpus: Sequence[Sequence[float]], imbalance: float = 0.5, skip: int = 10
 ) -> Finding | None:
-    """Mean utilisation of the idlest GPU is ``imbalance`` below the busiest one's."""
+    """Mean utilisation of the idlest GPU is a share ``imbalance`` below the busiest one's."""
     means = [mean(values[skip:]) for values in gpus if len(values) > skip]
-    if len(means) < 2 or share(max(means) - min(means), max(means)) < imbalance:
+    if len(means) < 2:
         return None
-    text = f"GPU {means.index(max(means))} is used {max(means):.0f} %, GPU {means.index(min(means))} {min(means):.0f} %"
+    most, least = max(means), min(means)
+    if share(most - least, most) < imbalance:
+        return None
+    busiest, idlest = means.index(most), means.index(least)
+    text = f"GPU {busiest} is used {most:.0f} %, GPU {idlest} {least:.0f} %"
     return Finding("LoadBalancing", text, "give all devices the same share of work")
 
 
 def straggler(compute_ms: Mapping[int, float], late: float = 1.15) -> Finding | None:
     """One rank computes ``late`` times as long as the median of the others: all wait for it."""
-    slow = slow_rank(compute_ms, late)
-    if slow is None:
+    slowest = slow_rank(compute_ms, late)
+    if slowest is None:
         return None
-    text = f"rank {slow[0]} computes {slow[1]:.0f} ms a step longer than the median of the others"
+    rank, extra_ms = slowest
+    text = f"rank {rank} computes {extra_ms:.0f} ms a step longer than the median of the others"
     return Finding("SlowRank", text, "check its machine (throttling, other jobs, a slow disk)")
 
 
@@ -152,12 +154,14 @@ def step_outlier(step_ms: Sequence[float], sigma: float = 5, ignore: int = 10) -
     """More than ``ignore`` steps lie ``sigma`` standard deviations above the mean."""
     if len(step_ms) < 2:
         return None
-    middle = mean(step_ms)
-    deviation = math.sqrt(mean([(ms - middle) ** 2 for ms in step_ms]))
-    slow = [ms for ms in step_ms if deviation and ms > middle + sigma * deviation]
+    mean_ms = mean(step_ms)
+    deviation = math.sqrt(mean([(ms - mean_ms) ** 2 for ms in step_ms]))
+    if not deviation:
+        return None
+    slow = [ms for ms in step_ms if ms > mean_ms + sigma * deviation]
     if len(slow) <= ignore:
         return None
-    text = f"{len(slow)} steps are {sigma:.0f} sigma above the mean of {middle:.0f} ms (slowest {max(slow):.0f} ms)"
+    text = f"{len(slow)} steps are {sigma:.0f} sigma above the mean of {mean_ms:.0f} ms (slowest {max(slow):.0f} ms)"
     return Finding("StepOutlier", text, "see which phase is long in them")
 
 
@@ -178,23 +182,32 @@ def dataloader(
     processes: int = 1,
     others: float = 0.0,
 ) -> Finding | None:
-    """More loader processes and threads than cores; or waits above ``low`` of the step with cores to spare."""
+    """More loader processes and threads than cores; or waits above ``low`` of the step with cores to spare.
+
+    Args:
+        data_share: share of the step that waits for its batch, 0 to 1.
+        num_workers: loader processes of each training process.
+        threads: compute threads of each.
+        cores: that the processes of one machine may use.
+        low: fires above this ``data_share``.
+        processes: training processes of a machine.
+        others: cores that other programs use.
+    """
+    loaders = processes * num_workers
     taken = processes * (num_workers + threads)
-    idle = round(cores - taken - others)
-    if processes * num_workers > max(1, cores) or (num_workers > 1 and taken > cores + 1):
-        text = f"{processes * num_workers} loader processes and {processes * threads} compute threads on "
+    too_many_loaders = loaders > max(1, cores)
+    too_many_together = num_workers > 1 and taken > cores + 1
+    if too_many_loaders or too_many_together:
+        text = f"{loaders} loader processes and {processes * threads} compute threads on "
         text += f"{cores} core{'s' * (cores > 1)}"
-        return Finding(
-            "Dataloader", text, "data.num_workers=auto tries 0, 1, 2, ... under the real step"
-        )
+        lever = "data.num_workers=auto tries 0, 1, 2, ... under the real step"
+        return Finding("Dataloader", text, lever)
+    idle = round(cores - taken - others)
     if data_share > low and idle >= 1:
         unused = "1 core is" if idle == 1 else f"{idle} cores are"
         text = f"{data_share:.0%} of the step waits for data while {unused} not used"
-        return Finding(
-            "Dataloader",
-            text,
-            f"data.num_workers={num_workers + max(1, int(ratio(idle, processes)))}",
-        )
+        more = max(1, int(ratio(idle, processes)))
+        return Finding("Dataloader", text, f"data.num_workers={num_workers + more}")
     return None
 
 
@@ -208,7 +221,7 @@ def hot_cores(
         gpu: mean utilisation in %.
         busy: GPUs above it have enough to do.
     """
-    text = hot(cores)
+    text = hot_cores_text(cores)
     if not text or (gpu and mean(gpu) >= busy):
         return None
     lever = "fewer loader processes (data.num_workers), or processes bound to cores of their own"
@@ -216,7 +229,11 @@ def hot_cores(
 
 
 def efa_missing(network: str) -> Finding | None:
-    """``network``: NCCL's name of what it sends over between machines that have EFA."""
+    """NCCL sends over TCP between machines that have AWS's faster network, EFA.
+
+    Args:
+        network: NCCL's name of what it sends over (``Socket`` is TCP); empty where the machines have no EFA.
+    """
     if network != "Socket":
         return None
     text = "the machines have EFA, but NCCL sends over TCP (its log: Using network Socket)"
@@ -244,29 +261,33 @@ def scheduler_delay(
         thread: name of that thread.
         at: fires from here.
     """
-    busy = {f"training{f' ({thread})' if thread else ''}": training, "a loader process": loading}
-    late = {who: share for who, share in busy.items() if share is not None and share >= at}
-    if not late:
+    trainer = f"training ({thread})" if thread else "training"
+    delayed: list[str] = []
+    for who, waiting in ((trainer, training), ("a loader process", loading)):
+        if waiting is not None and waiting >= at:
+            delayed.append(f"{who} {waiting:.0%}")
+    if not delayed:
         return None
-    named = " and ".join(f"{who} {share:.0%}" for who, share in late.items())
-    text = f"waiting for a free core: {named} of the time"
+    text = f"waiting for a free core: {' and '.join(delayed)} of the time"
     return Finding("SchedulerDelay", text, "fewer processes; see the verdict")
 
 
 def throttling(reasons: Sequence[Sequence[str]], share: float = 0.05) -> Finding | None:
     """A GPU lowered its clocks (heat, power) in more than ``share`` of the samples."""
-    hits = mean([bool(r) for r in reasons])
+    hits = mean([bool(reasons_of_sample) for reasons_of_sample in reasons])
     if not hits > share:
         return None
-    names = sorted({name for r in reasons for name in r})
+    names = sorted({name for reasons_of_sample in reasons for name in reasons_of_sample})
     text = f"the GPU lowered its clocks in {hits:.0%} of the samples ({', '.join(names)})"
     return Finding("Throttling", text, "cooling, or a higher power limit")
 
 
 def swapping(swap_mb: Sequence[float], grown_mb: float = 200) -> Finding | None:
-    """Memory was moved to disk during the run."""
-    if not swap_mb or (grown := max(swap_mb) - swap_mb[0]) < grown_mb:
+    """Memory was moved to disk during the run: ``grown_mb`` MB of swap more than at its start."""
+    if not swap_mb:
         return None
-    return Finding(
-        "Swap", f"swap grew by {grown:.0f} MB", "fewer loader processes, smaller batches"
-    )
+    growth = max(swap_mb) - swap_mb[0]
+    if growth < grown_mb:
+        return None
+    text = f"swap grew by {growth:.0f} MB"
+    return Finding("Swap", text, "fewer loader processes, smaller batches")

@@ -254,7 +254,7 @@ class RunRecords:
         return own[-1] if own and self.classes else None
 
 
-def kept(number: int, share: float) -> bool:
+def is_kept(number: int, share: float) -> bool:
     """Whether line ``number`` is among the kept ``share``; who is kept at a share is kept at every larger one."""
     return (number * _SPREAD) % 2**32 < share * 2**32
 
@@ -290,7 +290,7 @@ class Writer:
         """Appends one record; a step or sample that falls to thinning is left out."""
         if record["kind"] in THINNED:
             self._number += 1
-            if not kept(self._number, self.share):
+            if not is_kept(self._number, self.share):
                 return
             record = {**record, "n": self._number}
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
@@ -308,7 +308,7 @@ class Writer:
         lines = (
             headers
             + totals
-            + [r for r in records if r["kind"] in THINNED and kept(r["n"], self.share)]
+            + [r for r in records if r["kind"] in THINNED and is_kept(r["n"], self.share)]
         )
         self._file.close()
         write_text(self.path, "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in lines))

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from kd.report import limits, machine_rules, training_rules
 from kd.report.charts import by_epoch
-from kd.report.facts import OWN, Facts
+from kd.report.facts import STUDENT_PHASES, Facts
 from kd.report.limits import LEADS, WORTH, Finding, Limit, swing
 from kd.report.metric import less_is_better
 from kd.report.ratio import share
 from kd.report.records import PHASES, RunRecords, Sample, read_siblings
-from kd.report.step_facts import gpus_of, known_utilisation, mean, part
+from kd.report.step_facts import gpus_of, known_utilisation, mean, phase_share
 
 BOUNDS = (
     "data",
@@ -32,44 +32,64 @@ NAMES = {
     "none": "balanced",
 }
 FEWEST = 20  # steps that a verdict needs
-STAYS = 1.15  # a headline that is shown already stays down to this gain
-AHEAD = 1.1  # and gives way to another from this multiple of its gain
+STAYS = 1.15  # gain down to which a headline that is shown already stays
+AHEAD = 1.1  # multiple of its gain from which another headline replaces it
 
 Rule = Callable[..., Finding | None]
-Thresholds = Mapping[
-    str, float | Mapping[str, float]
-]  # By rule and argument, or by ``<rule>.<argument>``
+"""A pure function of recorded numbers and thresholds; returns a finding where it fires."""
+Thresholds = Mapping[str, float | Mapping[str, float]]
+"""The user's thresholds: by rule and argument, or by ``<rule>.<argument>``."""
 
 RULES: dict[str, Rule] = {
-    "CPUBottleneck": machine_rules.cpu_bottleneck, "IOBottleneck": machine_rules.io_bottleneck,
-    "LowGPUUtilization": machine_rules.low_gpu_utilization, "BatchSize": machine_rules.batch_size,
-    "GPUMemoryIncrease": machine_rules.gpu_memory_increase, "MemoryLeak": machine_rules.memory_leak,
-    "LoadBalancing": machine_rules.load_balancing, "SlowRank": machine_rules.straggler,
-    "StepOutlier": machine_rules.step_outlier, "MaxInitializationTime": machine_rules.max_initialization_time,
-    "Dataloader": machine_rules.dataloader, "HotCores": machine_rules.hot_cores,
+    # the machine and the steps
+    "CPUBottleneck": machine_rules.cpu_bottleneck,
+    "IOBottleneck": machine_rules.io_bottleneck,
+    "LowGPUUtilization": machine_rules.low_gpu_utilization,
+    "BatchSize": machine_rules.batch_size,
+    "GPUMemoryIncrease": machine_rules.gpu_memory_increase,
+    "MemoryLeak": machine_rules.memory_leak,
+    "LoadBalancing": machine_rules.load_balancing,
+    "SlowRank": machine_rules.straggler,
+    "StepOutlier": machine_rules.step_outlier,
+    "MaxInitializationTime": machine_rules.max_initialization_time,
+    "Dataloader": machine_rules.dataloader,
+    "HotCores": machine_rules.hot_cores,
     "EfaMissing": machine_rules.efa_missing,
-    "PhaseVariation": machine_rules.phase_variation, "SchedulerDelay": machine_rules.scheduler_delay,
-    "Throttling": machine_rules.throttling, "Swap": machine_rules.swapping,
-    "LossNotDecreasing": training_rules.loss_not_decreasing, "LossRising": training_rules.loss_rising,
+    "PhaseVariation": machine_rules.phase_variation,
+    "SchedulerDelay": machine_rules.scheduler_delay,
+    "Throttling": machine_rules.throttling,
+    "Swap": machine_rules.swapping,
+    # losses, tensors and metrics
+    "LossNotDecreasing": training_rules.loss_not_decreasing,
+    "LossRising": training_rules.loss_rising,
     "Overfit": training_rules.overfit,
-    "VanishingGradient": training_rules.vanishing_gradient, "ExplodingTensor": training_rules.exploding_tensor,
-    "DeadRelu": training_rules.dead_relu, "PoorWeightInitialization": training_rules.poor_weight_initialization,
-    "SaturatedActivation": training_rules.saturated_activation, "WeightUpdateRatio": training_rules.weight_update_ratio,
-    "AllZero": training_rules.all_zero, "UnchangedTensor": training_rules.unchanged_tensor,
-    "TensorVariance": training_rules.tensor_variance, "CheckInputImages": training_rules.check_input_images,
-    "ClassImbalance": training_rules.class_imbalance, "TeacherNearChance": training_rules.teacher_near_chance,
+    "VanishingGradient": training_rules.vanishing_gradient,
+    "ExplodingTensor": training_rules.exploding_tensor,
+    "DeadRelu": training_rules.dead_relu,
+    "PoorWeightInitialization": training_rules.poor_weight_initialization,
+    "SaturatedActivation": training_rules.saturated_activation,
+    "WeightUpdateRatio": training_rules.weight_update_ratio,
+    "AllZero": training_rules.all_zero,
+    "UnchangedTensor": training_rules.unchanged_tensor,
+    "TensorVariance": training_rules.tensor_variance,
+    "CheckInputImages": training_rules.check_input_images,
+    "ClassImbalance": training_rules.class_imbalance,
+    "TeacherNearChance": training_rules.teacher_near_chance,
     "StudentIgnoresTeacher": training_rules.student_ignores_teacher,
-    "StudentUnderTrained": training_rules.student_under_trained, "TemperatureTooHigh": training_rules.temperature,
-    "TemperatureTooLow": training_rules.temperature, "LossTermDominates": training_rules.loss_term_dominates,
-    "Overtraining": training_rules.overtraining, "StalledTraining": training_rules.stalled_training,
-    "SimilarAcrossRuns": training_rules.similar_across_runs, "Confusion": training_rules.confusion,
+    "StudentUnderTrained": training_rules.student_under_trained,
+    "TemperatureTooHigh": training_rules.temperature,
+    "TemperatureTooLow": training_rules.temperature,
+    "LossTermDominates": training_rules.loss_term_dominates,
+    "Overtraining": training_rules.overtraining,
+    "StalledTraining": training_rules.stalled_training,
+    "SimilarAcrossRuns": training_rules.similar_across_runs,
+    "Confusion": training_rules.confusion,
     "FeaturesCollapse": training_rules.features_collapse,
-}  # fmt: skip
+}
+"""All rules by name; the arguments with defaults are their thresholds."""
 
-
-READ = ("processes", "others")  # arguments of rules that are read, not set
-# they need no steps
-ALWAYS = (
+NOT_THRESHOLDS = ("processes", "others")  # arguments with defaults that are read from the records
+NEED_NO_STEPS = (
     "MaxInitializationTime",
     "StalledTraining",
     "TeacherNearChance",
@@ -79,13 +99,18 @@ ALWAYS = (
 
 
 def thresholds_of(rule: str) -> dict[str, float]:
-    """What of a rule can be set, with its default."""
-    found = {
-        name: p.default
-        for name, p in inspect.signature(RULES[rule]).parameters.items()
-        if name not in READ
-    }
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+    """The thresholds of a rule that a user can set, with their defaults.
+
+    Args:
+        rule: a key of :data:`RULES`.
+    """
+    thresholds: dict[str, float] = {}
+    for name, parameter in inspect.signature(RULES[rule]).parameters.items():
+        if name in NOT_THRESHOLDS:
+            continue
+        if isinstance(parameter.default, int | float):
+            thresholds[name] = parameter.default
+    return thresholds
 
 
 def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
@@ -94,36 +119,59 @@ def by_rule(thresholds: Thresholds) -> dict[str, dict[str, float]]:
     >>> by_rule({"Overfit.drop": 0.1, "Overfit": {"patience": 5}})
     {'Overfit': {'drop': 0.1, 'patience': 5}}
     """
-    found: dict[str, dict[str, float]] = {}
+    grouped: dict[str, dict[str, float]] = {}
     for key, value in thresholds.items():
-        rule, _, name = key.partition(".")
-        found.setdefault(rule, {}).update(value if isinstance(value, Mapping) else {name: value})
-    return found
+        rule, _, argument = key.partition(".")
+        values = value if isinstance(value, Mapping) else {argument: value}
+        grouped.setdefault(rule, {}).update(values)
+    return grouped
 
 
 class Rulebook:
-    """Applies rules one by one: what one of them, or its numbers, can't be worked out from takes no other with it."""
+    """Applies rules one by one. A rule that fails, or whose numbers are missing, does not stop the others.
+
+    Args:
+        thresholds: set by the user.
+        failures: gets a message for each rule that fails.
+    """
 
     def __init__(self, thresholds: Thresholds, failures: list[str]) -> None:
-        self._own = by_rule(thresholds)
+        self._thresholds = by_rule(thresholds)
         self._failures = failures
         self.findings: list[Finding] = []
 
-    def apply(self, name: str, ask: Callable[[Rule], Finding | None], student: str = "") -> None:
-        """Keeps the finding of the rule ``name``; ``ask`` calls it, with the user's thresholds set, on its numbers."""
-        rule = partial(RULES[name], **self._own.get(name, {}))
-        finding = attempt(f"rule {name}", self._failures, lambda: ask(rule))
-        if finding is not None:
-            self.findings.append(
-                replace(finding, text=f"{student}: {finding.text}") if student else finding
-            )
+    def apply(self, name: str, call: Callable[[Rule], Finding | None], student: str = "") -> None:
+        """Applies a rule and keeps its finding, if it fires.
+
+        Args:
+            name: a key of :data:`RULES`.
+            call: calls the rule that it is given on the recorded numbers; the user's thresholds are already bound.
+                Numbers are read inside it, so that a failure there is reported as this rule's.
+            student: whose numbers they are; its name precedes the finding's text. Empty for a single student.
+        """
+        rule = partial(RULES[name], **self.thresholds_of(name))
+        finding = attempt(f"rule {name}", self._failures, lambda: call(rule))
+        if finding is None:
+            return
+        if student:
+            finding = replace(finding, text=f"{student}: {finding.text}")
+        self.findings.append(finding)
+
+    def apply_to(self, name: str, numbers: object, student: str = "") -> None:
+        """Like :meth:`apply`, for a rule that reads one argument, ``numbers``."""
+        self.apply(name, lambda rule: rule(numbers), student)
 
     def thresholds_of(self, name: str) -> dict[str, float]:
-        """What the user has set of a rule."""
-        return self._own.get(name, {})
+        """The thresholds that the user has set for a rule, by argument."""
+        return self._thresholds.get(name, {})
 
-    def apply_all(self, what: str, apply: Callable[[], None]) -> None:
-        """Applies rules that share numbers (``what``), which may be missing."""
+    def apply_group(self, what: str, apply: Callable[[], None]) -> None:
+        """Applies rules that read the same numbers; a failure of these numbers is reported once.
+
+        Args:
+            what: names the numbers in the message.
+            apply: calls :meth:`apply` for each rule.
+        """
         attempt(f"rules of {what}", self._failures, apply)
 
 
@@ -131,7 +179,16 @@ Result = TypeVar("Result")
 
 
 def attempt(name: str, failures: list[str], work_out: Callable[[], Result]) -> Result | None:
-    """What ``work_out`` returns; None where it fails, which is noted by its name: the rest of a report stands."""
+    """Calls a function whose failure must not take the rest of a report with it.
+
+    Args:
+        name: of what is worked out, for the message.
+        failures: gets ``NAME can't be worked out: ...``, once.
+        work_out: the function.
+
+    Returns:
+        What ``work_out`` returns; None where it raises.
+    """
     try:
         return work_out()
     except Exception as error:
@@ -141,66 +198,61 @@ def attempt(name: str, failures: list[str], work_out: Callable[[], Result]) -> R
         return None
 
 
-def _machine(facts: Facts, book: Rulebook, held_up: bool) -> None:
+# -- the rules on the numbers of a run ---------------------------------------------------------------------------------
+def _apply_machine_rules(facts: Facts, book: Rulebook, held_up: bool) -> None:
+    """``held_up``: the host, the input or the network limits the run, which a larger batch would not change."""
     for node, samples in facts.run.samples.items():
-        book.apply_all(f"the machine {node}", partial(_one_machine, samples, book, held_up))
+        apply = partial(_apply_rules_of_one_machine, samples, book, held_up)
+        book.apply_group(f"the machine {node}", apply)
     book.apply("HotCores", lambda rule: rule(facts.core_use, known_utilisation(facts.samples)))
 
 
-def _one_machine(samples: Sequence[Sample], book: Rulebook, held_up: bool) -> None:
-    gpu_count = max((len(s.get("gpu", [])) for s in samples), default=0)
-    whole = [s for s in samples if len(s.get("gpu", [])) == gpu_count]
-    cpu = [mean(s["cpu"]) for s in whole]
-    readings = gpus_of(whole)
-    gpus, memories = _by_gpu(readings, "util"), _by_gpu(readings, "mem")
-    if not any(
-        map(any, gpus)
-    ):  # 0 % while a run trains is what NVML reports where it can't measure
-        gpus = []
-    gpu, memory = (
-        [mean(values) for values in zip(*each, strict=True)] for each in (gpus, memories)
-    )
-    book.apply("CPUBottleneck", lambda rule: rule(cpu, gpu))
-    book.apply("IOBottleneck", lambda rule: rule([s.get("iowait", 0.0) for s in whole], gpu))
-    book.apply("LowGPUUtilization", lambda rule: rule(gpu))
-    if not held_up:  # it holds up a larger batch as well
-        book.apply("BatchSize", lambda rule: rule(cpu, gpu, memory))
-    for used_memory in memories:
-        book.apply("GPUMemoryIncrease", partial(_call, used_memory))
-    book.apply("LoadBalancing", lambda rule: rule(gpus))
+def _apply_rules_of_one_machine(samples: Sequence[Sample], book: Rulebook, held_up: bool) -> None:
+    # Samples that lack a GPU are left out, so that all series are equally long.
+    gpu_count = max((len(sample.get("gpu", [])) for sample in samples), default=0)
+    complete = [sample for sample in samples if len(sample.get("gpu", [])) == gpu_count]
+    readings = gpus_of(complete)
+
+    # Of each GPU, a value a sample. NVML reports 0 % throughout where it can't measure (MIG slices, vGPUs).
+    gpu_use = _by_gpu(readings, "util")
+    gpu_memory = _by_gpu(readings, "mem")
+    if not any(any(use) for use in gpu_use):
+        gpu_use = []
+
+    # The mean over cores and over GPUs, a value a sample.
+    cpu = [mean(sample["cpu"]) for sample in complete]
+    mean_gpu_use = [mean(values) for values in zip(*gpu_use, strict=True)]
+    mean_gpu_memory = [mean(values) for values in zip(*gpu_memory, strict=True)]
+    io_wait = [sample.get("iowait", 0.0) for sample in complete]
+
+    book.apply("CPUBottleneck", lambda rule: rule(cpu, mean_gpu_use))
+    book.apply("IOBottleneck", lambda rule: rule(io_wait, mean_gpu_use))
+    book.apply_to("LowGPUUtilization", mean_gpu_use)
+    if not held_up:
+        book.apply("BatchSize", lambda rule: rule(cpu, mean_gpu_use, mean_gpu_memory))
+    for used_memory in gpu_memory:
+        book.apply_to("GPUMemoryIncrease", used_memory)
+    book.apply_to("LoadBalancing", gpu_use)
     for reading in readings:
-        book.apply("Throttling", partial(_call, [g.get("throttle", []) for g in reading]))
-    book.apply("MemoryLeak", lambda rule: rule([s["rss_mb"] for s in whole if "rss_mb" in s]))
-    book.apply("Swap", lambda rule: rule([s["swap_mb"] for s in whole if "swap_mb" in s]))
-
-
-def _call(values: object, rule: Rule) -> Finding | None:
-    return rule(values)
+        book.apply_to("Throttling", [gpu.get("throttle", []) for gpu in reading])
+    book.apply_to("MemoryLeak", [sample["rss_mb"] for sample in complete if "rss_mb" in sample])
+    book.apply_to("Swap", [sample["swap_mb"] for sample in complete if "swap_mb" in sample])
 
 
 def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list[list[float]]:
-    """A reading's values of each GPU; a GPU that lacks one is left out: unknown is not 0."""
-    values = [[reading.get(key) for reading in gpu] for gpu in readings]
-    return [
-        [value for value in of_gpu if value is not None] for of_gpu in values if None not in of_gpu
-    ]
+    """The values of ``key``, a list for each GPU; a GPU that lacks one is left out: unknown is not 0."""
+    series: list[list[float]] = []
+    for readings_of_gpu in readings:
+        if all(reading.get(key) is not None for reading in readings_of_gpu):
+            series.append([reading[key] for reading in readings_of_gpu])
+    return series
 
 
-def _steps(facts: Facts, book: Rulebook) -> None:
+def _apply_step_rules(facts: Facts, book: Rulebook) -> None:
     book.apply("StepOutlier", lambda rule: rule(facts.steps_ms))
     book.apply("MaxInitializationTime", lambda rule: rule(facts.startup["s"]))
     if facts.header and not facts.run.tier:
-        book.apply(
-            "Dataloader",
-            lambda rule: rule(
-                part(facts.phases, "data"),
-                facts.workers,
-                facts.threads,
-                facts.cores,
-                processes=facts.processes,
-                others=facts.other_cores,
-            ),
-        )
+        book.apply("Dataloader", lambda rule: _call_dataloader(rule, facts))
     book.apply("SlowRank", lambda rule: rule(facts.compute_ms))
     book.apply("EfaMissing", lambda rule: rule(facts.header.get("efa_network", "")))
     book.apply("PhaseVariation", lambda rule: rule(swing(facts)))
@@ -208,118 +260,159 @@ def _steps(facts: Facts, book: Rulebook) -> None:
         "SchedulerDelay",
         lambda rule: rule(facts.thread_wait, facts.loader_wait, facts.delayed_thread),
     )
-    if "status" not in facts.run.summary and facts.steps:
+    still_trains = "status" not in facts.run.summary
+    if still_trains and facts.steps:
         book.apply("StalledTraining", lambda rule: rule(time.time() - facts.steps[-1]["t"]))
 
 
-def _training(facts: Facts, book: Rulebook) -> None:
+def _call_dataloader(rule: Rule, facts: Facts) -> Finding | None:
+    return rule(
+        phase_share(facts.phases, "data"),
+        facts.workers,
+        facts.threads,
+        facts.cores,
+        processes=facts.processes,
+        others=facts.other_cores,
+    )
+
+
+def _apply_training_rules(facts: Facts, book: Rulebook) -> None:
     run = facts.run
-    teacher = (run.summary.get("teacher") or {}).get("val") or {}
-    val_counts = run.counts.get("val", [])
     losses = [row["train/loss"] for row in run.metrics if "train/loss" in row]
-    loss = {
-        row["step"]: row["train/loss"]
-        for row in run.metrics
-        if "train/loss" in row and "step" in row
-    }
-    others = {
-        name: {
-            row["step"]: row["train/loss"]
-            for row in metrics
-            if "train/loss" in row and "step" in row
-        }
-        for name, metrics in (read_siblings(run.folder).items() if len(loss) >= 5 else ())
-    }
-    book.apply("LossNotDecreasing", lambda rule: rule(losses))
-    book.apply("LossRising", lambda rule: rule(losses))
-    if (run.config.get("data") or {}).get("balance_classes") is not True:
-        book.apply("ClassImbalance", lambda rule: rule(run.counts.get("train", [])))
-    val_count: int = sum(val_counts)
-    if "acc1" in teacher and val_count:
-        chance = share(max(val_counts), val_count)
-        book.apply("TeacherNearChance", lambda rule: rule(teacher["acc1"], chance, val_count))
-    book.apply("SimilarAcrossRuns", lambda rule: rule(loss, others))
+    book.apply_to("LossNotDecreasing", losses)
+    book.apply_to("LossRising", losses)
+
+    balanced = (run.config.get("data") or {}).get("balance_classes") is True
+    if not balanced:
+        book.apply_to("ClassImbalance", run.counts.get("train", []))
+
+    teacher_scores = (run.summary.get("teacher") or {}).get("val") or {}
+    val_counts = run.counts.get("val", [])
+    val_pictures: int = sum(val_counts)
+    if "acc1" in teacher_scores and val_pictures:
+        chance = share(max(val_counts), val_pictures)
+        book.apply(
+            "TeacherNearChance", lambda rule: rule(teacher_scores["acc1"], chance, val_pictures)
+        )
+
+    loss_by_step = _loss_by_step(run.metrics)
+    losses_of_siblings: dict[str, dict[float, float]] = {}
+    if len(loss_by_step) >= 5:
+        for name, metrics in read_siblings(run.folder).items():
+            losses_of_siblings[name] = _loss_by_step(metrics)
+    book.apply("SimilarAcrossRuns", lambda rule: rule(loss_by_step, losses_of_siblings))
+
     for student in run.students:
         whose = student or "the student"
-        book.apply_all(f"{whose}'s metrics", partial(_learning, run, student, book))
-        book.apply_all(
-            f"{whose}'s tensors", partial(_health, run.health_of(student), student, book)
+        book.apply_group(f"{whose}'s metrics", partial(_apply_metric_rules, run, student, book))
+        book.apply_group(
+            f"{whose}'s tensors",
+            partial(_apply_tensor_rules, run.health_of(student), student, book),
         )
-        book.apply_all(f"{whose}'s mistakes", partial(_mistakes, run, student, book))
+        book.apply_group(f"{whose}'s mistakes", partial(_apply_confusion_rule, run, student, book))
 
 
-def _mistakes(run: RunRecords, student: str, book: Rulebook) -> None:
+def _loss_by_step(metrics: Sequence[Mapping[str, float]]) -> dict[float, float]:
+    return {
+        row["step"]: row["train/loss"] for row in metrics if "train/loss" in row and "step" in row
+    }
+
+
+def _apply_confusion_rule(run: RunRecords, student: str, book: Rulebook) -> None:
     newest = run.confusion_of(student)
     if newest is None:
         return
-    pairs = [(run.classes[true], run.classes[called], n) for true, called, n in newest["pairs"]]
+    pairs = [
+        (run.classes[true_id], run.classes[called_id], count)
+        for true_id, called_id, count in newest["pairs"]
+    ]
     counts = dict(zip(run.classes, newest["counts"], strict=False))
     book.apply("Confusion", lambda rule: rule(pairs, counts), student)
 
 
-def _health(health: list[dict[str, Any]], student: str, book: Rulebook) -> None:
+def _apply_tensor_rules(health: list[dict[str, Any]], student: str, book: Rulebook) -> None:
     if not health:
         return
-    last, norms = health[-1], [h["grad_norm"] for h in health if "grad_norm" in h]
-    first_spread = {n: s for n, s in health[0].get("spread", {}).items() if s is not None}
-    last_spread = {n: s for n, s in last.get("spread", {}).items() if s is not None}
-    entropy = [h["teacher_entropy"] for h in health if h.get("teacher_entropy") is not None]
-    ratios = [h["update_ratio"] for h in health if h.get("update_ratio") is not None]
-    numbers: dict[str, object] = {
-        "VanishingGradient": [n for n in norms if n is not None],
-        "ExplodingTensor": norms,
-        "DeadRelu": last.get("dead", {}),
-        "PoorWeightInitialization": first_spread,
-        "SaturatedActivation": last.get("saturated", {}),
-        "WeightUpdateRatio": ratios,
-        "AllZero": last.get("zeros", {}),
-        "UnchangedTensor": [h["unchanged"] for h in health if "unchanged" in h],
-        "TensorVariance": last_spread,
-        "CheckInputImages": [h["inputs"] for h in health if h.get("inputs")],
-        "LossTermDominates": last.get("loss_shares", {}),
-    }
-    for name, values in numbers.items():
-        book.apply(name, partial(_call, values), student)
-    low = book.thresholds_of(
-        "TemperatureTooLow"
-    )  # one rule has two names, each with its own threshold
+    first, last = health[0], health[-1]
+    norms = _recorded(health, "grad_norm")  # None: it was NaN or infinite
+    book.apply_to("VanishingGradient", _without_none(norms), student)
+    book.apply_to("ExplodingTensor", norms, student)
+    book.apply_to("DeadRelu", last.get("dead", {}), student)
+    book.apply_to("PoorWeightInitialization", _known_spread(first), student)
+    book.apply_to("SaturatedActivation", last.get("saturated", {}), student)
+    book.apply_to("WeightUpdateRatio", _without_none(_recorded(health, "update_ratio")), student)
+    book.apply_to("AllZero", last.get("zeros", {}), student)
+    book.apply_to("UnchangedTensor", _recorded(health, "unchanged"), student)
+    book.apply_to("TensorVariance", _known_spread(last), student)
+    inputs = [reading for reading in _recorded(health, "inputs") if reading]
+    book.apply_to("CheckInputImages", inputs, student)
+    book.apply_to("LossTermDominates", last.get("loss_shares", {}), student)
+
+    # One rule has two names, and each name its own threshold.
+    entropy = _without_none(_recorded(health, "teacher_entropy"))
+    low = book.thresholds_of("TemperatureTooLow")
     book.apply("TemperatureTooHigh", lambda rule: rule(entropy, **low), student)
 
 
-def _learning(run: RunRecords, student: str, book: Rulebook) -> None:
-    place = f"{student}/" if student else ""
+def _recorded(health: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    """The values of ``name`` in the readings that have it."""
+    return [reading[name] for reading in health if name in reading]
+
+
+def _without_none(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _known_spread(reading: Mapping[str, Any]) -> dict[str, float]:
+    """The activations' standard deviation by layer; layers where it was NaN or infinite are left out."""
+    return {
+        layer: spread for layer, spread in reading.get("spread", {}).items() if spread is not None
+    }
+
+
+def _apply_metric_rules(run: RunRecords, student: str, book: Rulebook) -> None:
+    prefix = f"{student}/" if student else ""
 
     def values(name: str) -> list[float]:
-        return list(by_epoch(run, name).values())
+        return list(by_epoch(run, f"{prefix}{name}").values())
 
-    metric = f"{place}val/{run.primary}"
-    scores = (
-        [] if less_is_better(run.primary) else values(metric)
-    )  # the rules read what should rise
-    columns = {
-        column for row in run.metrics for column in row if column.startswith(f"{place}train/")
-    }
-    names = sorted(c for c in columns if c.endswith("_loss") and c != f"{place}train/task_loss")
-    agreement, start = values(f"{place}val/agreement"), run.model_of(student).get("start", "")
+    def distill_losses() -> dict[str, list[float]]:
+        train = f"{prefix}train/"
+        columns = {column for row in run.metrics for column in row if column.startswith(train)}
+        names = [column for column in columns if column.endswith("_loss")]
+        names = [column for column in names if column != f"{train}task_loss"]
+        return {name: list(by_epoch(run, name).values()) for name in sorted(names)}
+
+    metric = f"{prefix}val/{run.primary}"
+    # The rules read a metric that should rise; of an error they get nothing.
+    scores = [] if less_is_better(run.primary) else values(f"val/{run.primary}")
+    agreement = values("val/agreement")
+    book.apply("Overfit", lambda rule: rule(values("train/loss"), scores, metric=metric))
+    book.apply("Overtraining", lambda rule: rule(scores, values("val/kl"), metric=metric))
     pictures = next((header.get("val", 0) for header in run.headers.values()), 0)
-    book.apply("Overfit", lambda rule: rule(values(f"{place}train/loss"), scores, metric=metric))
-    book.apply("Overtraining", lambda rule: rule(scores, values(f"{place}val/kl"), metric=metric))
-    book.apply("FeaturesCollapse", lambda rule: rule(values(f"{place}val/rankme"), pictures))
-    book.apply(
-        "StudentIgnoresTeacher",
-        lambda rule: rule(agreement, {name: values(name) for name in names}),
-    )
+    book.apply("FeaturesCollapse", lambda rule: rule(values("val/rankme"), pictures))
+    book.apply("StudentIgnoresTeacher", lambda rule: rule(agreement, distill_losses()))
     if run.summary.get("status") == "done":
+        start = run.model_of(student).get("start", "")
         book.apply(
-            "StudentUnderTrained", lambda rule: rule(scores, agreement, start=start, metric=metric)
+            "StudentUnderTrained",
+            lambda rule: rule(scores, agreement, start=start, metric=metric),
         )
 
 
 # -- what limits the run ----------------------------------------------------------------------------------------------
+def _host_bound(facts: Facts) -> Limit | None:
+    """Waiting for a core comes first: a host that gets none also launches slowly."""
+    return limits.cpu_contention(facts) or limits.launch_bound(facts)
+
+
+def _input_bound(facts: Facts) -> Limit | None:
+    return limits.tier_bound(facts) if facts.run.tier else limits.data_bound(facts)
+
+
 LIMITS: dict[str, Callable[[Facts], Limit | None]] = {
-    # a host that gets no core launches slowly
-    "host": lambda facts: limits.cpu_contention(facts) or limits.launch_bound(facts),
-    "data": lambda facts: limits.tier_bound(facts) if facts.run.tier else limits.data_bound(facts),
+    "host": _host_bound,
+    "data": _input_bound,
     "teacher": limits.teacher_bound,
     "communication": limits.communication_bound,
     "bookkeeping": limits.bookkeeping_bound,
@@ -328,91 +421,105 @@ LIMITS: dict[str, Callable[[Facts], Limit | None]] = {
     "checkpoint": limits.checkpoint_bound,
     "startup": limits.startup_bound,
 }
+"""What can limit a run, by the name that a failure is reported under."""
 
 
 def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) -> list[Limit]:
-    """All limits of a run, largest gain first; ``shown`` stays the first unless another is clearly larger.
-
-    A limit that can't be worked out takes no other with it.
+    """All limits of a run, the headline first, then by their gain. A limit that fails does not stop the others.
 
     Args:
         facts: of the run.
-        shown: the bound that a display shows now; it stays unless another is clearly larger.
+        shown: the bound that a display shows now; it stays first unless another gains :data:`AHEAD` times as much.
         failures: gets the name of each limit that can't be worked out, and why.
     """
     if not facts.phases:
         return []
     failures = [] if failures is None else failures
-    candidates = [
-        attempt(f"limit {name}", failures, partial(limit, facts)) for name, limit in LIMITS.items()
-    ]
-    found = [
-        limit for limit in candidates if limit is not None and (limit.gain or 0) >= WORTH / 1.05
-    ]
-    found.sort(key=lambda limit: -(limit.gain or 0))
-    leader = next(
-        (
-            limit
-            for limit in found
-            if (limit.gain or 0) >= (STAYS if limit.bound == shown else LEADS)
-        ),
-        None,
-    )
-    held = next(
-        (limit for limit in found if limit.bound == shown and (limit.gain or 0) >= STAYS), None
-    )
-    if held and leader and (leader.gain or 0) < AHEAD * (held.gain or 0):
-        leader = held
+
+    # Limits whose lever is worth naming, the largest gain first.
+    worthy: list[Limit] = []
+    for name, limit_of in LIMITS.items():
+        limit = attempt(f"limit {name}", failures, partial(limit_of, facts))
+        if limit is not None and _gain(limit) >= WORTH / 1.05:
+            worthy.append(limit)
+    worthy.sort(key=_gain, reverse=True)
+
+    # The headline: the largest gain that deserves one; the bound already shown keeps its place down to STAYS.
+    leader = None
+    for limit in worthy:
+        if _gain(limit) >= (STAYS if limit.bound == shown else LEADS):
+            leader = limit
+            break
+    already_shown = None
+    for limit in worthy:
+        if limit.bound == shown and _gain(limit) >= STAYS:
+            already_shown = limit
+            break
+    if leader and already_shown and _gain(leader) < AHEAD * _gain(already_shown):
+        leader = already_shown
+
     if leader:
-        return [leader, *(limit for limit in found if limit is not leader)]
-    return [limits.student_bound(facts, alone=not found) or _largest(facts), *found]
+        return [leader, *(limit for limit in worthy if limit is not leader)]
+    return [limits.student_bound(facts, alone=not worthy) or _largest_phase(facts), *worthy]
 
 
-def _largest(facts: Facts) -> Limit:
-    groups = {name: part(facts.phases, name) for name in PHASES if name not in OWN}
-    groups["the student's own training"] = sum(part(facts.phases, name) for name in OWN)
-    name = max(groups, key=lambda group: groups[group])
-    named = f"the {name}" if name in PHASES else name
-    return Limit(
-        "none",
-        f"no part of the step stands out; most of it ({groups[name]:.0%}) is {named}",
-        "",
-        None,
-    )
+def _gain(limit: Limit) -> float:
+    return limit.gain or 0.0
+
+
+def _largest_phase(facts: Facts) -> Limit:
+    """The headline of a run that nothing limits: its largest phase, the student's own phases taken together."""
+    own_training = "the student's own training"
+    shares = {
+        f"the {name}": phase_share(facts.phases, name)
+        for name in PHASES
+        if name not in STUDENT_PHASES
+    }
+    shares[own_training] = sum(phase_share(facts.phases, name) for name in STUDENT_PHASES)
+    largest = max(shares, key=lambda name: shares[name])
+    text = f"no part of the step stands out; most of it ({shares[largest]:.0%}) is {largest}"
+    return Limit("none", text, "", None)
 
 
 def sentence(limit: Limit) -> str:
-    """``data-bound: <evidence>; <lever> <gain>x``."""
-    head = f"{NAMES[limit.bound]}: {limit.text}"
+    """``data-bound: EVIDENCE; LEVER would give 1.5x``, or ``LEVER at most 1.5x`` where the lever says so."""
+    evidence = f"{NAMES[limit.bound]}: {limit.text}"
     if not limit.gain:
-        return head
-    return f"{head}; {limit.lever} {'' if 'at most' in limit.lever else 'would give '}{limit.gain:.1f}x"
+        return evidence
+    promise = "" if "at most" in limit.lever else "would give "
+    return f"{evidence}; {limit.lever} {promise}{limit.gain:.1f}x"
 
 
 class Explained:
-    """What limits a run and what is unusual about it, each worked out once."""
+    """What limits a run and what is unusual about it, each worked out once.
+
+    Args:
+        run: the records.
+    """
 
     def __init__(self, run: RunRecords) -> None:
-        self.run, self.facts = run, Facts(run)
-        self.failures: list[
-            str
-        ] = []  # rules, limits and sections that could not be worked out, and why
+        self.run = run
+        self.facts = Facts(run)
+        self.failures: list[str] = []
+        """Rules, limits and sections that could not be worked out, and why."""
 
     @cached_property
     def limits(self) -> list[Limit]:
-        """What limits the run, the largest gain first."""
-        return (
-            attempt(
-                "the limits of the speed",
-                self.failures,
-                lambda: limits_of(self.facts, "", self.failures),
-            )
-            or []
+        """What limits the run, the headline first."""
+        ordered = attempt(
+            "the limits of the speed",
+            self.failures,
+            lambda: limits_of(self.facts, "", self.failures),
         )
+        return ordered or []
 
     @cached_property
     def verdict(self) -> dict[str, Any]:
-        """The headline as ``summary.json`` holds it; it needs :data:`FEWEST` steps."""
+        """The headline as ``summary.json`` holds it; it needs :data:`FEWEST` steps.
+
+        ``bound``, ``text``, ``lever``, ``predicted_speedup`` (None: unknown), ``phases_ms``; ``others``, the further
+        limits, only where there is a verdict.
+        """
         facts = self.facts
         phases = {name: round(ms, 3) for name, ms in facts.phases.items() if name in PHASES}
         if not self.limits or facts.steps_counted < FEWEST:
@@ -436,18 +543,19 @@ class Explained:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """All rules that fire, with the thresholds of the run's settings."""
+        """All rules that fire, with the thresholds of the run's settings.
+
+        Of a run of fewer than :data:`FEWEST` steps only those in :data:`NEED_NO_STEPS`.
+        """
         facts = self.facts
-        book = Rulebook(
-            (self.run.config.get("monitor") or {}).get("thresholds") or {}, self.failures
-        )
-        held_up = any(limit.bound in ("host", "data", "communication") for limit in self.limits[:1])
-        book.apply_all("the machines", lambda: _machine(facts, book, held_up))
-        book.apply_all("the steps", lambda: _steps(facts, book))
-        book.apply_all("the training", lambda: _training(facts, book))
-        few = (
-            0
-            < (attempt("the number of steps", self.failures, lambda: facts.steps_counted) or 0)
-            < FEWEST
-        )
-        return [finding for finding in book.findings if finding.rule in ALWAYS or not few]
+        thresholds = (self.run.config.get("monitor") or {}).get("thresholds") or {}
+        book = Rulebook(thresholds, self.failures)
+        held_up = bool(self.limits) and self.limits[0].bound in ("host", "data", "communication")
+        book.apply_group("the machines", lambda: _apply_machine_rules(facts, book, held_up))
+        book.apply_group("the steps", lambda: _apply_step_rules(facts, book))
+        book.apply_group("the training", lambda: _apply_training_rules(facts, book))
+
+        steps = attempt("the number of steps", self.failures, lambda: facts.steps_counted) or 0
+        if 0 < steps < FEWEST:
+            return [finding for finding in book.findings if finding.rule in NEED_NO_STEPS]
+        return book.findings

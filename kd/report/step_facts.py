@@ -15,7 +15,7 @@ def step_ms(phases: Mapping[str, float]) -> float:
     return sum(ms for name, ms in phases.items() if name in PHASES)
 
 
-def part(phases: Mapping[str, float], name: str) -> float:
+def phase_share(phases: Mapping[str, float], name: str) -> float:
     """A phase's part of the step, 0 to 1."""
     return share(phases.get(name, 0.0), step_ms(phases))
 
@@ -38,18 +38,24 @@ class StepFacts:
     @cached_property
     def phases_by_rank(self) -> dict[int, dict[str, float]]:
         """Mean ms a step by phase, validation too; the first step of the process left out."""
-        return {rank: _mean_phases(self.run, rank) for rank in (self.run.totals or self.run.steps)}
+        ranks = self.run.totals or self.run.steps
+        return {rank: _mean_phases(self.run, rank) for rank in ranks}
 
     @cached_property
     def compute_ms(self) -> dict[int, float]:
         """Milliseconds of a mean step of each rank, without communication."""
-        return {r: step_ms(p) - p.get("communication", 0.0) for r, p in self.phases_by_rank.items()}
+        return {
+            rank: step_ms(phases) - phases.get("communication", 0.0)
+            for rank, phases in self.phases_by_rank.items()
+        }
 
     @cached_property
     def rank(self) -> int:
         """The typical rank: that with the median computing time."""
-        ranks = sorted(self.compute_ms, key=lambda r: self.compute_ms[r])
-        return ranks[(len(ranks) - 1) // 2] if ranks else 0
+        ranks = sorted(self.compute_ms, key=lambda rank: self.compute_ms[rank])
+        if not ranks:
+            return 0
+        return ranks[(len(ranks) - 1) // 2]
 
     @cached_property
     def phases(self) -> dict[str, float]:
@@ -78,13 +84,13 @@ class StepFacts:
 
     @cached_property
     def usual_steps(self) -> list[Step]:
-        """Without those that start a loader."""
-        return [s for s in self.steps if not s.get("first")]
+        """The recorded steps without those that start a loader."""
+        return [step for step in self.steps if not step.get("first")]
 
     @cached_property
     def steps_ms(self) -> list[float]:
         """Milliseconds of each usual step."""
-        return [s["ms"] for s in self.usual_steps]
+        return [step["ms"] for step in self.usual_steps]
 
     @cached_property
     def steps_counted(self) -> int:
@@ -104,17 +110,15 @@ class StepFacts:
     @cached_property
     def swings(self) -> dict[str, tuple[float, float, float]]:
         """p5, p50 and p95 (ms) of the computing phases that take a quarter of the step or more."""
-        large = [
-            n
-            for n in ("teacher", "student", "loss", "backward", "optimizer")
-            if part(self.phases, n) >= 0.25
-        ]
-        values = {name: [s["p"].get(name, 0.0) for s in self.usual_steps] for name in large}
-        return {
-            n: (percentile(v, 5), percentile(v, 50), percentile(v, 95))
-            for n, v in values.items()
-            if len(v) >= 20
-        }
+        if len(self.usual_steps) < 20:
+            return {}
+        percentiles: dict[str, tuple[float, float, float]] = {}
+        for name in ("teacher", "student", "loss", "backward", "optimizer"):
+            if phase_share(self.phases, name) < 0.25:
+                continue
+            times = [step["p"].get(name, 0.0) for step in self.usual_steps]
+            percentiles[name] = percentile(times, 5), percentile(times, 50), percentile(times, 95)
+        return percentiles
 
     # -- processes, cores and GPUs -------------------------------------------------------------------------------------
     @cached_property
@@ -125,13 +129,14 @@ class StepFacts:
     @cached_property
     def cores(self) -> int:
         """Cores that the processes on one machine may use together, by affinity and by their container's quota."""
-        here = [h for h in self.run.headers.values() if h.get("host") == self.header.get("host")]
-        own = max(1, self.header.get("cores", 1))
-        bound = {core for h in here for core in h.get("core_ids") or []}
-        apart = len(bound) > len(
-            self.header.get("core_ids") or bound
-        )  # each rank has cores of its own
-        return len(bound) if apart else own
+        cores_of_all_ranks: set[int] = set()
+        for header in self.run.headers.values():
+            if header.get("host") == self.header.get("host"):
+                cores_of_all_ranks |= set(header.get("core_ids") or [])
+        cores_of_this_rank = self.header.get("core_ids") or cores_of_all_ranks
+        if len(cores_of_all_ranks) > len(cores_of_this_rank):  # each rank has its own
+            return len(cores_of_all_ranks)
+        return max(1, self.header.get("cores", 1))
 
     @cached_property
     def processes(self) -> int:
@@ -140,7 +145,7 @@ class StepFacts:
 
     @cached_property
     def threads(self) -> int:
-        """Compute threads of each; beside a GPU the one that launches its work."""
+        """Compute threads of each training process; beside a GPU one, which launches its work."""
         return self.header.get("threads", 1) if self.cpu else 1
 
     @cached_property
@@ -151,104 +156,116 @@ class StepFacts:
     @cached_property
     def samples(self) -> list[Sample]:
         """The samples of all machines, one machine after the other."""
-        return [s for samples in self.run.samples.values() for s in samples]
+        return [sample for samples in self.run.samples.values() for sample in samples]
 
     @cached_property
     def core_use(self) -> list[list[float]]:
-        """How busy each core was that the run may use, in %, a row for each sample."""
-        rows = []
+        """How busy each core was that the run may use, in %, a row for each of :attr:`samples`."""
+        rows: list[list[float]] = []
         for node, samples in self.run.samples.items():
-            ids = self.run.nodes.get(node, {}).get("core_ids")
-            rows += [
-                s["cpu"] if ids is None else [s["cpu"][i] for i in ids if i < len(s["cpu"])]
-                for s in samples
-            ]
+            usable = self.run.nodes.get(node, {}).get("core_ids")
+            for sample in samples:
+                use = sample["cpu"]
+                if usable is not None:
+                    use = [use[core] for core in usable if core < len(use)]
+                rows.append(use)
         return rows
 
     @cached_property
-    def hot(self) -> str:
+    def hot_cores(self) -> str:
         """Which few cores are full while the others have time, in words; "" where that is not so."""
-        return hot(self.core_use)
+        return hot_cores_text(self.core_use)
 
     @cached_property
     def loading_cores(self) -> float:
         """Cores that all loader processes of a machine use on average."""
-        used = [sum(s["workers"]) / 100 for s in self.samples if "workers" in s]
+        used = [sum(sample["workers"]) / 100 for sample in self.samples if "workers" in sample]
         return mean(used) if used else 0.0
 
     @cached_property
     def loading_busy(self) -> float:
-        """Share of the time that a loader works, in 0..1; without loader processes: of the training thread's wait
-        for data.
-        """
+        """Share of the time that a loader computes, 0 to 1; without loader processes, of training's wait for data."""
         if self.workers == 0:
-            wait = self.total.get("p", {}).get("data", 0.0)
-            return min(1.0, ratio(self.total.get("data_cpu_ms", 0.0), wait, otherwise=1.0))
-        worker = [w / 100 for s in self.samples for w in s.get("workers", [])]
-        return min(1.0, mean(worker)) if worker else 1.0
+            wait_ms = self.total.get("p", {}).get("data", 0.0)
+            cpu_ms = self.total.get("data_cpu_ms", 0.0)
+            return min(1.0, ratio(cpu_ms, wait_ms, otherwise=1.0))
+        shares = [use / 100 for sample in self.samples for use in sample.get("workers", [])]
+        return min(1.0, mean(shares)) if shares else 1.0
 
     @cached_property
     def other_cores(self) -> float:
-        """What processes other than the run's use of the cores that it may use, on average."""
-        pairs = [
-            (cpu, s) for cpu, s in zip(self.core_use, self.samples, strict=True) if "main" in s
-        ]
-        used = [(sum(cpu) - s["main"] - sum(s["workers"])) / 100 for cpu, s in pairs]
+        """Cores, of those that the run may use, that other processes use on average."""
+        used: list[float] = []
+        for core_use, sample in zip(self.core_use, self.samples, strict=True):
+            if "main" in sample:
+                percent = sum(core_use) - sample["main"] - sum(sample["workers"])
+                used.append(percent / 100)
         return max(0.0, mean(used)) if used else 0.0
 
     @cached_property
     def thread_wait(self) -> float | None:
         """Share of the time that the training's most delayed thread waits for a core; ``None``: not recorded."""
-        read = [max(s["thread_wait"]) / 100 for s in self.samples if s.get("thread_wait")]
-        return mean(read) if read else None
+        shares: list[float] = []
+        for sample in self.samples:
+            if sample.get("thread_wait"):
+                shares.append(max(sample["thread_wait"]) / 100)
+        return mean(shares) if shares else None
 
     @cached_property
     def delayed_thread(self) -> str:
-        """The thread that was found waiting for a core most often; "" without any."""
-        names = [s["thread"] for s in self.samples if s.get("thread")]
+        """The thread that was seen waiting for a core most often; "" without any."""
+        names = [sample["thread"] for sample in self.samples if sample.get("thread")]
         return max(set(names), key=names.count) if names else ""
 
     @cached_property
     def loader_wait(self) -> float | None:
         """Share of the time that a loader process's threads waited for a core; ``None``: not recorded."""
-        read = [w / 100 for s in self.samples for w in s.get("loader_wait", [])]
-        return mean(read) if read else None
+        shares = [wait / 100 for sample in self.samples for wait in sample.get("loader_wait", [])]
+        return mean(shares) if shares else None
 
     @cached_property
     def queued_ms(self) -> float:
         """Ms of a step's wait for its batch in which the threads that make it waited for a core."""
-        wait = self.phases.get("data", 0.0)
+        wait_ms = self.phases.get("data", 0.0)
         if self.workers:
-            return wait * min(1.0, self.loader_wait or 0.0)
-        return min((1 - self.loading_busy) * wait, self.per_step("ready_ms"))
+            return wait_ms * min(1.0, self.loader_wait or 0.0)
+        idle_ms = (1 - self.loading_busy) * wait_ms
+        return min(idle_ms, self.per_step("ready_ms"))
 
     @cached_property
     def crowded_out(self) -> bool:
-        """Whether processes other than the job's have the cores that it lacks."""
-        taken = self.processes * (self.workers + self.threads)
-        beside = (
-            self.loading_cores + (self.processes - 1) * self.threads if taken > self.cores else 0.0
-        )
-        return taken + self.other_cores > 0.75 * self.cores and self.other_cores > max(beside, 0.5)
+        """Whether processes other than the job's have the cores that it lacks.
+
+        They do where they use more than half a core, and all processes together more than three quarters of the
+        cores. If the job alone needs more cores than there are, they must use more than its processes beside this one.
+        """
+        wanted = self.processes * (self.workers + self.threads)
+        job_beside = 0.0
+        if wanted > self.cores:
+            job_beside = self.loading_cores + (self.processes - 1) * self.threads
+        nearly_full = wanted + self.other_cores > 0.75 * self.cores
+        return nearly_full and self.other_cores > max(job_beside, 0.5)
 
     @cached_property
     def queued(self) -> float:
-        """:attr:`queued_ms` where others' processes are the reason: the makers are not slow."""
+        """:attr:`queued_ms` where other jobs' processes are the reason; else 0."""
         return self.queued_ms if self.crowded_out else 0.0
 
     @cached_property
     def hidden(self) -> bool:
-        """Whether the GPU is the slower one: it has work while the host waits."""
+        """Whether a GPU hides the host's delays: it has work queued while the host waits."""
         return not self.cpu and self.per_step("launch_ms") < 0.9 * self.step_ms
 
     @cached_property
     def ready_ms(self) -> float:
-        """Ms a step that training waits for a core: its main thread, or a more delayed one."""
+        """Ms a step that training waits for a core: its main thread, or a more delayed one; 0 behind a GPU."""
         if self.hidden:
             return 0.0
+        main_thread_ms = self.per_step("ready_ms")
         if self.cpu and self.threads == 1:
-            return self.per_step("ready_ms")
-        return max(self.per_step("ready_ms"), (self.thread_wait or 0.0) * self.step_ms)
+            return main_thread_ms
+        most_delayed_ms = (self.thread_wait or 0.0) * self.step_ms
+        return max(main_thread_ms, most_delayed_ms)
 
     @cached_property
     def ready_thread(self) -> str:
@@ -257,24 +274,28 @@ class StepFacts:
 
     @cached_property
     def larger_batch(self) -> str:
-        """How the batch could grow: by how many pictures, where the run has counted them; empty: by none."""
-        room = self.run.headers.get(0, {})
-        if "more_fit" not in room:
+        """How the batch could grow, in words, with the number of pictures where the run has counted them; "": not."""
+        counted = self.run.headers.get(0, {})
+        if "more_fit" not in counted:
             return "a larger data.batch_size"
-        ways = [(name, room.get(f"more_by_{name}", 0)) for name in ("zero", "fsdp")]
-        freed = " and ".join(f"{count} by config={name}" for name, count in ways if count)
-        if room["more_fit"]:
-            size, beside = (
-                self.header["batch_size"] + room["more_fit"],
-                f", room for {freed}" if freed else "",
-            )
-            return f"data.batch_size={size} ({room['more_fit']} more fit{beside})"
-        return f"a larger data.batch_size (room for {freed})" if freed else ""
+        by_sharding: list[str] = []
+        for name in ("zero", "fsdp"):
+            pictures = counted.get(f"more_by_{name}", 0)
+            if pictures:
+                by_sharding.append(f"{pictures} by config={name}")
+        room = f"room for {' and '.join(by_sharding)}" if by_sharding else ""
+        more = counted["more_fit"]
+        if more:
+            size = self.header["batch_size"] + more
+            beside = f", {room}" if room else ""
+            return f"data.batch_size={size} ({more} more fit{beside})"
+        return f"a larger data.batch_size ({room})" if room else ""
 
     @cached_property
     def windows(self) -> list[dict[str, Any]]:
         """Profiled windows of the typical rank; of all where it has none."""
-        return [k for k in self.run.kernels if k.get("rank") == self.rank] or self.run.kernels
+        windows = [window for window in self.run.kernels if window.get("rank") == self.rank]
+        return windows or self.run.kernels
 
     @cached_property
     def gpu_busy(self) -> float | None:
@@ -285,34 +306,43 @@ class StepFacts:
         """
         if self.cpu:
             return None
-        profiled = [k["busy"] for k in self.windows if k.get("busy") is not None]
+        profiled = [window["busy"] for window in self.windows if window.get("busy") is not None]
         if profiled:
             return profiled[-1] or None
-        used = known_utilisation(self.samples)
-        return mean(used) / 100 if used else None
+        percent = known_utilisation(self.samples)
+        return mean(percent) / 100 if percent else None
 
 
 def _mean_phases(run: RunRecords, rank: int) -> dict[str, float]:
+    """Mean ms a step by phase: from the exact totals, else over the recorded steps without the first."""
     total = run.totals.get(rank)
     if total and total["steps"]:
         return {name: ratio(ms, total["steps"]) for name, ms in total["p"].items()}
     steps = run.steps.get(rank, [])[1:]
     names = {name for step in steps for name in step["p"]}
-    return {name: mean([step["p"].get(name, 0.0) for step in steps]) for name in names}
+    means: dict[str, float] = {}
+    for name in names:
+        means[name] = mean([step["p"].get(name, 0.0) for step in steps])
+    return means
 
 
 def known_utilisation(samples: Sequence[Sample]) -> list[float]:
     """GPUs' utilisation (%) in all samples; nothing where no reading is above 0, as NVML can't measure there."""
-    readings = [g["util"] for s in samples for g in s.get("gpu", []) if g.get("util") is not None]
-    return readings if any(readings) else []
+    percent: list[float] = []
+    for sample in samples:
+        for gpu in sample.get("gpu", []):
+            if gpu.get("util") is not None:
+                percent.append(gpu["util"])
+    return percent if any(percent) else []
 
 
 def gpus_of(samples: Sequence[Sample]) -> list[tuple[dict[str, Any], ...]]:
-    """The readings of each GPU, empty where a sample has none of it."""
-    return list(zip_longest(*(s.get("gpu", []) for s in samples), fillvalue={}))
+    """The readings of each GPU, one a sample; {} where a sample has none of that GPU."""
+    by_sample = [sample.get("gpu", []) for sample in samples]
+    return list(zip_longest(*by_sample, fillvalue={}))
 
 
-def hot(
+def hot_cores_text(
     cores: Sequence[Sequence[float]],
     full: float = 95,
     low: float = 60,
@@ -329,9 +359,17 @@ def hot(
         skip: samples of the start.
     """
     rows = [row for row in cores[skip:] if row]
-    counts = sorted(sum(use >= full for use in row) for row in rows if mean(row) <= low)
-    if len(counts) <= len(rows) / 2:
+
+    # Full cores of each sample in which the cores as a whole have time.
+    full_counts: list[int] = []
+    for row in rows:
+        if mean(row) <= low:
+            full_counts.append(sum(use >= full for use in row))
+    if len(full_counts) <= len(rows) / 2:
         return ""
-    count, total = counts[len(counts) // 2], len(rows[0])
-    text = f"{count} of {total} cores are full while all average {mean([mean(row) for row in rows]):.0f} %"
-    return text if 0 < count <= most * total else ""
+    median = sorted(full_counts)[len(full_counts) // 2]
+    total = len(rows[0])
+    if not 0 < median <= most * total:
+        return ""
+    average = mean([mean(row) for row in rows])
+    return f"{median} of {total} cores are full while all average {average:.0f} %"

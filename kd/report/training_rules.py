@@ -22,9 +22,8 @@ def loss_not_decreasing(
     if last < first * (1 - percent / 100):
         return None
     text = f"train/loss went from {first:.3f} to {last:.3f}"
-    return Finding(
-        "LossNotDecreasing", text, "the learning rate (optim.lr), the labels, the loss weights"
-    )
+    lever = "the learning rate (optim.lr), the labels, the loss weights"
+    return Finding("LossNotDecreasing", text, lever)
 
 
 def loss_rising(
@@ -37,13 +36,14 @@ def loss_rising(
     if len(loss) < first + newest:
         return None
     start, now = percentile(loss[:first], 50), percentile(loss[-newest:], 50)
-    if math.isfinite(now) and not 0 < start * factor <= now:
+    finite = math.isfinite(now)
+    if finite and not 0 < start * factor <= now:
         return None
-    times = f", {ratio(now, start):.0f} times as much" if math.isfinite(now) else ""
-    text = f"train/loss went from {start:.3g} to {now:.3g}{times}"
-    return Finding(
-        "LossRising", text, "a lower optim.lr (the usual reason), longer optim.warmup_epochs"
-    )
+    text = f"train/loss went from {start:.3g} to {now:.3g}"
+    if finite:
+        text += f", {ratio(now, start):.0f} times as much"
+    lever = "a lower optim.lr (the usual reason), longer optim.warmup_epochs"
+    return Finding("LossRising", text, lever)
 
 
 def overfit(
@@ -53,32 +53,53 @@ def overfit(
     patience: int = 3,
     metric: str = "val/acc1",
 ) -> Finding | None:
-    """Over ``patience`` epochs validation stays ``drop`` below its best while the training loss still falls."""
+    """Over ``patience`` epochs validation stays ``drop`` below its best while the training loss still falls.
+
+    Args:
+        train_loss: by epoch.
+        val: a metric that should rise, by epoch.
+        drop: below its best, in the metric's unit (0.03: 3 points).
+        patience: epochs.
+        metric: name of ``val``.
+    """
     if len(val) <= patience or len(train_loss) <= patience:
         return None
     best = max(val)
-    if max(val[-patience:]) > best - drop or train_loss[-1] >= train_loss[-1 - patience]:
+    has_recovered = max(val[-patience:]) > best - drop
+    still_falls = train_loss[-1] < train_loss[-1 - patience]
+    if has_recovered or not still_falls:
         return None
     before, now = format_metric(metric, best), format_metric(metric, val[-1])
     text = f"{metric} fell from {before} to {now} while train/loss still falls"
-    return Finding(
-        "Overfit", text, "stronger data.augment, fewer epochs; the best epoch is exported anyway"
-    )
+    lever = "stronger data.augment, fewer epochs; the best epoch is exported anyway"
+    return Finding("Overfit", text, lever)
 
 
 def class_imbalance(counts: Sequence[int], factor: float = 10) -> Finding | None:
     """The most frequent class has ``factor`` times the pictures of the rarest."""
-    if len(counts) < 2 or max(counts) < factor * max(1, min(counts)):
+    if len(counts) < 2:
         return None
-    text = f"the most frequent class has {max(counts)} pictures, the rarest {min(counts)}"
-    return Finding(
-        "ClassImbalance", text, "data.balance_classes=true, or more pictures of the rare classes"
-    )
+    most, least = max(counts), min(counts)
+    if most < factor * max(1, least):
+        return None
+    text = f"the most frequent class has {most} pictures, the rarest {least}"
+    lever = "data.balance_classes=true, or more pictures of the rare classes"
+    return Finding("ClassImbalance", text, lever)
 
 
 def teacher_near_chance(acc1: float, chance: float, val: int, sigma: float = 3) -> Finding | None:
-    """The teacher is within ``sigma`` standard errors of always naming the most frequent class, and is ever wrong."""
-    if acc1 == 1 or acc1 > chance + sigma * math.sqrt(ratio(chance * (1 - chance), max(1, val))):
+    """The teacher is within ``sigma`` standard errors of always naming the most frequent class, and is ever wrong.
+
+    The standard error of a share ``p`` of ``n`` pictures is ``sqrt(p (1 - p) / n)``.
+
+    Args:
+        acc1: the teacher's accuracy, 0 to 1.
+        chance: the share of the most frequent class.
+        val: validation pictures.
+        sigma: standard errors.
+    """
+    standard_error = math.sqrt(ratio(chance * (1 - chance), max(1, val)))
+    if acc1 == 1 or acc1 > chance + sigma * standard_error:
         return None
     text = f"the teacher is right on {acc1:.1%} of the validation pictures, guessing gives {chance:.1%}"
     return Finding("TeacherNearChance", text, "its class order, its input size, its weights")
@@ -100,22 +121,22 @@ def student_ignores_teacher(
         patience: epochs.
         below: a student that agrees more is fine.
     """
-    known = {name: loss for name, loss in losses.items() if len(loss) > patience}
-    if len(agreement) <= patience or not known:
+    long_enough = {name: loss for name, loss in losses.items() if len(loss) > patience}
+    if len(agreement) <= patience or not long_enough:
         return None
+    for loss in long_enough.values():
+        before, now = loss[-1 - patience], loss[-1]
+        if now < before - flat * abs(before):
+            return None  # it falls
     recent = agreement[-patience - 1 :]
-    falling = any(
-        loss[-1] < loss[-1 - patience] - flat * abs(loss[-1 - patience]) for loss in known.values()
-    )
-    if falling or max(recent) - min(recent) > flat or recent[-1] >= below:
+    if max(recent) - min(recent) > flat or recent[-1] >= below:
         return None
     text = (
         f"agreement with the teacher has stayed at {recent[-1]:.1%} for {patience} epochs and "
-        f"{', '.join(known)} no longer {'falls' if len(known) == 1 else 'fall'}"
+        f"{', '.join(long_enough)} no longer {'falls' if len(long_enough) == 1 else 'fall'}"
     )
-    return Finding(
-        "StudentIgnoresTeacher", text, "the weight of the distillation losses, the temperature"
-    )
+    lever = "the weight of the distillation losses, the temperature"
+    return Finding("StudentIgnoresTeacher", text, lever)
 
 
 def temperature(entropy: Sequence[float], high: float = 0.98, low: float = 0.02) -> Finding | None:
@@ -139,16 +160,19 @@ def temperature(entropy: Sequence[float], high: float = 0.98, low: float = 0.02)
 
 
 def loss_term_dominates(shares: Mapping[str, float], share: float = 0.98) -> Finding | None:
-    """One of several weighted loss terms is more than ``share`` of the total; features may well be 96 % of it."""
-    if len(shares) < 2 or not sum(shares.values()) > 0:
+    """One of several weighted loss terms is more than ``share`` of the total.
+
+    The threshold is high because a loss of features may well be 96 % of the total in a healthy training.
+    """
+    total = sum(shares.values())
+    if len(shares) < 2 or not total > 0:
         return None
-    name = max(shares, key=lambda n: shares[n])
-    part = ratio(shares[name], sum(shares.values()))
-    if part <= share:
+    name = max(shares, key=lambda term: shares[term])
+    largest = ratio(shares[name], total)
+    if largest <= share:
         return None
-    return Finding(
-        "LossTermDominates", f"'{name}' is {part:.0%} of the loss", "the weights of the losses"
-    )
+    text = f"'{name}' is {largest:.0%} of the loss"
+    return Finding("LossTermDominates", text, "the weights of the losses")
 
 
 def overtraining(
@@ -159,17 +183,20 @@ def overtraining(
     metric: str = "val/acc1",
 ) -> Finding | None:
     """For ``patience`` epochs the validation metric has not risen by ``delta``, nor the divergence fallen by it."""
-    early, late = slice(None, -int(patience)), slice(-int(patience), None)
-    known = [values for values in (val, [-x for x in kl]) if len(values) > patience]
-    if len(val) <= patience or any(
-        max(values[late]) >= max(values[early]) + delta for values in known
-    ):
+    if len(val) <= patience:
         return None
-    text = f"{metric} has been no better than {format_metric(metric, max(val[early]))} for {patience:g} epochs"
-    text += f", val/kl no lower than {min(kl[early]):.3f}" if len(kl) > patience else ""
-    return Finding(
-        "Overtraining", text, "stop here: the best epoch is exported; or a lower optim.lr"
-    )
+    epochs = int(patience)
+    best_before, best_since = max(val[:-epochs]), max(val[-epochs:])
+    if best_since >= best_before + delta:
+        return None
+    text = f"{metric} has been no better than {format_metric(metric, best_before)} for {patience:g} epochs"
+    if len(kl) > patience:
+        least_before, least_since = min(kl[:-epochs]), min(kl[-epochs:])
+        if -least_since >= -least_before + delta:
+            return None
+        text += f", val/kl no lower than {least_before:.3f}"
+    lever = "stop here: the best epoch is exported; or a lower optim.lr"
+    return Finding("Overtraining", text, lever)
 
 
 def student_under_trained(
@@ -195,17 +222,21 @@ def student_under_trained(
         least: epochs of a run that is judged.
     """
     epochs = max(2, round(part * len(val)))
-    if len(val) < max(least, epochs + 1) or not agreement or agreement[-1] >= below:
+    if len(val) < max(least, epochs + 1):
         return None
-    before, since = max(val[:-epochs]), max(val[-epochs:])
-    if since < before + gain:
+    if not agreement or agreement[-1] >= below:
+        return None
+    best_before, best_since = max(val[:-epochs]), max(val[-epochs:])
+    if best_since < best_before + gain:
         return None
     text = (
-        f"the run ended while {metric} still rose ({before:.1%} to {since:.1%} in the last {epochs} epochs), with "
-        f"{agreement[-1]:.1%} agreement with the teacher: the student is under-trained"
+        f"the run ended while {metric} still rose ({best_before:.1%} to {best_since:.1%} in the last {epochs} epochs), "
+        f"with {agreement[-1]:.1%} agreement with the teacher: the student is under-trained"
     )
-    better = "model.student.inherit=auto or .pretrained=true (it started from random weights), "
-    lever = f"{better if start == 'scratch' else ''}more trainer.max_epochs, a higher optim.lr"
+    lever = "more trainer.max_epochs, a higher optim.lr"
+    if start == "scratch":
+        better = "model.student.inherit=auto or .pretrained=true (it started from random weights), "
+        lever = better + lever
     return Finding("StudentUnderTrained", text, lever)
 
 
@@ -214,11 +245,8 @@ def stalled_training(silent_s: float, limit_s: float = 1800) -> Finding | None:
     if silent_s < limit_s:
         return None
     text = f"no step has ended for {silent_s / 60:.0f} min"
-    return Finding(
-        "StalledTraining",
-        text,
-        "a rank that waits for another, a disk or a store that does not answer",
-    )
+    lever = "a rank that waits for another, a disk or a store that does not answer"
+    return Finding("StalledTraining", text, lever)
 
 
 def features_collapse(
@@ -227,19 +255,18 @@ def features_collapse(
     """The features of at least ``least`` pictures vary in fewer than ``below`` directions, by RankMe.
 
     Args:
-        rank: RankMe on the validation pictures, by epoch.
-        pictures: there.
-        below: fewer tell too few things apart.
-        least: fewer pictures have no more directions themselves.
+        rank: RankMe on the validation pictures, by epoch (Garrido et al., "RankMe", ICML 2023).
+        pictures: validation pictures.
+        below: fires below this number of directions.
+        least: fewer pictures are not judged: they have no more directions themselves.
     """
     if not rank or pictures < least or rank[-1] >= below:
         return None
     text = (
         f"the student's features use {rank[-1]:.1f} directions (val/rankme of {pictures} pictures)"
     )
-    return Finding(
-        "FeaturesCollapse", text, "model.student.inherit=true, more pictures, more epochs"
-    )
+    lever = "model.student.inherit=true, more pictures, more epochs"
+    return Finding("FeaturesCollapse", text, lever)
 
 
 def similar_across_runs(
@@ -258,15 +285,12 @@ def similar_across_runs(
     """
     for name, loss in others.items():
         common = [step for step in own if step in loss]
-        if len(common) >= least and all(
-            abs(own[s] - loss[s]) <= near * max(1.0, abs(own[s])) for s in common
-        ):
+        if len(common) < least:
+            continue
+        if all(abs(own[step] - loss[step]) <= near * max(1.0, abs(own[step])) for step in common):
             text = f"train/loss is that of {name} in all {len(common)} steps that both have logged"
-            return Finding(
-                "SimilarAcrossRuns",
-                text,
-                "the setting that differs has no effect, or nothing differs",
-            )
+            lever = "the setting that differs has no effect, or nothing differs"
+            return Finding("SimilarAcrossRuns", text, lever)
     return None
 
 
@@ -284,22 +308,22 @@ def confusion(
         share: fires above.
         least: pictures of a class: fewer say little.
     """
-    found = [
-        (ratio(n, counts[true]), true, given, n)
-        for true, given, n in pairs
-        if counts.get(true, 0) >= least
-    ]
-    large = [pair for pair in found if pair[0] > share]
-    if not large:
+    frequent: list[tuple[float, str, str, int]] = []
+    for true_class, called, count in pairs:
+        pictures = counts.get(true_class, 0)
+        if pictures < least:
+            continue
+        share_of_class = ratio(count, pictures)
+        if share_of_class > share:
+            frequent.append((share_of_class, true_class, called, count))
+    if not frequent:
         return None
-    part, true, given, n = max(large)
-    text = f"{part:.0%} of '{true}' are taken for '{given}' ({n} of {counts[true]})"
-    text += f", and {len(large) - 1} more pairs above {share:.0%}" if len(large) > 1 else ""
-    return Finding(
-        "Confusion",
-        text,
-        "their labels, more pictures of both; the teacher may mix them up as well",
-    )
+    largest, true_class, called, count = max(frequent)
+    text = f"{largest:.0%} of '{true_class}' are taken for '{called}' ({count} of {counts[true_class]})"
+    if len(frequent) > 1:
+        text += f", and {len(frequent) - 1} more pairs above {share:.0%}"
+    lever = "their labels, more pictures of both; the teacher may mix them up as well"
+    return Finding("Confusion", text, lever)
 
 
 # -- gradients, weights, activations, pictures -------------------------------------------------------------------------
@@ -307,71 +331,67 @@ def vanishing_gradient(
     norms: Sequence[float], least: float = 1e-7, share: float = 0.5
 ) -> Finding | None:
     """The gradient's norm is below ``least`` in more than ``share`` of the readings."""
-    small = mean([n < least for n in norms])
-    if not small > share:
+    small = mean([norm < least for norm in norms])
+    if not small > share:  # also of no readings, whose mean is NaN
         return None
     text = f"the gradient's norm is below {least:g} in {small:.0%} of the readings"
-    return Finding(
-        "VanishingGradient", text, "activations that saturate, loss weights near 0, a frozen part"
-    )
+    lever = "activations that saturate, loss weights near 0, a frozen part"
+    return Finding("VanishingGradient", text, lever)
 
 
 def exploding_tensor(norms: Sequence[float | None], factor: float = 100) -> Finding | None:
-    """A gradient norm that is NaN or infinite, or ``factor`` times the median."""
-    bad = [n for n in norms if n is None or not math.isfinite(n)]
-    finite = [n for n in norms if n is not None and math.isfinite(n)]
-    if bad:
-        text = f"{len(bad)} of {len(norms)} gradient norms are not finite"
-    elif len(finite) >= 5 and max(finite) > factor * percentile(finite, 50) > 0:
-        text = (
-            f"the gradient's norm reached {max(finite):.3g} (median {percentile(finite, 50):.3g})"
-        )
+    """A gradient norm that is NaN or infinite (None: recorded as such), or ``factor`` times the median."""
+    finite = [norm for norm in norms if norm is not None and math.isfinite(norm)]
+    not_finite = len(norms) - len(finite)
+    median = percentile(finite, 50)
+    if not_finite:
+        text = f"{not_finite} of {len(norms)} gradient norms are not finite"
+    elif len(finite) >= 5 and max(finite) > factor * median > 0:
+        text = f"the gradient's norm reached {max(finite):.3g} (median {median:.3g})"
     else:
         return None
-    return Finding(
-        "ExplodingTensor",
-        text,
-        "a lower optim.lr, longer optim.warmup_epochs, trainer.gradient_clip_val",
-    )
+    lever = "a lower optim.lr, longer optim.warmup_epochs, trainer.gradient_clip_val"
+    return Finding("ExplodingTensor", text, lever)
 
 
 def dead_relu(dead: Mapping[str, float], share: float = 0.5) -> Finding | None:
     """More than ``share`` of a layer's units never fire."""
-    text = "{} layer{} with dead units, {}: {:.0%} never fire"
-    return _worst_layer(
-        "DeadRelu", dead, share, text, "a lower optim.lr or longer optim.warmup_epochs"
-    )
+    layers = _above(dead, share)
+    if not layers:
+        return None
+    worst = max(layers, key=lambda name: layers[name])
+    plural = "s" * (len(layers) > 1)
+    text = f"{len(layers)} layer{plural} with dead units, {worst}: {layers[worst]:.0%} never fire"
+    return Finding("DeadRelu", text, "a lower optim.lr or longer optim.warmup_epochs")
 
 
-def _worst_layer(
-    rule: str, shares: Mapping[str, float], limit: float, text: str, lever: str
-) -> Finding | None:
-    """``text`` counts the layers above ``limit`` and names the worst."""
-    layers = {name: share for name, share in shares.items() if share > limit}
-    worst = max(layers, key=layers.__getitem__, default="")
-    found = text.format(len(layers), "s" * (len(layers) > 1), worst, layers.get(worst, 0.0))
-    return Finding(rule, found, lever) if layers else None
+def _above(shares: Mapping[str, float], limit: float) -> dict[str, float]:
+    return {name: share for name, share in shares.items() if share > limit}
 
 
 def poor_weight_initialization(spread: Mapping[str, float], factor: float = 1000) -> Finding | None:
     """At the first reading the activations' standard deviations differ by ``factor`` between layers."""
-    values = {name: s for name, s in spread.items() if math.isfinite(s)}
-    if len(values) < 2 or max(values.values()) <= factor * min(values.values()):
+    finite = {layer: deviation for layer, deviation in spread.items() if math.isfinite(deviation)}
+    if len(finite) < 2:
         return None
-    low, high = min(values, key=lambda n: values[n]), max(values, key=lambda n: values[n])
-    text = f"activations spread {values[low]:.2g} in {low} but {values[high]:.2g} in {high}"
+    lowest = min(finite, key=lambda layer: finite[layer])
+    highest = max(finite, key=lambda layer: finite[layer])
+    if finite[highest] <= factor * finite[lowest]:
+        return None
+    text = f"activations spread {finite[lowest]:.2g} in {lowest} but {finite[highest]:.2g} in {highest}"
     return Finding("PoorWeightInitialization", text, "the student's initial weights")
 
 
 def saturated_activation(saturated: Mapping[str, float], share: float = 0.8) -> Finding | None:
     """More than ``share`` of a sigmoid's or tanh's outputs lie at its ends, where it has no gradient."""
-    text, lever = (
-        "{} saturated layer{}, {}: {:.0%} of its outputs",
-        "a lower optim.lr, or smaller weights before it",
-    )
-    return _worst_layer(
-        "SaturatedActivation", saturated, share, text, f"{lever} (optim.weight_decay)"
-    )
+    layers = _above(saturated, share)
+    if not layers:
+        return None
+    worst = max(layers, key=lambda name: layers[name])
+    plural = "s" * (len(layers) > 1)
+    text = f"{len(layers)} saturated layer{plural}, {worst}: {layers[worst]:.0%} of its outputs"
+    lever = "a lower optim.lr, or smaller weights before it (optim.weight_decay)"
+    return Finding("SaturatedActivation", text, lever)
 
 
 def weight_update_ratio(
@@ -380,16 +400,17 @@ def weight_update_ratio(
     """The median step moves the weights by less than ``low`` or more than ``high`` of their size."""
     if len(ratios) < 3:
         return None
-    middle = percentile(ratios, 50)
-    if low <= middle <= high:
+    median = percentile(ratios, 50)
+    if low <= median <= high:
         return None
-    text = f"a step moves the weights by {middle:.2g} of their size (median)"
-    return Finding("WeightUpdateRatio", text, f"a {'higher' if middle < low else 'lower'} optim.lr")
+    text = f"a step moves the weights by {median:.2g} of their size (median)"
+    lever = "a higher optim.lr" if median < low else "a lower optim.lr"
+    return Finding("WeightUpdateRatio", text, lever)
 
 
 def all_zero(zeros: Mapping[str, float], share: float = 1.0) -> Finding | None:
     """A layer's outputs are all 0."""
-    layers = [name for name, z in zeros.items() if z >= share]
+    layers = [name for name, zero_share in zeros.items() if zero_share >= share]
     if not layers:
         return None
     text = f"all outputs are 0: {', '.join(layers[:3])}"
@@ -405,26 +426,25 @@ def unchanged_tensor(unchanged: Sequence[Sequence[str]], times: int = 3) -> Find
     """
     if len(unchanged) < times:
         return None
-    names = set.intersection(*(set(names) for names in unchanged[-int(times) :]))
+    newest = [set(names) for names in unchanged[-int(times) :]]
+    names = set.intersection(*newest)
     if not names:
         return None
     text = f"{len(names)} weight{'s' * (len(names) > 1)} did not change, {min(names)} for one"
-    return Finding(
-        "UnchangedTensor",
-        text,
-        "a part that gets no gradient (frozen, detached, unused), or a rate of 0",
-    )
+    lever = "a part that gets no gradient (frozen, detached, unused), or a rate of 0"
+    return Finding("UnchangedTensor", text, lever)
 
 
 def tensor_variance(
     spread: Mapping[str, float], low: float = 1e-10, high: float = 1e6
 ) -> Finding | None:
     """A layer's outputs have a variance below ``low`` or above ``high``."""
-    found = {name: s * s for name, s in spread.items() if not low <= s * s <= high}
-    if not found:
+    variances = {layer: deviation * deviation for layer, deviation in spread.items()}
+    outside = [layer for layer, variance in variances.items() if not low <= variance <= high]
+    if not outside:
         return None
-    name = min(found)
-    text = f"the variance of {name} is {found[name]:.2g}"
+    layer = min(outside)  # the first by name
+    text = f"the variance of {layer} is {variances[layer]:.2g}"
     return Finding("TensorVariance", text, "normalisation, the initial weights, a lower optim.lr")
 
 
@@ -441,16 +461,19 @@ def check_input_images(
     """
     if not inputs:
         return None
-    shares = {name: mean([i[name] for i in inputs]) for name in ("constant", "duplicated")}
-    low, high = min(i["low"] for i in inputs), max(i["high"] for i in inputs)
-    if inputs[0]["bytes"] and high <= 1:
+    constant_share = mean([reading["constant"] for reading in inputs])
+    duplicated_share = mean([reading["duplicated"] for reading in inputs])
+    low = min(reading["low"] for reading in inputs)
+    high = max(reading["high"] for reading in inputs)
+    are_bytes = inputs[0]["bytes"]
+    if are_bytes and high <= 1:
         text = f"all values of the pictures lie in {low:g} to {high:g}: bytes go to 255"
-    elif not inputs[0]["bytes"] and high > 20:
+    elif not are_bytes and high > 20:
         text = f"the pictures are floats of {low:g} to {high:g}: they are not normalised"
-    elif shares["constant"] > constant:
-        text = f"{shares['constant']:.0%} of the training pictures have a single colour"
-    elif shares["duplicated"] > duplicated:
-        text = f"{shares['duplicated']:.0%} of a batch are duplicates within the batch"
+    elif constant_share > constant:
+        text = f"{constant_share:.0%} of the training pictures have a single colour"
+    elif duplicated_share > duplicated:
+        text = f"{duplicated_share:.0%} of a batch are duplicates within the batch"
     else:
         return None
     return Finding("CheckInputImages", text, "the data: its files, its decoding, data.augment")

@@ -11,7 +11,7 @@ from kd.report.metric import short
 from kd.report.prices import counted
 from kd.report.ratio import times
 from kd.report.records import PHASES
-from kd.report.step_facts import part
+from kd.report.step_facts import phase_share
 
 KEYS = (
     "cache=on|off, pixels=on|off, workers=N, gpus=N, epochs=N, price=PER_HOUR, "
@@ -200,7 +200,7 @@ def _instance(facts: Facts, name: str) -> DataMachines:
 # -- a step when other processes make its batches ----------------------------------------------------------------------
 def waits(facts: Facts) -> bool:
     """Whether the step waits for its batch for long enough that other makers could help."""
-    return part(facts.phases, "data") >= WAITS
+    return phase_share(facts.phases, "data") >= WAITS
 
 
 def batch_ms(facts: Facts) -> float:

@@ -12,7 +12,7 @@ from kd.report.learning import headline
 from kd.report.machine_rules import load_balancing, straggler, swapping
 from kd.report.records import RunRecords
 from kd.report.sections import flat, notes, status
-from kd.report.step_facts import hot
+from kd.report.step_facts import hot_cores_text
 from kd.report.training_rules import (
     class_imbalance,
     dead_relu,
@@ -78,10 +78,10 @@ def test_settings_are_rows_of_key_and_value() -> None:
 
 def test_few_full_cores_beside_idle_ones_are_hot() -> None:
     one = [[99.0, 5.0, 5.0, 5.0]] * 60
-    assert hot(one) == "1 of 4 cores are full while all average 28 %"
-    assert not hot([[99.0] * 4] * 60), "a busy machine"
-    assert not hot([[10.0] * 4] * 60), "an idle one"
-    assert not hot([[99.0, 99.0, 5.0, 5.0]] * 60), "half of them"
+    assert hot_cores_text(one) == "1 of 4 cores are full while all average 28 %"
+    assert not hot_cores_text([[99.0] * 4] * 60), "a busy machine"
+    assert not hot_cores_text([[10.0] * 4] * 60), "an idle one"
+    assert not hot_cores_text([[99.0, 99.0, 5.0, 5.0]] * 60), "half of them"
 
 
 @pytest.mark.parametrize(

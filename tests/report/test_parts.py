@@ -8,7 +8,7 @@ from kd.errors import UserError
 from kd.report.limits import Finding
 from kd.report.metric import in_tables, less_is_better
 from kd.report.prices import by_kind, input_machines, price_of, read_prices
-from kd.report.records import Writer, kept, read_lines
+from kd.report.records import Writer, is_kept, read_lines
 
 
 def test_a_file_of_records_stays_bounded_and_keeps_an_even_sample(tmp_path: Path) -> None:
@@ -48,8 +48,8 @@ def test_torn_lines_and_newer_schemas_are_noted(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_at_a_share_is_kept_at_every_larger_one() -> None:
-    assert all(kept(n, 0.5) for n in range(2000) if kept(n, 0.25))
-    assert all(kept(n, 1.0) for n in range(2000))
+    assert all(is_kept(n, 0.5) for n in range(2000) if is_kept(n, 0.25))
+    assert all(is_kept(n, 1.0) for n in range(2000))
 
 
 @pytest.mark.parametrize(("metric", "less", "column"), [

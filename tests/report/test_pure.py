@@ -2,13 +2,13 @@
 
 from kd.report.metric import duration, format_metric, less_is_better, short
 from kd.report.prices import input_machines
-from kd.report.records import kept, percentile
+from kd.report.records import is_kept, percentile
 from kd.report.rules import by_rule, thresholds_of
 from kd.report.terminal import _paired, _short
 
 
 def test_kept() -> None:
-    assert abs(sum(kept(n, 0.25) for n in range(10000)) - 2500) < 5
+    assert abs(sum(is_kept(n, 0.25) for n in range(10000)) - 2500) < 5
 
 
 def test_less_is_better() -> None:
