@@ -1,4 +1,4 @@
-"""Whole runs from Python, and run folders whose class paths are old."""
+"""Whole runs from Python."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 
 import kd
 from kd.api import _items
 from kd.cli import main
 from kd.errors import RunError, UserError
-from kd.run import moved
 from kd.run.parser import KDCLI
 from kd.run.request import translate
 
@@ -132,22 +130,6 @@ def test_the_data_module_is_found_where_it_was() -> None:
 
     assert DistillationDataModule is kd.DistillationDataModule
     assert not hasattr(kd.data, "DataModule")
-
-
-def test_class_paths_of_the_first_release_are_still_read() -> None:
-    for path in OLD:
-        module, _, name = moved.current(path).rpartition(".")
-        assert isinstance(getattr(__import__(module, fromlist=[name]), name), type), path
-
-
-def test_a_run_folder_with_a_moved_class_path(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe.write_text(recipe.read_text().replace("kd.losses.KDLoss", "kd.first.OldLoss"))
-    monkeypatch.setitem(moved.MOVED, "kd.first.OldLoss", "kd.losses.KDLoss")
-    assert main("train", [f"recipe={recipe}", "--print_config"]) == 0
-    config = yaml.safe_load(capsys.readouterr().out)
-    assert config["model"]["distill_losses"]["kd"]["class_path"] == "kd.losses.KDLoss"
 
 
 def test_the_package_says_that_it_is_typed() -> None:

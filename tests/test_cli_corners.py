@@ -84,7 +84,7 @@ WRONG = [
         "model.student.kwargs.checkpoint_path: can't be an argument of the",
     ),
     ("model.student={}", "model.student: {} sets nothing"),
-    ("model.teacher=tests/old_run/teacher.safetensors", "model.teacher.checkpoint=FILE"),
+    ("model.teacher=recipes/foodtag_teacher.safetensors", "model.teacher.checkpoint=FILE"),
     (
         "model.teacher.cache=only",
         "model.teacher.cache: only, but 48 of an epoch's answers are missing",

@@ -105,9 +105,7 @@ def loggers_with_folders(items: Sequence[str]) -> str:
         if key == "--trainer.logger":
             loggers = yaml_of(value)
         elif key == "--config":
-            content = (
-                yaml_of(value) if "\n" in value else read(Path(value))
-            )  # class paths that have moved: as text
+            content = yaml_of(value) if "\n" in value else read(Path(value))
             loggers = (content.get("trainer") or {}).get("logger", loggers)
     if not isinstance(loggers, list):
         return ""

@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from kd.errors import UserError
-from kd.run.moved import current
 from kd.storage.elsewhere import BoundedLoader, text_of, yaml_of
 
 
@@ -30,7 +29,7 @@ class _Strict(BoundedLoader):
 
 @lru_cache(maxsize=16)  # a command reads its files several times
 def _content(text: str) -> Any:
-    return yaml_of(current(text), _Strict)
+    return yaml_of(text, _Strict)
 
 
 def read(file: Path) -> dict[Any, Any]:

@@ -13,7 +13,6 @@ from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
 from kd.run.files import flatten
 from kd.run.listed import kind_at
-from kd.run.moved import current
 from kd.run.paths import (
     SETTINGS,
     check_no_files,
@@ -81,7 +80,7 @@ class Request:
         contents, trees = self._checked()
         args = [TRUSTED + name for name in self.vouched]
         args += [
-            f"--config={migrate_class_paths(f, content if self.here else {})}"
+            f"--config={config_argument(f, content if self.here else {})}"
             for f, content in contents.items()
         ]
         if self.recipe and next(iter(contents.values())).get("recipe") is None:
@@ -228,13 +227,22 @@ def _check(names: list[str], values: dict[str, Any], whole: dict[str, Any]) -> N
     keys.check(names, whole)
 
 
-def migrate_class_paths(file: Path, content: dict[Any, Any]) -> str:
-    """The file, or its text where class paths in it have moved, or folders go by a channel's name."""
+def config_argument(file: Path, content: dict[Any, Any]) -> str:
+    """What the parser reads in a file's place: its text, with folders in the place of ``channel:NAME``, or its path.
+
+    The path is passed only where the file names other YAML files, which are found beside it: the parser changes the
+    working folder of the whole process while it reads a path.
+
+    Args:
+        file: the recipe or overlay.
+        content: its settings; empty where its text is taken as it is.
+    """
     text = text_of(file)
-    now = _with_folders(current(text), content)
-    names_files = any(str(value).endswith((".yaml", ".yml")) for _, value in files.leaves(content))
-    # by its path the parser works in the file's folder, which moves the whole process there meanwhile
-    return str(file) if now == text and (names_files or not content) else now
+    text_with_folders = _with_folders(text, content)
+    names_files = any(str(value).endswith(SETTINGS) for _, value in files.leaves(content))
+    if text_with_folders == text and (names_files or not content):
+        return str(file)
+    return text_with_folders
 
 
 def _with_folders(text: str, content: dict[Any, Any]) -> str:

@@ -64,6 +64,8 @@ def quiet_libraries() -> None:
     """Silences Lightning's hardware lines and tips, and warnings that call for nothing."""
     for name in ("pytorch_lightning", "lightning_fabric", "timm", "torch.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # The last one: before the copy the module adds the teacher's answers, also to a loader that is not ours; after it
+    # the data make the views. Lightning has one hook for each, and warns of any that a module has beside a data module.
     for message in (
         ".*does not have many workers.*",
         ".*isinstance\\(treespec, LeafSpec\\).*",

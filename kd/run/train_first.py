@@ -1,5 +1,6 @@
 """What a run's teachers need before it: what their files say of themselves, and weights, trained first if need be."""
 
+import ast
 import fcntl
 import hashlib
 import json
@@ -31,6 +32,11 @@ from kd.storage.writing import appended, make_folder
 
 TRAIN = "train"  # as ``model.teacher.checkpoint``: train the teacher even where one ships with its recipe
 LEAST_STEPS = 8  # of an epoch, where a teacher is trained first: fewer and longer ones undo what its backbone learnt
+TRAINING_CODE = ("data", "distill", "losses", "models", "module", "optim.py", "tasks")
+"""Files and folders of kd whose code decides what weights a training ends with. All else reads settings, records,
+exports or reports; the settings themselves are in the key."""
+FORMAT = 1
+"""Of the folder that is kept: to be raised whenever a run can no longer read a teacher that an earlier kd has trained."""
 
 
 def teacher_settings(
@@ -224,7 +230,15 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
 
 
 def key_of(config: dict[str, Any], source: Source) -> str:
-    """A digest of all that a teacher's training depends on: settings, data, backbone, code and library versions."""
+    """A digest of all that a teacher's training depends on, which names the trained teacher in the cache.
+
+    These are its settings, the pictures, the backbone's weights, the code that trains (:func:`code_digest`), the
+    versions of torch, torchvision and timm, and :data:`FORMAT`.
+
+    Args:
+        config: resolved settings of the teacher's own run.
+        source: of its pictures.
+    """
     import timm
     import torch
     import torchvision
@@ -234,16 +248,44 @@ def key_of(config: dict[str, Any], source: Source) -> str:
     for split in ("train", "val"):
         if split == "train" or source.has(split):
             digest.update(fingerprint(source.load(split)).encode())
-    if start := settings["model"]["student"]["checkpoint"]:
-        with open_regular(
-            weights_file(Path(start), "model.teacher.backbone"), LARGEST_WEIGHTS
-        ) as opened:
+    backbone = settings["model"]["student"]["checkpoint"]
+    if backbone:
+        file = weights_file(Path(backbone), "model.teacher.backbone")
+        with open_regular(file, LARGEST_WEIGHTS) as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
-    for file in sorted(Path(kd.__file__).parent.rglob("*.py")):
-        digest.update(bytes_of(file))
+    digest.update(code_digest(Path(kd.__file__).parent))
     for library in (torch, torchvision, timm):
         digest.update(library.__version__.encode())
+    digest.update(str(FORMAT).encode())
     return digest.hexdigest()[:16]
+
+
+def code_digest(package: Path) -> bytes:
+    """A digest of the statements of :data:`TRAINING_CODE`: comments, docstrings and layout do not count.
+
+    Args:
+        package: the folder ``kd``.
+    """
+    digest = hashlib.sha256()
+    for name in TRAINING_CODE:
+        place = package / name
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            tree = ast.parse(bytes_of(file))
+            for node in ast.walk(tree):
+                body = getattr(node, "body", None)
+                if isinstance(body, list):
+                    node.body = [part for part in body if not _is_text(part)]  # type: ignore[attr-defined]
+            digest.update(f"{file.relative_to(package)} {ast.dump(tree)}".encode())
+    return digest.digest()
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Whether a statement is a text alone: a docstring, or the text under a field."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:

@@ -11,7 +11,7 @@ import timm
 
 from kd.errors import UserError
 from kd.launch.sagemaker import folder_of
-from kd.run.request import merge, migrate_class_paths, translate
+from kd.run.request import config_argument, merge, translate
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
 from tests._runs import disturb
@@ -176,5 +176,5 @@ def test_a_channel_whose_name_begins_with_another_one(
         monkeypatch.setenv(f"SM_CHANNEL_{name.upper()}", f"/data{i}")
     file = tmp_path / "own.yaml"
     file.write_text("".join(f"{name}: channel:{name}\n" for name in names))
-    text = migrate_class_paths(file, {name: f"channel:{name}" for name in names})
+    text = config_argument(file, {name: f"channel:{name}" for name in names})
     assert text == "".join(f"{name}: /data{i}\n" for i, name in enumerate(names))

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -186,6 +187,31 @@ def test_photos_fine_tunes_a_backbone_and_distils_it(
             f"model.teacher.backbone: is for training a teacher first, and none is trained: {why}"
             in (capfd.readouterr().err)
         )
+
+
+def test_the_key_of_a_trained_teacher_follows_the_code_that_trains_alone(tmp_path: Path) -> None:
+    """A comment, a docstring or a report's code keeps it; a changed step or a file more does not."""
+    package = tmp_path / "kd"
+    shutil.copytree(ROOT / "kd", package, ignore=shutil.ignore_patterns("__pycache__"))
+    before = train_first.code_digest(package)
+
+    def edit(name: str, old: str, new: str) -> bool:
+        """Whether an edit changes the digest; the file is restored."""
+        file = package / name
+        text = file.read_text() if file.exists() else ""
+        assert old in text
+        file.write_text(text.replace(old, new, 1) if old else new)
+        changed = train_first.code_digest(package) != before
+        file.write_text(text) if text else file.unlink()
+        return changed
+
+    assert not edit("losses/base.py", "import torch", "# a comment\nimport torch")
+    assert not edit("losses/base.py", '"""', '"""Another text. ')
+    assert not edit("report/records.py", "import json", "import json, os")
+    assert not edit("run/request.py", "import json", "import json, os")
+    assert edit("losses/base.py", "import torch", "import os, torch")
+    assert edit("optim.py", "import torch", "import os, torch")
+    assert edit("distill/another.py", "", "x = 1\n")
 
 
 # -- the one that ships ------------------------------------------------------------------------------------------------

@@ -79,13 +79,8 @@ def test_what_smddp_can_not_do_is_refused() -> None:
         DDP(backend="smddp", module=HOOK, compression="powersgd")
 
 
-def test_the_older_class_path_still_means_smddp() -> None:
-    from kd.run.moved import current
+def test_smddp_without_its_package_is_never_plain_ddp() -> None:
     from kd.strategies.ddp import SMDDPStrategy
 
-    assert (
-        current("kd.strategies.smddp.SMDDPStrategy")
-        == f"{SMDDPStrategy.__module__}.{SMDDPStrategy.__qualname__}"
-    )
-    with pytest.raises(UserError, match="smdistributed"):  # and never plain DDP in silence
+    with pytest.raises(UserError, match="smdistributed"):
         SMDDPStrategy()
