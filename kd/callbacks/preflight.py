@@ -16,8 +16,9 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from kd.callbacks.class_order import MOST_CLASSES, Confusions, found_order
+from kd.callbacks.class_order import MOST_CLASSES, Confusions, better_order
 from kd.callbacks.context import HostCopies, RunContext
+from kd.callbacks.files_input import FilesInput, files_inputs
 from kd.clock import part_of_the_start
 from kd.data.sources import fingerprint
 from kd.errors import UserError
@@ -50,10 +51,12 @@ class Found:
     """Numbers of the pictures whose logits are kept."""
     logits: Tensor | None = None
     """Of all teachers together, float16, ``(len(index), C, ...)``."""
-    hints: dict[str, str] = field(default_factory=dict)
-    """What to do about a weak teacher, by name."""
+    weak: list[str] = field(default_factory=list)
+    """The names of teachers that are no better than guessing."""
     classes: int = 0
     """How many classes were the target of a picture that the teachers have seen."""
+    remedies: dict[str, str] = field(default_factory=dict)
+    """What is off with a teacher, and the key that mends it, by name."""
 
 
 class SharedPreflight:
@@ -209,7 +212,8 @@ class Preflight(Callback):
             run.module.task.one_class and len(info.classes) <= MOST_CLASSES
         ):  # to find a teacher's order of the classes
             orders = {name: Confusions(len(info.classes)).to(run.device) for name in members}
-        decided = self._measure(trainer, run, judges, seen, orders, kept)
+        others = files_inputs(run) if run.module.task.one_class else {}
+        decided = self._measure(trainer, run, judges, seen, orders, others, kept)
         counts, total = seen.of_all_batches()
         val = {name: rounded(judge.compute()) for name, judge in judges.items()}
         classes = int((counts > 0).sum())
@@ -217,36 +221,32 @@ class Preflight(Callback):
             ids = torch.as_tensor(run.data.split("val").targets)
             counts = torch.bincount(ids[ids >= 0], minlength=len(info.classes))
         found = Found(val, counts.cpu(), int(total), decided, classes=classes)
+        for name, teacher in members.items():
+            remedy = others[name].remedy(run) if name in others else ""
+            found.remedies[name] = remedy or self._order_remedy(
+                trainer, teacher, orders.get(name), info.classes
+            )
         for name, metrics in val.items():
             weak = metrics[run.module.task.primary] <= run.module.task.chance(
                 found.counts, found.total
             )
             if weak and 2 * found.classes >= len(found.counts):
-                found.hints[name] = self._order_hint(
-                    trainer, members.get(name), orders.get(name), info.classes
-                )
+                found.weak.append(name)
         return found
 
-    def _order_hint(
-        self,
-        trainer: Trainer,
-        teacher: RunTeacher | None,
-        seen: Confusions | None,
-        classes: list[str],
+    def _order_remedy(
+        self, trainer: Trainer, teacher: RunTeacher, seen: Confusions | None, classes: list[str]
     ) -> str:
-        """What to do where a weak teacher's classes are in another order; empty where they are not."""
-        found = found_order(seen.compute()) if seen is not None else None
-        names = (
-            teacher.names_of_its_columns([classes[i] for i in found[0]])
-            if teacher and found
-            else None
-        )
-        if teacher is None or found is None or names is None or self.lists is None:
+        """The key that brings a teacher's classes into the order in which it is clearly better; empty without one."""
+        order = better_order(seen.compute(), classes) if seen is not None else None
+        names = teacher.names_of_its_columns([classes[i] for i in order.classes]) if order else None
+        if order is None or names is None or self.lists is None:
             return ""
         file = self.lists / f"{teacher.key.split('.')[-1]}_classes.json"
         if trainer.is_global_zero:
             write_text(file, json.dumps(names, indent=1) + "\n")
-        reached = f"in the one found it reaches {found[1]:.1%}"
+        rule = f" ({order.rule})" if order.rule else ""
+        reached = f"in the one found{rule} it reaches {order.reached:.1%}"
         return f"; its classes are in another order, {reached}: {teacher.key}.classes={file}"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -275,6 +275,7 @@ class Preflight(Callback):
         judges: dict[str, Task],
         seen: TargetCounts,
         orders: dict[str, Confusions],
+        others: dict[str, FilesInput],
         kept: KeptLogits,
     ) -> Tensor | None:
         data, task, answers = run.data, run.module.task, None
@@ -295,6 +296,8 @@ class Preflight(Callback):
             copies.add(found.index, found.decided, found.taught[ALL].to(torch.float16))
             for name, order in orders.items():
                 order.update(found.taught[name].argmax(1), found.target, found.index)
+            for name, other in others.items():
+                other.look(batch, found.taught[name], found.target)
             answers = _keep(copies.take(), len(data.split("val").targets), kept, answers)
         shown.close()
         return _keep(copies.take(wait=True), len(data.split("val").targets), kept, answers)
@@ -305,8 +308,8 @@ class Preflight(Callback):
         name = f"{key} ({arch})" if key else arch
         value, weak, hint = (
             found.val[key][task.primary],
-            key in found.hints,
-            found.hints.get(key, ""),
+            key in found.weak,
+            found.remedies.get(key, ""),
         )
         score = task.judged(value, found.total)
         if weak and self.mode == "stop":

@@ -113,6 +113,8 @@ class Objective(nn.Module):
         check_task(self.task, data)
         self.lacks_labels = data.lacks_labels
         check_listeners(self._teacher_of, self.losses, teacher)
+        if teacher is not None:
+            teacher.expect(self.task)
         if self.teacher_drop:
             check_dropping(self.active, self._teacher_of, self.task_loss_weight)
         self.task.name_metrics(data.classes)

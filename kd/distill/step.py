@@ -12,7 +12,7 @@ from kd.data.batch import Batch, DataInfo, RangeCheck
 from kd.distill.headless import student_of
 from kd.distill.objective import Objective, Terms
 from kd.distill.student import Student
-from kd.losses import DistillLoss
+from kd.losses import BinaryKDLoss, DistillLoss, KDLoss, PixelKDLoss, RegressionKDLoss
 from kd.models import Prepare, Preprocess, TapSpec, input_of
 from kd.optim import OptimSpec
 from kd.tasks import Classification, Task
@@ -39,7 +39,8 @@ class Distillation(nn.Module):
         student: any model that gives logits for pictures (:func:`kd.models.own.logits_of`).
         teacher: likewise, or any callable, or a :class:`kd.Teacher`, or several models by name; frozen.
         task: what the labels mean; default: one class a picture, as many classes as the student's last layer has.
-        losses: distillation losses by name, each with its weight.
+        losses: distillation losses by name, each with its weight. Default with a teacher: ``{"kd": KDLoss()}``, or
+            BinaryKDLoss, PixelKDLoss or RegressionKDLoss where the task needs it; ``{}``: none.
         task_loss_weight: weight of the task's own loss, >= 0.
         taps: the layers that a feature loss of the same name reads.
         teacher_of: which of several teachers a loss of that name uses; default: the mean of all.
@@ -79,7 +80,7 @@ class Distillation(nn.Module):
         found = as_teacher(teacher, teacher_prepare)
         object.__setattr__(self, "teacher", found)
         self.teacher: RunTeacher | None
-        objective = objective_of(task, losses, task_loss_weight, taps, teacher_of)
+        objective = objective_of(task, losses, task_loss_weight, taps, teacher_of, found)
         self.student = make_student(student, found, objective, data, prepare)
         self._range = RangeCheck()
 
@@ -119,6 +120,7 @@ def objective_of(
     task_loss_weight: float,
     taps: Mapping[str, TapSpec] | None,
     teacher_of: Mapping[str, str] | None,
+    teacher: RunTeacher | None = None,
 ) -> Objective:
     """What a student learns; see :class:`Distillation` for the arguments."""
     check_type("task", task, Task, "a task, such as kd.Classification(num_classes=10)")
@@ -144,7 +146,18 @@ def objective_of(
     check_type(
         "teacher_of", teacher_of, Mapping, "a dict: the name of a teacher by the name of a loss"
     )
-    return Objective(task or Classification(), losses, task_loss_weight, taps, teacher_of)
+    task = task or Classification()
+    if losses is None and teacher is not None:
+        losses = usual_losses(task)
+    return Objective(task, losses, task_loss_weight, taps, teacher_of)
+
+
+def usual_losses(task: Task) -> dict[str, DistillLoss]:
+    """The default losses of a task: KD over the softmax, or of each label, pixel or number; none for features."""
+    for loss in (KDLoss(), BinaryKDLoss(), PixelKDLoss(), RegressionKDLoss()):
+        if not task.refuses(loss):
+            return {"kd": loss}
+    return {}
 
 
 def check_type(argument: str, given: object, kind: type, allowed: str) -> None:

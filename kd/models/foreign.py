@@ -176,8 +176,8 @@ def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "arch": f"vit_{size if fits else 'base'}_patch{kind if fits or dino else '16_224'}",
         "kwargs": {} if fits else kwargs,
         "img_size": height_width(config["image_size"]),
-        "mean": pixels.get("image_mean") or [0.5] * 3,
-        "std": pixels.get("image_std") or [0.5] * 3,
+        "mean": pixels.get("image_mean"),
+        "std": pixels.get("image_std"),  # else the architecture's own, as timm says
         "foreign": True,
         "two_token_head": any(
             name.endswith("ForImageClassification") for name in config.get("architectures") or []

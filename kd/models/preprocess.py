@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 
 import timm
 import torch
+from timm.layers import PatchEmbed
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as tvf
 
@@ -98,10 +99,20 @@ def preprocess_for(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Preprocess:
-    """The input that ``model`` wants, by its timm configuration; what is given counts instead."""
+    """The input that ``model`` wants: as it was built and by its timm configuration; what is given counts instead."""
     config = timm.data.resolve_model_data_config(model)
-    size = img_size or config["input_size"][-2:]
+    size = img_size or _built_size(model) or config["input_size"][-2:]
     return Preprocess(size, mean or config["mean"], std or config["std"], channels_last)
+
+
+def _built_size(model: nn.Module) -> Size | None:
+    """Height and width that a model's patches were made for (``img_size=``); its configuration keeps the usual one."""
+    backbone = getattr(model, "backbone", model)
+    for name in ("patch_embed", "stem"):
+        embed = getattr(backbone, name, None)
+        if isinstance(embed, PatchEmbed) and embed.img_size is not None:
+            return embed.img_size[0], embed.img_size[1]
+    return None
 
 
 class Prepare(Protocol):

@@ -98,7 +98,7 @@ class DistillationModule(Inference):
             RunTeacher | None
         )  # who answers in training: the teacher, or a cache in front of it
         if not isinstance(student, Student):
-            objective = objective_of(task, losses, task_loss_weight, taps, teacher_of)
+            objective = objective_of(task, losses, task_loss_weight, taps, teacher_of, self.teacher)
             student = make_student(
                 student, self.teacher, objective, data, prepare, ema_decay, as_optim(optim)
             )

@@ -22,6 +22,7 @@ from kd.settings import LearningSettings, TapSpec
 from kd.tasks import Classification, Features, Task
 from kd.teachers import FrozenTeacher, RunTeacher, build_teachers
 from kd.teachers.answer import ALL
+from kd.teachers.build import input_named_by_weights, say_differing_input
 
 
 def assemble(
@@ -82,6 +83,10 @@ def assemble(
     if unseen := hidden_pixels(model):
         say(f"model.student: {begun.spec.arch}: {unseen}")
     prepare = preprocess_for(model, student.img_size, False, student.mean, student.std)
+    if start == "pre-trained":  # a student may be trained on at another size
+        moments = input_named_by_weights(student, model)
+        moments.pop("img_size", None)
+        say_differing_input(prepare, moments, student, "model.student")
     if student.grad_checkpointing:
         model.set_grad_checkpointing(True)  # type: ignore[operator]
     average = moving_average(model, ema_decay)

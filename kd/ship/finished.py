@@ -185,9 +185,12 @@ def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | Non
         UserError: it can't be built.
     """
     built = {name: replace(spec, placement="same") for name, spec in specs.items()}
-    return build_teachers(
+    teacher = build_teachers(
         built.get(""), {name: s for name, s in built.items() if name}, classes, task.dense
     )
+    if teacher is not None:
+        teacher.expect(task)
+    return teacher
 
 
 def _is_there(spec: TeacherSpec) -> bool:

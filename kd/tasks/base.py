@@ -56,6 +56,7 @@ class Task(KeepsDtype):
     one_class = False  # each picture has one class, which an answer names or not
     in_rows = False  # the answer to a picture fits a row of a table
     draws = False  # it shows what models answer
+    link = ""  # what makes probabilities of its logits, "softmax" or "sigmoid"; "": they are numbers or features
     no_class_id = ""  # why a picture of its data has no single class id, for losses that need one
     primary = "acc1"  # the metric that describes a model best
 

@@ -25,6 +25,7 @@ class Classification(Task):
     """
 
     answers = "classification"
+    link = "softmax"
     one_class = in_rows = True
     weights: Tensor | None
 

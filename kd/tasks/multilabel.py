@@ -34,6 +34,7 @@ class MultiLabel(Task):
 
     kind = "several labels a picture"
     answers = "multilabel"
+    link = "sigmoid"
     in_rows = True
     no_class_id = "has several labels a picture"
     primary = "map"

@@ -33,6 +33,7 @@ class Segmentation(Task):
 
     kind = "masks"
     answers = "segmentation"
+    link = "softmax"
     dense = draws = True
     primary = "miou"
     weights: Tensor | None

@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.models import Images, TeacherSpec
+from kd.models.weights import say
+from kd.tasks import Task
 from kd.teachers.answer import ALL, Answer, Layer, Wanted
+from kd.teachers.probabilities import INVERSE, are_probabilities, logits_of_probabilities
 
 
 @runtime_checkable
@@ -40,6 +43,9 @@ class RunTeacher:
     spec: TeacherSpec
     key = "model.teacher"  # its configuration key, named in errors
     closed = ""  # why its layers can't be used
+    link = ""  # what makes probabilities of its logits, see Task.link
+    gives_probabilities: bool | None = None
+    """Whether its model ends with ``link``; None before its first answer."""
     device, dtype = torch.device("cpu"), torch.float32
 
     @property
@@ -84,6 +90,29 @@ class RunTeacher:
         for member in self.members.values():
             if member.device != device:
                 member.to(device, member.dtype)
+
+    def expect(self, task: Task) -> None:
+        """Receives the task that its answers serve: :meth:`as_logits` depends on it."""
+        self.link = task.link if self.has_head else ""
+        for member in self.members.values():
+            if member is not self:
+                member.expect(task)
+
+    def as_logits(self, outputs: Tensor) -> Tensor:
+        """The logits for a model's outputs ``(N, C, ...)``: the outputs, or, for a model that ends with the
+        softmax or sigmoid of the task, the logits that give these probabilities.
+
+        The first outputs decide which it is, and the second is reported.
+        """
+        first = self.gives_probabilities is None and not torch.compiler.is_compiling()
+        if first and self.link:
+            self.gives_probabilities = are_probabilities(outputs, self.link)
+            if self.gives_probabilities:
+                say(
+                    f"{self.key}: {self.arch} gives probabilities, not logits: "
+                    f"{INVERSE[self.link]} is used in their place"
+                )
+        return logits_of_probabilities(outputs, self.link) if self.gives_probabilities else outputs
 
     def forget_original(self) -> None:
         """Lets go of what :meth:`to` has kept."""
@@ -242,7 +271,7 @@ class OwnTeacher(RunTeacher):
                 f'{self.key}: {self.arch}.answer must give kd.teachers.Answer({{"": logits}}) with a row '
                 "for each picture"
             )
-        return Answer({name: logits.float()})
+        return Answer({name: self.as_logits(logits.float())})
 
     def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
         """Its logits; layers can't be read."""

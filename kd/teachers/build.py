@@ -1,6 +1,8 @@
 """Teachers from settings; which of their classes are the data's."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +11,23 @@ from typing import Any
 import timm
 import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
-from torch import Tensor
+from torch import Tensor, nn
 
 from kd.errors import UserError
-from kd.models import TeacherSpec, build_model, completed, preprocess_for, read_names
-from kd.models.weights import about
+from kd.models import (
+    ModelSpec,
+    Preprocess,
+    TeacherSpec,
+    build_model,
+    completed,
+    preprocess_for,
+    read_names,
+)
+from kd.models.weights import about, say
 from kd.teachers.base import Ensemble, OwnTeacher, RunTeacher, Teacher
-from kd.teachers.frozen import FrozenTeacher
+from kd.teachers.frozen import FrozenTeacher, NamedInput
+
+SAME_MOMENTS = 0.002  # a mean or deviation that differs by no more is the same, rounded
 
 
 def build_teacher(
@@ -48,7 +60,118 @@ def build_teacher(
     kept = (
         given if given.arch == spec.arch else spec
     )  # what is only completed keeps its key among the caches
-    return FrozenTeacher(model, prepare, kept, places, key, count)
+    teacher = FrozenTeacher(model, prepare, kept, places, key, count)
+    teacher.named_input = _named_input(
+        teacher, model, spec, lambda other: build_teacher(other, num_classes, classes, key, dense)
+    )
+    return teacher
+
+
+def input_named_by_weights(spec: ModelSpec, model: nn.Module) -> dict[str, tuple[float, ...]]:
+    """``mean``, ``std`` and ``img_size`` (height, width) as the weights name them; without what they do not name.
+
+    The weights are the checkpoint's, timm's pre-trained ones, or a builder's.
+    """
+    if spec.checkpoint:
+        file = about(spec.checkpoint)
+        named: dict[str, Any] = {"mean": file.mean, "std": file.std, "img_size": file.img_size}
+    elif spec.builder is not None:
+        config = getattr(model, "pretrained_cfg", {})
+        named = {"mean": config.get("mean"), "std": config.get("std")}
+    else:
+        pretrained = timm.get_pretrained_cfg(spec.arch) if spec.pretrained else None
+        if pretrained is None:
+            return {}
+        named = {
+            "mean": pretrained.mean,
+            "std": pretrained.std,
+            "img_size": pretrained.input_size[-2:],
+        }
+    return {name: tuple(values) for name, values in named.items() if values is not None}
+
+
+def differing_input(prepare: Preprocess, named: Mapping[str, tuple[float, ...]]) -> dict[str, str]:
+    """Which settings of an input differ from what the weights name, with the weights' values as settings."""
+    now = {"mean": prepare.mean, "std": prepare.std, "img_size": prepare.size}
+    different = [
+        name
+        for name, values in named.items()
+        if any(abs(a - b) > SAME_MOMENTS for a, b in zip(values, now[name], strict=True))
+    ]
+    return {name: as_setting(named[name]) for name in different}
+
+
+def say_differing_input(
+    prepare: Preprocess, named: Mapping[str, tuple[float, ...]], spec: ModelSpec, key: str
+) -> dict[str, str]:
+    """Reports in one line which settings of an input differ from what the weights name.
+
+    Returns:
+        What :func:`differing_input` returns.
+    """
+    different = differing_input(prepare, named)
+    if not different:
+        return different
+    now = {"mean": prepare.mean, "std": prepare.std, "img_size": prepare.size}
+    settings = [
+        f"{key}.{name}={as_setting(now[name])}, not {weights_value}"
+        for name, weights_value in different.items()
+    ]
+    say(f"{'; '.join(settings)} as {spec.checkpoint or spec.arch} was trained with")
+    return different
+
+
+def as_setting(values: Sequence[float]) -> str:
+    """Numbers as the command line takes them.
+
+    >>> as_setting((0.5, 0.25))
+    '[0.5,0.25]'
+    """
+    return f"[{','.join(f'{value:g}' for value in values)}]"
+
+
+def _named_input(
+    teacher: FrozenTeacher,
+    model: nn.Module,
+    spec: TeacherSpec,
+    build: Callable[[TeacherSpec], RunTeacher],
+) -> NamedInput | None:
+    """The input that a teacher's weights name; None where it is the teacher's, or they name none.
+
+    Args:
+        teacher: as it is set.
+        model: the model that it was made of.
+        spec: its complete settings.
+        build: makes a teacher of the same weights from other settings.
+    """
+    prepare = teacher.prepare
+    assert isinstance(prepare, Preprocess)
+    named = input_named_by_weights(spec, model)
+    different = say_differing_input(prepare, named, teacher.spec, teacher.key)
+    if not different:
+        return None
+    height, width = named.get("img_size", prepare.size)
+    size = (int(height), int(width))
+    weights_prepare = Preprocess(
+        size,
+        named.get("mean", prepare.mean),
+        named.get("std", prepare.std),
+        prepare.channels_last,
+    )
+
+    def with_named_input(teacher: FrozenTeacher) -> FrozenTeacher:
+        eager = replace(teacher.spec, compile=False)
+        model = teacher.model
+        if size != prepare.size:
+            with contextlib.redirect_stdout(io.StringIO()):  # all of it has been reported
+                model = build(replace(eager, mean=None, std=None, img_size=size)).model
+        other = FrozenTeacher(
+            model, weights_prepare, eager, teacher.columns, teacher.key, teacher.classes
+        )
+        other.link, other.gives_probabilities = teacher.link, teacher.gives_probabilities
+        return other
+
+    return NamedInput(different, with_named_input)
 
 
 def build_teachers(

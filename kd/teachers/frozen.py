@@ -3,6 +3,7 @@
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,16 @@ from kd.models.sharding import forget_forward, is_sharded, shard, whole
 from kd.models.taps import KEY, TRIAL, Taps, classifier_of, tap_shapes
 from kd.teachers.answer import ALL, Answer, Layer, Wanted
 from kd.teachers.base import RunTeacher
+
+
+@dataclass
+class NamedInput:
+    """What a teacher's weights say of their input, where it is another than the teacher's."""
+
+    settings: dict[
+        str, str
+    ]  # the differing keys (``mean``, ``std``, ``img_size``), with the weights' own values
+    build: Callable[["FrozenTeacher"], "FrozenTeacher"]  # the same teacher with that input
 
 
 class FrozenTeacher(RunTeacher):
@@ -40,6 +51,7 @@ class FrozenTeacher(RunTeacher):
         self.prepare, self.columns, self.key, self.classes = prepare, columns, key, classes
         self.spec = spec or TeacherSpec(arch=type(model).__name__)
         self.arch = self.spec.arch
+        self.named_input: NamedInput | None = None
         self.model.requires_grad_(False).eval()
         self.taps = Taps(self.model, [], prepare)
         self._identity: dict[str, Any] = {}
@@ -174,7 +186,7 @@ class FrozenTeacher(RunTeacher):
         if self.is_shared_out:
             forget_forward(self.model)
         # a copy in any case: CUDA graphs (compile=reduce-overhead) write the next answers into the same memory
-        logits = given.to(torch.float32, copy=True)
+        logits = self.as_logits(given.to(torch.float32, copy=True))
         return (logits if self.columns is None else logits.index_select(1, self.columns)).to(
             images.device
         )

@@ -1,46 +1,24 @@
 """A teacher whose classes are in another order is recognised before the first step, and told how to be used."""
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from kd.callbacks.class_order import MOST_CLASSES, Confusions, better_order
 from kd.cli import train_main
-from kd.data.datamodule import DistillationDataModule
-from kd.data.sources import ImageFolder
-from kd.models import preprocess_for
-from tests._helpers import ARCH, TINY, draw_folder, tiny_vit, write_recipe
+from tests._good_teacher import recipe_of_a_good_teacher
 from tests._runs import run_folders
 
 
 @pytest.fixture(scope="module")
 def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recipe whose teacher is a good one with its classes in the order d, c, a, b."""
-    home = tmp_path_factory.mktemp("order")
-    data = draw_folder(home / "data", train=24, val=8)
-    model = tiny_vit(seed=1)
-    source = DistillationDataModule(ImageFolder(str(data)), 32, 96, 0)
-    (batch,) = source.eval_dataloader("train")
-    with (
-        torch.no_grad()
-    ):  # a ridge regression on random features; its classes are in the order d, c, a, b
-        x = model.eval().forward_head(
-            model.forward_features(preprocess_for(model, 32)(batch["image"])), True
-        )
-        y = torch.nn.functional.one_hot(batch["target"], 4)[:, [3, 2, 0, 1]].float()
-        gram = torch.cov(x.T, correction=0)
-        damped = gram + 1e-3 * gram.diagonal().mean() * torch.eye(len(gram))
-        weight = torch.linalg.solve(damped, (x - x.mean(0)).T @ (y - y.mean(0)) / len(x)).T
-        model.head.weight.copy_(20 * weight)
-        model.head.bias.copy_(20 * (y.mean(0) - weight @ x.mean(0)))
-    save_file(model.state_dict(), home / "shuffled.safetensors")
-    teacher = {"arch": ARCH, "img_size": 32, "kwargs": TINY}
-    given = {**teacher, "checkpoint": str(home / "shuffled.safetensors")}
-    return write_recipe(
-        home / "tiny.yaml", data, home / "x", model__teacher=given, preflight="stop"
-    )
+    return recipe_of_a_good_teacher(tmp_path_factory.mktemp("order"), [3, 2, 0, 1])
 
 
 def test_another_order_of_classes_is_found_named_and_written(
@@ -81,3 +59,120 @@ def test_a_teacher_that_knows_nothing_gets_no_such_advice(
     assert (
         "no better than guessing (wrong class order, size or weights?)" in capsys.readouterr().err
     )
+
+
+# -- only some classes are in another order --------
+
+
+def confusions(
+    names: list[str], order: list[int], accuracy: float, pictures: int, seed: int = 0
+) -> torch.Tensor:
+    """Of a teacher of an accuracy whose column ``j`` means class ``order[j]``; wrong answers go to random columns."""
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.arange(pictures) % len(names)
+    column = torch.empty(len(names), dtype=torch.long)
+    column[torch.tensor(order)] = torch.arange(len(names))
+    wrong = torch.rand(pictures, generator=generator) > accuracy
+    columns = torch.where(
+        wrong, torch.randint(len(names), (pictures,), generator=generator), column[target]
+    )
+    counts = Confusions(len(names))
+    counts.update(columns, target, torch.arange(pictures) // len(names))
+    return counts.compute()
+
+
+NAMES = [f"class{i}" for i in sorted(map(str, range(81)))]
+MIXED = sorted(
+    [
+        *(f"Food{i:02}" for i in range(12)),
+        *(f"drink{i:02}" for i in range(12)),
+        "Apple",
+        "banana",
+        "Zucchini",
+    ]
+)
+
+
+@pytest.mark.parametrize(("names", "key", "rule"), [
+    (NAMES, lambda name: int(name[5:]), "numbers sorted as numbers"),
+    (MIXED, str.casefold, "names sorted without regard to case"),
+])  # fmt: skip
+@pytest.mark.parametrize("accuracy", [0.5, 0.8])
+def test_names_that_another_tool_has_sorted(
+    names: list[str], key: Any, rule: str, accuracy: float
+) -> None:
+    """Numbers sorted as numbers, or without regard to case; the other classes are where they belong."""
+    order = sorted(range(len(names)), key=lambda i: key(names[i]))
+    found = better_order(confusions(names, order, accuracy, 10 * len(names)), names)
+    assert found is not None
+    assert (found.classes, found.rule) == (order, rule)
+    assert abs(found.reached - accuracy) < 0.1
+
+
+@pytest.mark.parametrize("swapped", [2, 5, 20])
+def test_some_classes_that_no_rule_explains(swapped: int) -> None:
+    order = list(range(81))
+    order[3 : 3 + swapped] = [*order[4 : 3 + swapped], order[3]]
+    found = better_order(confusions(NAMES, order, 0.8, 81 * 20), NAMES)
+    assert found is not None
+    assert (found.classes, found.rule) == (order, "")
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.1, 0.5, 0.8, 1.0])
+def test_a_teacher_in_the_datas_order_is_left_in_peace(accuracy: float) -> None:
+    for seed in range(20):
+        assert (
+            better_order(confusions(NAMES, list(range(81)), accuracy, 81 * 8, seed), NAMES) is None
+        )
+
+
+def test_a_teacher_that_always_says_the_same_is_none_in_another_order() -> None:
+    target = torch.tensor([0] * 10 + [1] * 80 + [2] * 10)
+    counts = Confusions(3)
+    counts.update(torch.zeros_like(target), target, torch.arange(100))
+    assert better_order(counts.compute(), ["b", "B", "a"]) is None
+
+
+def test_the_search_is_fast_with_as_many_classes_as_it_takes() -> None:
+    counts = confusions(
+        [f"{i:04}" for i in range(MOST_CLASSES)], list(range(MOST_CLASSES)), 0.7, 50_000
+    )
+    begun = time.perf_counter()
+    assert better_order(counts, [str(i) for i in range(MOST_CLASSES)]) is None
+    assert time.perf_counter() - begun < 5
+
+
+@pytest.fixture(scope="module")
+def sorted_otherwise(shuffled: Path) -> Path:
+    """The recipe of :func:`shuffled`, its teacher with all classes in order but two."""
+    state = load_file(shuffled.parent / "teacher.safetensors")
+    for name in ("head.weight", "head.bias"):
+        state[name] = state[name][[2, 3, 0, 1]]  # d, c, a, b -> a, b, d, c
+    save_file(state, shuffled.parent / "partly.safetensors")
+    return shuffled.parent / "partly.safetensors"
+
+
+def test_a_teacher_that_is_good_in_part_of_its_classes_gets_a_line(
+    shuffled: Path, sorted_otherwise: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [
+        f"recipe={shuffled}",
+        f"model.teacher.checkpoint={sorted_otherwise}",
+        "trainer.max_epochs=1",
+    ]
+    assert train_main(items) == 0
+    line = next(
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("preflight: teacher")
+    )
+    file = shuffled.parent / "runs" / "tiny" / "teacher_classes.json"
+    assert "its classes are in another order, in the one found it reaches" in line
+    assert line.endswith(f"model.teacher.classes={file}")
+    assert train_main([*items, f"model.teacher.classes={file}"]) == 0
+    mended = next(
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("preflight: teacher")
+    )
+    assert "another order" not in mended

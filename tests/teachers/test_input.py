@@ -1,0 +1,195 @@
+"""A teacher's input and outputs against what its weights say: another mean, std or size; a softmax at its end."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import kd
+import kd.tasks
+from kd.cli import train_main
+from kd.models import TeacherSpec, preprocess_for
+from kd.teachers import build_teacher
+from tests._good_teacher import recipe_of_a_good_teacher
+from tests._helpers import ARCH, CLASSES, TINY, tiny_vit
+
+MOMENTS = {"mean": "[0.5, 0.5, 0.5]", "std": "[0.5, 0.5, 0.5]"}
+
+
+def preflight_line(text: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith("preflight: teacher"))
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe with a good teacher whose file names its input."""
+    home = tmp_path_factory.mktemp("input")
+    return recipe_of_a_good_teacher(home, **MOMENTS, img_size="32")
+
+
+@pytest.fixture(scope="module")
+def named(good: Path) -> Path:
+    """The file of this teacher."""
+    return good.parent / "teacher.safetensors"
+
+
+def test_a_wrong_mean_and_std_are_reported_and_mended(
+    good: Path,
+    named: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    items = [
+        f"recipe={good}",
+        "trainer.max_epochs=1",
+        "preflight=warn",
+    ]
+    assert train_main(items) == 0
+    right = capsys.readouterr().out
+    assert "was trained with" not in right
+    assert "weights name" not in right
+    wrong = ["model.teacher.mean=[0.9,0.1,0.9]", "model.teacher.std=[0.02,2,0.05]"]
+    assert train_main([*items, *wrong]) == 0
+    report = capsys.readouterr().out
+    assert (
+        "model.teacher.mean=[0.9,0.1,0.9], not [0.5,0.5,0.5]; model.teacher.std=[0.02,2,0.05], not"
+        in report
+    )
+    assert f"[0.5,0.5,0.5] as {named} was trained with" in report
+    assert "with the input that its weights name it reaches" in preflight_line(report)
+    mend = preflight_line(report).rpartition(": ")[2].split()
+    assert mend == ["model.teacher.mean=[0.5,0.5,0.5]", "model.teacher.std=[0.5,0.5,0.5]"]
+    assert train_main([*items, *wrong, *mend]) == 0
+    assert preflight_line(capsys.readouterr().out) == preflight_line(right)
+
+
+def test_another_size_is_reported(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for size, different in ((32, False), (64, True)):
+        teacher = build_teacher(
+            TeacherSpec(ARCH, size, checkpoint=str(named), kwargs=TINY), 4, CLASSES
+        )
+        line = f"model.teacher.img_size=[{size},{size}], not [32,32] as {named} was trained with"
+        assert (line in capsys.readouterr().out) == different
+        assert (teacher.named_input is not None) == different
+    other = teacher.named_input.build(teacher)
+    assert other.prepare.size == (32, 32)
+    native = build_teacher(TeacherSpec(ARCH, 32, checkpoint=str(named), kwargs=TINY), 4, CLASSES)
+    pictures = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    torch.testing.assert_close(other(pictures), native(pictures))
+
+
+# -- probabilities --------
+
+
+class Softmaxed(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x).softmax(1)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_probabilities_teach_as_the_logits_that_they_are_made_of(
+    several: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures, target = torch.rand(6, 3, 32, 32), torch.arange(6) % 4
+    losses = []
+    for wrap in (lambda model: model, Softmaxed):
+        torch.manual_seed(0)
+        teacher = wrap(tiny_vit(seed=1))
+        step = kd.Distillation(
+            tiny_vit(seed=2), {"a": teacher, "b": teacher} if several else teacher
+        )
+        losses.append(step(pictures, target).named["kd_loss"])
+        report = capsys.readouterr().out
+        assert ("gives probabilities, not logits" in report) == (wrap is Softmaxed)
+    torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_numbers_and_labels_of_their_own_are_no_probabilities() -> None:
+    """Shares that add up to 1 are a fine target of a regression, and are left alone."""
+    teacher = Softmaxed(tiny_vit(num_classes=2, seed=1))
+    pictures, target = torch.rand(4, 3, 32, 32), torch.rand(4, 2)
+    step = kd.Distillation(tiny_vit(num_classes=2, seed=2), teacher, task=kd.Regression(2))
+    step(pictures, target)
+    assert step.teacher is not None
+    torch.testing.assert_close(step.teacher(pictures), teacher(pictures))
+
+
+# -- from Python --------
+
+
+@pytest.mark.parametrize(
+    ("task", "target", "loss"),
+    [(kd.Classification(4), torch.arange(4), "KDLoss"), (kd.tasks.MultiLabel(4), torch.ones(4, 4), "BinaryKDLoss"),
+     (kd.Regression(4), torch.rand(4, 4), "RegressionKDLoss")],
+)  # fmt: skip
+def test_a_teacher_without_losses_teaches_as_is_usual(
+    task: kd.tasks.Task, target: torch.Tensor, loss: str
+) -> None:
+    step = kd.Distillation(tiny_vit(seed=2), tiny_vit(seed=1), task=task)
+    terms = step(torch.rand(4, 3, 32, 32), target)
+    assert type(step.student.objective.losses["kd"]).__name__ == loss
+    assert terms.named["kd_loss"] > 0
+    assert terms.total > terms.named["task_loss"].detach()
+    alone = kd.Distillation(tiny_vit(seed=2), tiny_vit(seed=1), task=type(task)(4), losses={})
+    assert "kd_loss" not in alone(torch.rand(4, 3, 32, 32), target).named
+    module = kd.DistillationModule(tiny_vit(seed=2), tiny_vit(seed=1), task=type(task)(4))
+    assert list(module.students.only_or_first.objective.losses) == ["kd"]
+
+
+@pytest.mark.parametrize(
+    "arch", [ARCH, "mixer_s16_224", "swin_tiny_patch4_window7_224", "vit_small_patch16_dinov3"]
+)
+def test_a_timm_model_is_fed_pictures_of_the_size_it_was_built_for(arch: str) -> None:
+    model = timm.create_model(arch, img_size=64, num_classes=4)
+    assert preprocess_for(model, None).size == (64, 64)
+    pictures = torch.randint(0, 256, (2, 3, 96, 96), dtype=torch.uint8)
+    step = kd.Distillation(timm.create_model("resnet10t", num_classes=4), model)
+    assert step(pictures, torch.tensor([0, 1])).total > 0
+
+
+class Sigmoids(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x).sigmoid()
+
+
+def test_sigmoids_of_several_labels_teach_as_their_logits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pictures, target = torch.rand(6, 3, 32, 32), torch.ones(6, 4)
+    losses = []
+    for wrap in (lambda model: model, Sigmoids):
+        torch.manual_seed(0)
+        step = kd.Distillation(
+            tiny_vit(seed=2), wrap(tiny_vit(seed=1)), task=kd.tasks.MultiLabel(4)
+        )
+        losses.append(step(pictures, target).named["kd_loss"])
+        report = capsys.readouterr().out
+        assert ("gives probabilities, not logits: their log-odds" in report) == (wrap is Sigmoids)
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_students_own_mean_beside_its_files_gets_a_line(
+    good: Path,
+    named: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    items = [
+        f"recipe={good}",
+        "config=no_teacher",
+        f"model.student.checkpoint={named}",
+        f"model.student.kwargs={TINY}",
+        "trainer.max_epochs=1",
+    ]
+    line = "model.student.mean=[0.1,0.1,0.1], not [0.5,0.5,0.5] as"
+    for changes in ([], ["model.student.mean=[0.1,0.1,0.1]"]):
+        assert train_main([*items, *changes]) == 0
+        assert (line in capsys.readouterr().out) == bool(changes)
