@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from torchvision.transforms.v2 import functional as tvf
 from kd.data.batch import Batch
 from kd.settings import Augment
 from kd.storage.decoding import MAX_PIXELS, frame
+
+MEAN_COLOUR = [124.0, 116.0, 104.0]
+"""ImageNet's mean in levels of 255 (RGB): fills what a transform leaves empty."""
 
 
 @contextmanager
@@ -29,28 +32,38 @@ def seeded(*numbers: int) -> Iterator[None]:
 
 
 def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
-    """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)``: a random view; of a mask beside it the same (nearest pixel)."""
-    shape = size[1] / size[0]
-    crop: list[torch.nn.Module] = [
-        v2.RandomResizedCrop(
-            size, scale=(augment.scale, 1.0), ratio=(3 / 4 * shape, 4 / 3 * shape), antialias=True
-        )
-    ]
-    crop = [Whole(size), v2.RandomCrop(size, padding=augment.pad)] if augment.pad else crop
-    unit: list[torch.nn.Module] = [v2.RandomHorizontalFlip(augment.hflip)]
+    """uint8 ``(3, H, W)`` -> uint8 ``(3, *size)``: a random view; of a mask beside it the same (nearest pixel).
+
+    Args:
+        size: height and width of the view in pixels.
+        augment: which transforms, and how strong. Flips, rotation and colours are applied ``repeat`` times.
+    """
+    crop: list[torch.nn.Module]
+    if augment.pad:
+        crop = [Whole(size), v2.RandomCrop(size, padding=augment.pad)]
+    else:
+        aspect = size[1] / size[0]
+        ratio = (3 / 4 * aspect, 4 / 3 * aspect)
+        scale = (augment.scale, 1.0)
+        crop = [v2.RandomResizedCrop(size, scale=scale, ratio=ratio, antialias=True)]
+
+    changes: list[torch.nn.Module] = [v2.RandomHorizontalFlip(augment.hflip)]
     if augment.vflip:
-        unit.append(v2.RandomVerticalFlip(augment.vflip))
+        changes.append(v2.RandomVerticalFlip(augment.vflip))
     if augment.rotation:
-        unit.append(v2.RandomRotation(augment.rotation))
+        changes.append(v2.RandomRotation(augment.rotation))
     if augment.rand_augment:
-        unit.append(v2.RandAugment(num_ops=2, magnitude=augment.rand_augment, fill=[124, 116, 104]))
+        fill = [round(channel) for channel in MEAN_COLOUR]
+        changes.append(v2.RandAugment(num_ops=2, magnitude=augment.rand_augment, fill=fill))
     if augment.color_jitter:
-        j = augment.color_jitter
-        unit.append(v2.ColorJitter(j, j, j, min(0.5, j / 4)))
-    load = unit * augment.repeat
-    steps = [*load, *crop] if augment.before_resize else [*crop, *load]
+        strength = augment.color_jitter
+        hue = min(0.5, strength / 4)
+        changes.append(v2.ColorJitter(strength, strength, strength, hue))
+    changes = changes * augment.repeat
+
+    steps = [*changes, *crop] if augment.before_resize else [*crop, *changes]
     if augment.random_erasing:
-        steps.append(v2.RandomErasing(augment.random_erasing, value=[124.0, 116.0, 104.0]))
+        steps.append(v2.RandomErasing(augment.random_erasing, value=MEAN_COLOUR))
     return v2.Compose(steps)
 
 
@@ -85,22 +98,46 @@ class EvalView(v2.Transform):
         the same crop.
         """
         height, width = pictures[0].shape[-2:]
-        part, scaled, corner = frame((width, height), self.size, self.crop_ratio, self.max_pixels)
-        parts = (tvf.crop(p, part[1], part[0], part[3], part[2]) for p in pictures)
-        views = (
-            tvf.resize(p, [scaled[1], scaled[0]], antialias=True) for p in parts
-        )  # bilinear; masks: nearest
-        shown = [tvf.crop(p, corner[1], corner[0], *self.size) for p in views]
-        return shown[0] if len(shown) == 1 else tuple(shown)
+        box, scaled, corner = frame((width, height), self.size, self.crop_ratio, self.max_pixels)
+        box_left, box_top, box_width, box_height = box
+        scaled_width, scaled_height = scaled
+        view_left, view_top = corner
+        views = []
+        for picture in pictures:
+            source = tvf.crop(picture, box_top, box_left, box_height, box_width)
+            # Bilinear; masks by nearest pixels.
+            resized = tvf.resize(source, [scaled_height, scaled_width], antialias=True)
+            views.append(tvf.crop(resized, view_top, view_left, *self.size))
+        return views[0] if len(views) == 1 else tuple(views)
 
 
 NO_BOX = (0, 0, 0, 0)
 
 
+class Mix(NamedTuple):
+    """How one pair of a batch is mixed."""
+
+    pair: int
+    """Its number in the batch: the samples ``2 * pair`` and ``2 * pair + 1``."""
+    share: float
+    """Of a picture's own label, 0..1; its partner's label has the rest."""
+    left: int
+    """Of the box that the partner fills (cutmix), in pixels; all four are 0 for mixup."""
+    top: int
+    right: int
+    bottom: int
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether this is cutmix."""
+        return (self.left, self.top, self.right, self.bottom) != NO_BOX
+
+
 class MixPairs:
     """Mixup and cutmix of neighbours in a batch, by torchvision's own transforms, on uint8 pictures.
 
-    The samples 2k and 2k+1 are mixed. Neighbours, and the ratio, follow from (seed, index, epoch) alone.
+    The samples 2k and 2k+1 are mixed. Neighbours, and the ratio, follow from (seed, index, epoch) alone. The parameters
+    are drawn as ``v2.RandomApply([v2.RandomChoice([v2.MixUp(...), v2.CutMix(...)])])`` draws them.
 
     Args:
         augment: its ``mixup``, ``cutmix`` and ``mix_probability``.
@@ -109,56 +146,101 @@ class MixPairs:
     """
 
     def __init__(self, augment: Augment, num_classes: int, seed: int) -> None:
-        strengths = {v2.MixUp: augment.mixup, v2.CutMix: augment.cutmix}
-        self.kinds = [
-            kind(alpha=alpha, num_classes=num_classes) for kind, alpha in strengths.items() if alpha
-        ]
+        self.kinds: list[v2.MixUp | v2.CutMix] = []
+        if augment.mixup:
+            self.kinds.append(v2.MixUp(alpha=augment.mixup, num_classes=num_classes))
+        if augment.cutmix:
+            self.kinds.append(v2.CutMix(alpha=augment.cutmix, num_classes=num_classes))
         self.probability = augment.mix_probability
-        self.num_classes, self.seed = num_classes, seed
+        self.num_classes = num_classes
+        self.seed = seed
 
     def __call__(
         self, images: Tensor, targets: Tensor, keys: Sequence[tuple[int, int]]
     ) -> tuple[Tensor, Tensor]:
-        """uint8 ``(N, 3, H, W)``, ids ``(N,)``, (index, epoch) each -> mixed uint8, probabilities ``(N, C)``.
+        """Mixes the pairs that chance chooses.
 
-        A picture that has no label (id -1), or is mixed with one, has no label after: all 0.
+        Args:
+            images: uint8 ``(N, 3, H, W)``.
+            targets: class ids ``(N,)``; -1 without a label.
+            keys: (index, epoch) of each picture.
+
+        Returns:
+            Mixed uint8 pictures ``(N, 3, H, W)`` and probabilities ``(N, C)``. A picture that has no label, or is mixed
+            with one, has no label after: all 0. Without mixup and cutmix, the arguments.
         """
         if not self.kinds:
             return images, targets
-        known, mixed = targets >= 0, images.clone()
-        hot = torch.nn.functional.one_hot(targets.clamp_min(0), self.num_classes).float()
-        soft = hot * known[:, None]
-        even = len(images) // 2 * 2
-        before, after, label, learnt, is_known = (
-            x[:even].view(-1, 2, *x.shape[1:]) for x in (images, mixed, hot, soft, known)
-        )
-        drawn = [
-            (i, *found) for i in range(even // 2) if (found := self._draw(keys[2 * i], images[0]))
-        ]
-        at_once = all_at_once(images)
-        step = len(images) if at_once else 1
-        for is_cut, change in ((False, _blend), (True, _paste)):
-            rows = [row for row in drawn if (row[2:] != NO_BOX) is is_cut]
-            for part in (rows[first : first + step] for first in range(0, len(rows), step)):
-                table = torch.tensor(part, dtype=torch.float64).to(images.device, non_blocking=True)
-                share, *box = table[:, 1:].unbind(1)
-                pairs = table[:, 0].long() if at_once else slice(part[0][0], part[0][0] + 1)
-                learnt[pairs] = _blend(label[pairs], share) * is_known[pairs].all(1)[:, None, None]
-                after[pairs] = change(before[pairs], share, *box)
-        return mixed, soft
+        is_known = targets >= 0
+        one_hot = torch.nn.functional.one_hot(targets.clamp_min(0), self.num_classes).float()
+        mixed_images = images.clone()
+        mixed_labels = one_hot * is_known[:, None]
+        batch = _PairedBatch(images, one_hot, is_known, mixed_images, mixed_labels)
 
-    def _draw(
-        self, key: tuple[int, int], picture: Tensor
-    ) -> tuple[float, int, int, int, int] | None:
-        """As ``RandomApply([RandomChoice(kinds)])`` draws: the share of a picture's own label, and the box (left, top,
-        right, bottom) that its partner fills; None where the pair stays."""
+        mixes = []
+        for pair in range(len(images) // 2):
+            mix = self._draw(pair, keys[2 * pair], images[0])
+            if mix is not None:
+                mixes.append(mix)
+        for is_cut in (False, True):
+            chosen = [mix for mix in mixes if mix.is_cut is is_cut]
+            step = len(images) if all_at_once(images) else 1
+            for first in range(0, len(chosen), step):
+                batch.apply(chosen[first : first + step], is_cut)
+        return mixed_images, mixed_labels
+
+    def _draw(self, pair: int, key: tuple[int, int], picture: Tensor) -> Mix | None:
+        """How a pair is mixed, by the key of its first sample; None where it stays as it is."""
         with seeded(self.seed, *key, 1):
             if torch.rand(1) >= self.probability:
                 return None
-            found = self.kinds[int(torch.multinomial(torch.ones(len(self.kinds)), 1))].make_params(
-                [picture]
-            )
-        return (found["lam_adjusted"], *found["box"]) if "box" in found else (found["lam"], *NO_BOX)
+            kind = int(torch.multinomial(torch.ones(len(self.kinds)), 1))
+            parameters = self.kinds[kind].make_params([picture])
+        if "box" in parameters:
+            return Mix(pair, parameters["lam_adjusted"], *parameters["box"])
+        return Mix(pair, parameters["lam"], *NO_BOX)
+
+
+class _PairedBatch:
+    """A batch's pictures and labels, before and after mixing, as views of shape ``(P, 2, ...)`` for P pairs."""
+
+    def __init__(
+        self,
+        images: Tensor,
+        one_hot: Tensor,
+        is_known: Tensor,
+        mixed_images: Tensor,
+        mixed_labels: Tensor,
+    ) -> None:
+        self.at_once = all_at_once(images)
+        self.device = images.device
+        self.images = _in_pairs(images)
+        self.one_hot = _in_pairs(one_hot)
+        self.is_known = _in_pairs(is_known)
+        self.mixed_images = _in_pairs(mixed_images)
+        self.mixed_labels = _in_pairs(mixed_labels)
+
+    def apply(self, mixes: Sequence[Mix], is_cut: bool) -> None:
+        """Changes the mixed pictures and labels of some pairs: all by cutmix (``is_cut``), or all by mixup."""
+        table = torch.tensor(mixes, dtype=torch.float64).to(self.device, non_blocking=True)
+        share = table[:, 1]
+        pairs: Tensor | slice
+        if self.at_once:
+            pairs = table[:, 0].long()
+        else:  # one pair: no index has to be looked up
+            pairs = slice(mixes[0].pair, mixes[0].pair + 1)
+        both_known = self.is_known[pairs].all(1)[:, None, None]
+        self.mixed_labels[pairs] = _blend(self.one_hot[pairs], share) * both_known
+        if is_cut:
+            self.mixed_images[pairs] = _paste(self.images[pairs], table[:, 2:])
+        else:
+            self.mixed_images[pairs] = _blend(self.images[pairs], share)
+
+
+def _in_pairs(batch: Tensor) -> Tensor:
+    """``(N, ...)`` -> a view ``(N // 2, 2, ...)``; a last sample without a partner is left out."""
+    even = len(batch) // 2 * 2
+    return batch[:even].view(-1, 2, *batch.shape[1:])
 
 
 def all_at_once(images: Tensor) -> bool:
@@ -166,24 +248,38 @@ def all_at_once(images: Tensor) -> bool:
     return images.is_cuda
 
 
-def _blend(pairs: Tensor, share: Tensor, *box: Tensor) -> Tensor:
-    """``share`` of each and the rest of its partner, of pairs ``(P, 2, ...)``, float or uint8."""
-    share, own = share.view(-1, *[1] * (pairs.ndim - 1)), pairs.float()
-    mixed = own.flip(1).mul_((1.0 - share).float()).add_(own * share.float())
-    return mixed if pairs.is_floating_point() else mixed.round_().clamp_(0, 255).to(pairs.dtype)
+def _blend(pairs: Tensor, share: Tensor) -> Tensor:
+    """Mixup: ``share * x + (1 - share) * partner`` of pairs ``(P, 2, ...)``, float or uint8; ``share`` is ``(P,)``."""
+    share = share.view(-1, *[1] * (pairs.ndim - 1))
+    values = pairs.float()
+    mixed = values.flip(1).mul_((1.0 - share).float()).add_(values * share.float())
+    if pairs.is_floating_point():
+        return mixed
+    return mixed.round_().clamp_(0, 255).to(pairs.dtype)
 
 
-def _paste(pairs: Tensor, share: Tensor, *box: Tensor) -> Tensor:
-    """Pictures ``(P, 2, 3, H, W)`` with their partners in a box each."""
-    return torch.where(inside(pairs, *box)[:, None, None], pairs.flip(1), pairs)
+def _paste(pairs: Tensor, boxes: Tensor) -> Tensor:
+    """Cutmix: pictures ``(P, 2, 3, H, W)`` with their partners in a box each, see :func:`inside`."""
+    return torch.where(inside(pairs, boxes)[:, None, None], pairs.flip(1), pairs)
 
 
-def inside(images: Tensor, *box: Tensor) -> Tensor:
-    """bool ``(P, H, W)``: the pixels in each picture's box, of left, top, right and bottom edges ``(P,)``."""
-    left, top, right, bottom = (edge[:, None] for edge in box)
-    x, y = (torch.arange(n, device=images.device) for n in (images.shape[-1], images.shape[-2]))
-    across, down = (x >= left) & (x < right), (y >= top) & (y < bottom)
-    return across[:, None, :] & down[:, :, None]
+def inside(images: Tensor, boxes: Tensor) -> Tensor:
+    """The pixels in each picture's box.
+
+    Args:
+        images: ``(P, ..., H, W)``; only their size and device are read.
+        boxes: ``(P, 4)``: left, top, right and bottom edges in pixels.
+
+    Returns:
+        bool ``(P, H, W)``.
+    """
+    left, top, right, bottom = boxes[:, :, None].unbind(1)  # (P, 1) each
+    height, width = images.shape[-2:]
+    x = torch.arange(width, device=images.device)
+    y = torch.arange(height, device=images.device)
+    in_columns = (x >= left) & (x < right)  # (P, W)
+    in_rows = (y >= top) & (y < bottom)  # (P, H)
+    return in_columns[:, None, :] & in_rows[:, :, None]
 
 
 # -- damaged views of validation pictures ------------------------------------------------------------------------------

@@ -85,10 +85,10 @@ class DeviceViews(_DeviceViews):
         else:
             pixels = torch.from_numpy(np.array(made.as_array()))
         images = pixels.permute(0, 3, 1, 2).contiguous()
-        return {
-            **{k: v for k, v in batch.items() if k != "plan"},
-            **self.finish(images, batch["target"], plan),
-        }
+        finished = dict(batch)
+        del finished["plan"]
+        finished.update(self.finish(images, batch["target"], plan))
+        return finished
 
     def _build(self, device: torch.device) -> Any:
         from nvidia.dali import fn, pipeline_def, types

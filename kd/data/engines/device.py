@@ -29,26 +29,38 @@ Step = tuple[int, dict[str, Any]]
 
 @dataclass
 class Recipe:
-    """How one view is made of one picture."""
+    """How one view is made of one picture: what :func:`draw` has drawn."""
 
     box: tuple[int, int, int, int]
     """Top, left, height and width of the crop, in pixels of the picture."""
     steps: list[Step]
-    """What comes before and after the crop."""
-    whole: tuple[int, int] = (0, 0)
-    """Height and width of the picture."""
+    """The transforms before and after the crop that chance has chosen, in order."""
+    picture_size: tuple[int, int] = (0, 0)
+    """Height and width of the picture in pixels."""
 
 
 class Plan:
-    """What the device needs beside the pixels. No dataclass: Lightning would send one to the device piece by piece."""
+    """What the device needs beside the pixels. No dataclass: Lightning would send one to the device piece by piece.
+
+    Args:
+        recipes: of each view in the batch.
+        keys: (index, view) of each.
+        encoded: the pictures' files, where the device decodes them.
+    """
 
     def __init__(self, recipes: list[Recipe], keys: list[Key], encoded: Sequence[Any] = ()) -> None:
-        self.recipes, self.keys = recipes, keys
-        self.encoded = list(encoded)  # the pictures, where the device decodes them
+        self.recipes = recipes
+        self.keys = keys
+        self.encoded = list(encoded)
 
 
 def check(augment: Augment, source: Source, engine: str = "device") -> None:
-    """Raises a UserError: RandAugment draws random numbers while it computes, so only the loader can run it."""
+    """Checks that the device can make these views.
+
+    Raises:
+        UserError: RandAugment, which draws random numbers while it computes, so only the loader can run it; or an
+            engine that cuts while it decodes is to change the whole picture first.
+    """
     if augment.rand_augment:
         raise UserError(f"data.augment.rand_augment: needs data.engine=torch, got {engine}")
     if augment.before_resize and engine != "device":
@@ -58,29 +70,43 @@ def check(augment: Augment, source: Source, engine: str = "device") -> None:
 
 
 def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int, int]) -> Recipe:
-    """Draws a view of a picture of ``height`` x ``width`` as ``v2.Compose(chain)`` would."""
-    first, steps, box = crop_of(chain), list[Step](), (0, 0, height, width)
+    """Draws a view of a picture as ``v2.Compose(chain)`` would: the same random numbers in the same order.
+
+    Args:
+        chain: transforms of :func:`kd.data.transforms.train_transform`.
+        height: of the picture in pixels.
+        width: of the picture in pixels.
+        size: height and width of the view.
+    """
+    crop_number = crop_of(chain)
+    box = (0, 0, height, width)
+    steps: list[Step] = []
     for number, transform in enumerate(chain):
-        shape = _blank(height, width) if number <= first else _blank(*size)
-        if number == first:
+        if number <= crop_number:
+            shape = _blank(height, width)
+        else:
+            shape = _blank(*size)
+        if number == crop_number:
             crop = transform.make_params([shape])
-            box = crop["top"], crop["left"], crop["height"], crop["width"]
-        elif not hasattr(transform, "p") or torch.rand(1) < transform.p:
+            box = (crop["top"], crop["left"], crop["height"], crop["width"])
+            continue
+        is_applied = not hasattr(transform, "p") or torch.rand(1) < transform.p
+        if is_applied:
             steps.append((number, transform.make_params([shape])))
     return Recipe(box, steps, (height, width))
 
 
 def crop_of(chain: Sequence[v2.Transform]) -> int:
     """The number of the transform that cuts and resizes."""
-    return next(
-        i
-        for i, transform in enumerate(chain)
-        if isinstance(transform, v2.RandomResizedCrop | Whole)
-    )
+    for number, transform in enumerate(chain):
+        if isinstance(transform, v2.RandomResizedCrop | Whole):
+            return number
+    raise AssertionError("every chain has a crop")
 
 
 def _blank(height: int, width: int) -> Tensor:
-    return torch.empty(1, dtype=torch.uint8).expand(3, height, width)  # a shape without memory
+    """A picture ``(3, height, width)`` that takes no memory: transforms read its shape alone."""
+    return torch.empty(1, dtype=torch.uint8).expand(3, height, width)
 
 
 class CutSet(Samples):
@@ -106,7 +132,8 @@ class CutSet(Samples):
     ) -> None:
         super().__init__(split, seed, source, max_pixels)
         self.chain: list[v2.Transform] = list(train_transform(size, augment).transforms)
-        self.size, self.sends_all = size, augment.before_resize
+        self.size = size
+        self.sends_whole_pictures = augment.before_resize  # the device changes them before it cuts
 
     def __getitem__(self, key: Key) -> tuple[Any, Recipe, Any, Key]:
         index, view = key
@@ -118,12 +145,8 @@ class CutSet(Samples):
         with seeded(self.seed, index, view):
             recipe = draw(self.chain, height, width, self.size)
         target = self.kind.cut(target, recipe.box, (height, width), self.ignore_index)
-        return (
-            self.cut(picture, (0, 0, height, width) if self.sends_all else recipe.box),
-            recipe,
-            target,
-            key,
-        )
+        sent_box = (0, 0, height, width) if self.sends_whole_pictures else recipe.box
+        return self.cut(picture, sent_box), recipe, target, key
 
     def opened(self, data: bytes) -> tuple[Any, int, int]:
         """An encoded picture -> what :meth:`cut` takes, its height and its width."""
@@ -141,126 +164,171 @@ def pack(
     samples: Sequence[tuple[Any, Recipe, Any, Key]],
     encoded: bool = False,
 ) -> dict[str, Any]:
-    """Samples -> a batch, all cuts in one tensor: one transfer. Of ``encoded`` pictures the plan holds the files."""
+    """Samples -> a batch for :class:`DeviceViews`, all cuts in one tensor: one transfer.
+
+    Args:
+        stack: targets -> one tensor.
+        samples: of a :class:`CutSet`.
+        encoded: the samples hold files, which the plan carries; there is no ``pixels`` then.
+
+    Returns:
+        ``pixels`` uint8 ``(sum of 3 height width,)``, ``plan``, ``target``, ``index`` ``(N,)`` and ``view``.
+    """
     cuts, recipes, targets, keys = zip(*samples, strict=True)
-    pixels = {} if encoded else {"pixels": torch.cat([cut.reshape(-1) for cut in cuts])}
-    return {
-        **pixels,
-        "plan": Plan(list(recipes), list(keys), cuts if encoded else ()),
-        "target": stack(targets),
-        "index": torch.tensor([index for index, _ in keys]),
-        "view": keys[0][1],
-    }
+    batch: dict[str, Any] = {}
+    if encoded:
+        batch["plan"] = Plan(list(recipes), list(keys), cuts)
+    else:
+        batch["pixels"] = torch.cat([cut.reshape(-1) for cut in cuts])
+        batch["plan"] = Plan(list(recipes), list(keys))
+    batch["target"] = stack(targets)
+    batch["index"] = torch.tensor([index for index, _ in keys])
+    batch["view"] = keys[0][1]
+    return batch
 
 
 class DeviceViews:
-    """Makes the views of a packed batch, on the device that the batch is on."""
+    """Makes the views of a packed batch, on the device that the batch is on.
+
+    Args:
+        size: height and width of a view in pixels.
+        augment: the transforms.
+        mix: applied to the finished views.
+        kind: of the targets, which follow the views.
+    """
 
     def __init__(
         self, size: tuple[int, int], augment: Augment, mix: MixPairs, kind: Targets | None = None
     ) -> None:
-        self.size, self.mix, self.kind = size, mix, kind or Targets()
+        self.size = size
+        self.mix = mix
+        self.kind = kind or Targets()
         self.chain = list(train_transform(size, augment).transforms)
-        self.first = crop_of(self.chain)
+        self.crop_number = crop_of(self.chain)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        plan = batch["plan"]
-        pixels = self._cut(batch["pixels"], plan) if self.first else batch["pixels"]
+        batch = dict(batch)
+        pixels = batch.pop("pixels")
+        plan = batch.pop("plan")
+        if self.crop_number > 0:  # whole pictures arrive
+            pixels = self._change_and_cut(pixels, plan)
         boxes = [recipe.box for recipe in plan.recipes]
-        make = resize_together if all_at_once(pixels) else resize_each
-        images = make(pixels, [box[2:] for box in boxes], self.size)
+        cut_sizes = [(height, width) for _, _, height, width in boxes]
+        resize = resize_together if all_at_once(pixels) else resize_each
+        images = resize(pixels, cut_sizes, self.size)
         target = self.kind.resize(batch["target"], boxes, self.size)
-        return {
-            **{k: v for k, v in batch.items() if k not in ("pixels", "plan")},
-            **self.finish(images, target, plan),
-        }
+        batch.update(self.finish(images, target, plan))
+        return batch
 
-    def _cut(self, pixels: Tensor, plan: Plan) -> Tensor:
-        """Whole pictures -> what the crops leave of them after the transforms before the crop, packed likewise."""
-        found = []
-        parts = pixels.split(
-            [3 * height * width for height, width in (recipe.whole for recipe in plan.recipes)]
-        )
-        for part, recipe in zip(parts, plan.recipes, strict=True):
-            picture = part.view(3, *recipe.whole)
+    def _change_and_cut(self, pixels: Tensor, plan: Plan) -> Tensor:
+        """Packed whole pictures -> packed crops, after the transforms that come before the crop."""
+        picture_sizes = [recipe.picture_size for recipe in plan.recipes]
+        crops = []
+        for picture, recipe in zip(unpacked(pixels, picture_sizes), plan.recipes, strict=True):
             for number, parameters in recipe.steps:
-                picture = (
-                    self.chain[number].transform(picture, parameters)
-                    if number < self.first
-                    else picture
-                )
+                if number < self.crop_number:
+                    picture = self.chain[number].transform(picture, parameters)
             top, left, height, width = recipe.box
-            found.append(picture[:, top : top + height, left : left + width].reshape(-1))
-        return torch.cat(found)
+            crop = picture[:, top : top + height, left : left + width]
+            crops.append(crop.reshape(-1))
+        return torch.cat(crops)
 
     def finish(self, images: Tensor, target: Tensor, plan: Plan) -> dict[str, Tensor]:
-        """Resized crops uint8 ``(N, 3, *size)`` -> ``image`` and ``target``: all that follows the crop."""
-        for number, transform in enumerate(self.chain[self.first + 1 :], start=self.first + 1):
-            mine = [
-                (i, dict(r.steps)[number])
-                for i, r in enumerate(plan.recipes)
-                if number in dict(r.steps)
-            ]
-            if isinstance(transform, v2.RandomHorizontalFlip | v2.RandomVerticalFlip):
-                axis = -1 if isinstance(transform, v2.RandomHorizontalFlip) else -2
-                chosen = torch.tensor([i for i, _ in mine], dtype=torch.long).to(
-                    images.device, non_blocking=True
-                )
-                images[chosen] = images[chosen].flip(axis)
-                self.kind.flip(target, chosen, axis)
-                continue
-            if isinstance(transform, v2.RandomErasing) and all_at_once(images):
-                images = _erase(
-                    [(i, parameters) for i, parameters in mine if parameters["v"] is not None],
-                    images,
-                )
-                continue
-            for i, parameters in mine:
-                images[i] = transform.transform(images[i], parameters)
+        """Everything that follows the crop.
+
+        Args:
+            images: resized crops, uint8 ``(N, 3, *size)``; changed in place.
+            target: as :meth:`kd.data.targets.Targets.resize` gives it, ``(N, ...)``.
+            plan: of the batch.
+
+        Returns:
+            ``image`` and ``target``.
+        """
+        steps_of_pictures = [dict(recipe.steps) for recipe in plan.recipes]
+        for number in range(self.crop_number + 1, len(self.chain)):
+            transform = self.chain[number]
+            drawn: list[Step] = []  # (number of a picture in the batch, parameters)
+            for i, steps in enumerate(steps_of_pictures):
+                if number in steps:
+                    drawn.append((i, steps[number]))
+            if isinstance(transform, v2.RandomHorizontalFlip):
+                self._flip(images, target, drawn, axis=-1)
+            elif isinstance(transform, v2.RandomVerticalFlip):
+                self._flip(images, target, drawn, axis=-2)
+            elif isinstance(transform, v2.RandomErasing) and all_at_once(images):
+                _erase(images, drawn)
+            else:
+                for i, parameters in drawn:
+                    images[i] = transform.transform(images[i], parameters)
         images, target = self.mix(images, target, plan.keys)
         return {"image": images, "target": target}
 
+    def _flip(self, images: Tensor, target: Tensor, drawn: Sequence[Step], axis: int) -> None:
+        """Mirrors the drawn pictures and their targets, in place."""
+        numbers = torch.tensor([i for i, _ in drawn], dtype=torch.long)
+        chosen = numbers.to(images.device, non_blocking=True)
+        images[chosen] = images[chosen].flip(axis)
+        self.kind.flip(target, chosen, axis)
+
+
+def unpacked(pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Pictures that lie one after another in a row of pixels, as ``(3, height, width)`` each, by their sizes."""
+    rows = pixels.split([3 * height * width for height, width in sizes])
+    pictures = []
+    for row, (height, width) in zip(rows, sizes, strict=True):
+        pictures.append(row.view(3, height, width))
+    return pictures
+
 
 def resize_each(pixels: Tensor, cuts: Sequence[tuple[int, int]], size: tuple[int, int]) -> Tensor:
-    """Cuts of ``(height, width)`` behind each other -> uint8 ``(N, 3, *size)``, a picture at a time, by torchvision."""
-    parts = pixels.split([3 * height * width for height, width in cuts])
+    """Resizes packed pictures one at a time, by torchvision.
+
+    Args:
+        pixels: uint8 ``(sum of 3 height width,)``.
+        cuts: height and width of each picture.
+        size: height and width of all results.
+
+    Returns:
+        uint8 ``(N, 3, *size)``.
+    """
     images = torch.empty(len(cuts), 3, *size, dtype=torch.uint8, device=pixels.device)
-    for image, part, cut in zip(images, parts, cuts, strict=True):
-        image.copy_(tvf.resize(part.view(3, *cut), list(size), antialias=True))
+    for image, picture in zip(images, unpacked(pixels, cuts), strict=True):
+        image.copy_(tvf.resize(picture, list(size), antialias=True))
     return images
 
 
 def resize_together(
     pixels: Tensor, cuts: Sequence[tuple[int, int]], size: tuple[int, int]
 ) -> Tensor:
-    """As :func:`resize_each` by two matrix products for as many pictures as :data:`ROOM` holds: of noise 1 to 2% of the
-    values differ by one level, none by more than two.
+    """As :func:`resize_each`, by two matrix products for as many pictures as :data:`ROOM` holds.
+
+    Of noise 1 to 2% of the values differ by one level from torchvision's, none by more than two.
+
+    Args:
+        pixels: uint8 ``(sum of 3 height width,)``, the pictures one after another.
+        cuts: height and width of each picture.
+        size: height and width of all results.
+
+    Returns:
+        uint8 ``(N, 3, *size)``.
     """
-    high, wide = (max(lengths) for lengths in zip(*cuts, strict=True))
-    heights, widths = torch.tensor(cuts).to(pixels.device, non_blocking=True)[:, :, None].unbind(1)
-    starts = (3 * heights * widths).cumsum(0) - 3 * heights * widths
-    y, x = (torch.arange(most, device=pixels.device) for most in (high, wide))
-    planes, images = torch.arange(3, device=pixels.device), []
-    step = max(1, ROOM // (3 * high * wide))
-    for h, w, start in zip(
-        heights.split(step), widths.split(step), starts.split(step), strict=True
+    most_rows = max(height for height, _ in cuts)
+    most_columns = max(width for _, width in cuts)
+    sizes = torch.tensor(cuts).to(pixels.device, non_blocking=True)  # (N, 2)
+    all_heights, all_widths = sizes[:, :, None].unbind(1)  # (N, 1) each
+    lengths = 3 * all_heights * all_widths
+    all_starts = lengths.cumsum(0) - lengths  # of each picture in the row of pixels
+
+    images = []
+    together = max(1, ROOM // (3 * most_rows * most_columns))
+    for heights, widths, starts in zip(
+        all_heights.split(together),
+        all_widths.split(together),
+        all_starts.split(together),
+        strict=True,
     ):
-        rows = (
-            start[:, None]
-            + (planes[:, None] * h[:, :, None] + y.minimum(h - 1)[:, None]) * w[:, :, None]
-        )
-        padded = pixels[
-            rows[..., None] + x.minimum(w - 1)[:, None, None]
-        ].float()  # (n, 3, high, wide)
-        narrow = (
-            padded.flatten(1, 2) @ _shares(w, wide, size[1]).mT
-        ).round_()  # as torchvision's passes round
-        found = _shares(h, high, size[0]) @ narrow.view(len(h), 3, high, size[1]).transpose(
-            1, 2
-        ).flatten(2)
-        images.append(
-            found.view(len(h), size[0], 3, size[1]).transpose(1, 2).round_().clamp_(0, 255).byte()
-        )
+        padded = _padded(pixels, heights, widths, starts, (most_rows, most_columns))
+        images.append(_resize_padded(padded, heights, widths, size))
     return torch.cat(images)
 
 
@@ -268,27 +336,89 @@ ROOM = 2**25
 """Pixels that are resized together: 400 MB of memory."""
 
 
+def _padded(
+    pixels: Tensor, heights: Tensor, widths: Tensor, starts: Tensor, size: tuple[int, int]
+) -> Tensor:
+    """Packed pictures as float ``(n, 3, *size)``, each continued beyond its edge by its last row and column.
+
+    Args:
+        pixels: uint8, all pictures one after another.
+        heights: of n pictures, ``(n, 1)``.
+        widths: likewise.
+        starts: the place of each one's first pixel in ``pixels``, ``(n, 1)``.
+        size: height and width of the largest picture.
+    """
+    rows, columns = size
+    y = torch.arange(rows, device=pixels.device).minimum(heights - 1)  # (n, rows)
+    x = torch.arange(columns, device=pixels.device).minimum(widths - 1)  # (n, columns)
+    channel = torch.arange(3, device=pixels.device)
+    # Pixel (channel, y, x) lies at start + (channel * height + y) * width + x.
+    line_number = channel[:, None] * heights[:, :, None] + y[:, None]  # (n, 3, rows)
+    line_start = starts[:, None] + line_number * widths[:, :, None]
+    place = line_start[..., None] + x[:, None, None]  # (n, 3, rows, columns)
+    return pixels[place].float()
+
+
+def _resize_padded(
+    padded: Tensor, heights: Tensor, widths: Tensor, size: tuple[int, int]
+) -> Tensor:
+    """Pictures ``(n, 3, rows, columns)`` of ``heights`` x ``widths`` (``(n, 1)`` each) -> uint8 ``(n, 3, *size)``.
+
+    First the columns, then the rows are resized; values are rounded after each, as torchvision's passes do.
+    """
+    n, _, rows, columns = padded.shape
+    new_height, new_width = size
+    column_shares = _shares(widths, columns, new_width)  # (n, new_width, columns)
+    row_shares = _shares(heights, rows, new_height)  # (n, new_height, rows)
+    narrow = padded.flatten(1, 2) @ column_shares.mT  # (n, 3 rows, new_width)
+    narrow.round_()
+    rows_first = narrow.view(n, 3, rows, new_width).transpose(1, 2)  # (n, rows, 3, new_width)
+    resized = row_shares @ rows_first.flatten(2)  # (n, new_height, 3 new_width)
+    images = resized.view(n, new_height, 3, new_width).transpose(1, 2)
+    return images.round_().clamp_(0, 255).byte()
+
+
 def _shares(lengths: Tensor, most: int, size: int) -> Tensor:
-    """``(N, size, most)``: the share of each pixel of lines of ``lengths`` ``(N, 1)`` in each of ``size``."""
-    scale = lengths[..., None] / size
-    at = torch.arange(most, device=lengths.device) + 0.5
-    centre = (torch.arange(size, device=lengths.device)[:, None] + 0.5) * scale
-    shares = (1 - (at - centre).abs() / scale.clamp_min(1)).clamp_min_(0) * (
-        at < lengths[..., None]
-    )
+    """The share of each old pixel of a line in each new one: antialiased bilinear, a triangle around its centre.
+
+    Args:
+        lengths: pixels of each old line, ``(N, 1)``.
+        most: of the longest old line.
+        size: pixels of a new line.
+
+    Returns:
+        ``(N, size, most)``; the shares in a new pixel add up to 1, and those of padding are 0.
+    """
+    scale = lengths[..., None] / size  # old pixels to a new one
+    old_centre = torch.arange(most, device=lengths.device) + 0.5
+    new_centre = (torch.arange(size, device=lengths.device)[:, None] + 0.5) * scale
+    # share = max(0, 1 - |old - new| / max(scale, 1))
+    triangle = (1 - (old_centre - new_centre).abs() / scale.clamp_min(1)).clamp_min_(0)
+    shares = triangle * (old_centre < lengths[..., None])
     return shares / shares.sum(-1, keepdim=True)
 
 
-def _erase(drawn: Sequence[Step], images: Tensor) -> Tensor:
-    if not drawn:
-        return images
-    boxes = [[i, p["j"], p["i"], p["j"] + p["w"], p["i"] + p["h"]] for i, p in drawn]
-    table = torch.tensor(boxes).to(images.device, non_blocking=True)
-    fill = torch.stack([p["v"] for _, p in drawn]).to(
-        images.device, images.dtype, non_blocking=True
-    )
-    chosen = images[table[:, 0]]
-    images[table[:, 0]] = torch.where(
-        inside(chosen, *table[:, 1:].unbind(1))[:, None], fill, chosen
-    )
-    return images
+def _erase(images: Tensor, drawn: Sequence[Step]) -> None:
+    """Fills a box in each of some pictures, all at once and in place.
+
+    Args:
+        images: uint8 ``(N, 3, H, W)``.
+        drawn: a picture's number in the batch with RandomErasing's parameters: top ``i``, left ``j``, height ``h``,
+            width ``w`` and the fill ``v``, which is None where no box has fitted.
+    """
+    numbers, boxes, fills = [], [], []
+    for number, box in drawn:
+        if box["v"] is None:
+            continue
+        numbers.append(number)
+        boxes.append([box["j"], box["i"], box["j"] + box["w"], box["i"] + box["h"]])
+        fills.append(box["v"])
+    if not numbers:
+        return
+    # One transfer for the integers, one for the fills.
+    table = torch.tensor([[n, *box] for n, box in zip(numbers, boxes, strict=True)])
+    table = table.to(images.device, non_blocking=True)
+    fill = torch.stack(fills).to(images.device, images.dtype, non_blocking=True)
+    pictures = table[:, 0]
+    before = images[pictures]
+    images[pictures] = torch.where(inside(before, table[:, 1:])[:, None], fill, before)
