@@ -72,7 +72,7 @@ def sized(request: Request) -> tuple[dict[str, Any], Path]:
     from kd.fleet.sizing.search import SizeSearch
 
     search = SizeSearch(run, planned)
-    found = search.found()
+    found = search.measure()
     return found, write(found, claim(search.folder))
 
 

@@ -34,7 +34,9 @@ def main(words: list[str]) -> None:
     recipe, named = given.pop("recipe"), given.pop("sizes", "")
     if named:
         search.candidates = lambda *words: [
-            one for one in candidates(*words[:4], 1000) if one.own or one.name in named.split(",")
+            one
+            for one in candidates(*words[:4], 1000)
+            if one.of_recipe or one.name in named.split(",")
         ]
     settings = {"runs_dir": tempfile.mkdtemp(prefix="kd-bench-") + "/runs", **given}
     start = time.process_time()

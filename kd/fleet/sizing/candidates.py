@@ -1,11 +1,11 @@
 """Which sizes a student may have: a grid below its teacher's size, timm's models by name, the recipe's own student."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from math import inf, prod
+from math import inf
 from typing import Any, cast
 
 import torch
@@ -22,8 +22,10 @@ from kd.report.sized import SETTINGS
 from kd.run.assemble import Begun, begin, not_inheritable, own_patches
 from kd.teachers import FrozenTeacher, RunTeacher
 
-DEPTHS = (1 / 3, 1 / 2, 2 / 3, 1)  # of the teacher's blocks
-WIDTHS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1)  # of the teacher's width
+DEPTHS = (1 / 3, 1 / 2, 2 / 3, 1)
+"""Shares of the teacher's blocks."""
+WIDTHS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1)
+"""Shares of the teacher's width."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Candidate:
 
     name: str
     """w192d12h3 for width, depth and heads, or timm's name; with the input's side where there are several."""
-    asked: StudentSpec
+    run_spec: StudentSpec
     """The settings that a run gets."""
     spec: StudentSpec
     """The same as resolved: ``patch_size`` in place of ``auto``."""
@@ -42,74 +44,83 @@ class Candidate:
     """Parameters times pixels, to order candidates by."""
     inherits: bool
     """Whether it starts from the teacher's layers."""
-    own: bool = False
+    of_recipe: bool = False
     """Whether it is the recipe's own student."""
 
     @classmethod
-    def of(cls, name: str, asked: StudentSpec, begun: Begun, own: bool = False) -> "Candidate":
+    def of(
+        cls, name: str, run_spec: StudentSpec, begun: Begun, of_recipe: bool = False
+    ) -> "Candidate":
         """The candidate of a model that was just built.
 
         Args:
             name: for people and files.
-            asked: the settings that a run gets.
+            run_spec: the settings that a run gets.
             begun: the model, with the settings as resolved and how it starts.
-            own: it is the recipe's own student.
+            of_recipe: it is the recipe's own student.
         """
-        params, pixels = (
-            count_parameters(begun.model),
-            prod(preprocess_for(begun.model, asked.img_size).size),
+        params = count_parameters(begun.model)
+        height, width = preprocess_for(begun.model, run_spec.img_size).size
+        return cls(
+            name=re.sub(r"\W", "_", name),
+            run_spec=run_spec,
+            spec=begun.spec,
+            params=params,
+            cost=params * height * width,
+            inherits=begun.start == "inherited",
+            of_recipe=of_recipe,
         )
-        name, inherits = re.sub(r"\W", "_", name), begun.start == "inherited"
-        return cls(name, asked, begun.spec, params, params * pixels, inherits, own)
 
     def settings(self) -> dict[str, Any]:
-        """What distinguishes it, by key below ``model.student``."""
-        found = {key: getattr(self.asked, key) for key in SETTINGS}
-        return {
-            key: [*value] if isinstance(value, tuple) else value for key, value in found.items()
-        }
+        """What distinguishes it, by key below ``model.student``; as JSON has it, lists in place of tuples."""
+        values = {}
+        for key in SETTINGS:
+            value = getattr(self.run_spec, key)
+            values[key] = list(value) if isinstance(value, tuple) else value
+        return values
 
 
 def drawing(
     spec: StudentSpec, student: Student, key: str = "model.student"
 ) -> Callable[[], nn.Module]:
-    """Builds a model of these settings with weights as drawn, for a student's task and classes; picklable."""
-    blank, dense = (
-        replace(spec, checkpoint=None, pretrained=False),
-        isinstance(student.model, DenseModel),
-    )
-    return partial(build_model, blank, len(student.classes), key, student.classes, dense=dense)
+    """A function that builds a model with weights as drawn, for a student's task and classes; picklable.
+
+    Args:
+        spec: settings of the model.
+        student: whose task and classes it has.
+        key: of the settings, for messages.
+    """
+    without_weights = replace(spec, checkpoint=None, pretrained=False)
+    classes = student.classes
+    dense = isinstance(student.model, DenseModel)
+    return partial(build_model, without_weights, len(classes), key, classes, dense=dense)
 
 
 def candidates(
     student: Student, teacher: RunTeacher, archs: Sequence[str], sizes: Sequence[int], count: int
 ) -> list[Candidate]:
-    """The recipe's student, models by name, and as many of the grid as ``count`` leaves, the cheapest first."""
-    spec, size = student.spec, cast(Any, student.prepare).size
+    """The sizes to choose from, the cheapest first.
+
+    Args:
+        student: the recipe's; it is one of them unless a builder makes it.
+        teacher: whose layers the sizes of the grid start from.
+        archs: timm's names of others.
+        sizes: sides of the input in pixels; empty: the recipe's.
+        count: in all; the grid has what the others leave of it.
+
+    Raises:
+        UserError: a name or a side that no model can have, or a teacher that gives no layers where no ``archs`` do
+            without them.
+    """
+    spec = student.spec
     assert spec is not None
-    all_sizes: list[Any] = [*sizes] or [spec.img_size or size]
-    chosen, kept = [], {PATCHES: AUTO} if spec.kwargs.get(PATCHES) == AUTO else {}
+    all_sizes: list[Any] = [*sizes] or [spec.img_size or cast(Any, student.prepare).size]
+    chosen = []
     if spec.builder is None:
-        for side in sizes:
-            begun = _begun(replace(spec, img_size=side), student, teacher, "img_sizes")
-            if unseen := hidden_pixels(begun.model):
-                raise UserError(f"img_sizes: {unseen}")
-        own = f"{spec.arch}_own" if spec.arch in archs else spec.arch
-        chosen.append(
-            Candidate.of(own, spec, _begun(spec, student, teacher, "model.student"), own=True)
-        )
+        chosen.append(_of_recipe(student, teacher, archs, sizes))
     for arch, side in product(archs, all_sizes):
-        named = replace(
-            spec,
-            arch=arch,
-            kwargs=kept,
-            img_size=side,
-            checkpoint=None,
-            inherit="auto",
-            builder=None,
-        )
-        begun = _begun(named, student, teacher, "archs")
-        chosen.append(Candidate.of(f"{arch}_{side}" if sizes else arch, named, begun))
+        chosen.append(_named(arch, side, student, teacher, several_sizes=bool(sizes)))
+
     problems = {
         name: not_inheritable(member.model, member) for name, member in teacher.members.items()
     }
@@ -119,28 +130,89 @@ def candidates(
             f"model.teacher: no size can start from its layers: {next(iter(problems.values()))}; "
             "archs=NAME,... are scored by a short distillation"
         )
-    for part in (
-        [] if parent is None else _grid(student, teacher, teacher.members[parent], all_sizes, count)
-    ):
-        chosen += _spread(part, count - len(chosen))
-    return sorted(chosen, key=lambda one: (one.cost, one.name))
+    if parent is not None:
+        for grid in _grids(student, teacher, teacher.members[parent], all_sizes, count):
+            chosen += _evenly_spaced(grid, count - len(chosen))
+    return sorted(chosen, key=_by_cost)
 
 
-def smallest(found: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other one of their architecture undercuts: a budget that is too small for them is so for all."""
-    sizes = [(one.spec.arch, one.spec.kwargs.get("depth", inf), one.cost) for one in found]
-    less = [
-        [b[0] == a[0] and b[1] <= a[1] and b[2] <= a[2] and a != b for b in sizes] for a in sizes
-    ]
-    return [one for one, under in zip(found, less, strict=True) if not any(under)]
+def _by_cost(candidate: Candidate) -> tuple[int, str]:
+    return candidate.cost, candidate.name
 
 
-def _grid(
-    student: Student, teacher: RunTeacher, parent: FrozenTeacher, sizes: Sequence[Any], count: int
+def _of_recipe(
+    student: Student, teacher: RunTeacher, archs: Sequence[str], sizes: Sequence[int]
+) -> Candidate:
+    """The recipe's student; each of the sizes is checked with it."""
+    spec = cast(StudentSpec, student.spec)
+    for side in sizes:
+        begun = _begin_without_values(replace(spec, img_size=side), student, teacher, "img_sizes")
+        unseen = hidden_pixels(begun.model)
+        if unseen:
+            raise UserError(f"img_sizes: {unseen}")
+    begun = _begin_without_values(spec, student, teacher, "model.student")
+    name = f"{spec.arch}_own" if spec.arch in archs else spec.arch
+    return Candidate.of(name, spec, begun, of_recipe=True)
+
+
+def _named(
+    arch: str, side: Any, student: Student, teacher: RunTeacher, several_sizes: bool
+) -> Candidate:
+    """A model of timm's by its name, which inherits where it can."""
+    spec = cast(StudentSpec, student.spec)
+    kwargs = {PATCHES: AUTO} if spec.kwargs.get(PATCHES) == AUTO else {}
+    run_spec = replace(
+        spec,
+        arch=arch,
+        kwargs=kwargs,
+        img_size=side,
+        checkpoint=None,
+        inherit="auto",
+        builder=None,
+    )
+    begun = _begin_without_values(run_spec, student, teacher, "archs")
+    return Candidate.of(f"{arch}_{side}" if several_sizes else arch, run_spec, begun)
+
+
+def smallest(sizes: Sequence[Candidate]) -> list[Candidate]:
+    """Those that no other one of their architecture undercuts in depth and cost.
+
+    A budget that is too small for these is too small for all.
+    """
+    return [size for size in sizes if not any(_undercuts(other, size) for other in sizes)]
+
+
+def _undercuts(other: Candidate, size: Candidate) -> bool:
+    """Whether ``other`` has the same architecture, is as shallow and as cheap, and less in one of the two."""
+    if other.spec.arch != size.spec.arch:
+        return False
+    depth = size.spec.kwargs.get("depth", inf)
+    other_depth = other.spec.kwargs.get("depth", inf)
+    same = other_depth == depth and other.cost == size.cost
+    return other_depth <= depth and other.cost <= size.cost and not same
+
+
+def _grids(
+    student: Student, teacher: RunTeacher, parent: FrozenTeacher, sides: Sequence[Any], count: int
 ) -> list[list[Candidate]]:
-    """The default sizes; for a larger ``count`` also those between them, and with heads of another size."""
-    big = backbone_of(parent.model)
-    depth, width, head = len(big.blocks), big.embed_dim, big.blocks[0].attn.head_dim
+    """The default sizes; for a larger ``count`` a second list of those between them, also with heads of another size.
+
+    Args:
+        student: the recipe's.
+        teacher: the run's.
+        parent: its member whose layers the sizes start from: a ViT.
+        sides: of the input.
+        count: candidates in all.
+
+    Returns:
+        Each list with the cheapest first.
+    """
+    backbone = backbone_of(parent.model)
+    depth = len(backbone.blocks)
+    width = backbone.embed_dim
+    head_dim = backbone.blocks[0].attn.head_dim
+
+    # all have the recipe's student's other settings, or the teacher's where the student's don't fit its layers
     base = replace(
         cast(StudentSpec, student.spec),
         checkpoint=None,
@@ -148,71 +220,86 @@ def _grid(
         inherit=True,
         builder=None,
     )
-    if _sized(base, student, teacher, (width, depth, width // head), sizes[0]) is None:
-        base = replace(
-            base, arch=parent.spec.arch, kwargs=dict(parent.spec.kwargs)
-        )  # in the teacher's image
-    depths = sorted({max(1, round(depth * part)) for part in DEPTHS})
-    widths = sorted({_rounded(width * part, width) for part in WIDTHS})
-    shapes = [[(w, d, _heads(w, head)[0]) for w in widths for d in depths]]
-    if count > len(shapes[0]) * len(sizes):
-        between = sorted({*range(64, width + 1, 32), width})
-        more = [
-            (w, d, h) for w in between for d in range(depths[0], depth + 1) for h in _heads(w, head)
-        ]
-        shapes.append([shape for shape in more if shape not in shapes[0]])
-    parts = []
-    for part in shapes:
-        made = [
-            _sized(base, student, teacher, shape, side, len(sizes) > 1)
-            for shape, side in product(part, sizes)
-        ]
-        parts.append(
-            sorted((one for one in made if one is not None), key=lambda one: (one.cost, one.name))
-        )
-    return parts
+    if _of_shape(base, student, teacher, (width, depth, width // head_dim), sides[0]) is None:
+        base = replace(base, arch=parent.spec.arch, kwargs=dict(parent.spec.kwargs))
+
+    # the default grid: shares of the teacher's width and depth, heads as wide as the teacher's
+    depths = sorted({max(1, round(depth * share)) for share in DEPTHS})
+    widths = sorted({_rounded(width * share, width) for share in WIDTHS})
+    default_shapes = [(w, d, _head_counts(w, head_dim)[0]) for w in widths for d in depths]
+    shapes_of_grids = [default_shapes]
+
+    # between them: every width in steps of 32, every depth, every number of heads
+    if count > len(default_shapes) * len(sides):
+        between = []
+        for w in sorted({*range(64, width + 1, 32), width}):
+            for d in range(depths[0], depth + 1):
+                between += [(w, d, heads) for heads in _head_counts(w, head_dim)]
+        shapes_of_grids.append([shape for shape in between if shape not in default_shapes])
+
+    grids = []
+    for shapes in shapes_of_grids:
+        grid = []
+        for shape, side in product(shapes, sides):
+            candidate = _of_shape(base, student, teacher, shape, side, len(sides) > 1)
+            if candidate is not None:
+                grid.append(candidate)
+        grids.append(sorted(grid, key=_by_cost))
+    return grids
 
 
-def _sized(
+def _of_shape(
     base: StudentSpec,
     student: Student,
     teacher: RunTeacher,
     shape: tuple[int, int, int],
     side: object,
-    several: bool = False,
+    several_sides: bool = False,
 ) -> Candidate | None:
-    """One of the grid; None where it can't start from the teacher, or is the recipe's own."""
+    """One of the grid; None where it can't start from the teacher, or is the recipe's own.
+
+    Args:
+        base: its other settings.
+        student: the recipe's.
+        teacher: the run's.
+        shape: width, depth and heads.
+        side: of its input.
+        several_sides: its name has the side.
+    """
     width, depth, heads = shape
     kwargs = {**base.kwargs, "embed_dim": width, "depth": depth, "num_heads": heads}
-    spec = replace(base, kwargs=kwargs, img_size=cast(Any, side))
+    run_spec = replace(base, kwargs=kwargs, img_size=cast(Any, side))
     try:
-        begun = _begun(spec, student, teacher, "model.student")
+        begun = _begin_without_values(run_spec, student, teacher, "model.student")
     except ValueError:  # a UserError is one too
         return None
-    if (
-        student.spec
-        and student.spec.builder is None
-        and _shape(begun.model) == _shape(student.model)
-    ):
+    recipes_is_candidate = student.spec is not None and student.spec.builder is None
+    if recipes_is_candidate and _shapes(begun.model) == _shapes(student.model):
         return None
-    return Candidate.of(f"w{width}d{depth}h{heads}" + f"_{side}" * several, spec, begun)
+    name = f"w{width}d{depth}h{heads}"
+    return Candidate.of(f"{name}_{side}" if several_sides else name, run_spec, begun)
 
 
-def _begun(spec: StudentSpec, student: Student, teacher: RunTeacher, key: str) -> Begun:
-    """What a run by these settings trains, without values."""
+def _begin_without_values(
+    spec: StudentSpec, student: Student, teacher: RunTeacher, key: str
+) -> Begun:
+    """What a run by these settings trains, on the meta device: shapes without values."""
 
-    def blank(wanted: StudentSpec) -> nn.Module:
+    def build(wanted: StudentSpec) -> nn.Module:
         with torch.device("meta"):
             return drawing(wanted, student, key)()
 
-    return begin(spec, blank(own_patches(spec)), teacher, blank)
+    return begin(spec, build(own_patches(spec)), teacher, build)
 
 
-def _shape(model: nn.Module) -> tuple[object, ...]:
-    vit = backbone_of(model)
-    is_vit = isinstance(vit, VisionTransformer)
-    heads = cast(ViT, vit).blocks[0].attn.num_heads if is_vit else 0
-    return (heads, *((name, tuple(p.shape)) for name, p in model.named_parameters()))
+def _shapes(model: nn.Module) -> tuple[object, ...]:
+    """The heads of a ViT (0 for any other model), then each parameter's name and shape."""
+    backbone = backbone_of(model)
+    heads = 0
+    if isinstance(backbone, VisionTransformer):
+        heads = cast(ViT, backbone).blocks[0].attn.num_heads
+    parameters = [(name, tuple(p.shape)) for name, p in model.named_parameters()]
+    return (heads, *parameters)
 
 
 def _rounded(width: float, most: int) -> int:
@@ -221,12 +308,18 @@ def _rounded(width: float, most: int) -> int:
     return min(most, max(32, step * round(width / step)))
 
 
-def _heads(width: int, own: int) -> list[int]:
+def _head_counts(width: int, teachers_head_dim: int) -> list[int]:
     """Numbers of heads: of the teacher's size first, whose heads are taken as they are, then of 64 and of 32."""
-    return [width // size for size in dict.fromkeys((own, 64, 32)) if width % size == 0] or [1]
+    counts = []
+    for head_dim in dict.fromkeys((teachers_head_dim, 64, 32)):
+        if width % head_dim == 0:
+            counts.append(width // head_dim)
+    return counts or [1]
 
 
-def _spread(found: Sequence[Candidate], count: int) -> Iterable[Candidate]:
-    """Of candidates in order so many, evenly spaced, both ends among them."""
-    steps, last = max(1, min(count, len(found)) - 1), len(found) - 1
-    return [found[round(i * last / steps)] for i in range(min(count, len(found)))]
+def _evenly_spaced(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
+    """So many of candidates in order, evenly spaced, both ends among them."""
+    count = min(count, len(ordered))
+    steps = max(1, count - 1)
+    last = len(ordered) - 1
+    return [ordered[round(i * last / steps)] for i in range(count)]

@@ -9,6 +9,9 @@ from kd.run.request import Request
 from kd.ship.export.base import find_format
 
 BUDGETS = {"latency_ms": "ms", "mb": "MB", "params_m": "M parameters"}
+"""Units of the budgets, by key."""
+EVIDENCE = 3
+"""Finished runs of the recipe with other sizes, before anything is predicted from them."""
 RUNTIMES = ("torch", "onnx", "openvino")
 KEYS = (
     *BUDGETS,

@@ -4,6 +4,7 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from pytorch_lightning.callbacks import LambdaCallback
@@ -22,60 +23,79 @@ from kd.run.run import Run
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
 
-PICTURES = 256  # at most, that a candidate is fitted on: sizes rank alike on 128, and a fit on all takes minutes
-HELD_OUT = 0.2  # of the training pictures: few pictures rank poorly
-AT_ONCE = 12  # candidates that inherit together; more take memory
-IN_STEP = 4  # that are distilled in one run, on one teacher's answers: all their activations are in memory
-NEVER = 10**6  # epochs between validations
+PICTURES = 256
+"""At most, that a candidate is fitted on: sizes rank alike on 128, and a fit on all takes minutes."""
+HELD_OUT = 0.2
+"""Share of the training pictures: few pictures rank poorly."""
+AT_ONCE = 12
+"""Candidates that inherit together; more take memory."""
+IN_STEP = 4
+"""Candidates that are distilled in one run, on one teacher's answers: all their activations are in memory."""
+NEVER = 10**6
+"""Epochs between validations."""
 TEACHER = "teacher"
-Keep = Callable[
-    [dict[str, dict[str, float]]], None
-]  # takes scores by candidate as soon as they are known
+"""Name of the teacher among the scores."""
+Keep = Callable[[dict[str, dict[str, float]]], None]
+"""Takes scores by candidate as soon as they are known."""
 
 
 def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> None:
-    """Scores candidates of a run's settings on training pictures that are held out; ``steps``: of the distillation."""
+    """Scores candidates on training pictures that are held out.
+
+    Args:
+        run: the recipe's; it is built again for each group of candidates.
+        candidates: to be scored, :data:`AT_ONCE` at a time.
+        steps: of the short distillation; 0: none.
+        keep: gets ``before`` the distillation, of all whose weights are inherited, then ``after``; also the teacher's.
+    """
     for first in range(0, len(candidates), AT_ONCE):
-        part = candidates[first : first + AT_ONCE]
-        module, data = _students(run, part, steps)
+        group = candidates[first : first + AT_ONCE]
+        module, data = _students(run, group, steps)
         module.begin(cache(data.sample_pictures), data)
-        drawn = {one.name for one in part if not one.inherits}  # whose weights say nothing yet
-        found = {
-            name: {} if name in drawn else {"before": value}
-            for name, value in measured(module, data).items()
-        }
-        keep(found)
+        scores = {name: {"before": value} for name, value in measured(module, data).items()}
+        for candidate in group:
+            if not candidate.inherits:  # weights as drawn say nothing yet
+                scores[candidate.name] = {}
+        keep(scores)
+        if not steps:
+            continue
         students = module.students.named()
-        for start in range(0, len(part) if steps else 0, IN_STEP):
-            names = [one.name for one in part[start : start + IN_STEP]]
+        for start in range(0, len(group), IN_STEP):
+            names = [candidate.name for candidate in group[start : start + IN_STEP]]
             module.take(Students({name: students[name] for name in names}))
-            trainer = run.cli.instantiate_trainer()
-            with bar(
-                label=f"distilling {', '.join(names)}", unit=" steps", total=trainer.max_steps
-            ) as left:
-                show = LambdaCallback(
-                    on_train_batch_end=lambda t, *_, left=left: left.update(t.global_step - left.n)
-                )
-                trainer.callbacks[:] = [show]  # type: ignore[attr-defined]
-                trainer.fit(module, data)
+            _distill(run, module, data, label=f"distilling {', '.join(names)}")
             after = measured(module, data, teacher=False)
-            keep({name: {**found[name], "after": after[name]} for name in names})
+            keep({name: {**scores[name], "after": after[name]} for name in names})
+
+
+def _distill(
+    run: Run, module: DistillationModule, data: DistillationDataModule, label: str
+) -> None:
+    """Trains the module's students for the run's ``max_steps``, with a bar in place of callbacks."""
+    trainer = run.cli.instantiate_trainer()
+    with bar(label=label, unit=" steps", total=trainer.max_steps) as left:
+
+        def show(trainer: Any, *_: object) -> None:
+            left.update(trainer.global_step - left.n)
+
+        trainer.callbacks[:] = [LambdaCallback(on_train_batch_end=show)]  # type: ignore[attr-defined]
+        trainer.fit(module, data)
 
 
 def _students(
-    run: Run, part: Sequence[Candidate], steps: int
+    run: Run, group: Sequence[Candidate], steps: int
 ) -> tuple[DistillationModule, DistillationDataModule]:
-    each = {
-        one.name: {f"model.student.{key}": v for key, v in one.settings().items()} for one in part
-    }
-    for one in part:
-        if one.inherits:
-            each[one.name]["model.student.inherit_pictures"] = fitted_on(
-                run.cli.model.student_of_one
-            )
+    """Builds the run with the candidates as its students, on one device, without validation and callbacks."""
+    settings_of_students = {}
+    for candidate in group:
+        settings = {f"model.student.{key}": v for key, v in candidate.settings().items()}
+        if candidate.inherits:
+            pictures = fitted_on(run.cli.model.student_of_one)
+            settings["model.student.inherit_pictures"] = pictures
+        settings_of_students[candidate.name] = settings
     run.cli.change(
         {
-            "students": each,
+            "students": settings_of_students,
             "trainer.max_steps": max(1, steps),
             "trainer.max_epochs": -1,
             "trainer.devices": 1,
@@ -115,43 +135,44 @@ def measured(
     module: DistillationModule, data: DistillationDataModule, teacher: bool = True
 ) -> dict[str, float]:
     """The main metric of each student, and of the teacher, in one pass over the pictures."""
-    score = _of_answers if split_of(module.student_of_one) == "val" else _of_features
+    of_kind = _of_answers if split_of(module.student_of_one) == "val" else _of_features
     with evaluating(*module.students.named().values()):
-        return score(module, data, module.teacher if teacher else None)
+        return of_kind(module, data, module.teacher if teacher else None)
 
 
 def _of_answers(
     module: DistillationModule, data: DistillationDataModule, teacher: RunTeacher | None
 ) -> dict[str, float]:
-    students, task = module.students.named(), module.task
-    judges = {name: student.task for name, student in students.items()}
-    for judge in judges.values():
-        judge.reset()
-    of_teacher = copy.deepcopy(task)
-    answering = {name: student.logits for name, student in students.items()}
-    for batch in bar(
-        data.eval_dataloader("val"), label=f"scoring {len(students)} candidates", unit=" batches"
-    ):
-        seen = look(batch, task, teacher, answering, module.device)
+    """Metrics of logits against labels, on the pictures held out."""
+    students = module.students.named()
+    task = module.task
+    tasks = {name: student.task for name, student in students.items()}
+    for student_task in tasks.values():
+        student_task.reset()
+    teachers_task = copy.deepcopy(task)
+    logits_of = {name: student.logits for name, student in students.items()}
+    label = f"scoring {len(students)} candidates"
+    for batch in bar(data.eval_dataloader("val"), label=label, unit=" batches"):
+        seen = look(batch, task, teacher, logits_of, module.device)
         if seen is None:
             continue
         for name, logits in seen.logits.items():
-            judges[name].update(logits, seen.target, seen.decided)
+            tasks[name].update(logits, seen.target, seen.decided)
         if seen.taught:
-            judges.setdefault(TEACHER, of_teacher).update(seen.taught[ALL], seen.target, None)
-    return {name: float(judge.compute()[task.primary]) for name, judge in judges.items()}
+            tasks.setdefault(TEACHER, teachers_task).update(seen.taught[ALL], seen.target, None)
+    return {name: float(of_model.compute()[task.primary]) for name, of_model in tasks.items()}
 
 
 def _of_features(
     module: DistillationModule, data: DistillationDataModule, teacher: RunTeacher | None
 ) -> dict[str, float]:
-    models: dict[str, Callable[[Tensor], Tensor]] = {
-        n: s.logits for n, s in module.students.named().items()
-    }
+    """Metrics of nearest neighbours by features, on the labelled pictures of ``data.probe``."""
+    models: dict[str, Callable[[Tensor], Tensor]] = {}
+    for name, student in module.students.named().items():
+        models[name] = student.logits
     if teacher is not None and ALL in teacher.members:
         models[TEACHER] = teacher
-    batches = bar(
-        data.eval_dataloader("probe"), label=f"scoring {len(models)} models", unit=" batches"
-    )
+    label = f"scoring {len(models)} models"
+    batches = bar(data.eval_dataloader("probe"), label=label, unit=" batches")
     seen = look_at(models, data, batches, module.device)
     return {name: seen.accuracy(name)[module.task.primary] for name in models}

@@ -4,7 +4,7 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from kd.distill.headless import HeadlessStudent
 from kd.errors import UserError
 from kd.fleet.sizing.candidates import Candidate, candidates, smallest
-from kd.fleet.sizing.plan import BUDGETS, SizingPlan
+from kd.fleet.sizing.plan import BUDGETS, EVIDENCE, SizingPlan
 from kd.fleet.sizing.scores import TEACHER, fitted_on, hold_out, score, split_of
 from kd.fleet.sizing.timing import latencies
 from kd.machine import processor
@@ -28,11 +28,15 @@ from kd.storage.run_urls import folder_of_runs
 from kd.storage.writing import write_json
 
 Row = dict[str, Any]
-EVIDENCE = 3  # runs of the recipe with other sizes, before anything is predicted from them
+"""A candidate as ``sizes.json`` has it: numbers by name; a number that is not known is missing."""
 
 
 class Results:
-    """What was measured, by what it depends on; written whole after each measurement."""
+    """What was measured, by what it depends on; written whole after each measurement.
+
+    Args:
+        file: JSON of an earlier search, which may be missing.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -42,9 +46,9 @@ class Results:
         """What was measured under these parts of a key; {} for nothing."""
         return self.known.get(_key(parts), {})
 
-    def keep(self, found: Mapping[str, float], *parts: object) -> None:
+    def keep(self, numbers: Mapping[str, float], *parts: object) -> None:
         """Remembers numbers under these parts of a key, until :meth:`write` saves them."""
-        self.known[_key(parts)] = dict(found)
+        self.known[_key(parts)] = dict(numbers)
 
     def write(self) -> None:
         """Saves all results, for a later search in this folder."""
@@ -52,14 +56,25 @@ class Results:
 
 
 def _key(parts: Sequence[object]) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 class SizeSearch:
-    """A search for a size: builds the candidates, times them, scores those within the budget, chooses."""
+    """A search for a size: builds the candidates, times them, scores those within the budget, chooses.
+
+    Args:
+        run: the recipe's run; it is built, and built again for each group of candidates that is scored.
+        plan: the command line of ``kd-size``.
+
+    Raises:
+        UserError: settings that leave nothing to choose: several students, no teacher, nothing to score by.
+    """
 
     def __init__(self, run: Run, plan: SizingPlan) -> None:
-        self.run, self.plan, self.began = run, plan, time.monotonic()
+        self.run = run
+        self.plan = plan
+        self.began = time.monotonic()
         config = run.config
         if config["students"]:
             raise UserError("students: kd-size makes the students itself; set students=null")
@@ -67,11 +82,13 @@ class SizeSearch:
             raise UserError(
                 "model.teacher: the sizes are those of a teacher's students, and the recipe has no teacher"
             )
-        runs = folder_of_runs(config["runs_dir"], "kd-size")
-        self.runs, self.folder = runs / config["recipe"], folder_of_sizes(runs, config["recipe"])
+        runs_dir = folder_of_runs(config["runs_dir"], "kd-size")
+        self.runs = runs_dir / config["recipe"]
+        self.folder = folder_of_sizes(runs_dir, config["recipe"])
         check_writable(self.folder)
         run.cli.build()
-        self.student, self.teacher = run.cli.model.student_of_one, run.cli.model.teacher
+        self.student = run.cli.model.student_of_one
+        self.teacher = run.cli.model.teacher
         if isinstance(self.student, HeadlessStudent) and not run.cli.datamodule.info.probed:
             raise UserError(
                 "data.probe.root: sizes of students without a classifier are compared by labelled pictures"
@@ -83,151 +100,188 @@ class SizeSearch:
         self.sign = -1 if less_is_better(self.metric) else 1
         self.results = Results(self.folder / "results.json")
 
-    def found(self) -> dict[str, Any]:
-        """Measures what is not known yet; what ``sizes.json`` holds. A budget that no candidate meets is refused."""
-        plan, teacher = self.plan, self._teacher()
-        least = (
-            1e-6 if plan.conditions.int8 else 4e-6
-        )  # MB of a weight, without what else a file holds
-        rows = {
-            one.name: {
-                "name": one.name,
-                **one.settings(),
-                "inherits": one.inherits,
-                "own": one.own,
-                "params": one.params,
-                "params_m": round(one.params / 1e6, 3),
-                "mb": round(least * one.params, 3),
-            }
-            for one in (*self.candidates, *teacher)
-        }
-        check([rows[one.name] for one in self.candidates], plan.budget)
-        light = [
-            one for one in self.candidates if one.own or not exceeded(rows[one.name], plan.budget)
+    def measure(self) -> dict[str, Any]:
+        """Times and scores the candidates that no earlier search has measured.
+
+        Returns:
+            The content of ``sizes.json``.
+
+        Raises:
+            UserError: no candidate is within the budget. It is refused as early as it can be: by parameters before
+                anything is timed, then by the smallest candidates' best round, then by all latencies.
+        """
+        budget = self.plan.budget
+        teacher_size = self._teacher_size()
+        rows = {size.name: self._row(size) for size in (*self.candidates, *teacher_size)}
+
+        check([rows[candidate.name] for candidate in self.candidates], budget)
+        to_time = [
+            candidate
+            for candidate in self.candidates
+            if candidate.of_recipe or not exceeded(rows[candidate.name], budget)
         ]
-        if plan.budget.keys() - {
-            "params_m"
-        }:  # by the best round of the smallest: the others would be timed in vain
-            times = self._times(smallest(light))
-            check(
-                [rows[k] | v | {"latency_ms": v["fastest_round_ms"]} for k, v in times.items()],
-                plan.budget,
-            )
-        for name, numbers in self._times([*light, *teacher], keep=True).items():
+        if budget.keys() - {"params_m"}:
+            self._check_smallest(to_time, rows)
+        for name, numbers in self._times([*to_time, *teacher_size], keep=True).items():
             rows[name].update(numbers)
-        big = rows.pop(TEACHER, {})
-        check(list(rows.values()), plan.budget)
+        teacher_row = rows.pop(TEACHER, {})
+        check(list(rows.values()), budget)
         self.results.write()  # not before: a refused budget leaves nothing behind
-        within = [one for one in self.candidates if not exceeded(rows[one.name], plan.budget)]
-        self._score([one for one in within if one.inherits or plan.steps], rows)
+
+        to_score = []
+        for candidate in self.candidates:
+            says_something = candidate.inherits or self.plan.steps > 0
+            if says_something and not exceeded(rows[candidate.name], budget):
+                to_score.append(candidate)
+        self._score(to_score, rows)
         scored = [row for row in rows.values() if "score" in row]
-        evidence = predict(scored, {row["name"]: self._reached(row) for row in scored})
-        best = choose(list(rows.values()), plan.budget, self.sign)
+        evidence = predict(scored, {row["name"]: self._best_of_runs(row) for row in scored})
+        choice = choose(list(rows.values()), budget, self.sign)
+
         return {
             "recipe": self.run.config["recipe"],
             "metric": self.metric,
-            "budget": plan.budget,
-            "conditions": asdict(plan.conditions),
+            "budget": budget,
+            "conditions": asdict(self.plan.conditions),
             "machine": processor(),
-            "steps": plan.steps,
+            "steps": self.plan.steps,
             "held_out": len(self.data.split(split_of(self.student)).targets),
             "evidence": evidence,
             "fitted_on": fitted_on(self.student),
-            "teacher": big | self.results.of("score", TEACHER, self._basis()),
+            "teacher": teacher_row | self.results.of("score", TEACHER, self._basis()),
             "candidates": sorted(rows.values(), key=lambda row: row["params"]),
-            "choice": best,
+            "choice": choice,
             "took_s": round(time.monotonic() - self.began, 1),
         }
 
-    def _teacher(self) -> list[Candidate]:
-        """The teacher as a size to be timed, where it is a model of timm's."""
-        members = [*self.teacher.members.values()] if self.teacher is not None else []
+    def _row(self, candidate: Candidate) -> Row:
+        """A candidate before anything is measured; its MB are the weights alone, the least that a file can take."""
+        bytes_a_weight = 1 if self.plan.conditions.int8 else 4
+        return {
+            "name": candidate.name,
+            **candidate.settings(),
+            "inherits": candidate.inherits,
+            "own": candidate.of_recipe,
+            "params": candidate.params,
+            "params_m": round(candidate.params / 1e6, 3),
+            "mb": round(1e-6 * bytes_a_weight * candidate.params, 3),
+        }
+
+    def _teacher_size(self) -> list[Candidate]:
+        """The teacher as a size to be timed; [] where it is not one open model of timm's."""
+        members = [] if self.teacher is None else list(self.teacher.members.values())
         if len(members) != 1 or members[0].closed or members[0].spec.builder is not None:
             return []
-        spec = members[0].spec
-        made = StudentSpec(arch=spec.arch, img_size=members[0].prepare.size, kwargs=spec.kwargs)
-        return [Candidate(TEACHER, made, made, count_parameters(members[0].model), 0, False)]
+        member = members[0]
+        spec = StudentSpec(
+            arch=member.spec.arch, img_size=member.prepare.size, kwargs=member.spec.kwargs
+        )
+        return [Candidate(TEACHER, spec, spec, count_parameters(member.model), 0, False)]
 
-    def _times(
-        self, wanted: Sequence[Candidate], keep: bool = False
-    ) -> dict[str, dict[str, float]]:
-        """Latencies and files' sizes by name: those of earlier searches, and all others in turns."""
-        student, given = self.student, self.plan.conditions
+    def _check_smallest(self, to_time: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
+        """Refuses a budget that the smallest candidates exceed even in their best round, before all are timed."""
+        best_rounds = []
+        for name, numbers in self._times(smallest(to_time)).items():
+            best_rounds.append({**rows[name], **numbers, "latency_ms": numbers["fastest_round_ms"]})
+        check(best_rounds, self.plan.budget)
+
+    def _times(self, timed: Sequence[Candidate], keep: bool = False) -> dict[str, dict[str, float]]:
+        """Latencies and files' sizes.
+
+        Args:
+            timed: candidates; those of earlier searches are read, all others measured together, in turns.
+            keep: remember what was measured for later searches.
+
+        Returns:
+            Numbers of :func:`kd.fleet.sizing.timing.latencies` by candidate.
+        """
+        conditions = self.plan.conditions
         basis = [
-            student.task.answers,
-            len(student.classes),
+            self.student.task.answers,
+            len(self.student.classes),
             self.data.size,
-            asdict(given),
+            asdict(conditions),
             processor(),
         ]
-        keys = {
-            one.name: ("latency", [getattr(one.spec, key) for key in SAME], basis) for one in wanted
-        }
-        known = {name: self.results.of(*key) for name, key in keys.items()}
-        missing = [one for one in wanted if not known[one.name]]
-        found = latencies(missing, student, self.data, given) if missing else {}
-        for name in found if keep else ():
-            self.results.keep(found[name], *keys[name])
-        return known | found
+        keys = {}
+        known = {}
+        missing = []
+        for candidate in timed:
+            key = ("latency", [getattr(candidate.spec, name) for name in SAME], basis)
+            keys[candidate.name] = key
+            known[candidate.name] = self.results.of(*key)
+            if not known[candidate.name]:
+                missing.append(candidate)
+        if not missing:
+            return known
+        measured = latencies(missing, self.student, self.data, conditions)
+        if keep:
+            for name, numbers in measured.items():
+                self.results.keep(numbers, *keys[name])
+        return known | measured
 
     def _basis(self) -> dict[str, Any]:
         """What a score depends on beside the candidate."""
-        config, teacher = self.run.config, self.teacher
-        learnt = {
-            key: value
-            for key, value in config["model"].items()
-            if key not in ("student", "teacher", "teachers")
-        }
+        config = self.run.config
+        of_models = ("student", "teacher", "teachers")
         return {
-            "teacher": teacher.identity() if teacher is not None else None,
+            "teacher": self.teacher.identity() if self.teacher is not None else None,
             "data": self.data.samples_identity,
             "shown": {**config["data"], "num_workers": 0},
-            "learnt": learnt,
+            "learnt": {
+                key: value for key, value in config["model"].items() if key not in of_models
+            },
             "optim": config["optim"],
             "sample": fitted_on(self.student),
             "steps": self.plan.steps,
         }
 
-    def _score(self, candidates: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
-        basis, wanted = self._basis(), "after" if self.plan.steps else "before"
-        by_name = {one.name: one for one in candidates}
+    def _score(self, scored: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
+        """Adds ``before`` and ``after`` (the distillation) to the rows, and ``score``: the later of the two."""
+        basis = self._basis()
+        decisive = "after" if self.plan.steps else "before"
+        settings = {candidate.name: candidate.settings() for candidate in scored}
 
-        def keep(found: dict[str, dict[str, float]]) -> None:
-            for name, values in found.items():
-                which = by_name[name].settings() if name in by_name else name
-                self.results.keep(values, "score", which, basis)
+        def keep(scores: dict[str, dict[str, float]]) -> None:
+            for name, values in scores.items():
+                # the teacher is scored along with each group of candidates
+                self.results.keep(values, "score", settings.get(name, name), basis)
             self.results.write()
 
-        missing = [
-            one
-            for one in candidates
-            if wanted not in self.results.of("score", one.settings(), basis)
-        ]
+        missing = []
+        for candidate in scored:
+            if decisive not in self.results.of("score", settings[candidate.name], basis):
+                missing.append(candidate)
         score(self.run, missing, self.plan.steps, keep)
-        for name, one in by_name.items():
-            known = self.results.of("score", one.settings(), basis)
-            rows[name].update(known, score=known[wanted])
+        for name, of_candidate in settings.items():
+            values = self.results.of("score", of_candidate, basis)
+            rows[name].update(values, score=values[decisive])
 
-    def _reached(self, row: Row) -> float | None:
-        """The best metric of a finished run of the recipe with this size, the same data and the same teacher."""
-        found = []
+    def _best_of_runs(self, row: Row) -> float | None:
+        """The best metric of the recipe's finished runs with this size, the same data and the same teacher; None
+        without any.
+        """
+        config = self.run.config
+        values = []
         for folder in sorted(file.parent for file in self.runs.glob("*/summary.json")):
+            if folder.is_symlink():
+                continue
             run = read_results(folder)
-            model, data = run.config.get("model") or {}, run.config.get("data") or {}
-            known, given = (data.get("source"), model.get("teacher")), self.run.config
+            model = run.config.get("model") or {}
+            data = run.config.get("data") or {}
             student = model.get("student") or {}
-            same = (
-                known == (given["data"]["source"], given["model"]["teacher"])
-                and run.primary == self.metric
-            )
-            ours = all(student.get(key) == row[key] for key in SAME) and not folder.is_symlink()
-            value = (
-                Facts(run).best_val()
-                if same and ours and run.summary.get("status") == "done"
-                else None
-            )
-            found += [value] if value is not None else []
-        return max(found, key=lambda value: self.sign * value, default=None)
+            if data.get("source") != config["data"]["source"]:
+                continue
+            if model.get("teacher") != config["model"]["teacher"]:
+                continue
+            if any(student.get(key) != row[key] for key in SAME):
+                continue
+            if run.primary != self.metric or run.summary.get("status") != "done":
+                continue
+            value = Facts(run).best_val()
+            if value is not None:
+                values.append(value)
+        return max(values, key=lambda value: self.sign * value, default=None)
 
 
 def exceeded(row: Row, budget: Mapping[str, float]) -> list[str]:
@@ -236,7 +290,11 @@ def exceeded(row: Row, budget: Mapping[str, float]) -> list[str]:
 
 
 def check(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
-    """Raises a UserError where no candidate is within the budget, with the smallest one's figure."""
+    """Refuses a budget that no candidate meets.
+
+    Raises:
+        UserError: with the smallest candidate's figure, or that all budgets together are too narrow.
+    """
     if any(not exceeded(row, budget) for row in rows):
         return
     for key, most in budget.items():
@@ -253,24 +311,52 @@ def check(rows: Sequence[Row], budget: Mapping[str, float]) -> None:
 
 
 def predict(scored: Sequence[Row], reached: Mapping[str, float | None]) -> int:
-    """Adds the gains of finished runs over their scores (median, least, most) to each score; returns their number."""
-    gains = [value - row["score"] for row in scored if (value := reached[row["name"]]) is not None]
+    """Adds to each scored row ``predicted``: its score with the median, least and largest gain of finished runs.
+
+    Args:
+        scored: rows with a ``score``; unchanged where there are fewer than :data:`EVIDENCE` runs.
+        reached: the metric of the finished run with a candidate's size, by the candidate's name; None without one.
+
+    Returns:
+        The number of finished runs.
+    """
+    gains = []
+    for row in scored:
+        value = reached[row["name"]]
+        if value is not None:
+            gains.append(value - row["score"])
     if len(gains) >= EVIDENCE:
+        shown = (statistics.median(gains), min(gains), max(gains))
         for row in scored:
-            row["predicted"] = [
-                row["score"] + gain for gain in (statistics.median(gains), min(gains), max(gains))
-            ]
+            row["predicted"] = [row["score"] + gain for gain in shown]
     return len(gains)
 
 
 def choose(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str | None:
-    """Marks what is within the budget and on the front of score and latency; the best name of these, if any."""
-    found = {
-        row["name"]: (sign * row["score"], -row["latency_ms"]) for row in rows if "score" in row
-    }
+    """Marks each row: ``within`` the budget, and on the ``front`` of score and latency.
+
+    Args:
+        rows: of the candidates; only those with a ``score`` can be on the front.
+        budget: upper bounds.
+        sign: 1 where a larger score is better, -1 where a smaller one is.
+
+    Returns:
+        The name of the row with the best score, of equal ones the fastest; None where none is scored.
+    """
+    merits = {}  # both parts: more is better
     for row in rows:
-        row["within"], mine = not exceeded(row, budget), found.get(row["name"])
-        row["front"] = mine is not None and all(
-            v == mine or v[0] < mine[0] or v[1] < mine[1] for v in found.values()
-        )
-    return max(found, key=lambda name: found[name], default=None)
+        if "score" in row:
+            merits[row["name"]] = (sign * row["score"], -row["latency_ms"])
+    for row in rows:
+        row["within"] = not exceeded(row, budget)
+        row["front"] = row["name"] in merits and _on_front(merits[row["name"]], merits.values())
+    return max(merits, key=lambda name: merits[name], default=None)
+
+
+def _on_front(merit: tuple[float, float], merits: Iterable[tuple[float, float]]) -> bool:
+    """Whether each other merit is less in one of its two parts."""
+    for other in merits:
+        worse_somewhere = other[0] < merit[0] or other[1] < merit[1]
+        if other != merit and not worse_somewhere:
+            return False
+    return True

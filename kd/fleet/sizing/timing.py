@@ -24,8 +24,10 @@ from kd.ship.export.prepared import Prepared
 from kd.ship.export.stopwatch import Stopwatch, open_export
 from kd.ship.latency import ROUNDS, in_turns, medians
 
-CALIBRATE = 8  # pictures: int8's kernels, and so their time, do not depend on the scales
-SECONDS = 1.0  # for which each model is timed
+CALIBRATE = 8
+"""Pictures: int8's kernels, and so their time, do not depend on the scales."""
+SECONDS = 1.0
+"""For which each model is timed."""
 Call = Callable[[Any], object]
 
 
@@ -44,13 +46,10 @@ class Drawn:
 
     def prepared(self) -> Prepared:
         """The model with drawn weights and its preprocessing, as an export would have it: uint8 ``(N, H, W, 3)`` in."""
-        model, spec = _as_if_trained(self.build().eval()), self.spec
-        return Prepared(
-            model,
-            preprocess_for(model, spec.img_size, False, spec.mean, spec.std),
-            self.size,
-            "nhwc",
-        )
+        model = _as_if_trained(self.build().eval())
+        spec = self.spec
+        preprocess = preprocess_for(model, spec.img_size, False, spec.mean, spec.std)
+        return Prepared(model, preprocess, self.size, "nhwc")
 
     def __call__(self) -> Call:
         torch.set_num_threads(self.threads)
@@ -66,65 +65,91 @@ def _as_if_trained(model: nn.Module) -> nn.Module:
 
 
 def several(loads: Sequence[Callable[[], Call]]) -> Call:
-    """Opens models in one process, which then runs one of them: ``(which, pictures)``."""
+    """Opens models in one process, which then runs one of them: ``(number of the model, pictures)``."""
     calls = [load() for load in loads]
-    return lambda given: calls[given[0]](given[1])
+
+    def call(which_and_pictures: tuple[int, Any]) -> object:
+        which, pictures = which_and_pictures
+        return calls[which](pictures)
+
+    return call
 
 
 def latencies(
     candidates: Sequence[Candidate],
     student: Student,
     data: DistillationDataModule,
-    given: Conditions,
+    conditions: Conditions,
 ) -> dict[str, dict[str, float]]:
-    """By candidate ``latency_ms``, medians of the fastest and the slowest round, and ``mb`` of the exported file."""
+    """Exports all candidates, and times them in one process, in turns.
+
+    Args:
+        candidates: to be timed.
+        student: the recipe's, whose task and classes they have.
+        data: the size of their pictures, and pictures to calibrate int8 with.
+        conditions: of the latency.
+
+    Returns:
+        By candidate ``latency_ms``, medians of the fastest and the slowest round, and ``mb`` of the exported file.
+    """
     with TemporaryDirectory(prefix="kd-size-") as folder:
-        shown = bar(candidates, label=f"making candidates for {given.runtime}", unit=" candidates")
-        made = [_export(one, student, data, given, Path(folder) / one.name) for one in shown]
-        watch = Stopwatch(partial(several, [load for load, _ in made]), given.threads)
+        label = f"making candidates for {conditions.runtime}"
+        exports = []
+        for candidate in bar(candidates, label=label, unit=" candidates"):
+            place = Path(folder) / candidate.name
+            exports.append(_export(candidate, student, data, conditions, place))
+        watch = Stopwatch(partial(several, [load for load, _ in exports]), conditions.threads)
         try:
+            # pictures_NHW3
             pictures = np.random.RandomState(0).randint(
-                0, 256, (given.batch, *data.size, 3), dtype=np.uint8
+                0, 256, (conditions.batch, *data.size, 3), dtype=np.uint8
             )
-            measures = {i: partial(watch.measure, (i, pictures)) for i in range(len(made))}
-            with bar(label=f"timing {given}", unit=" turns", total=ROUNDS * len(made)) as turns:
+            measures = {i: partial(watch.measure, (i, pictures)) for i in range(len(exports))}
+            total = ROUNDS * len(exports)
+            with bar(label=f"timing {conditions}", unit=" turns", total=total) as turns:
                 timed = in_turns(measures, SECONDS, turns)
         finally:
             watch.close()
-    found = {}
-    for one, (_, mb), (rounds, _) in zip(candidates, made, timed.values(), strict=True):
-        took = medians(rounds)
-        found[one.name] = {"latency_ms": took.pop("median_ms"), **took, "mb": round(mb, 3)}
-    return found
+    numbers = {}
+    for i, candidate in enumerate(candidates):
+        rounds, _ = timed[i]
+        _, mb = exports[i]
+        of_rounds = medians(rounds)
+        latency_ms = of_rounds.pop("median_ms")
+        numbers[candidate.name] = {"latency_ms": latency_ms, **of_rounds, "mb": round(mb, 3)}
+    return numbers
 
 
 def _export(
-    one: Candidate, student: Student, data: DistillationDataModule, given: Conditions, folder: Path
+    candidate: Candidate,
+    student: Student,
+    data: DistillationDataModule,
+    conditions: Conditions,
+    folder: Path,
 ) -> tuple[Callable[[], Call], float]:
-    made = Drawn(drawing(one.spec, student), one.spec, data.size, given.threads)
-    if given.runtime == "torch":
-        return made, 4e-6 * one.params
-    model = made.prepared()
-    mean, std = (value.flatten().div(255).tolist() for value in (model.mean, model.std))
+    """Exports a candidate with drawn weights into ``folder``: what opens it, and MB of the file."""
+    drawn = Drawn(drawing(candidate.spec, student), candidate.spec, data.size, conditions.threads)
+    if conditions.runtime == "torch":
+        return drawn, 4e-6 * candidate.params
+    prepared = drawn.prepared()
     manifest = ExportManifest(
         student.task.answers,
-        one.spec.arch,
+        candidate.spec.arch,
         student.classes,
         data.size,
         data.crop_ratio,
         "nhwc",
-        mean,
-        std,
-        given.runtime,
-        given.int8,
+        prepared.mean.flatten().div(255).tolist(),
+        prepared.std.flatten().div(255).tolist(),
+        conditions.runtime,
+        conditions.int8,
     )
 
     def calibration() -> Iterator[np.ndarray]:
-        for picture in data.sample_pictures(CALIBRATE):
-            yield picture.permute(1, 2, 0)[None].contiguous().numpy()
+        for picture_3HW in data.sample_pictures(CALIBRATE):
+            yield picture_3HW.permute(1, 2, 0)[None].contiguous().numpy()
 
     folder.mkdir()
-    file = find_format(given.runtime).write(
-        ExportJob(model, model.model, manifest, folder, calibration), folder
-    )
-    return partial(open_export, given.runtime, file, given.threads), size_mb(folder)
+    job = ExportJob(prepared, prepared.model, manifest, folder, calibration)
+    file = find_format(conditions.runtime).write(job, folder)
+    return partial(open_export, conditions.runtime, file, conditions.threads), size_mb(folder)

@@ -70,7 +70,7 @@ def names(run: Run, *given: object) -> list[str]:
 
 def test_candidates_lie_below_the_teacher_and_hold_the_recipes_student_once(built: Run) -> None:
     found = candidates(built.cli.model.student_of_one, built.cli.model.teacher, (), (), 24)
-    assert [one.name for one in found if one.own] == ["vit_tiny_patch16_224"]
+    assert [one.name for one in found if one.of_recipe] == ["vit_tiny_patch16_224"]
     assert "w32d1h2" not in [one.name for one in found], "that is the recipe's own"
     assert {"w32d2h2", "w64d4h4", "w64d3h4"} <= {one.name for one in found}
     assert all(one.inherits for one in found)
@@ -116,7 +116,7 @@ def test_sizes_with_their_teachers_number_of_patches(recipe: Path, tmp_path: Pat
     sides = {(one.spec.img_size, one.spec.kwargs["patch_size"]) for one in found if one.inherits}
     assert sides == {(24, 12), (28, 14)}
     assert {one.settings()["kwargs"]["patch_size"] for one in found} == {"auto"}
-    assert [one.settings()["kwargs"] for one in found if one.own] == [
+    assert [one.settings()["kwargs"] for one in found if one.of_recipe] == [
         run.config["model"]["student"]["kwargs"]
     ]
     with pytest.raises(
