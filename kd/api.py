@@ -21,15 +21,12 @@ from kd.run.streams import quiet_libraries
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run that has ended.
-
-    Attributes:
-        folder: where its student, metrics and report are.
-        summary: what ``summary.json`` holds.
-    """
+    """A run that has ended."""
 
     folder: Path
+    """Where its student, metrics and report are."""
     summary: dict[str, Any]
+    """The content of ``summary.json``."""
 
     def student(self, name: str = "") -> nn.Module:
         """The best epoch's student in eval mode, with the weights that ``student.safetensors`` holds.
@@ -40,7 +37,8 @@ class RunResult:
         Raises:
             UserError: there is no such student.
         """
-        file = (self.folder / "students" / name if name else self.folder) / "student.safetensors"
+        folder = self.folder / "students" / name if name else self.folder
+        file = folder / "student.safetensors"
         if not file.is_file():
             raise UserError(f"name: there is no {file}")
         _, trusted = Run.settings(file.with_name("config.yaml"), Request())
@@ -73,16 +71,18 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
     Traceback (most recent call last):
     kd.errors.UserError: no key 'lr'; did you mean 'optim.lr'?
     """
-    request = translate(
-        [*([f"recipe={recipe}"] if recipe is not None else []), *_items(settings or {})]
-    )
+    items = _items(settings or {})
+    if recipe is not None:
+        items.insert(0, f"recipe={recipe}")
+    request = translate(items)
     if request.recipe is None and request.resume is None:
         raise UserError("recipe: must be given, or resume=RUN_FOLDER in settings")
     run = Run.to_train(request)
-    status, cli = fit(run), run.cli
+    status = fit(run)
+    folder = run.cli.folder.path
     if status:
-        raise RunError(f"the run ended with status {status}, see {cli.folder.path or 'above'}")
-    return RunResult(Path(cli.folder.path or ""), cli.summary.content)
+        raise RunError(f"the run ended with status {status}, see {folder or 'above'}")
+    return RunResult(Path(folder or ""), run.cli.summary.content)
 
 
 @as_function("eval")
@@ -102,8 +102,9 @@ def evaluate(
         UserError: no finished run, or a key that an evaluation does not take.
     """
     quiet_libraries()
-    folder = str(run.folder if isinstance(run, RunResult) else run)
-    return evaluated(replace(translate(_items(settings or {})), rest=[folder])).results[0]
+    folder = run.folder if isinstance(run, RunResult) else run
+    request = replace(translate(_items(settings or {})), rest=[str(folder)])
+    return evaluated(request).results[0]
 
 
 @as_function("size")
@@ -123,21 +124,26 @@ def size(
     Raises:
         UserError: a mistake in them, or a budget that no candidate meets; nothing is written.
     """
-    found, _ = sized(translate([f"recipe={recipe}", *_items(settings or {})]))
-    rows = found["candidates"]
-    return rows, next((row for row in rows if row["name"] == found["choice"]), None)
+    sizes, _ = sized(translate([f"recipe={recipe}", *_items(settings or {})]))
+    candidates = sizes["candidates"]
+    choice = next((row for row in candidates if row["name"] == sizes["choice"]), None)
+    return candidates, choice
 
 
 def _items(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as words of a command line: ``key=value``, values as JSON where they are no text."""
     items = []
     for key, value in settings.items():
-        several = value if key == "config" and isinstance(value, (list, tuple)) else [value]
-        items += [
-            f"{key}={v if isinstance(v, (str, Path)) else json.dumps(v, default=_plain)}"
-            for v in several
-        ]
+        if key == "config" and isinstance(value, (list, tuple)):
+            values = list(value)
+        else:
+            values = [value]
+        for v in values:
+            text = v if isinstance(v, (str, Path)) else json.dumps(v, default=_plain)
+            items.append(f"{key}={text}")
     return items
 
 
 def _plain(value: object) -> object:
-    return value.tolist() if hasattr(value, "tolist") else str(value)  # of NumPy and torch; paths
+    """What JSON can't write: numbers and arrays of NumPy and torch as lists or numbers, paths as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

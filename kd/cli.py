@@ -18,6 +18,9 @@ from kd.run.request import translate
 from kd.run.streams import quiet_libraries, unbroken_output
 from kd.storage.shown import on_terminal
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+"""A disk that is full, read-only, or takes no file of this size: status 1, as for a run that fails."""
+
 
 def __getattr__(name: str) -> Callable[..., int]:
     command = name.removesuffix("_main")
@@ -54,29 +57,27 @@ def kd_main(argv: Sequence[str] | None = None) -> int:
         print(f"  kd {command:<9}{line}")
     if name in ("", "-h", "--help"):
         return 0
-    print(
-        f"kd: no command '{name}'" + did_you_mean(name, commands()).replace("'", "'kd ", 1),
-        file=sys.stderr,
-    )
+    hint = did_you_mean(name, commands()).replace("'", "'kd ", 1)
+    print(f"kd: no command '{name}'{hint}", file=sys.stderr)
     return 2
 
 
 def commands() -> dict[str, str]:
     """Each command's name with the first line of its help, the trainer first."""
-    found = {}
-    for file in sorted(
-        Path(__file__).with_name("commands").glob("[a-z]*.py"), key=lambda f: (f.stem != "train", f)
-    ):
-        (line,) = re.findall(
-            rf'^HELP = """\\\nkd-{file.stem}: (.*)', file.read_text(encoding="utf-8"), re.MULTILINE
-        )
-        found[file.stem] = line
-    return found
+    files = Path(__file__).with_name("commands").glob("[a-z]*.py")
+    first_lines = {}
+    for file in sorted(files, key=lambda file: (file.stem != "train", file)):
+        first_line = rf'^HELP = """\\\nkd-{file.stem}: (.*)'  # read as text: no command is imported
+        (text,) = re.findall(first_line, file.read_text(encoding="utf-8"), re.MULTILINE)
+        first_lines[file.stem] = text
+    return first_lines
 
 
 def _status(command: str, argv: Sequence[str]) -> int:
+    """Runs a command; the one place that turns errors into a line and an exit status."""
     try:
-        module, request = import_module(f"kd.commands.{command}"), translate(argv)
+        module = import_module(f"kd.commands.{command}")
+        request = translate(argv)
         unknown = request.flags - {"help", "trust", *re.findall(r"--([a-z_-]+)", module.HELP)}
         if unknown:
             raise UserError(f"no option --{min(unknown)} (kd-{command} --help)")
@@ -98,19 +99,10 @@ def _status(command: str, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"kd-{command}: interrupted", file=sys.stderr)
         return 130
-    except (
-        Exception
-    ) as error:  # before a run had its folder, where a run's own failures are reported
-        if isinstance(error, OSError) and error.errno in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EROFS,
-            errno.EFBIG,
-        ):
-            print(
-                f"kd-{command}: {error.filename or 'a file'} can't be written: {error.strerror}",
-                file=sys.stderr,
-            )
+    except Exception as error:  # a run's own failures are reported in its folder, once it has one
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            file = error.filename or "a file"
+            print(f"kd-{command}: {file} can't be written: {error.strerror}", file=sys.stderr)
             tell_failure(plain(error))
             return 1
         if os.environ.get("KD_TRACEBACK"):

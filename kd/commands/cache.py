@@ -47,12 +47,15 @@ def run(request: Request) -> int | None:
 
 def _fill(request: Request) -> int:
     out = take(request, "out").get("out")
-    if out is not None and not out.rstrip("/"):
-        raise UserError(f"out: must name a folder or a URL, got '{out}'")
+    if out is not None:
+        place = out.rstrip("/")
+        if not place:
+            raise UserError(f"out: must name a folder or a URL, got '{out}'")
+        out = place
     cli = _built(request)
     from kd.run.fill import fill
 
-    return fill(cli.model, cli.datamodule, cli.trainer, out and out.rstrip("/"))
+    return fill(cli.model, cli.datamodule, cli.trainer, out)
 
 
 def _describe(request: Request) -> int:
@@ -63,8 +66,8 @@ def _describe(request: Request) -> int:
 
     if not request.recipe:
         take_all(request, "recipe", of_data=False)
-    found = held_in(request.rest[0])
-    print(describe(found), flush=True)
+    cache = held_in(request.rest[0])
+    print(describe(cache), flush=True)
     if not request.recipe:
         return 0
     cli = _built(request)
@@ -73,7 +76,7 @@ def _describe(request: Request) -> int:
         raise UserError("model.teacher: the recipe has no teacher")
     cli.datamodule.prepare_data()
     teacher.to(torch.device("cpu"), dtype_for(str(cli.trainer.precision)))
-    fits, lines = fit(found, teacher, cli.datamodule, cli.model.students.wanted)
+    fits, lines = fit(cache, teacher, cli.datamodule, cli.model.students.wanted)
     print(lines)
     return 0 if fits else 1
 

@@ -35,20 +35,25 @@ def run(request: Request) -> int | None:
     from kd.report.card import card
     from kd.report.records import read_run
 
-    own = take_all(request, *LICENSES, "out", of_data=False)
+    options = take_all(request, *LICENSES, "out", of_data=False)
     folder = finished_at(request.rest[0], "summary.json")
-    hub = folder / "export" / "hub"
-    usual = [folder / "README.md", *([hub / "README.md"] if hub.is_dir() else [])]
-    files = [Path(own["out"])] if "out" in own else usual
-    if not files[0].resolve().parent.is_dir():
-        raise UserError(f"out: there is no folder {files[0].resolve().parent}")
-    missing = [f"{key}=" for key in LICENSES if not own.get(key)]
+    if "out" in options:
+        files = [Path(options["out"])]
+    else:
+        files = [folder / "README.md"]
+        hub = folder / "export" / "hub"
+        if hub.is_dir():
+            files.append(hub / "README.md")
+    parent = files[0].resolve().parent
+    if not parent.is_dir():
+        raise UserError(f"out: there is no folder {parent}")
+    missing = [f"{key}=" for key in LICENSES if not options.get(key)]
     if missing:
         print(
             f"kd-card: {', '.join(missing)} not given: the card says that the licence is not stated",
             file=sys.stderr,
         )
-    text = card(read_run(folder), *(own.get(key) for key in LICENSES))
+    text = card(read_run(folder), *(options.get(key) for key in LICENSES))
     for file in files:
         write_text(file, text)
         print(f"written to {file}")

@@ -34,7 +34,7 @@ calibration, classes, confusions. Computed in float32, as plain timm would.
 """
 
 
-OWN = ("split", "folder", "out", "robust", "arch", "img_size")
+KEYS = ("split", "folder", "out", "robust", "arch", "img_size")
 
 
 def run(request: Request) -> int | None:
@@ -45,21 +45,20 @@ def run(request: Request) -> int | None:
     """
     if "help" in request.flags or not request.rest:
         return None
-    found = evaluated(request)
+    evaluation = evaluated(request)
     from kd.data.sources import said
     from kd.report.terminal import print_evaluation, print_features, print_side_by_side
 
-    results = found.results
+    results = evaluation.results
     if "rankme" in results[0]["student"]:
         print_features(results)
     elif len(results) == 1:
         print_evaluation(results[0])
     else:
-        print_side_by_side(results, found.pairs)
-    if found.files:
-        print(
-            f"written to {', '.join(map(str, found.files))}{said(results[0].get('left_out', {}))}"
-        )
+        print_side_by_side(results, evaluation.pairs)
+    if evaluation.files:
+        files = ", ".join(str(file) for file in evaluation.files)
+        print(f"written to {files}{said(results[0].get('left_out', {}))}")
     return 0
 
 
@@ -76,20 +75,31 @@ def evaluated(request: Request) -> "Evaluation":
 
 
 def _options(request: Request) -> "Options":
-    own = take_all(request, *OWN)
-    robust, out = truth(own, "robust"), Path(own["out"]) if "out" in own else None
-    size = whole_number(own, "img_size", 1) if "img_size" in own else None
-    if out is not None and (
-        out.suffix not in (".csv", ".json") or not out.resolve().parent.is_dir()
-    ):
-        raise UserError(f"out: must be FILE.csv or FILE.json in a folder that exists, got '{out}'")
-    if "split" in own and "folder" in own:
+    options = take_all(request, *KEYS)
+    robust = truth(options, "robust")
+    size = whole_number(options, "img_size", 1) if "img_size" in options else None
+    out = None
+    if "out" in options:
+        out = Path(options["out"])
+        if out.suffix not in (".csv", ".json") or not out.resolve().parent.is_dir():
+            raise UserError(
+                f"out: must be FILE.csv or FILE.json in a folder that exists, got '{out}'"
+            )
+    if "split" in options and "folder" in options:
         raise UserError("folder: can't be given together with split=: the folder is the split")
     from kd.run.measure import Options, is_run
 
-    given = next((key for key in ("arch", "img_size") if key in own), None)
-    if given and all(is_run(word) for word in request.rest):
-        raise UserError(f"{given}: is for a weights file; a run's folder has it in its config.yaml")
+    only_runs = all(is_run(word) for word in request.rest)
+    for key in ("arch", "img_size"):
+        if key in options and only_runs:
+            raise UserError(
+                f"{key}: is for a weights file; a run's folder has it in its config.yaml"
+            )
     return Options(
-        own.get("split", "val"), own.get("folder"), robust, own.get("arch", ""), size, out
+        options.get("split", "val"),
+        options.get("folder"),
+        robust,
+        options.get("arch", ""),
+        size,
+        out,
     )

@@ -52,29 +52,30 @@ def run(request: Request) -> int | None:
         return None
     from kd.ship.export.base import ExportLimits, find_format
 
-    own = take_all(request, *KEYS)
-    if "to" not in own:
+    options = take_all(request, *KEYS)
+    if "to" not in options:
         raise UserError("to: must name a format, to=onnx for example (kd-export --help lists them)")
-    int8, calibrate = truth(own, "int8"), whole_number(own, "calibrate", 300)
-    limits = ExportLimits(_share(own, "min_agreement", 99.9), _share(own, "max_drop", 1))
-    layout: Layout = "nchw" if own.get("layout") == "nchw" else "nhwc"
-    if own.get("layout", layout) != layout:
-        raise UserError(f"layout: must be nhwc or nchw, got '{own['layout']}'")
-    kind = find_format(own["to"])
-    if int8 and not kind.quantises:
-        raise UserError(
-            f"int8: to={own['to']} has no int8 (to=onnx, openvino, triton, sagemaker have)"
-        )
-    kind.check(f"to={own['to']}", int8)  # before torch is loaded
+    name = options["to"]
+    int8 = truth(options, "int8")
+    calibrate = whole_number(options, "calibrate", 300)
+    min_agreement = _share(options, "min_agreement", 99.9)
+    limits = ExportLimits(min_agreement, max_drop=_share(options, "max_drop", 1))
+    layout = _layout(options)
+    export_format = find_format(name)
+    if int8 and not export_format.quantises:
+        raise UserError(f"int8: to={name} has no int8 (to=onnx, openvino, triton, sagemaker have)")
+    export_format.check(f"to={name}", int8)  # before torch is loaded
     opened = Run.open(request.rest[0], request)
     from kd.ship.export.gate import ExportRequest, export, lines
 
-    wanted = ExportRequest(own["to"], kind, int8, layout, calibrate, limits)
-    out = Path(own["out"]) if "out" in own else opened.folder / "export" / wanted.name
-    if "out" in own and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"out: {out} exists already and is not an empty folder")
-    problem, found = export(opened, wanted, out, remember_made)
-    print("\n".join(lines(found)))
+    export_request = ExportRequest(name, export_format, int8, layout, calibrate, limits)
+    out = opened.folder / "export" / export_request.name
+    if "out" in options:
+        out = Path(options["out"])
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(f"out: {out} exists already and is not an empty folder")
+    problem, comparison = export(opened, export_request, out, remember_made)
+    print("\n".join(lines(comparison)))
     if problem:
         print(f"kd-export: not kept: {problem}", file=sys.stderr)
         return 1
@@ -82,11 +83,21 @@ def run(request: Request) -> int | None:
     return 0
 
 
-def _share(own: dict[str, str], key: str, default: float) -> float:
+def _layout(options: dict[str, str]) -> "Layout":
+    layout = options.get("layout", "nhwc")
+    if layout == "nhwc":
+        return "nhwc"
+    if layout == "nchw":
+        return "nchw"
+    raise UserError(f"layout: must be nhwc or nchw, got '{layout}'")
+
+
+def _share(options: dict[str, str], key: str, default: float) -> float:
+    """Per cent in an option, as a share in 0..1."""
     try:
-        percent = float(own.get(key, default))
+        percent = float(options.get(key, default))
     except ValueError:
         percent = -1.0
     if not 0 <= percent <= 100:
-        raise UserError(f"{key}: must be a number between 0 and 100, got '{own[key]}'")
+        raise UserError(f"{key}: must be a number between 0 and 100, got '{options[key]}'")
     return percent / 100

@@ -25,7 +25,8 @@ Each model runs in a process of its own; all take turns, so that what else the m
 goes to RUN_FOLDER/export/latency.json and into the report.
 """
 
-UNSTEADY = 1.1  # the slowest round's median, as a multiple of the fastest's
+UNSTEADY = 1.1
+"""The slowest round's median as a multiple of the fastest's, above which figures are not steady."""
 KEYS = ("runtime", "batch", "threads", "seconds")
 
 
@@ -42,33 +43,33 @@ def run(request: Request) -> int | None:
     from kd.report.records import read_run
     from kd.report.rules import Explained
 
-    own = take_all(request, *KEYS)
-    batches = whole_numbers(
-        own, "batch", "1,8,64"
-    )  # ascending: memory's peak is that of the batches so far
-    threads = whole_numbers(own, "threads", f"1,{cores()}")
-    seconds = positive("seconds", own.get("seconds", "1"), 3600)
+    options = take_all(request, *KEYS)
+    # ascending: the peak of memory is that of the batches so far
+    batches = whole_numbers(options, "batch", "1,8,64")
+    threads = whole_numbers(options, "threads", f"1,{cores()}")
+    seconds = positive("seconds", options.get("seconds", "1"), 3600)
     opened = Run.open(request.rest[0], request)
     from kd.ship.latency import measure, runtimes_of
 
     trusted = "trust" in request.flags
     runtimes = runtimes_of(
-        opened.folder, own.get("runtime"), lambda file: trusted or made_here(file)
+        opened.folder, options.get("runtime"), lambda file: trusted or made_here(file)
     )
-    found = measure(
-        opened, partial(Run.open, request.rest[0], request), runtimes, batches, threads, seconds
-    )
+    open_again = partial(Run.open, request.rest[0], request)  # in each model's process
+    latencies = measure(opened, open_again, runtimes, batches, threads, seconds)
     file = opened.folder / "export" / "latency.json"
-    write_json(file, found)
-    _print(found)
+    write_json(file, latencies)
+    _print(latencies)
+    written = str(file)
     page = opened.folder / "report.html"
     if page.is_file():
         write_report(Explained(read_run(opened.folder)), page)
-    print(f"written to {file}{f' and {page}' if page.is_file() else ''}")
+        written += f" and {page}"
+    print(f"written to {written}")
     return 0
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(latencies: dict[str, Any]) -> None:
     from kd.report.terminal import print_table
 
     columns = {
@@ -82,16 +83,18 @@ def _print(found: dict[str, Any]) -> None:
         "peak_memory_mb": "peak MB",
         "times_the_teacher": "x teacher",
     }
-    rows = ([str(row.get(key, "")) for key in columns] for row in found["rows"])
-    print_table(found["machine"], list(columns.values()), rows, left=("", "runtime"))
-    if warning := unsteady(found["rows"]):
+    rows = [[str(row.get(key, "")) for key in columns] for row in latencies["rows"]]
+    print_table(latencies["machine"], list(columns.values()), rows, left=("", "runtime"))
+    warning = unsteady(latencies["rows"])
+    if warning:
         print(warning)
 
 
 def unsteady(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What to say of the row whose rounds differ most, whose figure may be as far off; empty where none does much."""
+    """A warning of the row whose rounds differ most: its figure may be as far off; "" where no row's differ much."""
     worst = max(rows, key=lambda row: row["slowest_round_ms"] / row["fastest_round_ms"])
-    least, most = worst["fastest_round_ms"], worst["slowest_round_ms"]
+    least = worst["fastest_round_ms"]
+    most = worst["slowest_round_ms"]
     if most <= UNSTEADY * least:
         return ""
     return (

@@ -1,11 +1,11 @@
 """``kd-launch``: sends a run to other machines."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 
 from kd.errors import UserError
-from kd.fleet.jobs.job import KEYS, read_job
+from kd.fleet.jobs.job import KEYS, Job, read_job
 from kd.fleet.jobs.sent import follow, send, sent_before
 from kd.fleet.jobs.target import Target
 from kd.run.own_keys import take, take_all
@@ -61,54 +61,70 @@ def run(request: Request) -> int | None:
             f"what is '{(request.rest or [place])[0]}'? Places are {', '.join(TARGETS)}"
         )
     target = _target(place)
-    own = _own_keys(request, target.keys)
-    if "job" in own and not request.recipe:
+    options = _take_options(request, target.keys)
+    if "job" in options and not request.recipe:
         others = take_all(request, *KEYS, "runs_dir", of_data=False)
-        return follow(sent_before(own["job"], others.get("runs_dir", "runs")), _target)
+        return follow(sent_before(options["job"], others.get("runs_dir", "runs")), _target)
     if "tune" in request.flags:
-        target, place = _search(place, request), SEARCH
-    job = read_job(request, own)
+        target = _search(place, request)
+        place = SEARCH
+    job = read_job(request, options)
     files = target.write(job)
-    missing = job.what_is_missing()
-    if missing and "dry-run" not in request.flags:
-        raise UserError(missing)
     if "dry-run" in request.flags:
-        if missing:
-            print(f"kd-launch: to send it, {missing}", file=sys.stderr)
-        print(
-            f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)",
-            file=sys.stderr,
-        )
-        for name, text in files.items():
-            text = (
-                text.replace(job.secret, "SECRET") if job.secret else text
-            )  # a terminal's lines are kept and shown
-            print(text if len(files) == 1 else f"# {name}\n{text}", end="")
+        _show(job, files)
         return 0
+    missing = job.what_is_missing()
+    if missing:
+        raise UserError(missing)
     target.check(job)
     folder = job.runs_dir / job.recipe / "jobs" / job.name
     send(target, job, folder, files, place)
-    return 0 if own.get("wait") == "false" else follow(folder, _target)
+    if options.get("wait") == "false":
+        return 0
+    return follow(folder, _target)
+
+
+def _show(job: Job, files: Mapping[str, str]) -> None:
+    """Prints what would be sent, but for the job's secret: a terminal's lines are kept and shown."""
+    missing = job.what_is_missing()
+    if missing:
+        print(f"kd-launch: to send it, {missing}", file=sys.stderr)
+    print(f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)", file=sys.stderr)
+    for name, text in files.items():
+        if job.secret:
+            text = text.replace(job.secret, "SECRET")
+        if len(files) > 1:
+            text = f"# {name}\n{text}"
+        print(text, end="")
 
 
 def usage() -> str:
     """The help, with the keys of each place."""
-    lines = ((place, key, text) for place in TARGETS for key, text in _target(place).keys.items())
-    return HELP + "".join(f"  {place:<12} {key + '=':<16} {text}\n" for place, key, text in lines)
+    text = HELP
+    for place in TARGETS:
+        for key, meaning in _target(place).keys.items():
+            text += f"  {place:<12} {key + '=':<16} {meaning}\n"
+    return text
 
 
 def _target(place: str, *search: object) -> Target:
-    module, kind = ("tune", "SageMakerSearch") if place == SEARCH else (place, TARGETS[place])
-    return getattr(import_module(f"kd.fleet.jobs.{module}"), kind)(*search)
+    """The place by its name; ``search``: arguments of a search's place."""
+    module, class_name = place, TARGETS.get(place, "")
+    if place == SEARCH:
+        module, class_name = "tune", "SageMakerSearch"
+    target_class = getattr(import_module(f"kd.fleet.jobs.{module}"), class_name)
+    return target_class(*search)
 
 
-def _own_keys(request: Request, keys: Iterable[str]) -> dict[str, str]:
-    prefixes = tuple(key.removesuffix("NAME") for key in keys if key.endswith(".NAME"))
-    given = [item.partition("=")[0] for item in request.overrides]
-    for key in ("dry_run", "tune"):
-        if key in given:
-            raise UserError(f"no key '{key}'; did you mean '--{key.replace('_', '-')}'?")
-    return take(request, *KEYS, *keys, *(key for key in given if key.startswith(prefixes)))
+def _take_options(request: Request, place_keys: Iterable[str]) -> dict[str, str]:
+    """Takes the keys of ``kd-launch`` and of the place out of a command line; ``X.NAME`` stands for all keys ``X.*``."""
+    prefixes = tuple(key.removesuffix("NAME") for key in place_keys if key.endswith(".NAME"))
+    typed = [item.partition("=")[0] for item in request.overrides]
+    for flag in ("dry_run", "tune"):
+        if flag in typed:
+            raise UserError(f"no key '{flag}'; did you mean '--{flag.replace('_', '-')}'?")
+    with_prefix = [key for key in typed if key.startswith(prefixes)]
+    return take(request, *KEYS, *place_keys, *with_prefix)
 
 
 def _search(place: str, request: Request) -> Target:

@@ -23,14 +23,18 @@ def run(request: Request) -> int | None:
     Raises:
         UserError: a wrong key, or a place that can't be written.
     """
-    own = take(request, "out", "short_side")
-    if "help" in request.flags or not request.recipe or "out" not in own:
+    options = take(request, "out", "short_side")
+    if "help" in request.flags or not request.recipe or "out" not in options:
         return None
-    if not own["out"]:
+    out = options["out"]
+    if not out:
         raise UserError("out: must name a folder or a URL, got nothing")
-    side = own.get("short_side")
-    if side is not None and not (re.fullmatch("[0-9]{1,6}", side) and int(side) > 0):
-        raise UserError(f"short_side: must be a number of pixels, got '{side}'")
+    side = None
+    if "short_side" in options:
+        text = options["short_side"]
+        if not re.fullmatch("[0-9]{1,6}", text) or int(text) == 0:
+            raise UserError(f"short_side: must be a number of pixels, got '{text}'")
+        side = int(text)
     run = Run.of(request)
     from kd.data.pack import pack
     from kd.data.sources import labelled
@@ -41,17 +45,7 @@ def run(request: Request) -> int | None:
         if name == "val" and not source.has(name):
             continue  # held out of train where the pack is trained on
         split = labelled(source.load(name), name)
-        size = pack(
-            split,
-            source.classes,
-            own["out"].rstrip("/"),
-            name,
-            int(side) if side else None,
-            source=source,
-        )
-        print(
-            f"{name}: {len(split.targets)} pictures, {size / 1e6:,.1f} MB in {own['out']}",
-            flush=True,
-        )
-    print(f"train with data.source=Shards data.source.root={own['out']}")
+        size = pack(split, source.classes, out.rstrip("/"), name, side, source=source)
+        print(f"{name}: {len(split.targets)} pictures, {size / 1e6:,.1f} MB in {out}", flush=True)
+    print(f"train with data.source=Shards data.source.root={out}")
     return 0

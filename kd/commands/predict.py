@@ -34,20 +34,25 @@ def run(request: Request) -> int | None:
         return None
     from kd.ship.predict import check_out, choose_device, find_pictures, predict, write
 
-    own = take_all(request, "out", "top", "device")
-    top, out = whole_number(own, "top", 5), Path(own["out"]) if "out" in own else None
+    options = take_all(request, "out", "top", "device")
+    top = whole_number(options, "top", 5)
+    out = Path(options["out"]) if "out" in options else None
     files = find_pictures(request.rest[1:])
     opened = Run.open(request.rest[0], request)
     check_out(opened.kind, out)
     bad: dict[str, str] = {}
-    answers = predict(opened, files, choose_device(own.get("device")), bad)
+    answers = predict(opened, files, choose_device(options.get("device")), bad)
     first = next(answers, None)  # nothing is written before there is an answer
-    where = write(opened, chain([first], answers), files, top, out) if first else None
+    where = None
+    if first:
+        where = write(opened, chain([first], answers), files, top, out)
     for name, problem in bad.items():
         print(f"kd-predict: left out {name}: {problem}", file=sys.stderr)
-    text = f"{len(files) - len(bad)} pictures" + (f", {len(bad)} left out" if bad else "")
-    print(
-        f"{text}{f': written to {where}' if where else ''}",
-        file=sys.stdout if where else sys.stderr,
-    )
+    text = f"{len(files) - len(bad)} pictures"
+    if bad:
+        text += f", {len(bad)} left out"
+    if where:
+        print(f"{text}: written to {where}")
+    else:  # the answers themselves are on the standard output
+        print(text, file=sys.stderr)
     return 0 if len(bad) < len(files) else 1

@@ -33,9 +33,10 @@ Needs neither torch nor a network.
 
 
 def run(request: Request) -> int | None:
-    """Writes the page of a run, or of several to compare; or what a flag asks for. Returns the exit status, None for
-    the
-    help.
+    """Writes the page of a run, or of several to compare; or what a flag asks for.
+
+    Returns:
+        The exit status, None to show the help.
 
     Raises:
         UserError: no run's folder, or a wrong word.
@@ -54,8 +55,9 @@ def run(request: Request) -> int | None:
         "live": _live,
         "what-if": _what_if,
     }
-    if asked := [command for mode, command in modes.items() if mode in request.flags]:
-        return asked[0](request)
+    for flag, command in modes.items():
+        if flag in request.flags:
+            return command(request)
     if request.overrides:
         raise UserError(
             "takes a run's folder, or several to compare, and --open (kd-report RUN_FOLDER)"
@@ -67,8 +69,9 @@ def run(request: Request) -> int | None:
         for folder in folders:
             write_rank_shares(read_run(folder))
     runs = [read_run(folder) for folder in folders]
-    for folder, note in ((run.folder, note) for run in runs for note in run.notes):
-        print(f"kd-report: {folder}: {note}", file=sys.stderr)
+    for records in runs:
+        for note in records.notes:
+            print(f"kd-report: {records.folder}: {note}", file=sys.stderr)
     try:
         if len(runs) == 1:
             file = write_report(Explained(runs[0]), folders[0] / "report.html")
@@ -85,13 +88,14 @@ def run(request: Request) -> int | None:
 def _alarms(request: Request) -> int:
     from kd.report.alerts import alarms, cloudwatch
 
-    topic, given = take(request, "topic").get("topic"), request.rest
-    if len(given) != 1 or request.overrides:
+    topic = take(request, "topic").get("topic")
+    if len(request.rest) != 1 or request.overrides:
         raise UserError("--alarms takes one namespace, that of monitor.cloudwatch, and topic=ARN")
+    namespace = request.rest[0]
     region = os.environ.get("AWS_DEFAULT_REGION") or "REGION"
     requests = {
-        "PutMetricAlarm": alarms(given[0], topic),
-        "PutDashboard": cloudwatch(given[0], region),
+        "PutMetricAlarm": alarms(namespace, topic),
+        "PutDashboard": cloudwatch(namespace, region),
     }
     print(json.dumps(requests, indent=2))
     return 0
@@ -102,12 +106,8 @@ def _alerts(request: Request) -> int:
 
     from kd.report.alerts import prometheus_rules
 
-    return _write(
-        request,
-        "alerts",
-        "alerts.yaml",
-        yaml.safe_dump(prometheus_rules(), sort_keys=False, width=1000),
-    )
+    text = yaml.safe_dump(prometheus_rules(), sort_keys=False, width=1000)
+    return _write(request, "alerts", "alerts.yaml", text)
 
 
 def _dashboard(request: Request) -> int:
@@ -117,13 +117,13 @@ def _dashboard(request: Request) -> int:
 
 
 def _write(request: Request, flag: str, name: str, text: str) -> int:
-    given = [
-        *request.rest,
-        *filter(None, [request.recipe]),
-    ]  # a name that ends with .yaml is read as a recipe's
-    if len(given) > 1 or request.overrides:
+    """Writes a flag's text to the file that the command line names; default: ``name``."""
+    names = list(request.rest)
+    if request.recipe:  # a name that ends with .yaml is read as a recipe's
+        names.append(request.recipe)
+    if len(names) > 1 or request.overrides:
         raise UserError(f"--{flag} takes the name of one file to write")
-    file = Path(given[0] if given else name)
+    file = Path(names[0] if names else name)
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

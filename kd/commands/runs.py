@@ -39,8 +39,10 @@ COLUMNS = (
 
 
 def run(request: Request) -> int | None:
-    """Prints the runs below a folder, the latest first, as a table or JSON; returns the exit status, None to show the
-    help.
+    """Prints the runs below a folder, the latest first, as a table or JSON.
+
+    Returns:
+        The exit status, None to show the help.
 
     Raises:
         UserError: no such folder, or a wrong word.
@@ -53,74 +55,82 @@ def run(request: Request) -> int | None:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     paths = sorted([*folder.glob("*"), *folder.glob("*/*")])
-    runs = [_described(path) for path in paths if not path.is_symlink() and is_run(path)]
-    found = sorted(runs, key=lambda row: -row["changed"])
+    rows = [_described(path) for path in paths if not path.is_symlink() and is_run(path)]
+    rows.sort(key=lambda row: -row["changed"])
     if "json" in request.flags:
-        print(json.dumps(found, indent=2))
-    elif found:
-        _print(found)
+        print(json.dumps(rows, indent=2))
+    elif rows:
+        _print(rows)
     else:
         print(f"no runs in {folder}")
     return 0
 
 
 def _described(folder: Path) -> dict[str, Any]:
+    """A run as a row of the table and of the JSON."""
     summary = mapping_of(folder / "summary.json")
-    held, stats, weights = bool(holder_of(folder)), list[os.stat_result](), False
+    training = bool(holder_of(folder))
+
+    # its regular files: sizes, times, and whether weights are among them
+    stats: list[os.stat_result] = []
+    has_weights = False
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):  # a run that trains renames its files
-            if stat.S_ISREG((found := path.lstat()).st_mode):
-                stats.append(found)
-                weights = weights or path.suffix == ".ckpt" or path.name == "student.safetensors"
-    student, teacher = summary.get("student") or {}, summary.get("teacher") or {}
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                stats.append(status)
+                if path.suffix == ".ckpt" or path.name == "student.safetensors":
+                    has_weights = True
+
+    student = summary.get("student") or {}
+    teacher = summary.get("teacher") or {}
     values = student.get("best_val") or student.get("val") or {}
     metric = next((name for name in MAIN if name in values), next(iter(values), None))
     verdict = (summary.get("verdict") or {}).get("text")
     return {
         "run": f"{folder.parent.name}/{folder.name}",
         "folder": str(folder),
-        "status": "training" if held else summary.get("status", "ended early"),
+        "status": "training" if training else summary.get("status", "ended early"),
         "metric": metric,
         "teacher": (teacher.get("val") or {}).get(metric),
         "student": values.get(metric),
         "images_per_s": summary.get("images_per_s"),
         "verdict": verdict,
         "limit": (verdict or "").split(":")[0],
-        "changed": max((one.st_mtime for one in stats), default=folder.stat().st_mtime),
-        "bytes": sum(one.st_size for one in stats),
-        "safe_to_delete": not weights and not held,
+        "changed": max((status.st_mtime for status in stats), default=folder.stat().st_mtime),
+        "bytes": sum(status.st_size for status in stats),
+        "safe_to_delete": not has_weights and not training,
     }
 
 
-def _print(found: list[dict[str, Any]]) -> None:
+def _print(rows: list[dict[str, Any]]) -> None:
     from kd.report.terminal import print_table
 
-    rows = []
-    for row in found:
-        scores = [
-            "" if row[who] is None else format_metric(row["metric"], row[who])
-            for who in ("teacher", "student")
-        ]
-        speed = "" if row["images_per_s"] is None else f"{row['images_per_s']:,.0f}"
-        limit = (
-            row["limit"] if len(row["limit"]) <= 24 else ""
-        )  # a sentence: "no steps were recorded", for example
-        rows.append(
+    cells = []
+    for row in rows:
+        scores = []
+        for model in ("teacher", "student"):
+            score = row[model]
+            scores.append("" if score is None else format_metric(row["metric"], score))
+        images_per_s = row["images_per_s"]
+        limit = row["limit"]
+        if len(limit) > 24:  # a sentence: "no steps were recorded", for example
+            limit = ""
+        cells.append(
             [
                 row["run"],
                 row["status"],
                 row["metric"] or "",
                 *scores,
-                speed,
+                "" if images_per_s is None else f"{images_per_s:,.0f}",
                 limit,
                 _age(time.time() - row["changed"]),
                 f"{row['bytes'] / 1e6:,.1f}",
                 "safe" if row["safe_to_delete"] else "",
             ]
         )
-    print_table(
-        None, COLUMNS, rows, left=[column for column in COLUMNS if column not in NUMBERS], width=160
-    )
+    left = [column for column in COLUMNS if column not in NUMBERS]
+    print_table(None, COLUMNS, cells, left=left, width=160)
 
 
 def _age(seconds: float) -> str:

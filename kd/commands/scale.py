@@ -42,31 +42,29 @@ def run(request: Request) -> int | None:
         return None
     if request.rest:
         raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME")
-    own = take(request, "processes", "strategies", "steps", "network")
-    processes = whole_numbers(own, "processes", "1,2")
+    options = take(request, "processes", "strategies", "steps", "network")
+    processes = whole_numbers(options, "processes", "1,2")
     if processes[0] != 1:
         processes = [1, *processes]
     if len(processes) < 2:
         raise UserError("processes: must name more than one number, as in processes=1,2,4")
-    strategies = _strategies(own.get("strategies", "ddp"))
-    steps = whole_number(own, "steps", 30, low=5)
-    gbit = positive("network", own["network"], math.inf) if "network" in own else None
+    strategies = _strategies(options.get("strategies", "ddp"))
+    steps = whole_number(options, "steps", 30, low=5)
+    network = Network()
+    if "network" in options:
+        network = Network(positive("network", options["network"], math.inf), given=True)
     run = Run.of(request)
     config = run.config
     batch = _batch(config, processes)
     _check_gpus(config, processes[-1])
-    items = [
-        f"recipe={request.recipe}",
-        *(f"config={c}" for c in request.overlays),
-        *request.overrides,
-    ]
-    items += run.with_teacher()
+    overlays = [f"config={overlay}" for overlay in request.overlays]
+    items = [f"recipe={request.recipe}", *overlays, *request.overrides, *run.with_teacher()]
     folder = claim(folder_of_runs(config["runs_dir"], "kd-scale") / config["recipe"] / "scale")
     threads = max(1, cores() // processes[-1])
     plan = ScalingPlan(
         items, config["recipe"], folder, processes, strategies, batch, steps, threads
     )
-    return _measure(config, plan, Network() if gbit is None else Network(gbit, True))
+    return _measure(config, plan, network)
 
 
 def _measure(config: dict[str, Any], plan: ScalingPlan, network: Network) -> int:
@@ -74,22 +72,27 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, network: Network) -> int
     from kd.fleet.scaling.page import content, sections
     from kd.report.html import write_page
 
+    # what all short runs have in common: no cache, one precision, no start that takes longer than the run
     model = config["model"]
-    plan.items += ["model.teacher.cache=off"] if model.get("teacher") else []
-    if not config["trainer"]["precision"]:  # once, for all short runs
-        plan.items.append(
-            f"trainer.precision={choose_precision(str(config['trainer']['accelerator']))[0]}"
-        )
-    plan.items += (
-        ["model.student.inherit=false"] if (model.get("student") or {}).get("inherit") else []
-    )
-    readings, runs = [], []
+    if model.get("teacher"):
+        plan.items.append("model.teacher.cache=off")
+    if not config["trainer"]["precision"]:
+        precision, _ = choose_precision(str(config["trainer"]["accelerator"]))
+        plan.items.append(f"trainer.precision={precision}")
+    if (model.get("student") or {}).get("inherit"):
+        plan.items.append("model.student.inherit=false")
+
+    readings = []
+    runs = []
     for case in plan.cases():
-        runs.append(plan.run(case))
-        readings.append(reading(case, runs[-1]))
-        print(f"{case.name}: {readings[-1].step_ms:.1f} ms a step", flush=True)
+        run = plan.run(case)
+        short_run = reading(case, run)
+        print(f"{case.name}: {short_run.step_ms:.1f} ms a step", flush=True)
+        runs.append(run)
+        readings.append(short_run)
     most = plan.processes[-1]
-    if runs[0].headers and runs[0].headers[0]["device"] == "cpu" and most > cores():
+    on_cpu = runs[0].headers and runs[0].headers[0]["device"] == "cpu"
+    if on_cpu and most > cores():
         print(
             f"kd-scale: {most} processes share {cores()} cores: each has less than a core",
             file=sys.stderr,
@@ -108,9 +111,11 @@ def _measure(config: dict[str, Any], plan: ScalingPlan, network: Network) -> int
 
 
 def _strategies(text: str) -> list[str]:
+    """The names in ``a,b`` or ``[a, b]``, with ``ddp`` first."""
     names = text.strip("[]").replace(" ", "").split(",")
-    if wrong := [name for name in names if name not in STRATEGIES]:
-        raise UserError(f"strategies: ddp, zero and fsdp are measured, got '{wrong[0]}'")
+    for name in names:
+        if name not in STRATEGIES:
+            raise UserError(f"strategies: ddp, zero and fsdp are measured, got '{name}'")
     return list(dict.fromkeys(["ddp", *names]))
 
 
@@ -118,11 +123,11 @@ def _batch(config: dict[str, Any], processes: list[int]) -> int:
     batch = config["data"]["batch_size"]
     if batch == "auto":
         raise UserError("data.batch_size: kd-scale needs a number, got auto")
-    odd = next((n for n in processes if batch % n), None)
-    if odd:
-        raise UserError(
-            f"processes: {odd} must divide data.batch_size={batch}, which strong scaling shares out"
-        )
+    for count in processes:
+        if batch % count:
+            raise UserError(
+                f"processes: {count} must divide data.batch_size={batch}, which strong scaling shares out"
+            )
     return int(batch)
 
 

@@ -37,7 +37,7 @@ kd-serve: a run's student, or an export of it, behind HTTP (extra serve; ONNX Ru
 A run without an ONNX export is exported first (kd-export). SIGTERM finishes what was taken and ends with status 0.
 """
 
-OWN = ("host", "hosts", "port", "threads", "teacher", "int8")
+KEYS = ("host", "hosts", "port", "threads", "teacher", "int8")
 
 
 def run(request: Request) -> int | None:
@@ -59,39 +59,35 @@ def run(request: Request) -> int | None:
     from kd.ship.serving.bodies import Limits
     from kd.ship.serving.run import bind, serve
 
-    keys = (*OWN, *(f.name for f in fields(Limits)))
-    own = take_all(request, *keys)
+    options = take_all(request, *KEYS, *(f.name for f in fields(Limits)))
     numbers: dict[str, Any] = {}
-    for name, kind in ((f.name, f.type) for f in fields(Limits) if f.name in own):
-        whole = kind in (int, "int")
-        numbers[name] = (
-            whole_number(own, name, 1)
-            if whole
-            else positive(name, own[name], 1e9, name == "max_wait_ms")
-        )
+    for f in fields(Limits):
+        if f.name not in options:
+            continue
+        if f.type in (int, "int"):
+            numbers[f.name] = whole_number(options, f.name, 1)
+        else:
+            numbers[f.name] = positive(f.name, options[f.name], 1e9, f.name == "max_wait_ms")
     limits = Limits(**numbers)
-    threads, port = whole_number(own, "threads", 0, low=0), whole_number(own, "port", 8000, low=0)
+    threads = whole_number(options, "threads", 0, low=0)
+    port = whole_number(options, "port", 8000, low=0)
     request.rest = [str(run_at(request.rest[0]))]  # fetched once
-    file = _model(request, truth(own, "int8"))
-    listening = bind(own.get("host", "127.0.0.1"), port)
+    file = _model(request, truth(options, "int8"))
+    listening = bind(options.get("host", "127.0.0.1"), port)
     try:
         manifest, student = open_model(file, threads)
         models = {"student": student}
-        if truth(own, "teacher"):
+        if truth(options, "teacher"):
             models["teacher"] = _teacher(request, manifest)
         for name, model in models.items():
             try_out(model, manifest, str(file) if name == "student" else "teacher: it")
-        names = {
-            name.strip().lower()
-            for key in ("host", "hosts")
-            for name in own.get(key, "").split(",")
-        } - {""}
+        listed = f"{options.get('host', '')},{options.get('hosts', '')}".lower().split(",")
+        names = {name.strip() for name in listed} - {""}
         server = Server(manifest, models, limits, names)
         host, port = listening.getsockname()[:2]
-        print(
-            f"kd-serve: {manifest.arch} on http://{f'[{host}]' if ':' in host else host}:{port}",
-            flush=True,
-        )
+        if ":" in host:  # IPv6
+            host = f"[{host}]"
+        print(f"kd-serve: {manifest.arch} on http://{host}:{port}", flush=True)
         serve(server, listening)
     finally:
         listening.close()
@@ -112,7 +108,10 @@ def _model(request: Request, int8: bool) -> Path:
 
         if not (place / "student.safetensors").is_file():
             raise UserError(f"{place}: neither a finished run nor an ONNX export was found")
-        settings = ["to=onnx", *(["int8=true"] if int8 else []), *request.overrides]
+        settings = ["to=onnx"]
+        if int8:
+            settings.append("int8=true")
+        settings += request.overrides
         if export.run(replace(request, rest=[str(place)], overrides=settings)):
             raise UserError(f"{place}: its export was not kept, see above")
     return file

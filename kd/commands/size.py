@@ -34,8 +34,10 @@ config=FILE. After any stop, run the same command again to resume: what was meas
 
 
 def run(request: Request) -> int | None:
-    """Looks for a student's size, or compares an earlier search with its runs; returns the exit status, None for the
-    help.
+    """Looks for a student's size, or compares an earlier search with its runs.
+
+    Returns:
+        The exit status, None to show the help.
 
     Raises:
         UserError: a mistake in the command line or the settings.
@@ -48,13 +50,16 @@ def run(request: Request) -> int | None:
         )
     if request.rest:
         return _compare(request.rest[0], request)
-    found, folder = sized(request)
+    sizes, folder = sized(request)
     from kd.fleet.sizing.page import show
 
-    show(found)
-    words = [f"recipe={request.recipe}", *(f"config={c}" for c in request.overlays)]
-    if found["choice"]:
-        print(f"kd-train {' '.join([*words, f'config={folder}/student.yaml', *request.overrides])}")
+    show(sizes)
+    if sizes["choice"]:
+        overlays = [
+            f"config={overlay}" for overlay in (*request.overlays, f"{folder}/student.yaml")
+        ]
+        words = [f"recipe={request.recipe}", *overlays, *request.overrides]
+        print(f"kd-train {' '.join(words)}")
     print(f"written to {folder}/sizes.html")
     return 0
 
@@ -72,8 +77,8 @@ def sized(request: Request) -> tuple[dict[str, Any], Path]:
     from kd.fleet.sizing.search import SizeSearch
 
     search = SizeSearch(run, planned)
-    found = search.measure()
-    return found, write(found, claim(search.folder))
+    sizes = search.measure()
+    return sizes, write(sizes, claim(search.folder))
 
 
 def _compare(place: str, request: Request) -> int:
@@ -91,37 +96,44 @@ def _compare(place: str, request: Request) -> int:
     from kd.fleet.sizing.page import write
     from kd.ship.latency import measure, runtimes_of
 
-    file, found, row = known
-    given, budget = found["conditions"], found["budget"].get("latency_ms")
-    name = given["runtime"] + "_int8" * given["int8"]
+    # its latency now, under the conditions of the search
+    file, sizes, candidate = known
+    conditions = sizes["conditions"]
+    runtime = conditions["runtime"]
+    if conditions["int8"]:
+        runtime += "_int8"
     runtimes = runtimes_of(
-        opened.folder, name, lambda export: "trust" in request.flags or made_here(export)
+        opened.folder, runtime, lambda export: "trust" in request.flags or made_here(export)
     )
     timed = measure(
         opened,
         partial(Run.open, place, request),
         runtimes,
-        [given["batch"]],
-        [given["threads"]],
+        [conditions["batch"]],
+        [conditions["threads"]],
         1.0,
     )
-    ms = next(one["median_ms"] for one in timed["rows"] if one["model"] == "student")
+    ms = next(row["median_ms"] for row in timed["rows"] if row["model"] == "student")
+
+    # beside its score and the budget, on the search's page
     summary = read_run(opened.folder).summary.get("student") or {}
-    score = (summary.get("best_val") or summary.get("val") or {}).get(found["metric"])
-    meets = "" if budget is None else "within the budget" if ms <= budget else "over the budget"
-    mine = {
+    values = summary.get("best_val") or summary.get("val") or {}
+    budget = sizes["budget"].get("latency_ms")
+    text = f"{candidate['name']}: {ms:g} ms ({candidate['latency_ms']:g} ms before training)"
+    verdict = ""
+    if budget is not None:
+        verdict = "within the budget" if ms <= budget else "over the budget"
+        text += f", {verdict} of {budget:g} ms"
+    trained = {
         "run": str(opened.folder),
-        "name": row["name"],
+        "name": candidate["name"],
         "latency_ms": ms,
-        "score": score,
-        "verdict": meets,
+        "score": values.get(sizes["metric"]),
+        "verdict": verdict,
     }
-    found["trained"] = [
-        *(one for one in found.get("trained", []) if one["run"] != mine["run"]),
-        mine,
-    ]
-    write(found, file.parent)
-    before = f"{row['latency_ms']:g} ms before training"
-    print(f"{row['name']}: {ms:g} ms ({before}){f', {meets} of {budget:g} ms' if meets else ''}")
+    others = [row for row in sizes.get("trained", []) if row["run"] != trained["run"]]
+    sizes["trained"] = [*others, trained]
+    write(sizes, file.parent)
+    print(text)
     print(f"written to {file.with_name('sizes.html')}")
     return 0

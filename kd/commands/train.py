@@ -48,28 +48,24 @@ Exit status: 0 done, 1 failed (the run folder says why), 2 wrong use, 130 Ctrl-C
 
 
 def run(request: Request) -> int:
-    """Trains, or prints what a flag asks for (``--list``, ``--keys``, ``--print_config``, ...); returns the exit
-    status.
+    """Trains, or prints what a flag asks for (``--list``, ``--keys``, ``--print_config``, ...).
+
+    Returns:
+        The exit status.
 
     Raises:
         UserError: a mistake in the command line or the settings.
     """
-    if request.rest == ["serve"] and (served := sagemaker.endpoint_items()):
-        return import_module("kd.commands.serve").run(
-            Request(rest=served[:1], overrides=served[1:])
-        )
+    if request.rest == ["serve"]:
+        serve_items = sagemaker.endpoint_items()
+        if serve_items:  # SageMaker has started an endpoint's container
+            to_serve = Request(rest=serve_items[:1], overrides=serve_items[1:])
+            return import_module("kd.commands.serve").run(to_serve)
     container = sagemaker.container()
     if container:
         take_over(container, request)
     if request.rest:
-        word, known = request.rest[0], names("recipes")
-        kind = "recipe" if word in known else "config" if word in names("configs") else ""
-        hint = (
-            f"did you mean '{kind}={word}'?"
-            if kind
-            else f"recipes recipe=NAME ({', '.join(known)})"
-        )
-        raise UserError(f"what is '{word}'? Settings are key=value, {hint}")
+        raise _unknown_word(request.rest[0])
     if "version" in request.flags:
         import kd
 
@@ -87,10 +83,9 @@ def run(request: Request) -> int:
     check_secret(cluster)
     if cluster and cluster.role == "data":
         return prepare_data(cluster)
-    if not in_job():  # there it warns of the end: nothing is lost before the first step
-        signal.signal(
-            signal.SIGUSR2, signal.SIG_IGN
-        )  # until the monitor handles it, it must not kill
+    if not in_job():  # in a job it warns of the end: nothing is lost before the first step
+        # until the monitor handles it, it must not kill
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     gc.disable()  # collections during the imports take 1.2 s and find nothing
     try:
         run = Run.to_train(request)
@@ -107,11 +102,27 @@ def run(request: Request) -> int:
     return status
 
 
+def _unknown_word(word: str) -> UserError:
+    """The message for a word that is neither a setting nor a flag: it may be a recipe's or overlay's name alone."""
+    recipes = names("recipes")
+    if word in recipes:
+        hint = f"did you mean 'recipe={word}'?"
+    elif word in names("configs"):
+        hint = f"did you mean 'config={word}'?"
+    else:
+        hint = f"recipes recipe=NAME ({', '.join(recipes)})"
+    return UserError(f"what is '{word}'? Settings are key=value, {hint}")
+
+
 def _information(request: Request) -> str:
+    """What ``--list``, ``--keys`` or ``--help`` prints."""
     if "list" in request.flags:
         return listed(request.about)
     if "keys" in request.flags or request.about:
-        recipe = {} if request.recipe is None else files.read(find("recipes", request.recipe))
-        known = {**keys.schema(), **keys.of_recipe(recipe)[0]}
-        return keys.table(known, request.about if "keys" in request.flags else f"{request.about}.")
+        recipe = {}
+        if request.recipe is not None:
+            recipe = files.read(find("recipes", request.recipe))
+        of_losses, *_ = keys.of_recipe(recipe)
+        part = request.about if "keys" in request.flags else f"{request.about}."
+        return keys.table({**keys.schema(), **of_losses}, part)
     return HELP.format(recipes=listing("recipes", "recipe="))

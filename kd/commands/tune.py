@@ -50,12 +50,14 @@ def run(request: Request) -> int | None:
     import kd.fleet.tuning.study  # noqa: F401 - reports a missing extra before torch is imported
     from kd.fleet.tuning.plan import plan
 
-    planned = plan(request)
+    search_plan = plan(request)
     from kd.fleet.tuning.confirm import search_and_confirm
 
     try:
-        return search_and_confirm(planned)
+        return search_and_confirm(search_plan)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
-        raise UserError(f"runs_dir: {planned.folder} can't be written: {error.strerror}") from error
+        raise UserError(
+            f"runs_dir: {search_plan.folder} can't be written: {error.strerror}"
+        ) from error

@@ -9,6 +9,7 @@ from kd.fleet.tuning.page import write_page
 from kd.fleet.tuning.plan import LATENCY, SearchObjective, SearchPlan
 from kd.fleet.tuning.results import BEST, Confirmation, chosen, print_table, write_best
 from kd.fleet.tuning.search import Search, say
+from kd.fleet.tuning.study import FrozenTrial
 from kd.fleet.tuning.trials import TrialPlace, TrialRun, deal, gpus_of, lock_trial, split_metrics
 from kd.storage.elsewhere import text_of
 from kd.storage.writing import write_text
@@ -41,7 +42,7 @@ def _search_and_confirm(plan: SearchPlan, free: Sequence[TrialPlace]) -> int:
         print("kd-tune: no trial has ended well")
         return 1
     if plan.confirm:
-        text = "\n".join(found.text() for found in confirm(search, plan))
+        text = "\n".join(confirmation.text() for confirmation in confirm(search, plan))
         print(text)
         write_text(plan.folder / CONFIRMED, f"{text}\n")
         _write(search)
@@ -61,88 +62,102 @@ def revive(search: Search) -> None:
     Raises:
         UserError: no trial was stopped early, or not this one.
     """
-    objectives, wanted = search.plan.objectives, search.plan.revive
-    sign = 1 if objectives[0].maximize else -1
-    pruned = {str(t.number): t for t in search.study.trials("pruned")}
-    if wanted == "best" and pruned:
-        like = max(pruned.values(), key=lambda t: sign * list(t.intermediate_values.values())[-1])
-    elif wanted in pruned:
-        like = pruned[wanted]
-    else:
-        had = f"those are {', '.join(pruned)}" if pruned else "none was stopped early"
-        raise UserError(
-            f"revive: must be best, or a trial that was stopped early, got '{wanted}'; {had}"
-        )
-    owner = lock_trial(search.folder_of(like.number))
+    objectives = search.plan.objectives
+    trial = _stopped_trial(search)
+    folder = search.folder_of(trial.number)
+    owner = lock_trial(folder)
     if owner is None:
-        raise UserError(f"revive: trial {like.number} is running already")
-    job = TrialRun(
-        search.folder_of(like.number), search.plan.config["recipe"], search.free[0], owner
-    )
+        raise UserError(f"revive: trial {trial.number} is running already")
+    job = TrialRun(folder, search.plan.config["recipe"], search.free[0], owner)
     search.wait([job], [[]])
     summary = job.summary()
     if summary.get("status") != "done":
-        raise UserError(f"revive: trial {like.number} failed: {job.reason()}")
+        raise UserError(f"revive: trial {trial.number} failed: {job.reason()}")
     values = [objective.value(job.run) for objective in objectives]
     notes = {
         "folder": str(job.run),
         "wall_s": summary["wall_s"],
         "epochs": summary["epochs"],
-        "revived": like.number,
+        "revived": trial.number,
     }
-    search.study.add(like, values, notes)
-    say(f"trial {like.number}, trained to its end: {objectives[0].name} {values[0]:.4g}")
+    search.study.add(trial, values, notes)
+    say(f"trial {trial.number}, trained to its end: {objectives[0].name} {values[0]:.4g}")
+
+
+def _stopped_trial(search: Search) -> FrozenTrial:
+    """The trial that ``revive`` names, by its number or as the best by its last metric."""
+    name = search.plan.revive
+    sign = 1 if search.plan.objectives[0].maximize else -1
+    stopped = {str(trial.number): trial for trial in search.study.trials("pruned")}
+
+    def last_metric(trial: FrozenTrial) -> float:
+        return sign * list(trial.intermediate_values.values())[-1]
+
+    if name == "best" and stopped:
+        return max(stopped.values(), key=last_metric)
+    if name in stopped:
+        return stopped[name]
+    allowed = f"those are {', '.join(stopped)}" if stopped else "none was stopped early"
+    raise UserError(
+        f"revive: must be best, or a trial that was stopped early, got '{name}'; {allowed}"
+    )
 
 
 def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
-    """Runs the winner and the default on the same fresh seeds; on a test split too, where the data have one."""
+    """Runs the winner and the default on the same fresh seeds; on a test split too, where the data have one.
+
+    Returns:
+        The comparison by the first objective, and by the same metric on the test split.
+
+    Raises:
+        UserError: an objective that no seed changes, or a run that is being trained elsewhere, or fails.
+    """
     objective = plan.objectives[0]
     if objective.name == LATENCY:
         raise UserError(f"confirm: {LATENCY} does not depend on the seed; name an accuracy first")
     seeds = tuple(plan.config["seed"] + i for i in range(1, plan.confirm + 1))
     best = chosen(search.study, plan)
     assert best is not None
-    jobs, items = [], []
-    winner = [f"recipe={plan.folder / BEST}", "--trust"]
-    for name, begin in (
-        (f"trial-{best.number}", winner),
-        ("default", [*plan.items, *search.extra]),
-    ):
+    command_lines = {
+        f"trial-{best.number}": [f"recipe={plan.folder / BEST}", "--trust"],
+        "default": [*plan.items, *search.extra],
+    }
+    jobs = []  # those of the winner, then those of the default
+    items = []
+    for name, command_line in command_lines.items():
         for seed in seeds:
             folder = plan.folder / "confirm" / f"{name}-seed-{seed}"
             owner = lock_trial(folder)
             if owner is None:
                 raise UserError(f"confirm: {folder} is being trained by another process")
             jobs.append(TrialRun(folder, plan.config["recipe"], search.free[0], owner))
-            items.append([*begin, f"seed={seed}"])
+            items.append([*command_line, f"seed={seed}"])
     search.wait(jobs, items)
     for job in jobs:
         if job.summary().get("status") != "done":
             raise UserError(f"confirm: {job.folder} failed: {job.reason()}")
-    confirmed = [
-        _compared(objective, objective.name, seeds, [objective.value(job.run) for job in jobs])
-    ]
+    values = [objective.value(job.run) for job in jobs]
+    confirmations = [_compared(objective, objective.name, seeds, values)]
     metric = objective.name.removeprefix("val/")
     if metric != objective.name and has_test_split(plan):
-        found = [split_metrics(job.run, TEST, job.slot).get(metric) for job in jobs]
-        if all(value is not None for value in found):
-            confirmed.append(_compared(objective, f"{TEST}/{metric}", seeds, found))
-    return confirmed
+        tested = [split_metrics(job.run, TEST, job.slot).get(metric) for job in jobs]
+        if all(value is not None for value in tested):
+            confirmations.append(_compared(objective, f"{TEST}/{metric}", seeds, tested))
+    return confirmations
 
 
 def _compared(
     objective: SearchObjective, name: str, seeds: tuple[int, ...], values: list[Any]
 ) -> Confirmation:
-    half = len(seeds)
-    return Confirmation(name, objective.maximize, seeds, tuple(values[:half]), tuple(values[half:]))
+    of_winner = tuple(values[: len(seeds)])
+    of_default = tuple(values[len(seeds) :])
+    return Confirmation(name, objective.maximize, seeds, of_winner, of_default)
 
 
 def has_test_split(plan: SearchPlan) -> bool:
     """Whether the pictures' folder has a ``test`` beside ``train`` and ``val``."""
     source = plan.config["data"]["source"] or {}
     root = str((source.get("init_args") or {}).get("root") or "")
-    return (
-        str(source.get("class_path", "")).endswith(".ImageFolder")
-        and bool(root)
-        and ImageFolder(root).has(TEST)
-    )
+    if not root or not str(source.get("class_path", "")).endswith(".ImageFolder"):
+        return False
+    return ImageFolder(root).has(TEST)

@@ -22,9 +22,10 @@ from kd.run.trust import check_file
 from kd.storage.elsewhere import json_of, text_of
 from kd.storage.run_urls import folder_of_runs
 
-# what a run's summary.json says beside its validation metrics
 OF_THE_SUMMARY = ("params", "images_per_s", "step_ms_median", "peak_memory_mb", "wall_s")
-LATENCY = "latency_ms"  # of one picture on one thread, measured by kd-latency after the run
+"""Objectives that a run's ``summary.json`` has beside its validation metrics."""
+LATENCY = "latency_ms"
+"""Objective: of one picture on one thread, measured by ``kd-latency`` after the run."""
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("none", "asha", "hyperband", "median")
 KEYS = ("trials", "jobs", "hours", "trial_hours", "objective", "sampler", "pruner", "name", "confirm", "revive", "tune",
@@ -46,15 +47,19 @@ class SearchObjective:
         return "maximize" if self.maximize else "minimize"
 
     def value(self, run: Path) -> float:
-        """Of a finished run: of validation metrics the best epoch's, whose student is kept."""
+        """The objective's value of a finished run: of validation metrics the best epoch's, whose student is kept."""
         if self.name == LATENCY:
             rows = json_of(text_of(run / "export" / "latency.json"))["rows"]
-            return float(next(row["median_ms"] for row in rows if row["model"] == "student"))
+            student_row = next(row for row in rows if row["model"] == "student")
+            return float(student_row["median_ms"])
         summary = json_of(text_of(run / "summary.json"))
         student = summary["student"]
         if self.name.startswith("val/"):
-            return float((student["best_val"] or student["val"])[self.name.removeprefix("val/")])
-        return float(student["params"] if self.name == "params" else summary[self.name])
+            metrics = student["best_val"] or student["val"]
+            return float(metrics[self.name.removeprefix("val/")])
+        if self.name == "params":
+            return float(student["params"])
+        return float(summary[self.name])
 
 
 @dataclass(frozen=True)
@@ -111,13 +116,13 @@ def plan(request: Request) -> SearchPlan:
     Raises:
         UserError: a key or value that no run accepts, nothing to search, or an objective that no run reports.
     """
-    own: dict[str, Any] = {**take(request, *KEYS)}
-    spaces_typed = take(
-        request, *(text.split("=")[0] for text in request.overrides if text.startswith("search."))
-    )
-    searched = {key.removeprefix("search."): text for key, text in spaces_typed.items()}
-    given = own | {k: v for k, v in _from_file(request, own, searched).items() if k not in own}
-    spaces = [parse(key, text) for key, text in (given.pop("search", None) or searched).items()]
+    # settings of the search: the command line's, then the file's
+    typed_settings: dict[str, Any] = dict(take(request, *KEYS))
+    typed_spaces = _take_spaces(request)
+    from_file = _from_file(request, typed_settings, typed_spaces)
+    settings = from_file | typed_settings
+    space_texts = settings.pop("search", None) or typed_spaces
+    spaces = [parse(key, text) for key, text in space_texts.items()]
     if not spaces:
         raise UserError("nothing to search: give search.KEY=SPACE, or tune=FILE (kd-tune --help)")
     args = request.parser_args()
@@ -130,48 +135,63 @@ def plan(request: Request) -> SearchPlan:
         *(f"config={o}" for o in request.overlays),
         *request.trusted,
     ]
-    objectives = _objectives(given.get("objective"), config, run.cli.trusted)
-    several = len(objectives) > 1
-    pruner = str(
-        given.get("pruner")
-        or ("none" if several or not objectives[0].name.startswith("val/") else "asha")
-    )
+    objectives = _objectives(settings.get("objective"), config, run.cli.trusted)
+    by_epoch = len(objectives) == 1 and objectives[0].name.startswith("val/")
+    pruner = str(settings.get("pruner") or ("asha" if by_epoch else "none"))
     _check_pruner(pruner, objectives)
-    sampler = _one_of("sampler", given.get("sampler") or "tpe", SAMPLERS)
+    sampler = _one_of("sampler", settings.get("sampler") or "tpe", SAMPLERS)
     space = _search_space(spaces, args)
-    if sampler == "grid" and (
-        floats := [s.key for s in space if s.choices is None and not s.integer]
-    ):
-        raise UserError(f"sampler: a grid needs choices or integers; search.{floats[0]} is neither")
-    name = str(given.get("name") or "search")
+    if sampler == "grid":
+        _check_grid(space)
+    name = str(settings.get("name") or "search")
     typed.check_values([("name", name)], keys.schema())
-    limits = {
-        key: positive(key, str(given[key]))
-        for key in ("hours", "trial_hours")
-        if given.get(key) is not None
-    }
     return SearchPlan(
         items=[*items, *request.overrides],
         config=config,
         space=space,
         objectives=objectives,
-        trials=whole_number(given, "trials", 20),
-        jobs=_jobs(given),
-        hours=limits.get("hours"),
-        trial_hours=limits.get("trial_hours"),
+        trials=whole_number(settings, "trials", 20),
+        jobs=_jobs(settings),
+        hours=_limit(settings, "hours"),
+        trial_hours=_limit(settings, "trial_hours"),
         sampler=sampler,
         pruner=pruner,
         folder=folder_of_runs(config["runs_dir"], "kd-tune") / config["recipe"] / "tune" / name,
-        confirm=whole_number(given, "confirm", 0, low=0),
-        revive=str(given["revive"]) if "revive" in given else None,
+        confirm=whole_number(settings, "confirm", 0, low=0),
+        revive=str(settings["revive"]) if "revive" in settings else None,
     )
 
 
-def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) -> dict[str, Any]:
+def _take_spaces(request: Request) -> dict[str, str]:
+    """Takes ``search.KEY=SPACE`` out of a command line: the spaces by the key that is searched."""
+    names = [text.split("=")[0] for text in request.overrides if text.startswith("search.")]
+    return {name.removeprefix("search."): space for name, space in take(request, *names).items()}
+
+
+def _limit(settings: dict[str, Any], key: str) -> float | None:
+    if settings.get(key) is None:
+        return None
+    return positive(key, str(settings[key]))
+
+
+def _check_grid(spaces: Sequence[Space]) -> None:
+    for space in spaces:
+        if space.choices is None and not space.integer:
+            raise UserError(
+                f"sampler: a grid needs choices or integers; search.{space.key} is neither"
+            )
+
+
+def _from_file(
+    request: Request, typed_settings: dict[str, Any], typed_spaces: dict[str, str]
+) -> dict[str, Any]:
+    """The settings in the file that ``tune`` names, whose key is taken out; else in the recipe's shipped file, where no
+    space was typed. Typed spaces count before those of the file.
+    """
     shipped = folder("recipes") / "tune" / f"{request.recipe}.yaml"
-    if "tune" not in own and (searched or not shipped.is_file()):
+    if "tune" not in typed_settings and (typed_spaces or not shipped.is_file()):
         return {}
-    file = Path(own.pop("tune", shipped))
+    file = Path(typed_settings.pop("tune", shipped))
     try:
         content = files.read(file)
     except UserError as error:
@@ -189,31 +209,36 @@ def _from_file(request: Request, own: dict[str, Any], searched: dict[str, str]) 
     }
     if "trust" not in request.flags:
         check_file(file, spaces, request.trust)
-    return {**content, "search": {**spaces, **searched}}
+    return {**content, "search": {**spaces, **typed_spaces}}
 
 
 def _objectives(
     text: str | None, config: dict[str, Any], trusted: Sequence[str]
 ) -> tuple[SearchObjective, ...]:
-    known = [f"val/{name}" for name in metrics_of(config, trusted)]
+    metrics = [f"val/{name}" for name in metrics_of(config, trusted)]
     if text is None:
         sign = {"min": "-", "max": "+", None: ""}[config["checkpoint"]["mode"]]
-        text = f"{sign}{config['checkpoint']['monitor'] or known[0]}"
-    found = tuple(_objective(part.strip()) for part in str(text).split(","))
-    for objective in found:
-        if objective.name not in (allowed := [*known, *OF_THE_SUMMARY, LATENCY]):
+        text = f"{sign}{config['checkpoint']['monitor'] or metrics[0]}"
+    objectives = tuple(_objective(word.strip()) for word in str(text).split(","))
+    allowed = [*metrics, *OF_THE_SUMMARY, LATENCY]
+    for objective in objectives:
+        if objective.name not in allowed:
             raise UserError(
                 f"objective: no run reports '{objective.name}'; it may be {', '.join(allowed)} (- before "
                 "it: less is better, +: more is), several with commas"
             )
-    if len({o.name for o in found}) < len(found):
+    names = {objective.name for objective in objectives}
+    if len(names) < len(objectives):
         raise UserError(f"objective: '{text}' names one twice")
-    return found
+    return objectives
 
 
 def _objective(text: str) -> SearchObjective:
+    """``+NAME``: more is better, ``-NAME``: less is, ``NAME``: as usual for it."""
     name = text.lstrip("+-")
-    return SearchObjective(name, text.startswith("+") if text != name else not less_is_better(name))
+    if text == name:
+        return SearchObjective(name, maximize=not less_is_better(name))
+    return SearchObjective(name, maximize=text.startswith("+"))
 
 
 def _check_pruner(pruner: str, objectives: Sequence[SearchObjective]) -> None:
@@ -235,19 +260,19 @@ def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
     return str(value)
 
 
-def _jobs(given: dict[str, Any]) -> int | TrialShare:
-    share = {
-        key: whole_number(given, key, 0, low=int(key == "cores"))
-        for key in ("cores", "gpus")
-        if key in given
-    }
-    if given.get("jobs") == "ray":
+def _jobs(settings: dict[str, Any]) -> int | TrialShare:
+    """Trials at a time on this machine; with ``jobs=ray`` a trial's share of the cluster."""
+    share = {}
+    for key, least in (("cores", 1), ("gpus", 0)):
+        if key in settings:
+            share[key] = whole_number(settings, key, 0, low=least)
+    if settings.get("jobs") == "ray":
         return TrialShare(**share)
     if share:
         raise UserError(
             f"{next(iter(share))}: is a trial's share of a cluster (jobs=ray); jobs=K deals this machine's"
         )
-    jobs = whole_number(given, "jobs", 1)
+    jobs = whole_number(settings, "jobs", 1)
     if jobs > cores():
         raise UserError(f"jobs: must be <= {cores()}, the number of cores, got {jobs}")
     return jobs
@@ -257,50 +282,63 @@ def _search_space(spaces: Sequence[Space], args: list[str]) -> tuple[Space, ...]
     """Checks that a run takes every value, and finds the keys that only some choices of another key bring about."""
     ordered: list[Space] = []
     for space in sorted(spaces, key=lambda space: space.key.count(".")):
-        above = next(
-            (s for s in reversed(ordered) if space.key.startswith(f"{s.key}.") and s.choices), None
-        )
+        above = None  # the nearest searched key whose choices this key lies below
+        for earlier in ordered:
+            if earlier.choices and space.key.startswith(f"{earlier.key}."):
+                above = earlier
         if above is None:
-            taken = _taken(args, [], space)
+            as_resolved = _as_resolved(args, [], space)
         else:
-            under, taken = _under(above, space, args)
+            under, as_resolved = _under(above, space, args)
             space = replace(space, above=above.key, under=under)
-        if space.integer and any(isinstance(value, float) for value in taken):
-            space = replace(
-                space, low=float(space.low), high=float(space.high)
-            )  # 0..1 of a number that is no integer
+        if space.integer and any(isinstance(value, float) for value in as_resolved):
+            # 0..1 of a key whose value is a float
+            space = replace(space, low=float(space.low), high=float(space.high))
         ordered.append(space)
     return tuple(ordered)
 
 
 def _under(above: Space, space: Space, args: list[str]) -> tuple[tuple[Any, ...], list[Any]]:
-    """The choices of ``above`` under which ``space`` exists, and its examples as a run takes them."""
-    allowed, taken, refused = [], list[Any](), None
+    """The choices of ``above`` under which ``space`` exists, and its examples as a run's configuration has them."""
+    allowed = []
+    as_resolved: list[Any] = []
+    refusal = None
     for choice in above.choices or ():
         try:
-            taken = _taken(args, [(above.key, choice)], space)
+            as_resolved = _as_resolved(args, [(above.key, choice)], space)
             allowed.append(choice)
         except UserError as error:
-            refused = error
+            refusal = error
     if not allowed:
-        raise UserError(f"search.{space.key}: no choice of search.{above.key} takes it: {refused}")
-    return tuple(allowed), taken
+        raise UserError(f"search.{space.key}: no choice of search.{above.key} takes it: {refusal}")
+    return tuple(allowed), as_resolved
 
 
-def _taken(args: list[str], chosen: Sequence[tuple[str, Any]], space: Space) -> list[Any]:
-    """The examples of a space as a run's configuration holds them."""
-    taken = []
+def _as_resolved(args: list[str], chosen: Sequence[tuple[str, Any]], space: Space) -> list[Any]:
+    """The examples of a space as a run's configuration has them.
+
+    Args:
+        args: the run's command line.
+        chosen: keys that the space lies below, with a value each.
+        space: its examples are resolved one by one.
+
+    Raises:
+        UserError: a run refuses an example.
+    """
+    resolved = []
     for example in space.examples():
         items = [f"--{item(key, value)}" for key, value in [*chosen, (space.key, example)]]
         config = flatten(Run([*args, *items]).config)
-        taken.append(
-            {key.replace(".init_args.", "."): value for key, value in config.items()}.get(space.key)
-        )
-    return taken
+        by_short_key = {key.replace(".init_args.", "."): value for key, value in config.items()}
+        resolved.append(by_short_key.get(space.key))
+    return resolved
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The first setting that was changed since a search was begun; empty for none."""
-    before, now = json_of(json.dumps(before)), json_of(json.dumps(now))
-    changed = (key for key in {**before, **now} if before.get(key) != now.get(key))
-    return next((f"{key}={before.get(key)}, now {now.get(key)}" for key in changed), "")
+    before = json_of(json.dumps(before))
+    now = json_of(json.dumps(now))
+    for key in {**before, **now}:
+        if before.get(key) != now.get(key):
+            return f"{key}={before.get(key)}, now {now.get(key)}"
+    return ""

@@ -1,5 +1,6 @@
 """What a search has found: ``best.yaml``, the table, and whether the winner stands on fresh seeds."""
 
+import math
 import shutil
 import statistics
 from dataclasses import dataclass
@@ -16,9 +17,13 @@ from kd.storage.elsewhere import text_of, yaml_of
 from kd.storage.writing import write_text
 
 BEST = "best.yaml"
+"""The recipe that repeats the best trial."""
 SHOWN = 10
-# Student's t: half a 95 % interval in standard errors, by degrees of freedom
+"""Trials in the printed table."""
 T95 = (0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Student's t: half of a 95 % interval in standard errors, by degrees of freedom."""
+T95_MANY = 2.0
+"""The same for more degrees of freedom than :data:`T95` has."""
 
 
 def chosen(study: Study, plan: SearchPlan) -> Any | None:
@@ -26,18 +31,15 @@ def chosen(study: Study, plan: SearchPlan) -> Any | None:
     front = study.best()
     if len(front) < 2:
         return front[0] if front else None
-    signs = [1 if objective.maximize else -1 for objective in plan.objectives]
-    columns = [[s * t.values[i] for t in front] for i, s in enumerate(signs)]
-    ranges = [max(c) - min(c) or 1.0 for c in columns]
-
-    def distance(t: FrozenTrial) -> float:
-        gaps = [
-            (max(c) - s * v) / r
-            for c, s, v, r in zip(columns, signs, t.values, ranges, strict=True)
-        ]
-        return sum(gap**2 for gap in gaps)
-
-    return min(front, key=distance)
+    squared_distance = dict.fromkeys((trial.number for trial in front), 0.0)
+    for i, objective in enumerate(plan.objectives):
+        sign = 1 if objective.maximize else -1
+        values = [sign * trial.values[i] for trial in front]  # more is better
+        best = max(values)
+        width = best - min(values) or 1.0
+        for trial, value in zip(front, values, strict=True):
+            squared_distance[trial.number] += ((best - value) / width) ** 2
+    return min(front, key=lambda trial: squared_distance[trial.number])
 
 
 def write_best(study: Study, plan: SearchPlan) -> None:
@@ -46,14 +48,18 @@ def write_best(study: Study, plan: SearchPlan) -> None:
     if best is None:
         return
     config = yaml_of(text_of(Path(best.user_attrs["folder"]) / "config.yaml"))
+    # what the search has set for its trials is again as the user had it
     config["runs_dir"] = plan.config["runs_dir"]
     config["trainer"]["enable_progress_bar"] = plan.config["trainer"]["enable_progress_bar"]
-    found = ", ".join(
-        f"{o.name} {v:.6g}" for o, v in zip(plan.objectives, best.values, strict=True)
-    )
-    head = f"# Best of {len(study.trials('complete'))} trials: {found} (trial {best.number} of {plan.folder})\n"
-    head += "".join(f"#   {item(key, value)}\n" for key, value in best.params.items())
-    write_text(plan.folder / BEST, head + yaml.safe_dump(config, sort_keys=False))
+
+    pairs = zip(plan.objectives, best.values, strict=True)
+    values = ", ".join(f"{objective.name} {value:.6g}" for objective, value in pairs)
+    ended = len(study.trials("complete"))
+    lines = [f"# Best of {ended} trials: {values} (trial {best.number} of {plan.folder})\n"]
+    for key, value in best.params.items():
+        lines.append(f"#   {item(key, value)}\n")
+    lines.append(yaml.safe_dump(config, sort_keys=False))
+    write_text(plan.folder / BEST, "".join(lines))
 
 
 def ranked(study: Study, plan: SearchPlan) -> list[Any]:
@@ -65,12 +71,12 @@ def ranked(study: Study, plan: SearchPlan) -> list[Any]:
 
 def print_table(study: Study, plan: SearchPlan) -> None:
     """Prints the best :data:`SHOWN` trials, and how many there are."""
-    title = f"{plan.config['recipe']}: {len(study.trials())} trials in {plan.folder}"
+    count = len(study.trials())
+    title = f"{plan.config['recipe']}: {count} trials in {plan.folder}"
     rows = [row(trial, plan) for trial in ranked(study, plan)[:SHOWN]]
+    searched = [space.key for space in plan.space]
     width = max(100, shutil.get_terminal_size().columns)
-    terminal.print_table(
-        title, columns(plan), rows, left=[space.key for space in plan.space], width=width
-    )
+    terminal.print_table(title, columns(plan), rows, left=searched, width=width)
 
 
 def columns(plan: SearchPlan) -> list[str]:
@@ -95,14 +101,15 @@ def row(trial: FrozenTrial, plan: SearchPlan) -> list[str]:
         values[0] = f"stopped at {last[0]:.4g}" if last else "stopped"
     else:
         values = [f"{v:.4g}" for v in trial.values]
-    number = f"{attrs['revived']}, to its end" if "revived" in attrs else str(trial.number)
-    cells = ["" if attrs.get(name) is None else str(attrs[name]) for name in ("epochs", "wall_s")]
-    return [
-        number,
-        *values,
-        *cells,
-        *(short(trial.params.get(space.key, "")) for space in plan.space),
-    ]
+    number = str(trial.number)
+    if "revived" in attrs:
+        number = f"{attrs['revived']}, to its end"
+    costs = []
+    for name in ("epochs", "wall_s"):
+        cost = attrs.get(name)
+        costs.append("" if cost is None else str(cost))
+    chosen_values = [short(trial.params.get(space.key, "")) for space in plan.space]
+    return [number, *values, *costs, *chosen_values]
 
 
 @dataclass(frozen=True)
@@ -121,22 +128,34 @@ class Confirmation:
     """Values of the recipe without the search, by seed."""
 
     def interval(self) -> tuple[float, float]:
-        """Mean difference (winner - default) and half of its 95 % interval, paired by seed."""
-        gaps = [b - d for b, d in zip(self.best, self.default, strict=True)]
-        if len(gaps) < 2:
-            return gaps[0], float("inf")
-        t = T95[len(gaps) - 1] if len(gaps) <= len(T95) else 2.0
-        return statistics.mean(gaps), t * statistics.stdev(gaps) / len(gaps) ** 0.5
+        """Mean difference (winner - default) and half of its 95 % interval, paired by seed.
+
+        Of ``n`` differences with standard deviation ``s`` half of the interval is ``t(n - 1) * s / sqrt(n)``, by
+        Student's t; it is infinite for one seed.
+        """
+        differences = [b - d for b, d in zip(self.best, self.default, strict=True)]
+        n = len(differences)
+        if n < 2:
+            return differences[0], math.inf
+        degrees = n - 1
+        t = T95[degrees] if degrees < len(T95) else T95_MANY
+        half = t * statistics.stdev(differences) / n**0.5
+        return statistics.mean(differences), half
 
     def text(self) -> str:
         """The finding in two sentences: both means over fresh seeds, and the 95 % interval of their difference."""
         mean, half = self.interval()
-        best, default = statistics.mean(self.best), statistics.mean(self.default)
+        best = statistics.mean(self.best)
+        default = statistics.mean(self.default)
         values = f"the winner {best:.4g}, the default {default:.4g} (means)"
         means = f"{self.objective} on fresh seeds {self.seeds}: {values}"
-        if half == float("inf"):
+        if math.isinf(half):
             return f"{means}; one seed says nothing of the spread."
-        better = (mean if self.maximize else -mean) > 0
-        survived = "survives" if abs(mean) > half else "does not survive"
-        verdict = survived if better else "is none: the default is as good or better"
+        gain = mean if self.maximize else -mean
+        if gain <= 0:
+            verdict = "is none: the default is as good or better"
+        elif gain > half:
+            verdict = "survives"
+        else:
+            verdict = "does not survive"
         return f"{means}. The difference, {mean:+.4g} ± {round(half, 6):.2g} (95 %, paired by seed), {verdict}."

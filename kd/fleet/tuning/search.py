@@ -27,8 +27,11 @@ from kd.storage.writing import make_folder
 
 say = partial(print, flush=True)
 POLL_S = 0.2
+"""Seconds between two looks at the trials."""
 TOO_LONG = "took too long"
-MAKES_THE_RULE = 5  # so many failures and nothing else: the search itself is wrong
+"""Why a trial was stopped that took longer than ``trial_hours``."""
+MAKES_THE_RULE = 5
+"""So many failures and nothing else: the search itself is wrong."""
 
 
 @dataclass
@@ -44,32 +47,44 @@ class Running:
 
 
 class Search:
-    """One process's part in a search; others, here or on other machines, may work in the same folder."""
+    """One process's part in a search; others, here or on other machines, may work in the same folder.
+
+    Args:
+        plan: the search.
+        free: the places where trials can run.
+        changed: called after each trial that has ended.
+
+    Raises:
+        UserError: the folder holds a search with other settings.
+    """
 
     def __init__(
         self, plan: SearchPlan, free: Sequence[TrialPlace], changed: Callable[["Search"], None]
     ) -> None:
-        self.plan, self.changed = plan, changed
+        self.plan = plan
+        self.changed = changed
         make_folder(plan.folder)
-        self.lock = FileLock(plan.folder / "ask.lock")
+        self.lock = FileLock(plan.folder / "ask.lock")  # one process at a time draws values
         with self.lock:
             directions = [objective.direction for objective in plan.objectives]
             self.study = Study(
                 plan.folder, directions, plan.sampler, plan.pruner, plan.epochs, plan.config["seed"]
             )
             now = plan.settings()
-            if changed_one := difference(self.study.begun_with(now), now):
+            changed_setting = difference(self.study.begun_with(now), now)
+            if changed_setting:
                 raise UserError(
-                    f"name: the search in {plan.folder} was begun with {changed_one}; give the same "
+                    f"name: the search in {plan.folder} was begun with {changed_setting}; give the same "
                     "settings to resume it, or name=OTHER to begin another"
                 )
-        self.free, self.places = list(free), len(free)
-        self.running: list[Running] = []
-        self.going: list[TrialRun] = []
-        self.stopped_by: int | None = None
+        self.free = list(free)
+        self.places = len(free)
+        self.running: list[Running] = []  # trials of the search
+        self.going: list[TrialRun] = []  # runs that confirm the winner
+        self.stopped_by: int | None = None  # number of the signal
         self.began = time.monotonic()
-        self.seconds: list[float] = []
-        self.extra: list[str] = []
+        self.seconds: list[float] = []  # that each ended trial took
+        self.extra: list[str] = []  # settings that all trials share beside the plan's
 
     def run(self) -> None:
         """Searches until the trials or the hours are used up.
@@ -84,7 +99,7 @@ class Search:
                 while True:
                     self._watch()
                     self._fill()
-                    if not self.running or self._ends_early():
+                    if not self.running or self._must_end():
                         break
                     time.sleep(POLL_S)
             finally:  # a full disk, too, leaves no process
@@ -93,7 +108,8 @@ class Search:
                 for job in self.jobs():
                     job.wait()
 
-    def _ends_early(self) -> bool:
+    def _must_end(self) -> bool:
+        """Whether the hours are up; a signal, or nothing but failures, raises."""
         if self.stopped_by is not None:
             self._end_all(signal.Signals(self.stopped_by).name)
             raise Stopped(self.stopped_by)
@@ -113,20 +129,21 @@ class Search:
         return self.plan.folder / "trials" / f"{number:04d}"
 
     def _fill(self) -> None:
+        """Starts a trial on each free place, as long as there are any."""
         while self.free and self.stopped_by is None:
             with self.lock:
-                next_one = self._taken_over() or self._new()
-            if next_one is None:
+                trial_to_run = self._take_over() or self._new()
+            if trial_to_run is None:
                 return
-            trial, chosen, owner = next_one
-            job = TrialRun(
-                self.folder_of(trial.number), self.plan.config["recipe"], self.free.pop(0), owner
-            )
-            values = [item(key, value) for key, value in chosen.items()]
+            trial, chosen, owner = trial_to_run
+            folder = self.folder_of(trial.number)
+            job = TrialRun(folder, self.plan.config["recipe"], self.free.pop(0), owner)
             self.running.append(Running(trial, chosen, job))
+            values = [item(key, value) for key, value in chosen.items()]
             job.begin([*self.plan.items, *self.extra, *values])
 
-    def _taken_over(self) -> tuple[Any, dict[str, Any], IO[str]] | None:
+    def _take_over(self) -> tuple[Any, dict[str, Any], IO[str]] | None:
+        """A trial that a process has begun which runs no more: trial, values by key, lock; None without any."""
         for frozen in self.study.trials("running"):
             owner = lock_trial(self.folder_of(frozen.number))
             if owner is not None:
@@ -134,6 +151,7 @@ class Search:
         return None
 
     def _new(self) -> tuple[Any, dict[str, Any], IO[str]] | None:
+        """A new trial: trial, values by key, lock; None where the search has as many as it shall."""
         if self.study.exhausted or len(self.study.trials()) >= self.plan.trials:
             return None
         trial, chosen = self.study.ask(self.plan.space)
@@ -142,64 +160,65 @@ class Search:
         return trial, chosen, owner
 
     def _watch(self) -> None:
+        """Reports new metrics of all trials, stops poor and slow ones, and records those that have ended."""
         for running in list(self.running):
-            ended = running.job.status is not None  # read before the metrics, which are whole then
+            job = running.job
+            ended = job.status is not None  # read before the metrics, which are whole then
             self._report(running)
-            if (
-                self.plan.trial_hours
-                and time.monotonic() - running.job.began > 3600 * self.plan.trial_hours
-            ):
-                running.job.stop(TOO_LONG)
-            if ended and not self._goes_on(running.job):
+            hours = (time.monotonic() - job.began) / 3600
+            if self.plan.trial_hours and hours > self.plan.trial_hours:
+                job.stop(TOO_LONG)
+            if ended and not self._begins_timing(job):
                 self._end(running)
 
-    def _goes_on(self, job: TrialRun) -> bool:
+    def _begins_timing(self, job: TrialRun) -> bool:
         """Whether a finished run is now timed, for an objective of latency."""
         done = job.status == 0 and not job.stopped and job.summary().get("status") == "done"
         return done and self.plan.wants_latency and job.time_student()
 
     def _report(self, running: Running) -> None:
-        if len(self.plan.objectives) > 1 or not self.plan.objectives[0].name.startswith("val/"):
+        """Reports the metric of each new epoch to the pruner, which may stop the trial."""
+        objective = self.plan.objectives[0]
+        if len(self.plan.objectives) > 1 or not objective.name.startswith("val/"):
             return
-        known = self.study.trial(running.trial.number).intermediate_values
-        for epoch, value in epoch_values(running.job.run, self.plan.objectives[0].name):
-            if epoch in known:
+        reported = self.study.trial(running.trial.number).intermediate_values
+        for epoch, value in epoch_values(running.job.run, objective.name):
+            if epoch in reported:
                 continue
             running.trial.report(value, epoch)
-            if (
-                epoch < self.plan.epochs
-                and not running.job.stopped
-                and running.trial.should_prune()
-            ):
+            can_stop = epoch < self.plan.epochs and not running.job.stopped
+            if can_stop and running.trial.should_prune():
                 running.job.stop("pruned")
 
     def _end(self, running: Running) -> None:
-        job, summary = running.job, running.job.summary()
+        """Records how a trial has ended and frees its place; one that was stopped with the search may be resumed."""
+        job = running.job
+        summary = job.summary()
         by_signal = job.status in (130, 143, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL)
         notes = {
             "folder": str(job.run),
             "wall_s": summary.get("wall_s"),
             "epochs": summary.get("epochs"),
         }
-        whole = summary.get("status") == "done" and not (
-            self.plan.wants_latency and not job.has_latency
-        )
-        if job.status == 0 and whole:
+        timed = job.has_latency or not self.plan.wants_latency
+        if job.status == 0 and summary.get("status") == "done" and timed:
             values = [objective.value(job.run) for objective in self.plan.objectives]
             self.study.tell(running.trial, "complete", values, notes)
         elif job.stopped == "pruned" and by_signal:
             self.study.tell(running.trial, "pruned", None, notes)
         elif not by_signal or job.stopped in ("", TOO_LONG):
-            too_long = f"took longer than trial_hours={self.plan.trial_hours}"
-            reason = too_long if job.stopped == TOO_LONG else job.reason()
+            reason = job.reason()
+            if job.stopped == TOO_LONG:
+                reason = f"took longer than trial_hours={self.plan.trial_hours}"
             self.study.tell(running.trial, "failed", None, {"reason": reason, **notes})
         self.running.remove(running)
         self.free.append(job.slot)
         job.owner.close()
         if job.stopped in ("", "pruned", TOO_LONG):
-            self.seconds.append(
-                max(time.monotonic() - job.began, summary.get("wall_s") or 0.0)
-            )  # it may be resumed
+            here_s = (
+                time.monotonic() - job.began
+            )  # the run may have begun before, and was resumed here
+            self.seconds.append(max(here_s, summary.get("wall_s") or 0.0))
             say(self.line(running))
             self.changed(self)
 
@@ -208,30 +227,40 @@ class Search:
         trial = self.study.trial(running.trial.number)
         state = {"COMPLETE": "", "PRUNED": "stopped early: ", "FAIL": "failed: "}[trial.state.name]
         if trial.state.name == "FAIL":
-            value = trial.user_attrs["reason"]
+            result = trial.user_attrs["reason"]
         else:
-            numbers = trial.values or list(trial.intermediate_values.values())[-1:]
-            value = ", ".join(
-                f"{o.name} {v:.4g}" for o, v in zip(self.plan.objectives, numbers, strict=False)
-            )
-        chosen = " ".join(f"{key}={short(v)}" for key, v in running.chosen.items())
-        return f"trial {trial.number}: {state}{value} ({chosen}); {self.progress()}"
+            newest = list(trial.intermediate_values.values())[-1:]
+            values = trial.values or newest
+            pairs = zip(self.plan.objectives, values, strict=False)
+            result = ", ".join(f"{objective.name} {value:.4g}" for objective, value in pairs)
+        chosen = " ".join(f"{key}={short(value)}" for key, value in running.chosen.items())
+        return f"trial {trial.number}: {state}{result} ({chosen}); {self.progress()}"
 
     def progress(self) -> str:
         """One line: how many trials have ended, the best so far, the time left."""
-        done = self.study.trials("complete", "pruned", "failed")
-        ended, total = len(done), self.plan.trials
+        ended = self.study.trials("complete", "pruned", "failed")
+        text = f"{len(ended)} of {self.plan.trials} ended"
         best = self.study.best()
-        so_far = f", best trial {best[0].number}" if best else ""
-        took = self.seconds or [
-            t.user_attrs["wall_s"] for t in done if t.user_attrs.get("wall_s")
-        ]  # before a resume
-        left = statistics.mean(took) * max(0, total - ended) / self.places if took else math.inf
+        if best:
+            text += f", best trial {best[0].number}"
+        left_s = self._seconds_left(ended)
+        if math.isfinite(left_s):
+            text += f", about {duration(left_s)} left"
+        return text
+
+    def _seconds_left(self, ended: Sequence[Any]) -> float:
+        """By the mean of the trials that have ended, and at most what is left of the hours; infinite if not known."""
+        seconds = self.seconds
+        if not seconds:  # none has ended here yet: those before a resume
+            seconds = [t.user_attrs["wall_s"] for t in ended if t.user_attrs.get("wall_s")]
+        left_s = math.inf
+        if seconds:
+            trials_left = max(0, self.plan.trials - len(ended))
+            left_s = statistics.mean(seconds) * trials_left / self.places
         if self.plan.hours is not None:
-            left = min(left, max(0.0, 3600 * self.plan.hours - (time.monotonic() - self.began)))
-        return f"{ended} of {total} ended{so_far}" + (
-            f", about {duration(left)} left" if math.isfinite(left) else ""
-        )
+            hours_left_s = 3600 * self.plan.hours - (time.monotonic() - self.began)
+            left_s = min(left_s, max(0.0, hours_left_s))
+        return left_s
 
     def _end_all(self, why: str) -> None:
         """Stops all trials and waits until they have saved: no process is left over."""
@@ -258,7 +287,8 @@ class Search:
         Raises:
             Stopped: by a signal; they have saved.
         """
-        waiting, free = list(zip(jobs, items, strict=True)), list(self.free)
+        waiting = list(zip(jobs, items, strict=True))
+        free = list(self.free)
         with signals_kept(self._on_signal):
             while waiting or self.going:
                 while waiting and free and self.stopped_by is None:
@@ -279,13 +309,16 @@ class Search:
 
 
 def _shared(plan: SearchPlan) -> list[str]:
+    """Settings of the teacher that are found out once for all trials; [] where a trial may have another teacher."""
     specs = list(teachers_in(plan.config["model"]).values())
     if not specs:
         return []
     searched = any(space.key.startswith(("model.teacher", "data.source")) for space in plan.space)
     typed = [*plan.items, *(f"{space.key}=" for space in plan.space)]
-    found = {} if searched else teacher_settings(plan.config, typed, settings_of)
-    teacher = [f"{key}={value or 'null'}" for key, value in found.items()]
+    teacher = []
+    if not searched:
+        for key, value in teacher_settings(plan.config, typed, settings_of).items():
+            teacher.append(f"{key}={value or 'null'}")
     answers = "computed by each (model.teacher.cache=on: read by all trials of one data setting)"
     if all(spec["cache"] in (True, "on", "only") for spec in specs):
         answers = "read by all trials of one data setting"

@@ -41,10 +41,11 @@ class Space:
     @property
     def labels(self) -> list[Any]:
         """The choices as a storage takes them: what is no plain value is written as JSON."""
-        return [
-            c if isinstance(c, str | int | float | bool) else json.dumps(c)
-            for c in self.choices or ()
-        ]
+        labels = []
+        for choice in self.choices or ():
+            plain = isinstance(choice, str | int | float | bool)
+            labels.append(choice if plain else json.dumps(choice))
+        return labels
 
     def examples(self) -> list[Any]:
         """Values that show whether the configuration takes it: all choices, or both ends."""
@@ -53,9 +54,11 @@ class Space:
     def suggest(self, trial: "optuna.Trial") -> object:
         """Lets the sampler choose the trial's value."""
         if self.choices is not None:
-            return self.choices[self.labels.index(trial.suggest_categorical(self.key, self.labels))]
+            label = trial.suggest_categorical(self.key, self.labels)
+            return self.choices[self.labels.index(label)]
         if self.integer:
-            return trial.suggest_int(self.key, int(self.low), int(self.high), log=self.log)
+            low, high = int(self.low), int(self.high)
+            return trial.suggest_int(self.key, low, high, log=self.log)
         return trial.suggest_float(self.key, self.low, self.high, log=self.log)
 
     def text(self) -> str:
@@ -66,7 +69,15 @@ class Space:
 
 
 def parse(key: str, text: object) -> Space:
-    """A space from the command line or from YAML."""
+    """A space from the command line or from YAML.
+
+    Args:
+        key: of the configuration.
+        text: a list of choices, or a range as text (:data:`FORMS`).
+
+    Raises:
+        UserError: none of these forms, or an empty range.
+    """
     wrong = f"search.{key}: {FORMS}; got {text if isinstance(text, str) else json.dumps(text)}"
     try:
         value = yaml_of(text) if isinstance(text, str) else text
@@ -77,11 +88,14 @@ def parse(key: str, text: object) -> Space:
             raise UserError(f"search.{key}: must have a choice at least, got []")
         return Space(key, tuple(_number(v) if isinstance(v, str) else v for v in value))
     log = isinstance(value, str) and value.startswith("log:")
-    found = [_number(end.strip()) for end in str(value).removeprefix("log:").split("..", 1)]
-    ends = [end for end in found if isinstance(end, int | float)]
-    if len(found) != 2 or len(ends) != 2:
+    words = str(value).removeprefix("log:").split("..", 1)
+    ends = [_number(word.strip()) for word in words]
+    numbers = [end for end in ends if isinstance(end, int | float)]
+    if len(ends) != 2 or len(numbers) != 2:
         raise UserError(wrong)
-    low, high = ends if all(isinstance(end, int) for end in ends) else map(float, ends)
+    low, high = numbers
+    if isinstance(low, float) or isinstance(high, float):
+        low, high = float(low), float(high)
     if not low < high:
         raise UserError(
             f"search.{key}: an empty range, {text}: the first number must be below the second"
@@ -107,10 +121,14 @@ def item(key: str, value: object) -> str:
     >>> item("optim.lr", 1e-5), item("data.size", [1, 2]), item("a", "B")
     ('optim.lr=1.0e-05', 'data.size=[1, 2]', 'a=B')
     """
-    if isinstance(value, float):
-        mantissa, e, exponent = repr(value).partition("e")
-        return f"{key}={mantissa if '.' in mantissa or not e else mantissa + '.0'}{e}{exponent}"
-    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+    if isinstance(value, str):
+        return f"{key}={value}"
+    if not isinstance(value, float):
+        return f"{key}={json.dumps(value)}"
+    mantissa, e, exponent = repr(value).partition("e")
+    if e and "." not in mantissa:  # YAML takes 1e-05 for a text, and 1.0e-05 for a number
+        mantissa += ".0"
+    return f"{key}={mantissa}{e}{exponent}"
 
 
 def short(value: object) -> str:
@@ -126,6 +144,9 @@ def suggest(spaces: Sequence[Space], trial: "optuna.Trial") -> dict[str, Any]:
     """A trial's values by key; a key that does not exist under a trial's choices is left out."""
     chosen: dict[str, Any] = {}
     for space in spaces:
-        if space.above is None or (space.above in chosen and chosen[space.above] in space.under):
-            chosen[space.key] = space.suggest(trial)
+        if space.above is not None:
+            exists = space.above in chosen and chosen[space.above] in space.under
+            if not exists:
+                continue
+        chosen[space.key] = space.suggest(trial)
     return chosen

@@ -22,11 +22,16 @@ from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_LOG, json_of, lines_of, mapping_of, text_of
 from kd.storage.writing import appended
 
-LOST = 1000  # status of a run whose machine was lost: the run itself has not failed
-RUNNER = "runner"  # a trial's lock file, held by its run on another machine, which can't inherit the search's lock
+LOST = 1000
+"""Status of a run whose machine was lost: the run itself has not failed."""
+RUNNER = "runner"
+"""A trial's lock file, held by its run on another machine, which can't inherit the search's lock."""
 LOG = "log.txt"
-KILL_S = 60.0  # seconds from SIGTERM to SIGKILL: a step and a checkpoint take less
-MOST_LOST = 3  # a trial that loses more machines than these has failed: it may be the cause
+"""A trial's output, in its folder."""
+KILL_S = 60.0
+"""Seconds from SIGTERM to SIGKILL: a step and a checkpoint take less."""
+MOST_LOST = 3
+"""A trial that loses more machines than these has failed: it may be the cause."""
 
 
 class Process(Protocol):
@@ -59,12 +64,12 @@ class Slot:
 
     def variables(self) -> dict[str, str]:
         """Environment of the run: its GPUs, and as many OpenMP threads as it has cores unless the user has set them."""
-        threads = (
-            {}
-            if "OMP_NUM_THREADS" in os.environ or not self.cores
-            else {"OMP_NUM_THREADS": str(len(self.cores))}
-        )
-        return threads | ({"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {})
+        variables = {}
+        if self.cores and "OMP_NUM_THREADS" not in os.environ:
+            variables["OMP_NUM_THREADS"] = str(len(self.cores))
+        if self.gpus:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
+        return variables
 
     def start(
         self, items: Sequence[str], log: Path, env: Mapping[str, str], owner: IO[str] | None = None
@@ -96,10 +101,13 @@ class Slot:
 def deal(jobs: int, gpus: Sequence[str]) -> list[Slot]:
     """This machine in ``jobs`` shares; with fewer GPUs than jobs, several shares have the same GPU."""
     cores = core_ids() or []
-    return [
-        Slot(tuple(cores[i::jobs]), tuple(gpus[i % min(jobs, len(gpus) or 1) :: jobs]))
-        for i in range(jobs)
-    ]
+    shares_with_gpus = min(jobs, len(gpus) or 1)  # the others begin again with the first GPU
+    slots = []
+    for i in range(jobs):
+        slot_cores = tuple(cores[i::jobs])
+        slot_gpus = tuple(gpus[i % shares_with_gpus :: jobs])
+        slots.append(Slot(slot_cores, slot_gpus))
+    return slots
 
 
 def gpus_of(accelerator: str) -> list[str]:
@@ -107,7 +115,9 @@ def gpus_of(accelerator: str) -> list[str]:
     if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    if visible:
+        return visible.split(",")
+    return [str(number) for number in range(torch.cuda.device_count())]
 
 
 @dataclass(frozen=True)
@@ -204,9 +214,8 @@ class TrialRun:
         return True
 
     def _start(self, items: Sequence[str]) -> None:
-        env = {
-            FOLDER: str(self.folder.parents[1].resolve() / "preflight")
-        }  # the teacher's scores, for all trials
+        search_folder = self.folder.parents[1].resolve()
+        env = {FOLDER: str(search_folder / "preflight")}  # the teacher's scores, for all trials
         self.process = self.slot.start(items, self.folder / LOG, env, self.owner)
 
     def stop(self, why: str) -> None:
@@ -224,16 +233,15 @@ class TrialRun:
     @property
     def status(self) -> int | None:
         """The exit status, None while it runs. Reading it kills a run that won't stop, and restarts a lost one."""
-        status = 0 if self.process is None else self.process.poll()
-        if (
-            self.process
-            and status is None
-            and self.stopped
-            and time.monotonic() > self.stopped_at + self.patience_s
-        ):
+        if self.process is None:
+            return 0
+        status = self.process.poll()
+        out_of_patience = time.monotonic() > self.stopped_at + self.patience_s
+        if status is None and self.stopped and out_of_patience:
             self.process.send_signal(signal.SIGKILL)
         if status != LOST:
             return status
+        # its machine was lost: the run begins again elsewhere
         if self.stopped:
             return -signal.SIGTERM
         if self.lost == MOST_LOST:
@@ -252,11 +260,9 @@ class TrialRun:
         status = self.status or 0
         if status == 1 and self.process and self.process.poll() == LOST:
             return f"it lost its machine {MOST_LOST + 1} times"
-        return (
-            f"killed by {signal.Signals(-status).name}"
-            if status < 0
-            else reason_in(self.folder / LOG)
-        )
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return reason_in(self.folder / LOG)
 
 
 def split_metrics(run: Path, split: str, slot: TrialPlace) -> dict[str, float]:
@@ -272,17 +278,23 @@ def split_metrics(run: Path, split: str, slot: TrialPlace) -> dict[str, float]:
     """
     file = run / f"eval_{split}.json"
     if not file.is_file():
-        process = slot.start(["eval", str(run), f"split={split}"], run.parent.parent / LOG, {})
+        log = run.parent.parent / LOG
+        process = slot.start(["eval", str(run), f"split={split}"], log, {})
         while process.poll() is None:
             time.sleep(0.05)
-    return json_of(text_of(file))["student"] if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    return json_of(text_of(file))["student"]
 
 
 def epoch_values(run: Path, metric: str) -> list[tuple[int, float]]:
     """``(epoch from 1, value)`` of a metric, as far as ``metrics.csv`` holds it."""
     try:
         with lines_of(run / "metrics.csv", LARGEST_LOG) as lines:
-            rows = [row for row in csv.DictReader(lines) if row.get(metric) and row.get("epoch")]
-        return [(int(row["epoch"]) + 1, float(row[metric])) for row in rows]
+            values = []
+            for row in csv.DictReader(lines):
+                if row.get(metric) and row.get("epoch"):
+                    values.append((int(row["epoch"]) + 1, float(row[metric])))
+            return values
     except (OSError, ValueError):
         return []

@@ -1,4 +1,4 @@
-"""kd-launch slurm on a cluster that is here: tested, sent, followed, fetched."""
+"""kd-launch slurm: times as SLURM writes them; on a cluster that is here a job is tested, sent, followed, fetched."""
 
 import json
 import os
@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 
 from kd.cli import main
+from kd.fleet.jobs.slurm import _hours
 from tests._helpers import write_recipe
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        shutil.which("sbatch") is None or "SLURM_CONF" not in os.environ,
-        reason="needs a SLURM cluster",
-    ),
-]
+
+def test_hours() -> None:
+    assert _hours("1-12:30:00") == 36.5
+    assert _hours("UNLIMITED") is None
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("sbatch") is None or "SLURM_CONF" not in os.environ,
+    reason="needs a SLURM cluster",
+)
 def test_a_job_from_launch_to_run_folder(
     tmp_path: Path,
     pictures: Path,

@@ -1,4 +1,4 @@
-"""Helpers that are pure functions, one call each."""
+"""What a search may vary: spaces as they are written, and those that ship with recipes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Small parts of a job: programs, a log's tail, a place that shares this machine's folders."""
+"""What all places have in common: programs, a log's tail, a place that shares this machine's folders."""
 
 from dataclasses import replace
 from pathlib import Path
