@@ -38,7 +38,8 @@ PARTS = {"endpoint": "EndpointName", "endpoint_config": "EndpointConfigName", "m
 SERVERLESS = {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
 POLL_S = 15
 PICTURE = "application/x-image"
-ALIKE = 0.02  # of the largest number: the export is held to the student closer than this
+ALIKE = 0.02
+"""Of the largest number: the export is held to the student closer than this."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Endpoint(Needs):
     """Name of the endpoint, or of the batch transform."""
     machines: Machines | None
     """The machines that answer; None: serverless."""
-    own: dict[str, str]
+    options: dict[str, str]
     """Keys of ``kd-launch endpoint``."""
     missing: dict[str, str] = field(default_factory=dict)
     """Keys that sending needs, with an example of each."""
@@ -68,13 +69,11 @@ class Endpoint(Needs):
                 "ModelDataUrl": f"{self.bucket_url('s3')}/{self.name}/model.tar.gz",
             },
         }
-        found = {
-            "create_model": model,
-            **(self._transform() if "batch" in self.own else self._endpoint()),
-        }
-        for operation, request in found.items():
+        users = self._transform() if "batch" in self.options else self._endpoint()
+        requests = {"create_model": model, **users}
+        for operation, request in requests.items():
             check_request(operation.title().replace("_", ""), request)
-        return found
+        return requests
 
     def _endpoint(self) -> dict[str, dict[str, Any]]:
         variant: dict[str, Any] = {"VariantName": "student", "ModelName": self.name}
@@ -99,16 +98,19 @@ class Endpoint(Needs):
             )
         check_type("instances", self.machines, "TransformInstanceType")
         wrong = next(
-            (key for key in ("batch", "out") if not self.own.get(key, "").startswith("s3://")), None
+            (key for key in ("batch", "out") if not self.options.get(key, "").startswith("s3://")),
+            None,
         )
         if wrong:
-            raise UserError(f"{wrong}: must be s3://BUCKET/FOLDER, got '{self.own.get(wrong, '')}'")
-        source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": self.own["batch"]}}
+            raise UserError(
+                f"{wrong}: must be s3://BUCKET/FOLDER, got '{self.options.get(wrong, '')}'"
+            )
+        source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": self.options["batch"]}}
         request = {
             "TransformJobName": self.name,
             "ModelName": self.name,
             "TransformInput": {"DataSource": source, "ContentType": PICTURE},
-            "TransformOutput": {"S3OutputPath": self.own["out"], "Accept": "application/json"},
+            "TransformOutput": {"S3OutputPath": self.options["out"], "Accept": "application/json"},
             "TransformResources": {
                 "InstanceType": self.machines.type,
                 "InstanceCount": self.machines.count,
@@ -127,13 +129,13 @@ def run(request: Request) -> int:
         raise UserError(
             "endpoint: takes one run's folder (kd-launch endpoint RUN instances=1xml.c5.xlarge)"
         )
-    own = take_all(request, *KEYS)
+    options = take_all(request, *KEYS)
     folder = finished_at(request.rest[0], "config.yaml")
-    found = _read(folder, own)
+    endpoint = _read(folder, options)
     if "delete" in request.flags:
-        return delete(found.name)
-    calls = found.requests()
-    missing = found.what_is_missing()
+        return delete(endpoint.name)
+    calls = endpoint.requests()
+    missing = endpoint.what_is_missing()
     if "dry-run" in request.flags:
         if missing:
             print(f"kd-launch: to send it, {missing}", file=sys.stderr)
@@ -145,37 +147,32 @@ def run(request: Request) -> int:
     opened = Run.open(str(folder), request)
     _create(calls, _archive(opened))
     again = f"kd-launch endpoint {request.rest[0]} --delete"
-    kind = "transform_job" if "batch" in own else "endpoint"
-    outcome = _wait(kind, found.name)
+    kind = "transform_job" if "batch" in options else "endpoint"
+    outcome = _wait(kind, endpoint.name)
     print(
-        f"kd-launch: {found.name}: {outcome.text}; what is paid for is removed by: {again}",
+        f"kd-launch: {endpoint.name}: {outcome.text}; what is paid for is removed by: {again}",
         flush=True,
     )
     if not outcome.done:
         return 1
-    return 0 if kind == "transform_job" else _compare(found.name, opened)
+    return 0 if kind == "transform_job" else _compare(endpoint.name, opened)
 
 
-def _read(folder: Path, own: dict[str, str]) -> Endpoint:
+def _read(folder: Path, options: dict[str, str]) -> Endpoint:
+    """The endpoint of a run's folder by its options; its name is the folder's, unless ``job`` gives another."""
     place = folder.resolve()
-    stem = (
-        re.sub(r"[^a-zA-Z0-9]+", "-", f"{place.parent.name}-{place.name}")
-        .strip("-")[-60:]
-        .lstrip("-")
-    )
-    name = own.get("job") or stem
+    words = re.sub(r"[^a-zA-Z0-9]+", "-", f"{place.parent.name}-{place.name}")
+    name = options.get("job") or words.strip("-")[-60:].lstrip("-")
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", name):
         raise UserError(f"job: must be letters, digits and dashes, 63 at most, got '{name}'")
-    machines = (
-        None
-        if truth(own, "serverless")
-        else read_machines("instances", own.get("instances", "1xml.c5.xlarge"))
-    )
-    if "out" in own and "batch" not in own:
+    machines = None
+    if not truth(options, "serverless"):
+        machines = read_machines("instances", options.get("instances", "1xml.c5.xlarge"))
+    if "out" in options and "batch" not in options:
         raise UserError("out: only a batch transform has one (batch=s3://BUCKET/FOLDER)")
-    if machines is None and "instances" in own:
+    if machines is None and "instances" in options:
         print(
-            f"kd-launch: instances: {own['instances']} is ignored with serverless=true",
+            f"kd-launch: instances: {options['instances']} is ignored with serverless=true",
             file=sys.stderr,
         )
     if machines and has_gpus(machines.type):
@@ -183,7 +180,7 @@ def _read(folder: Path, own: dict[str, str]) -> Endpoint:
             f"kd-launch: kd-serve computes on the CPU: the GPUs of {machines.type} idle",
             file=sys.stderr,
         )
-    return Endpoint(name, machines, own)
+    return Endpoint(name, machines, options)
 
 
 def _archive(opened: "FinishedRun") -> Path:
@@ -194,28 +191,27 @@ def _archive(opened: "FinishedRun") -> Path:
     if not (out / "model.tar.gz").is_file():
         kind = find_format("sagemaker")
         kind.check("endpoint", False)
-        problem, _ = export(
-            opened,
-            ExportRequest("sagemaker", kind, False, "nhwc", 300, ExportLimits()),
-            out,
-            remember_made,
-        )
+        export_request = ExportRequest("sagemaker", kind, False, "nhwc", 300, ExportLimits())
+        problem, _ = export(opened, export_request, out, remember_made)
         if problem:
             raise UserError(f"{opened.folder}: its export was not kept: {problem}")
     return out / "model.tar.gz"
 
 
 def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
-    session, made = aws_session(), list[str]()
-    client, s3 = session.client("sagemaker"), session.client("s3")
+    """Uploads the archive and sends the requests; what was made is removed again where one fails."""
+    session = aws_session()
+    client = session.client("sagemaker")
+    s3 = session.client("s3")
     model = calls["create_model"]
-    name, url = model["ModelName"], model["PrimaryContainer"]["ModelDataUrl"]
+    name = model["ModelName"]
+    url = model["PrimaryContainer"]["ModelDataUrl"]
     with boto_errors():
-        if any(
-            known["ModelName"] == name for known in client.list_models(NameContains=name)["Models"]
-        ):
+        models = client.list_models(NameContains=name)["Models"]
+        if name in [model["ModelName"] for model in models]:
             raise UserError(f"job: there is a model '{name}' already; --delete removes it")
     bucket, _, key = url.removeprefix("s3://").partition("/")
+    made: list[str] = []
     try:
         with boto_errors():
             s3.upload_file(str(archive), bucket, key)
@@ -223,14 +219,17 @@ def _create(calls: Mapping[str, dict[str, Any]], archive: Path) -> None:
                 getattr(client, operation)(**request)
                 made.append(operation.removeprefix("create_"))
     except BaseException:
-        for part in (part for part in PARTS if part in made):
-            getattr(client, f"delete_{part}")(**{PARTS[part]: name})
+        for part, name_key in PARTS.items():
+            if part in made:
+                getattr(client, f"delete_{part}")(**{name_key: name})
         s3.delete_object(Bucket=bucket, Key=key)
         raise
 
 
 def _wait(kind: str, name: str) -> Outcome:
-    client, word = aws_session().client("sagemaker"), kind.title().replace("_", "")
+    """Waits until an ``endpoint`` or a ``transform_job`` is in service, done or failed."""
+    client = aws_session().client("sagemaker")
+    word = kind.title().replace("_", "")
 
     def poll() -> tuple[str, Outcome | None]:
         with boto_errors():
@@ -238,11 +237,9 @@ def _wait(kind: str, name: str) -> Outcome:
         status = answer[f"{word}Status"]
         done = status in ("InService", "Completed")
         text = f"{status}: {answer.get('FailureReason', '')}".rstrip(": ")
-        return status, Outcome(done, text) if done or status in (
-            "Failed",
-            "Stopped",
-            "OutOfService",
-        ) else None
+        if done or status in ("Failed", "Stopped", "OutOfService"):
+            return status, Outcome(done, text)
+        return status, None
 
     return followed(name, poll, POLL_S)
 
@@ -274,33 +271,39 @@ def _compare(name: str, opened: "FinishedRun") -> int:
         file = Path(folder) / "picture"
         file.write_bytes(picture)
         ((_, numbers, _),) = predict(opened, [str(file)], torch.device("cpu"), {})
-    own = answer(numbers.numpy(), opened.manifest("onnx", "nhwc", False), 5)
-    apart = difference(own, served)
+    predicted = answer(numbers.numpy(), opened.manifest("onnx", "nhwc", False), 5)
     print(
-        f"kd-launch: the first validation picture: the endpoint answers {_short(served)}, kd-predict {_short(own)}"
+        f"kd-launch: the first validation picture: the endpoint answers {_short(served)}, "
+        f"kd-predict {_short(predicted)}"
     )
-    if apart > ALIKE:
-        print(
-            f"kd-launch: {name}: its answer is {apart:.1%} away from kd-predict's", file=sys.stderr
-        )
-    return int(apart > ALIKE)
+    apart = difference(predicted, served)
+    if apart <= ALIKE:
+        return 0
+    print(f"kd-launch: {name}: its answer is {apart:.1%} away from kd-predict's", file=sys.stderr)
+    return 1
 
 
 def _numbers(answer: Mapping[str, Any]) -> dict[Any, float]:
-    if found := answer.get("labels", answer.get("shares")):
-        return {row["label"]: row["p"] for row in found}
-    return dict(answer["numbers"] if "numbers" in answer else enumerate(answer["features"]))
+    """The numbers of an answer: shares by label, numbers by name, or features by place."""
+    shares = answer.get("labels", answer.get("shares"))
+    if shares:
+        return {row["label"]: row["p"] for row in shares}
+    if "numbers" in answer:
+        return dict(answer["numbers"])
+    return dict(enumerate(answer["features"]))
 
 
-def difference(own: Mapping[str, Any], served: Mapping[str, Any]) -> float:
-    """The largest difference of two answers, over the largest number.
+def difference(predicted: Mapping[str, Any], served: Mapping[str, Any]) -> float:
+    """The largest difference of two answers, over the largest number predicted.
 
     >>> difference({"labels": [{"label": "pie", "p": 0.8}]}, {"labels": [{"label": "pie", "p": 0.6}]})
     0.25
     """
-    a, b = _numbers(own), _numbers(served)
-    apart = max(abs(value - b.get(name, 0.0)) for name, value in a.items())
-    return round(apart / (max(map(abs, a.values())) or 1.0), 9)
+    numbers = _numbers(predicted)
+    served_numbers = _numbers(served)
+    apart = max(abs(value - served_numbers.get(name, 0.0)) for name, value in numbers.items())
+    largest = max(abs(value) for value in numbers.values())
+    return round(apart / (largest or 1.0), 9)
 
 
 def _short(answer: Mapping[str, Any]) -> str:
@@ -309,25 +312,26 @@ def _short(answer: Mapping[str, Any]) -> str:
 
 
 def delete(name: str) -> int:
-    """Removes endpoint, configuration and model; says what is left."""
+    """Removes endpoint, configuration and model, and prints what is left; returns 1 where one could not be removed."""
     from botocore.exceptions import ClientError
 
-    client, left, archive = aws_session().client("sagemaker"), 0, ""
+    client = aws_session().client("sagemaker")
+    left = False
+    archive = ""
     for part, key in PARTS.items():
         with boto_errors():
             try:
                 if part == "model":
-                    archive = client.describe_model(ModelName=name)["PrimaryContainer"][
-                        "ModelDataUrl"
-                    ]
+                    model = client.describe_model(ModelName=name)
+                    archive = model["PrimaryContainer"]["ModelDataUrl"]
                 getattr(client, f"delete_{part}")(**{key: name})
                 print(f"kd-launch: {name}: {part} removed")
             except ClientError as error:
-                gone = "Could not find" in str(error)
-                left += not gone
-                print(f"kd-launch: {name}: {part} {'not found' if gone else f'is left: {error}'}")
-    print(
-        f"kd-launch: {name}: left: "
-        + (f"the archive {archive}" if archive else "nothing that is known here")
-    )
-    return int(left > 0)
+                if "Could not find" in str(error):
+                    print(f"kd-launch: {name}: {part} not found")
+                else:
+                    left = True
+                    print(f"kd-launch: {name}: {part} is left: {error}")
+    what_is_left = f"the archive {archive}" if archive else "nothing that is known here"
+    print(f"kd-launch: {name}: left: {what_is_left}")
+    return int(left)

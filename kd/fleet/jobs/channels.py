@@ -80,7 +80,7 @@ def channels(job: Job) -> list[Channel]:
     """
     options: dict[str, dict[str, str]] = {}
     given = []
-    for key, value in job.own.items():
+    for key, value in job.options.items():
         start, _, channel = key.partition(".")
         name, _, option = channel.rpartition(".")
         if start == "channel" and name and option in OPTIONS:
@@ -111,7 +111,7 @@ def network(job: Job, data: list[Channel]) -> dict[str, Any]:
         ("subnets", "Subnets", "subnet-"),
         ("security_groups", "SecurityGroupIds", "sg-"),
     ):
-        found[kind] = [item.strip() for item in job.own.get(key, "").split(",") if item.strip()]
+        found[kind] = [item.strip() for item in job.options.get(key, "").split(",") if item.strip()]
         wrong = next(
             (item for item in found[kind] if not re.fullmatch(rf"{prefix}[0-9a-z]+", item)), None
         )

@@ -40,12 +40,17 @@ class Machines:
     @property
     def gpus(self) -> int | None:
         """GPUs of each machine; 0 for ``cpu:N``, None for an instance type, which does not say."""
-        return None if self.parts is None else 0 if self.parts[0] == "cpu" else self.parts[1]
+        if self.parts is None:
+            return None
+        kind, count = self.parts
+        return 0 if kind == "cpu" else count
 
     @property
     def has_gpus(self) -> bool | None:
         """Whether each machine has a GPU; None where the instance type is not known."""
-        return has_gpus(self.type) if self.gpus is None else self.gpus > 0
+        if self.gpus is None:
+            return has_gpus(self.type)
+        return self.gpus > 0
 
     def __str__(self) -> str:
         return f"{self.count} x {self.type}"
@@ -63,18 +68,19 @@ def read_machines(key: str, text: str) -> Machines:
     1
     """
     match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w.:+-]*)", text)
-    if not match or int(match[1] or 1) < 1:
+    count = int(match[1] or 1) if match else 0
+    if match is None or count < 1:
         raise UserError(
             f"{key}: must be a number of machines and their type (4xml.p4d.24xlarge, 2xA100:8, 1xcpu:16), "
             f"got '{text}'"
         )
-    return Machines(int(match[1] or 1), match[2])
+    return Machines(count, match[2])
 
 
 class Needs:
     """Keys that sending needs; a dry run shows an example in the place of a missing one."""
 
-    own: dict[str, str]
+    options: dict[str, str]
     """The keys that were given."""
     missing: dict[str, str]
     """Keys that sending needs, with an example of each."""
@@ -86,9 +92,9 @@ class Needs:
             key: the key.
             example: stands in for it and is shown to the user; the key is noted in ``missing``.
         """
-        if not self.own.get(key):
+        if not self.options.get(key):
             self.missing[key] = example
-        return self.own.get(key) or example
+        return self.options.get(key) or example
 
     def bucket_url(self, schemes: str) -> str:
         """The URL in ``bucket`` without a slash at its end; one of the ``schemes`` (``s3|gs``).
@@ -98,15 +104,14 @@ class Needs:
         """
         first = schemes.split("|")[0]
         url = self.need("bucket", f"{first}://BUCKET/FOLDER").rstrip("/")
-        found = re.fullmatch(rf"(?:{schemes})://([^/]+)(/.*)?", url)
-        if not found:
+        match = re.fullmatch(rf"(?:{schemes})://([^/]+)(/.*)?", url)
+        if not match:
             raise UserError(f"bucket: must be a URL ({first}://BUCKET[/FOLDER]), got '{url}'")
-        if "bucket" not in self.missing and not re.fullmatch(
-            r"[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]", found[1]
-        ):
+        is_example = "bucket" in self.missing
+        if not is_example and not re.fullmatch(r"[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]", match[1]):
             raise UserError(
                 "bucket: a bucket's name has 3 to 63 lower-case letters, digits, dots and dashes, got "
-                f"'{found[1]}'"
+                f"'{match[1]}'"
             )
         return url
 
@@ -144,7 +149,7 @@ class Job(Needs):
     """Training processes of each machine, where its type says so."""
     runs_dir: Path
     """Folder of the runs on this machine."""
-    own: dict[str, str]
+    options: dict[str, str]
     """Keys of ``kd-launch`` and of the place."""
     prices: dict[str, float]
     """Price of an hour of all machines of a group."""
@@ -159,22 +164,17 @@ class Job(Needs):
     def channels(self) -> list[str]:
         """Names of the data roots that the settings, or files of one's own, name as ``channel:NAME``."""
         values = [item.partition("=")[2] for item in self.items]
-        values += [
-            str(value)
-            for path in self.files.values()
-            for _, value in files.leaves(files.read(path))
-        ]
-        return sorted(
-            {name for value in values for name in re.findall(r"(?<![\w/])channel:([\w.-]+)", value)}
-        )
+        for path in self.files.values():
+            values += [str(value) for _, value in files.leaves(files.read(path))]
+        names: set[str] = set()
+        for value in values:
+            names |= set(re.findall(r"(?<![\w/])channel:([\w.-]+)", value))
+        return sorted(names)
 
     @property
     def groups(self) -> dict[str, Machines]:
         """The machines by what they do: ``train``, and ``data`` where some prepare data."""
-        return {
-            "train": self.machines,
-            **({"data": self.data_machines} if self.data_machines else {}),
-        }
+        return _groups(self.machines, self.data_machines)
 
     def command(self, place: str) -> list[str]:
         """The arguments of ``kd-train`` for a machine where the job's files lie in the folder ``place``."""
@@ -182,89 +182,102 @@ class Job(Needs):
 
     def with_files(self, places: Mapping[str, object]) -> list[str]:
         """The arguments of ``kd-train``, with the places of the job's own files."""
-        pairs = (
-            (item, *item.split("=", 1)) if "=" in item else (item, "", "") for item in self.items
-        )
-        return [
-            f"{k}={places[v]}" if k in ("recipe", "config") and v in places else item
-            for item, k, v in pairs
-        ]
+        arguments = []
+        for item in self.items:
+            key, _, value = item.partition("=")
+            if key in ("recipe", "config") and value in places:
+                arguments.append(f"{key}={places[value]}")
+            else:
+                arguments.append(item)
+        return arguments
 
 
-def read_job(request: Request, own: dict[str, str]) -> Job:
+def _groups(machines: Machines, data_machines: Machines | None) -> dict[str, Machines]:
+    if data_machines is None:
+        return {"train": machines}
+    return {"train": machines, "data": data_machines}
+
+
+def read_job(request: Request, options: dict[str, str]) -> Job:
     """Checks a command line of ``kd-launch`` as a whole, with the settings of the run that it would start.
 
     Args:
-        request: the command line without the keys in ``own``; a price given is added to it.
-        own: keys of ``kd-launch`` and of the place.
+        request: the command line without ``options``; a price given is added to it.
+        options: keys of ``kd-launch`` and of the place.
 
     Raises:
         UserError: a mistake in it, or in the settings of the run.
     """
     if not request.recipe:
         raise UserError("recipe: must be given (kd-train --list)")
-    if "instances" not in own:
+    if "instances" not in options:
         raise UserError(
             "instances: must be given: the machines that train (instances=2xml.p4d.24xlarge)"
         )
-    machines = read_machines("instances", own["instances"])
-    data = (
-        read_machines("data_instances", own["data_instances"]) if "data_instances" in own else None
-    )
-    prices = _prices(own, machines, data)
+    machines = read_machines("instances", options["instances"])
+    data_machines = None
+    if "data_instances" in options:
+        data_machines = read_machines("data_instances", options["data_instances"])
+    prices = _prices(options, machines, data_machines)
     if prices:
         request.overrides.append(f"monitor.price_per_hour={sum(prices.values()):.6g}")
-    own_files: dict[str, Path] = {}
-    items = [f"recipe={_name(request.recipe, 'recipes', own_files)}"]
-    items += [
-        *(f"config={_name(overlay, 'configs', own_files)}" for overlay in request.overlays),
-        *request.trusted,
-    ]
+
+    # the command line as the job has it: the user's own files by their names alone
+    users_files: dict[str, Path] = {}
+    items = [f"recipe={_name(request.recipe, 'recipes', users_files)}"]
+    for overlay in request.overlays:
+        items.append(f"config={_name(overlay, 'configs', users_files)}")
+    items += request.trusted
+
+    # the settings, checked as the run itself would check them
     runs_dir = take(request, "runs_dir").get("runs_dir")
     run = Run.of(replace(request, here=False))
     run.cli.check_groups()
     refuse_random_weights(run.config)
     config = run.config
-    _check_machines(config, machines, data)
+    _check_machines(config, machines, data_machines)
+    longest_run = config["monitor"]["max_hours"] or 23
     return Job(
-        name=_job_name(own, request.recipe),
+        name=_job_name(options, request.recipe),
         recipe=config["recipe"],
-        files=own_files,
+        files=users_files,
         items=[*items, *request.overrides],
         machines=machines,
-        data_machines=data,
-        spot=truth(own, "spot"),
-        hours=positive("hours", own.get("hours", str((config["monitor"]["max_hours"] or 23) + 1))),
-        image=own.get("image"),
+        data_machines=data_machines,
+        spot=truth(options, "spot"),
+        hours=positive("hours", options.get("hours", str(longest_run + 1))),
+        image=options.get("image"),
         processes=_processes(config, machines),
         runs_dir=folder_of_runs(config["runs_dir"] if runs_dir is None else runs_dir, "kd-launch"),
-        own=own,
+        options=options,
         prices=prices,
-        secret=secrets.token_hex(32) if data else "",
+        secret=secrets.token_hex(32) if data_machines else "",
         step=_step(config, machines),
     )
 
 
 def _step(config: dict[str, Any], machines: Machines) -> str:
-    batch, each = config["data"]["batch_size"], _processes(config, machines)
+    """Pictures of an optimizer step in words: ``1024 = 64 x 16 processes``."""
+    batch = config["data"]["batch_size"]
     accumulate = config["trainer"]["accumulate_grad_batches"] or 1
-    parts = f"{batch} x {machines.count * each if each else 'all'} processes"
-    parts += f" x {accumulate} batches" if accumulate > 1 else ""
-    return (
-        f"{batch * machines.count * each * accumulate} = {parts}"
-        if isinstance(batch, int) and each
-        else parts
-    )
+    processes_each = _processes(config, machines)
+    processes = machines.count * processes_each if processes_each else None
+    factors = f"{batch} x {processes or 'all'} processes"
+    if accumulate > 1:
+        factors += f" x {accumulate} batches"
+    if processes and isinstance(batch, int):
+        return f"{batch * processes * accumulate} = {factors}"
+    return factors
 
 
-def _name(name: str, kind: str, own: dict[str, Path]) -> str:
-    """A recipe's or overlay's name as the job knows it; a file of one's own is noted in ``own``."""
+def _name(name: str, kind: str, users_files: dict[str, Path]) -> str:
+    """A recipe's or overlay's name as the job knows it; a file of the user's is added to ``users_files``."""
     path = find(kind, name)
     if str(path) != name:
         return name
-    if path.name in own:
+    if path.name in users_files:
         raise UserError(f"{path}: another file of the job has the same name")
-    own[path.name] = path
+    users_files[path.name] = path
     return path.name
 
 
@@ -274,7 +287,8 @@ def _check_machines(config: dict[str, Any], machines: Machines, data: Machines |
         raise UserError(
             f"instances: {machines.type} has no GPU, but trainer.accelerator={accelerator} needs one"
         )
-    if data is not None and (engine := config["data"]["engine"]) != "ray":
+    engine = config["data"]["engine"]
+    if data is not None and engine != "ray":
         raise UserError(
             f"data_instances: {data} needs data.engine=ray (config=remote_data), got {engine}"
         )
@@ -289,19 +303,17 @@ def _check_processes(config: dict[str, Any], machines: Machines) -> None:
         return
     devices = config["trainer"]["devices"]
     if isinstance(devices, str) and "," in devices:
-        devices = [part for part in devices.split(",") if part.strip()]
-    wanted = (
-        len(devices)
-        if isinstance(devices, list)
-        else int(devices)
-        if str(devices).isdigit()
-        else None
-    )
-    if wanted and wanted > gpus:
+        devices = [number for number in devices.split(",") if number.strip()]
+    processes = None  # one on each GPU
+    if isinstance(devices, list):
+        processes = len(devices)
+    elif str(devices).isdigit():
+        processes = int(devices)
+    if processes and processes > gpus:
         raise UserError(
-            f"trainer.devices: {wanted} processes, but {machines.type} has {gpus} GPU{'s' * (gpus > 1)}"
+            f"trainer.devices: {processes} processes, but {machines.type} has {gpus} GPU{'s' * (gpus > 1)}"
         )
-    if config["optim"]["zero"] and machines.count == 1 and (wanted or gpus) == 1:
+    if config["optim"]["zero"] and machines.count == 1 and (processes or gpus) == 1:
         raise UserError(f"optim.zero: needs several processes, and {machines} has one GPU")
 
 
@@ -319,29 +331,31 @@ def _check_strategy(strategy: str | dict[str, Any], machines: Machines) -> None:
 
 
 def _processes(config: dict[str, Any], machines: Machines) -> int | None:
+    """Training processes of each machine; None where its type does not say how many GPUs it has."""
     if machines.gpus != 0:
         return machines.gpus
     devices = str(config["trainer"]["devices"])
     return int(devices) if devices.isdigit() else 1
 
 
-def _prices(own: dict[str, str], machines: Machines, data: Machines | None) -> dict[str, float]:
-    if "prices" not in own:
+def _prices(
+    options: dict[str, str], machines: Machines, data_machines: Machines | None
+) -> dict[str, float]:
+    """Price of an hour of each group of machines, by ``prices=FILE``; {} without one."""
+    if "prices" not in options:
         return {}
-    table, kind = (
-        read_prices(Path(own["prices"]).expanduser()),
-        ":spot" if truth(own, "spot") else "",
-    )
-    groups = {"train": machines, **({"data": data} if data else {})}
-    return {
-        name: price_of([f"{group.count}*{group.type}{kind}"], table)
-        for name, group in groups.items()
-    }
+    table = read_prices(Path(options["prices"]).expanduser())
+    suffix = ":spot" if truth(options, "spot") else ""
+    prices = {}
+    for name, group in _groups(machines, data_machines).items():
+        prices[name] = price_of([f"{group.count}*{group.type}{suffix}"], table)
+    return prices
 
 
-def _job_name(own: dict[str, str], recipe: str) -> str:
+def _job_name(options: dict[str, str], recipe: str) -> str:
+    """The name given, or one of the recipe's name and the time."""
     stem = re.sub(r"[^a-z0-9]+", "-", Path(recipe).stem.lower()).strip("-")[:30] or "run"
-    name = own.get("job") or f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    name = options.get("job") or f"{stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
         raise UserError(
             f"job: must be lower-case letters, digits, dashes, a letter first, at most 52, got '{name}'"

@@ -41,23 +41,9 @@ class Kubernetes(Target):
         documents: list[dict[str, object]] = [_train_job(job)]
         if job.files:
             content = {name: text_of(path) for name, path in job.files.items()}
-            documents.insert(
-                0,
-                {
-                    "apiVersion": "v1",
-                    "kind": "ConfigMap",
-                    "metadata": _metadata(job),
-                    "data": content,
-                },
-            )
+            documents.insert(0, _document("ConfigMap", job, {"data": content}))
         if job.data_machines:
-            token = {"stringData": {"token": job.secret}}
-            secret: dict[str, object] = {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": _metadata(job),
-                **token,
-            }
+            secret = _document("Secret", job, {"stringData": {"token": job.secret}})
             documents = [secret, *documents, _data_job(job, job.data_machines)]
         return {"trainjob.yaml": yaml.safe_dump_all(documents, sort_keys=False, width=1000)}
 
@@ -93,10 +79,9 @@ class Kubernetes(Target):
             )
             state, message = _state(answer.get("status", {}).get("conditions", []))
             text = f"{state} {message}".rstrip()
-            return text, Outcome(state == "Complete", text, where=handle) if state in (
-                "Complete",
-                "Failed",
-            ) else None
+            if state not in ("Complete", "Failed"):
+                return text, None
+            return text, Outcome(state == "Complete", text, where=handle)
 
         outcome = followed(name, poll, POLL_S)
         ask(["kubectl", "-n", namespace, "delete", "--ignore-not-found", "job", f"{name}-data"])
@@ -105,7 +90,8 @@ class Kubernetes(Target):
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
         """Copies the run's folder out of the claim, through a pod that only sleeps and is deleted afterwards."""
         namespace, name, recipe, claim, image = outcome.where.split(" ")
-        pod, part = f"{name}-fetch", into.with_name(f".{into.name}.part")
+        pod = f"{name}-fetch"
+        part = into.with_name(f".{into.name}.part")
         kubectl = ["kubectl", "-n", namespace]
         container: dict[str, object] = {
             "name": "fetch",
@@ -124,8 +110,12 @@ class Kubernetes(Target):
         return into
 
 
+def _document(kind: str, job: Job, content: Mapping[str, object]) -> dict[str, object]:
+    return {"apiVersion": "v1", "kind": kind, "metadata": _metadata(job), **content}
+
+
 def _metadata(job: Job) -> dict[str, str]:
-    return {"name": job.name, "namespace": job.own.get("namespace", "default")}
+    return {"name": job.name, "namespace": job.options.get("namespace", "default")}
 
 
 def _command(job: Job) -> list[str]:
@@ -133,18 +123,20 @@ def _command(job: Job) -> list[str]:
 
 
 def _train_job(job: Job) -> dict[str, object]:
-    tier = job.data_machines
+    environment: list[dict[str, object]] = [
+        {"name": "PET_RDZV_ID", "value": job.name},  # by it a restarted job finds its run again
+        {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"},
+    ]
+    if job.data_machines:
+        environment.append({"name": "KD_DATA_NODES", "value": str(job.data_machines.count)})
+        environment.append(_token(job))
     trainer: dict[str, object] = {
         "image": job.need("image", "REGISTRY/kd:TAG"),
         "numNodes": job.machines.count,
         "numProcPerNode": job.processes or 1,
         "command": ["torchrun", "-m", "kd.cli"],
         "args": _command(job),
-        "env": [  # the job's name, by which a restarted one finds its run again
-            {"name": "PET_RDZV_ID", "value": job.name},
-            {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"},
-            *([{"name": "KD_DATA_NODES", "value": str(tier.count)}, _token(job)] if tier else []),
-        ],
+        "env": environment,
         "resourcesPerNode": _resources("instances", job.machines),
     }
     pod = _pod({"name": "node"}, job.need("claim", "NAME"), job.files, job.name)
@@ -155,7 +147,7 @@ def _train_job(job: Job) -> dict[str, object]:
         "kind": "TrainJob",
         "metadata": _metadata(job),
         "spec": {
-            "runtimeRef": {"name": job.own.get("runtime", "torch-distributed")},
+            "runtimeRef": {"name": job.options.get("runtime", "torch-distributed")},
             "trainer": trainer,
             "activeDeadlineSeconds": round(3600 * job.hours),
             "runtimePatches": [{"manager": "kd.train/launch", "trainingRuntimeSpec": patch}],
@@ -199,28 +191,31 @@ def _resources(key: str, machines: Machines) -> dict[str, dict[str, str]]:
             f"{key}: Kubernetes counts gpu:N or cpu:N of each machine (2xgpu:8), got '{machines.type}'"
         )
     kind, count = machines.parts
-    wanted = {"nvidia.com/gpu" if kind == "gpu" else "cpu": str(count)}
-    return {"requests": wanted, "limits": dict(wanted)}
+    resource = "nvidia.com/gpu" if kind == "gpu" else "cpu"
+    return {"requests": {resource: str(count)}, "limits": {resource: str(count)}}
 
 
 def _pod(
     container: dict[str, object], claim: str, files: Mapping[str, Path], name: str
 ) -> dict[str, object]:
     """The spec of a pod whose container sees the claim, and the job's own files where there are some."""
-    mounts = [
-        {"name": "kd-runs", "mountPath": RUNS},
-        *([{"name": "kd-files", "mountPath": FILES}] if files else []),
-    ]
+    mounts = [{"name": "kd-runs", "mountPath": RUNS}]
     volumes: list[dict[str, object]] = [
         {"name": "kd-runs", "persistentVolumeClaim": {"claimName": claim}}
     ]
-    volumes += [{"name": "kd-files", "configMap": {"name": name}}] if files else []
+    if files:
+        mounts.append({"name": "kd-files", "mountPath": FILES})
+        volumes.append({"name": "kd-files", "configMap": {"name": name}})
     return {"containers": [{**container, "volumeMounts": mounts}], "volumes": volumes}
 
 
 def _state(conditions: list[dict[str, str]]) -> tuple[str, str]:
-    held = {
-        c.get("type", ""): c.get("message", "") for c in conditions if c.get("status") == "True"
-    }
-    state = next((kind for kind in ("Complete", "Failed", "Suspended") if kind in held), None)
-    return state or ("Running" if held else "Created"), held.get(state or "", "")
+    """A TrainJob's state and its message, by those of its conditions that hold."""
+    messages = {}
+    for condition in conditions:
+        if condition.get("status") == "True":
+            messages[condition.get("type", "")] = condition.get("message", "")
+    for state in ("Complete", "Failed", "Suspended"):
+        if state in messages:
+            return state, messages[state]
+    return ("Running" if messages else "Created"), messages.get("", "")

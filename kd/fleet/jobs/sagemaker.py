@@ -68,7 +68,7 @@ class SageMaker(Target):
             data = {
                 f"channel.{channel.name}": channel.url for channel in channels(job) if channel.in_s3
             }
-            for key, url in {"bucket": job.own["bucket"], **data}.items():
+            for key, url in {"bucket": job.options["bucket"], **data}.items():
                 bucket, _, prefix = url.removeprefix("s3://").partition("/")
                 try:
                     s3.head_bucket(Bucket=bucket)
@@ -157,7 +157,7 @@ def common(job: Job) -> dict[str, Any]:
     inputs = [channel.request() for channel in data]
     if job.files:
         inputs.append(Channel("files", f"{_place(job)}/files/").request())
-    key = {"KmsKeyId": job.own["kms_key"]} if job.own.get("kms_key") else {}
+    key = {"KmsKeyId": job.options["kms_key"]} if job.options.get("kms_key") else {}
     return {
         **network(job, data),
         "RoleArn": job.need("role", "arn:aws:iam::ACCOUNT:role/NAME"),
@@ -182,8 +182,8 @@ def common(job: Job) -> dict[str, Any]:
         },
         "ResourceConfig": {
             **_machines(job),
-            **({"VolumeKmsKeyId": job.own["kms_key"]} if key and not _has_disks(job) else {}),
-            "VolumeSizeInGB": int(positive("volume_gb", job.own.get("volume_gb", "100"))),
+            **({"VolumeKmsKeyId": job.options["kms_key"]} if key and not _has_disks(job) else {}),
+            "VolumeSizeInGB": int(positive("volume_gb", job.options.get("volume_gb", "100"))),
         },
         "Environment": {
             "PYTHONUNBUFFERED": "1",
@@ -229,7 +229,7 @@ def hyperparameters(job: Job) -> dict[str, str]:
 
 
 def _stop(job: Job) -> dict[str, int]:
-    wait = job.own.get("max_wait_hours")
+    wait = job.options.get("max_wait_hours")
     if wait is not None and not job.spot:
         raise UserError("max_wait_hours: only a job with spot=true waits for machines")
     hours = positive("max_wait_hours", wait) if wait is not None else 2 * job.hours
@@ -245,7 +245,7 @@ def tags(job: Job) -> dict[str, list[dict[str, str]]]:
     Raises:
         UserError: an item without a key or ``=``.
     """
-    found = [item.partition("=") for item in job.own.get("tags", "").split(",") if item]
+    found = [item.partition("=") for item in job.options.get("tags", "").split(",") if item]
     wrong = next((key + equals for key, equals, _ in found if not (key.strip() and equals)), None)
     if wrong is not None:
         raise UserError(f"tags: must be KEY=VALUE with commas between, got '{wrong}'")

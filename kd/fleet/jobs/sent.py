@@ -32,10 +32,10 @@ def send(target: Target, job: Job, folder: Path, files: dict[str, str], place: s
     except BaseException:
         shutil.rmtree(folder)
         raise
-    groups = [
-        {"name": k, "machines": str(g), "price_per_hour": job.prices.get(k)}
-        for k, g in job.groups.items()
-    ]
+    groups = []
+    for name, machines in job.groups.items():
+        price = job.prices.get(name)
+        groups.append({"name": name, "machines": str(machines), "price_per_hour": price})
     record = {
         "target": place,
         "job": job.name,
@@ -57,11 +57,13 @@ def sent_before(name: str, runs: str) -> Path:
     Raises:
         UserError: no such job.
     """
-    found = sorted(Path(runs).glob(f"*/jobs/{name}/{RECORD}"))
-    if not found:
-        sent = f"no job '{name}' was sent from here ({runs}/*/jobs)"
-        raise UserError(f"job: {sent}; to send it, give recipe= and instances=")
-    return found[0].parent
+    records = sorted(Path(runs).glob(f"*/jobs/{name}/{RECORD}"))
+    if not records:
+        raise UserError(
+            f"job: no job '{name}' was sent from here ({runs}/*/jobs); "
+            "to send it, give recipe= and instances="
+        )
+    return records[0].parent
 
 
 def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
@@ -82,19 +84,17 @@ def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
         again = f"kd-launch {record['target'].split()[0]} job={record['job']} follows it"
         print(f"\nkd-launch: the job continues; {again}", file=sys.stderr)
         return 130
-    write_json(
-        folder / RECORD,
-        record | {key: value for key, value in asdict(outcome).items() if key != "done"},
-    )
+    end = asdict(outcome)
+    del end["done"]
+    write_json(folder / RECORD, record | end)
     if not outcome.done:
         print(f"kd-launch: {record['job']}: {outcome.text}", file=sys.stderr)
         return 1
     into = folder.parent.parent / record["job"]
     run = into if into.exists() else target.fetch(outcome, into)
+    text = f"kd-launch: {record['job']}: {outcome.text}"
     if run is not None:
         write_text(run / RECORD, text_of(folder / RECORD))
-    print(
-        f"kd-launch: {record['job']}: {outcome.text}" + (f"; run folder: {run}" if run else ""),
-        flush=True,
-    )
+        text += f"; run folder: {run}"
+    print(text, flush=True)
     return 0

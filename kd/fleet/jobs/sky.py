@@ -54,29 +54,17 @@ class SkyPilot(Target):
         Returns:
             The job's name and the URL of its run, with a space between.
         """
-        ask(
-            [
-                "sky",
-                "jobs",
-                "launch",
-                "--yes",
-                "--detach-run",
-                "--name",
-                job.name,
-                str(folder / "sky.yaml"),
-            ]
-        )
+        launch = ["sky", "jobs", "launch", "--yes", "--detach-run", "--name", job.name]
+        ask([*launch, str(folder / "sky.yaml")])
         return f"{job.name} {job.bucket_url(SCHEMES)}/{job.name}/{job.recipe}/{job.name}"
 
     def follow(self, handle: str, folder: Path) -> Outcome:
         """Prints ``sky jobs logs``, which ends with the job; its exit status is the outcome."""
         name, where = handle.split(" ", 1)
         status = subprocess.run(["sky", "jobs", "logs", "--name", name], check=False).returncode
-        return Outcome(
-            status == 0,
-            "SUCCEEDED" if status == 0 else f"sky jobs logs: status {status}",
-            where=where,
-        )
+        if status:
+            return Outcome(False, f"sky jobs logs: status {status}", where=where)
+        return Outcome(True, "SUCCEEDED", where=where)
 
     def fetch(self, outcome: Outcome, into: Path) -> Path | None:
         """Downloads the run's folder from the bucket.
@@ -101,40 +89,51 @@ def _task(job: Job, role: str, machines: Machines) -> dict[str, object]:
         environment |= {"KD_ROLE": "data", "MASTER_ADDR": f"train-0.{job.name}"}
     elif job.data_machines:
         environment["KD_DATA_NODES"] = str(job.data_machines.count)
-    return {
+    task: dict[str, object] = {
         "name": role,
         "num_nodes": machines.count,
         "resources": _resources(job, role, machines),
         "file_mounts": _mounts(job),
-        **({"envs": environment} if environment else {}),
-        **({"secrets": {"RAY_AUTH_TOKEN": job.secret}} if job.secret else {}),
-        "run": f"kd-train {shlex.join(arguments)}\n",
     }
+    if environment:
+        task["envs"] = environment
+    if job.secret:
+        task["secrets"] = {"RAY_AUTH_TOKEN": job.secret}
+    task["run"] = f"kd-train {shlex.join(arguments)}\n"
+    return task
 
 
 def _resources(job: Job, role: str, machines: Machines) -> dict[str, object]:
-    found: dict[str, object] = {"infra": job.own["infra"]} if "infra" in job.own else {}
+    resources: dict[str, object] = {}
+    if "infra" in job.options:
+        resources["infra"] = job.options["infra"]
     if machines.parts is None:
-        found["instance_type"] = machines.type.removeprefix("ml.")
+        resources["instance_type"] = machines.type.removeprefix("ml.")
     elif machines.parts[0] == "cpu":
-        found["cpus"] = f"{machines.parts[1]}+"
+        resources["cpus"] = f"{machines.parts[1]}+"
     elif machines.parts[0] == "gpu":
         raise UserError(
             f"instances: SkyPilot wants a GPU's name ({machines.count}xA100:{machines.parts[1]})"
         )
     else:
-        found["accelerators"] = machines.type
-    found["use_spot"] = job.spot
-    found["image_id"] = f"docker:{job.need('image', 'REGISTRY/kd:TAG').removeprefix('docker:')}"
+        resources["accelerators"] = machines.type
+    resources["use_spot"] = job.spot
+    image = job.need("image", "REGISTRY/kd:TAG").removeprefix("docker:")
+    resources["image_id"] = f"docker:{image}"
     if role == "train":
-        found["job_recovery"] = {"max_restarts_on_errors": 0}
-    return found
+        resources["job_recovery"] = {"max_restarts_on_errors": 0}
+    return resources
 
 
 def _mounts(job: Job) -> dict[str, object]:
-    urls = {name: job.need(f"channel.{name}", f"s3://BUCKET/{name}") for name in job.channels}
-    return {
-        RUNS: {"source": f"{job.bucket_url(SCHEMES)}/{job.name}", "mode": "MOUNT_CACHED"},
-        **{f"{CHANNELS}/{name}": {"source": url, "mode": "MOUNT"} for name, url in urls.items()},
-        **{f"{FILES}/{name}": str(path.absolute()) for name, path in job.files.items()},
-    }
+    """What lies where in the container: the bucket with the runs, the channels' data, the user's own files."""
+    channel_urls = {}
+    for name in job.channels:
+        channel_urls[name] = job.need(f"channel.{name}", f"s3://BUCKET/{name}")
+    runs_url = f"{job.bucket_url(SCHEMES)}/{job.name}"
+    mounts: dict[str, object] = {RUNS: {"source": runs_url, "mode": "MOUNT_CACHED"}}
+    for name, url in channel_urls.items():
+        mounts[f"{CHANNELS}/{name}"] = {"source": url, "mode": "MOUNT"}
+    for name, path in job.files.items():
+        mounts[f"{FILES}/{name}"] = str(path.absolute())
+    return mounts

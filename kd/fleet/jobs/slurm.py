@@ -15,7 +15,10 @@ from kd.run.own_keys import whole_number
 
 POLL_S = 10
 OPTIONS = ("partition", "account", "qos", "mem", "constraint")
-CORES = 8  # of each process on a machine with GPUs
+LASTING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED", "RESIZING")
+"""States of a job that has not ended."""
+CORES = 8
+"""Cores of each process on a machine with GPUs."""
 SCRIPT = """\
 #!/usr/bin/env bash
 #SBATCH --job-name={name}
@@ -67,28 +70,44 @@ class Slurm(Target):
             UserError: ``spot``, a channel, or a key with a wrong value.
         """
         refuse_spot(job, "SLURM's machines")
-        program = (
-            "kd-train"
-            if job.image
-            else shlex.quote(shutil.which("kd-train") or f"{sys.prefix}/bin/kd-train")
-        )
-        shared = {
-            "program": program,
-            "command": command(job),
-            "srun": f"--container-image={shlex.quote(job.image)} " if job.image else "",
-        }
+        # the same for the machines that train and those that prepare data
+        if job.image:
+            program = "kd-train"
+            container = f"--container-image={shlex.quote(job.image)} "
+        else:
+            program = shlex.quote(shutil.which("kd-train") or f"{sys.prefix}/bin/kd-train")
+            container = ""
+        arguments = command(job)
+
+        train_resources = _resources(job, "instances", job.machines, job.processes or 1)
+
+        # the second part of a heterogeneous job, where machines prepare data
+        train_srun = container
+        data_resources = start_data = end_data = ""
         data = job.data_machines
+        if data:
+            train_srun = f"--het-group=0 {container}"
+            data_resources = f"#SBATCH hetjob\n{_resources(job, 'data_instances', data, 1)}\n"
+            start_data = START_DATA.format(
+                program=program, command=arguments, srun=container, count=data.count
+            )
+            end_data = END_DATA
+
+        setup = job.options.get("setup")
+        log = job.runs_dir.absolute() / job.recipe / "jobs" / job.name / "log"
         text = SCRIPT.format(
-            **{**shared, "srun": ("--het-group=0 " if data else "") + shared["srun"]},
             name=job.name,
-            train=_resources(job, "instances", job.machines, job.processes or 1),
+            train=train_resources,
             minutes=max(1, round(60 * job.hours)),
-            log=shlex.quote(str(job.runs_dir.absolute() / job.recipe / "jobs" / job.name / "log")),
+            log=shlex.quote(str(log)),
             here=shlex.quote(str(Path.cwd())),
-            setup=f"{job.own['setup']}\n" if job.own.get("setup") else "",
-            data=f"#SBATCH hetjob\n{_resources(job, 'data_instances', data, 1)}\n" if data else "",
-            start_data=START_DATA.format(**shared, count=data.count) if data else "",
-            end_data=END_DATA if data else "",
+            setup=f"{setup}\n" if setup else "",
+            program=program,
+            command=arguments,
+            srun=train_srun,
+            data=data_resources,
+            start_data=start_data,
+            end_data=end_data,
         )
         return {"train.sbatch": text}
 
@@ -111,18 +130,9 @@ class Slurm(Target):
         def poll() -> tuple[str, Outcome | None]:
             state, elapsed = _state(handle)
             log.print_new()
-            lasts = state in (
-                "PENDING",
-                "CONFIGURING",
-                "RUNNING",
-                "COMPLETING",
-                "REQUEUED",
-                "SUSPENDED",
-                "RESIZING",
-            )
-            return state, None if lasts else Outcome(
-                state == "COMPLETED", f"{state}; {folder / 'log'}", elapsed
-            )
+            if state in LASTING:
+                return state, None
+            return state, Outcome(state == "COMPLETED", f"{state}; {folder / 'log'}", elapsed)
 
         return followed(f"job {handle}", poll, POLL_S)
 
@@ -134,7 +144,7 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
         )
     kind, count = machines.parts
     usual = max(1, count // processes) if kind == "cpu" else CORES
-    cores = whole_number(job.own, "cpus_per_task", usual, high=10_000)
+    cores = whole_number(job.options, "cpus_per_task", usual, high=10_000)
     lines = [
         f"--nodes={machines.count}",
         f"--ntasks-per-node={processes}",
@@ -142,8 +152,10 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
     ]
     if kind != "cpu":
         lines.append(f"--gpus-per-node={'' if kind == 'gpu' else kind + ':'}{count}")
-    lines += [f"--{name}={shlex.quote(job.own[name])}" for name in OPTIONS if name in job.own]
-    for key, value in job.own.items():
+    lines += [
+        f"--{name}={shlex.quote(job.options[name])}" for name in OPTIONS if name in job.options
+    ]
+    for key, value in job.options.items():
         name = key.removeprefix("sbatch.")
         if name == key:
             continue
@@ -169,8 +181,9 @@ def _state(job_id: str) -> tuple[str, float | None]:
 
 
 def _hours(text: str) -> float | None:
+    """Hours in ``[DAYS-]HH:MM:SS``; None for any other text."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    days, hours, minutes, seconds = (
-        (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
-    )
-    return 24 * days + hours + minutes / 60 + seconds / 3600 if match else None
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
+    return 24 * days + hours + minutes / 60 + seconds / 3600

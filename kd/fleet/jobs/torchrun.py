@@ -56,7 +56,7 @@ class Torchrun(Target):
             "command": command(job),
         }
         where = f"on each of {', '.join(hosts)}" if hosts else "on this machine"
-        port = whole_number(job.own, "port", 29500, high=65535) if hosts else 0
+        port = whole_number(job.options, "port", 29500, high=65535) if hosts else 0
         tier = f" KD_DATA_NODES={len(data_hosts)} RAY_AUTH_TOKEN={job.secret}" if data_hosts else ""
         files = {
             "train.sh": SCRIPT.format(
@@ -87,15 +87,16 @@ class Torchrun(Target):
             The process ids, with commas between: of the training machines in order, then of the data machines.
         """
         hosts, data_hosts = _hosts(job)
-        places = [(host, "train.sh") for host in hosts or [""]] + [
-            (host, "data.sh") for host in data_hosts
-        ]
+        this_machine = ""
+        places = [(host, "train.sh") for host in hosts or [this_machine]]
+        places += [(host, "data.sh") for host in data_hosts]
         started = []
-        for number, (host, script) in enumerate(places):
-            start = f"ssh -o BatchMode=yes -- {shlex.quote(host)} bash -s <" if host else "bash"
-            names = (script, f"log.{number}", f"status.{number}")
-            script, log, status = (shlex.quote(str(folder / name)) for name in names)
-            line = f"{start} {script} >{log} 2>&1; echo $? >{status}"
+        for number, (host, script_name) in enumerate(places):
+            shell = f"ssh -o BatchMode=yes -- {shlex.quote(host)} bash -s <" if host else "bash"
+            script = shlex.quote(str(folder / script_name))
+            log = shlex.quote(str(folder / f"log.{number}"))
+            status = shlex.quote(str(folder / f"status.{number}"))
+            line = f"{shell} {script} >{log} 2>&1; echo $? >{status}"
             process = subprocess.Popen(
                 ["bash", "-c", line], start_new_session=True, stdin=subprocess.DEVNULL
             )
@@ -104,38 +105,46 @@ class Torchrun(Target):
 
     def follow(self, handle: str, folder: Path) -> Outcome:
         """Prints the first machine's log until all scripts have ended; the first status other than 0 is the outcome."""
-        pids, log = [int(pid) for pid in handle.split(",")], Tail(folder / "log.0")
-        while any(map(_lives, pids)):
+        pids = [int(pid) for pid in handle.split(",")]
+        log = Tail(folder / "log.0")
+        while any(_runs(pid) for pid in pids):
             log.print_new()
             time.sleep(POLL_S)
         log.print_new()
-        statuses = [_status(folder / f"status.{number}") for number in range(len(pids))]
-        failed = next((number for number, status in enumerate(statuses) if status != "0"), None)
-        if failed is None:
-            return Outcome(True, "done")
-        return Outcome(
-            False,
-            f"machine {failed} ended with status {statuses[failed]}; {folder / f'log.{failed}'}",
-        )
+        for number in range(len(pids)):
+            status = _status(folder / f"status.{number}")
+            if status != "0":
+                text = f"machine {number} ended with status {status}; {folder / f'log.{number}'}"
+                return Outcome(False, text)
+        return Outcome(True, "done")
 
 
 def _hosts(job: Job) -> tuple[list[str], list[str]]:
-    hosts, data = (
-        [h for h in job.own.get(key, "").split(",") if h] for key in ("hosts", "data_hosts")
-    )
-    for key, found, group in (
-        ("hosts", hosts, job.machines),
-        ("data_hosts", data, job.data_machines),
-    ):
-        wanted = group.count if group else 0
-        if len(found) != wanted and (found or wanted != 1 or key == "data_hosts"):
-            raise UserError(
-                f"{key}: must name {wanted} machine(s), got {', '.join(found) or 'none'}"
-            )
-    return hosts, data
+    """The machines that train ([]: this one), and those that prepare data.
+
+    Raises:
+        UserError: other numbers of them than the job has machines.
+    """
+    hosts = _names(job, "hosts")
+    data_hosts = _names(job, "data_hosts")
+    this_machine_alone = not hosts and job.machines.count == 1
+    if not this_machine_alone:
+        _check_number("hosts", hosts, job.machines.count)
+    data_count = 0 if job.data_machines is None else job.data_machines.count
+    _check_number("data_hosts", data_hosts, data_count)
+    return hosts, data_hosts
 
 
-def _lives(pid: int) -> bool:
+def _names(job: Job, key: str) -> list[str]:
+    return [name for name in job.options.get(key, "").split(",") if name]
+
+
+def _check_number(key: str, names: list[str], count: int) -> None:
+    if len(names) != count:
+        raise UserError(f"{key}: must name {count} machine(s), got {', '.join(names) or 'none'}")
+
+
+def _runs(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
