@@ -310,8 +310,8 @@ class DistillationDataModule(LightningDataModule):
         pictures: Dataset[Any] = self._pictures(split, train_transform(self.size, self.augment))
         collate: Callable[..., Any] = Collate(mix, kind, classes)
         if engine is not None:
-            self._finish = engine.DeviceViews(self.size, self.augment, mix, kind)
-            pictures = engine.CutSet(
+            self._finish = engine.VIEWS(self.size, self.augment, mix, kind)
+            pictures = engine.SAMPLES(
                 split, self.size, self.augment, self.seed, self.splits.max_pixels, self.source
             )
             collate = partial(engine.pack, partial(kind.pack, classes=classes))

@@ -97,14 +97,10 @@ class Endpoint(Needs):
                 "serverless: a batch transform needs machines (instances=1xml.c5.xlarge)"
             )
         check_type("instances", self.machines, "TransformInstanceType")
-        wrong = next(
-            (key for key in ("batch", "out") if not self.options.get(key, "").startswith("s3://")),
-            None,
-        )
-        if wrong:
-            raise UserError(
-                f"{wrong}: must be s3://BUCKET/FOLDER, got '{self.options.get(wrong, '')}'"
-            )
+        for key in ("batch", "out"):
+            url = self.options.get(key, "")
+            if not url.startswith("s3://"):
+                raise UserError(f"{key}: must be s3://BUCKET/FOLDER, got '{url}'")
         source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": self.options["batch"]}}
         request = {
             "TransformJobName": self.name,

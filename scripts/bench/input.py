@@ -85,8 +85,8 @@ def engine_torch(pictures: list[bytes], size: int) -> Callable[[], Any]:
 def engine(module: Any, pictures: list[bytes], size: int) -> Callable[[], Any]:
     """data.engine=device or dali: the loader's part and the device's, here on the same core."""
     augment, target = Augment(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data = module.CutSet(InMemory(pictures), (size, size), augment, 0)
-    views = module.DeviceViews((size, size), augment, MixPairs(augment, 2, 0))
+    data = module.SAMPLES(InMemory(pictures), (size, size), augment, 0)
+    views = module.VIEWS((size, size), augment, MixPairs(augment, 2, 0))
 
     def run() -> Any:
         batch = module.pack(torch.tensor, [data[i, 0] for i in range(len(pictures))])

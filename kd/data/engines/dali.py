@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kd.data.engines.device import CutSet as _CutSet
-from kd.data.engines.device import DeviceViews as _DeviceViews
+from kd.data.engines.device import CutSet, DeviceViews
 from kd.data.engines.device import check as _check
 from kd.data.engines.device import pack as _pack
 from kd.data.pictures import MAX_PIXELS, decode, encode_png, plain_jpeg
@@ -40,7 +39,7 @@ def check(augment: Augment, source: Source) -> None:
         raise UserError(f"data.engine: dali {needs_extra('dali')} ({error})") from error
 
 
-class CutSet(_CutSet):
+class DaliCutSet(CutSet):
     """One split, encoded, with the plan of each view. Only a picture's header is read here."""
 
     def opened(self, data: bytes) -> tuple[bytes, int, int]:
@@ -64,7 +63,7 @@ def plain(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
 pack = partial(_pack, encoded=True)  # pictures stay on the host until a decoder takes them
 
 
-class DeviceViews(_DeviceViews):
+class DaliViews(DeviceViews):
     """Makes the views of a packed batch with a DALI pipeline on the device that the batch is on."""
 
     _pipeline: Any = None
@@ -122,3 +121,9 @@ class DeviceViews(_DeviceViews):
         pipeline = views()
         pipeline.build()
         return pipeline
+
+
+SAMPLES = DaliCutSet
+"""The samples of this engine: the loader's part."""
+VIEWS = DaliViews
+"""The views of this engine: the device's part."""

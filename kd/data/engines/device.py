@@ -422,3 +422,9 @@ def _erase(images: Tensor, drawn: Sequence[Step]) -> None:
     pictures = table[:, 0]
     before = images[pictures]
     images[pictures] = torch.where(inside(before, table[:, 1:])[:, None], fill, before)
+
+
+SAMPLES = CutSet
+"""The samples of this engine: the loader's part."""
+VIEWS = DeviceViews
+"""The views of this engine: the device's part."""
