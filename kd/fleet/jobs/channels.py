@@ -49,14 +49,14 @@ class Channel:
                 "S3DataDistributionType": "FullyReplicated",
             }
             return {"S3DataSource": source}
-        found = _FILE_SYSTEM.fullmatch(self.url)
-        if found is None:
+        match = _FILE_SYSTEM.fullmatch(self.url)
+        if match is None:
             raise UserError(f"{key}: must be {PLACES}, got '{self.url}'")
         if self.input_mode not in (None, "File"):
             raise UserError(
                 f"{key}.input_mode: a file system is mounted (File), got '{self.input_mode}'"
             )
-        kind, system, path = found.groups()
+        kind, system, path = match.groups()
         if kind == "fsx" and not (path or "/").strip("/"):
             raise UserError(
                 f"{key}: FSx wants its mount name as the first folder (fsx://{system}/MOUNT_NAME)"
@@ -78,8 +78,8 @@ def channels(job: Job) -> list[Channel]:
     Raises:
         UserError: an option or value that SageMaker does not take, or a URL of another kind.
     """
-    options: dict[str, dict[str, str]] = {}
-    given = []
+    options: dict[str, dict[str, str]] = {}  # by channel
+    with_url = []  # channels that are given themselves
     for key, value in job.options.items():
         start, _, channel = key.partition(".")
         name, _, option = channel.rpartition(".")
@@ -90,14 +90,17 @@ def channels(job: Job) -> list[Channel]:
                 raise UserError(f"{key}: must be {' or '.join(OPTIONS[option])}, got '{value}'")
             options.setdefault(name, {})[option] = value
         elif start == "channel":
-            given.append(channel)
-    if foreign := [name for name in options if name not in (*given, *job.channels)]:
-        raise UserError(
-            f"channel.{foreign[0]}.{next(iter(options[foreign[0]]))}: there is no channel.{foreign[0]}"
-        )
-    names = dict.fromkeys([*given, *job.channels])
-    urls = {name: job.need(f"channel.{name}", f"s3://BUCKET/{name}") for name in names}
-    return [Channel(name, url, **options.get(name, {})) for name, url in urls.items()]
+            with_url.append(channel)
+    names = dict.fromkeys([*with_url, *job.channels])
+    for name, of_channel in options.items():
+        if name not in names:
+            option = next(iter(of_channel))
+            raise UserError(f"channel.{name}.{option}: there is no channel.{name}")
+    all_channels = []
+    for name in names:
+        url = job.need(f"channel.{name}", f"s3://BUCKET/{name}")
+        all_channels.append(Channel(name, url, **options.get(name, {})))
+    return all_channels
 
 
 def network(job: Job, data: list[Channel]) -> dict[str, Any]:
@@ -106,22 +109,24 @@ def network(job: Job, data: list[Channel]) -> dict[str, Any]:
     Raises:
         UserError: a malformed id, one of the two alone, or a channel in a file system without a VPC.
     """
-    found = {}
-    for key, kind, prefix in (
-        ("subnets", "Subnets", "subnet-"),
-        ("security_groups", "SecurityGroupIds", "sg-"),
-    ):
-        found[kind] = [item.strip() for item in job.options.get(key, "").split(",") if item.strip()]
-        wrong = next(
-            (item for item in found[kind] if not re.fullmatch(rf"{prefix}[0-9a-z]+", item)), None
-        )
-        if wrong:
-            raise UserError(f"{key}: must be {prefix}... with commas between, got '{wrong}'")
-    if any(found.values()) and not all(found.values()):
+    subnets = _ids(job, "subnets", "subnet-")
+    security_groups = _ids(job, "security_groups", "sg-")
+    if bool(subnets) != bool(security_groups):
         raise UserError("subnets, security_groups: a VPC needs both")
-    mounted = next((channel for channel in data if not channel.in_s3), None)
-    if mounted and not any(found.values()):
-        raise UserError(
-            f"channel.{mounted.name}: {mounted.url} is in a VPC: give subnets= and security_groups="
-        )
-    return {"VpcConfig": found} if any(found.values()) else {}
+    if subnets:
+        return {"VpcConfig": {"Subnets": subnets, "SecurityGroupIds": security_groups}}
+    for channel in data:
+        if not channel.in_s3:
+            raise UserError(
+                f"channel.{channel.name}: {channel.url} is in a VPC: give subnets= and security_groups="
+            )
+    return {}
+
+
+def _ids(job: Job, key: str, prefix: str) -> list[str]:
+    """The ids in an option, with commas between; each must begin with ``prefix``."""
+    ids = [word.strip() for word in job.options.get(key, "").split(",") if word.strip()]
+    for word in ids:
+        if not re.fullmatch(rf"{prefix}[0-9a-z]+", word):
+            raise UserError(f"{key}: must be {prefix}... with commas between, got '{word}'")
+    return ids

@@ -54,36 +54,23 @@ class SageMaker(Target):
             **tags(job),
             "HyperParameters": hyperparameters(job),
         }
-        request["AlgorithmSpecification"]["ContainerEntrypoint"] = [
-            "kd-train"
-        ]  # as the SDK's ModelTrainer does
+        # as the SDK's ModelTrainer does
+        request["AlgorithmSpecification"]["ContainerEntrypoint"] = ["kd-train"]
         check_request("CreateTrainingJob", request)
         return {"request.json": json.dumps(request, indent=2) + "\n"}
 
     def check(self, job: Job) -> None:
         """Checks the credentials and that the bucket and the channels' data in S3 can be read; changes nothing."""
-        session = aws_session()
-        s3 = session.client("s3")
+        s3 = aws_session().client("s3")
         with boto_errors():
-            data = {
-                f"channel.{channel.name}": channel.url for channel in channels(job) if channel.in_s3
-            }
-            for key, url in {"bucket": job.options["bucket"], **data}.items():
-                bucket, _, prefix = url.removeprefix("s3://").partition("/")
-                try:
-                    s3.head_bucket(Bucket=bucket)
-                except s3.exceptions.ClientError as error:
-                    reason = " ".join(
-                        error.response["Error"].get(part, "") for part in ("Code", "Message")
-                    ).strip()
-                    raise UserError(
-                        f"{key}: can't access the bucket '{bucket}' ({reason})"
-                    ) from error
-                if (
-                    key != "bucket"
-                    and not s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)["KeyCount"]
-                ):
-                    raise UserError(f"{key}: there is nothing at {url}")
+            _check_bucket(s3, "bucket", job.options["bucket"])
+            for channel in channels(job):
+                if channel.in_s3:
+                    key = f"channel.{channel.name}"
+                    bucket, prefix = _check_bucket(s3, key, channel.url)
+                    listed = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+                    if not listed["KeyCount"]:
+                        raise UserError(f"{key}: there is nothing at {channel.url}")
 
     def submit(self, job: Job, folder: Path) -> str:
         """Uploads the files of the job's own and creates it."""
@@ -94,17 +81,18 @@ class SageMaker(Target):
     def follow(self, handle: str, folder: Path) -> Outcome:
         """Prints the job's status and its log's new lines until the end."""
         session = aws_session()
-        client, log = session.client("sagemaker"), _Log(session.client("logs"), handle)
+        client = session.client("sagemaker")
+        log = _Log(session.client("logs"), handle)
 
         def poll() -> tuple[str, Outcome | None]:
             with boto_errors():
                 answer = client.describe_training_job(TrainingJobName=handle)
                 log.print_new()
             status = answer["TrainingJobStatus"]
-            ended = status in ("Completed", "Failed", "Stopped")
-            return f"{status}: {answer.get('SecondaryStatus', '')}", _outcome(
-                answer
-            ) if ended else None
+            text = f"{status}: {answer.get('SecondaryStatus', '')}"
+            if status in ("Completed", "Failed", "Stopped"):
+                return text, _outcome(answer)
+            return text, None
 
         return followed(handle, poll, POLL_S)
 
@@ -124,12 +112,25 @@ class SageMaker(Target):
         return into
 
 
+def _check_bucket(s3: Any, key: str, url: str) -> tuple[str, str]:
+    """Checks that the bucket of a URL can be read; returns the bucket and the path in it."""
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    try:
+        s3.head_bucket(Bucket=bucket)
+    except s3.exceptions.ClientError as error:
+        answer = error.response["Error"]
+        reason = f"{answer.get('Code', '')} {answer.get('Message', '')}".strip()
+        raise UserError(f"{key}: can't access the bucket '{bucket}' ({reason})") from error
+    return bucket, prefix
+
+
 @contextmanager
 def uploaded(job: Job) -> Iterator["Session"]:
     """The files of the job's own in its bucket; gone again where what follows fails."""
     session = aws_session()
     bucket, _, prefix = f"{_place(job)}/files/".removeprefix("s3://").partition("/")
-    s3, sent = session.client("s3"), []
+    s3 = session.client("s3")
+    sent = []
     try:
         with boto_errors():
             for name, path in job.files.items():
@@ -203,7 +204,7 @@ def _place(job: Job) -> str:
 
 def hyperparameters(job: Job) -> dict[str, str]:
     """The settings of the run; what is given several times is a list."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     overlays = []
     for item in job.command("channel:files"):
         key, _, value = item.partition("=")
@@ -213,30 +214,37 @@ def hyperparameters(job: Job) -> dict[str, str]:
             raise UserError(
                 "--trust: SageMaker takes settings alone; name the module (trust=MODULE)"
             )
-        elif (key.endswith("+") or key == "trust") and key in found:
+        elif (key.endswith("+") or key == "trust") and key in settings:
             once = "SageMaker takes a key once; put it into an overlay of your own"
             raise UserError(f"{key}: is given twice, but {once}")
         else:
-            found[key] = value
+            settings[key] = value
     if overlays:
-        found["config"] = json.dumps(overlays)
-    too_long = next((key for key, value in found.items() if len(value) > 2500), None)
-    if too_long:
-        raise UserError(
-            f"{too_long}: SageMaker takes 2,500 characters; put it into an overlay of your own"
-        )
-    return found
+        settings["config"] = json.dumps(overlays)
+    for key, value in settings.items():
+        if len(value) > 2500:
+            raise UserError(
+                f"{key}: SageMaker takes 2,500 characters; put it into an overlay of your own"
+            )
+    return settings
 
 
 def _stop(job: Job) -> dict[str, int]:
-    wait = job.options.get("max_wait_hours")
-    if wait is not None and not job.spot:
+    """``StoppingCondition``: the hours of the run, and with ``spot`` those until its end."""
+    text = job.options.get("max_wait_hours")
+    if text is not None and not job.spot:
         raise UserError("max_wait_hours: only a job with spot=true waits for machines")
-    hours = positive("max_wait_hours", wait) if wait is not None else 2 * job.hours
-    if hours < job.hours:
-        raise UserError(f"max_wait_hours: must be at least hours ({job.hours:g}), got {hours:g}")
-    longest = {"MaxWaitTimeInSeconds": max(1, round(hours * 3600))} if job.spot else {}
-    return {"MaxRuntimeInSeconds": max(1, round(job.hours * 3600)), **longest}
+    wait_hours = 2 * job.hours
+    if text is not None:
+        wait_hours = positive("max_wait_hours", text)
+    if wait_hours < job.hours:
+        raise UserError(
+            f"max_wait_hours: must be at least hours ({job.hours:g}), got {wait_hours:g}"
+        )
+    condition = {"MaxRuntimeInSeconds": max(1, round(job.hours * 3600))}
+    if job.spot:
+        condition["MaxWaitTimeInSeconds"] = max(1, round(wait_hours * 3600))
+    return condition
 
 
 def tags(job: Job) -> dict[str, list[dict[str, str]]]:
@@ -245,15 +253,15 @@ def tags(job: Job) -> dict[str, list[dict[str, str]]]:
     Raises:
         UserError: an item without a key or ``=``.
     """
-    found = [item.partition("=") for item in job.options.get("tags", "").split(",") if item]
-    wrong = next((key + equals for key, equals, _ in found if not (key.strip() and equals)), None)
-    if wrong is not None:
-        raise UserError(f"tags: must be KEY=VALUE with commas between, got '{wrong}'")
-    return (
-        {"Tags": [{"Key": key.strip(), "Value": value.strip()} for key, _, value in found]}
-        if found
-        else {}
-    )
+    pairs = []
+    for word in job.options.get("tags", "").split(","):
+        if not word:
+            continue
+        key, equals, value = word.partition("=")
+        if not key.strip() or not equals:
+            raise UserError(f"tags: must be KEY=VALUE with commas between, got '{key}{equals}'")
+        pairs.append({"Key": key.strip(), "Value": value.strip()})
+    return {"Tags": pairs} if pairs else {}
 
 
 def _has_disks(job: Job) -> bool:
@@ -270,10 +278,11 @@ def _machines(job: Job) -> dict[str, Any]:
             check_type(key, group)
     if job.data_machines is None:
         return {"InstanceType": job.machines.type, "InstanceCount": job.machines.count}
-    groups = [
-        {"InstanceGroupName": n, "InstanceType": g.type, "InstanceCount": g.count}
-        for n, g in job.groups.items()
-    ]
+    groups = []
+    for name, group in job.groups.items():
+        groups.append(
+            {"InstanceGroupName": name, "InstanceType": group.type, "InstanceCount": group.count}
+        )
     return {"InstanceGroups": groups}
 
 
@@ -349,14 +358,16 @@ def boto_errors() -> Iterator[None]:
 def _outcome(answer: Mapping[str, Any]) -> Outcome:
     status = answer["TrainingJobStatus"]
     text = f"{status}: {answer.get('FailureReason', '')}".rstrip(": ")
-    seconds = [answer.get(key) for key in ("TrainingTimeInSeconds", "BillableTimeInSeconds")]
-    hours = [None if value is None else value / 3600 for value in seconds]
-    where = (
-        (answer.get("ModelArtifacts") or {}).get("S3ModelArtifacts", "")
-        if status == "Completed"
-        else ""
-    )
-    return Outcome(status == "Completed", text, hours[0], hours[1], where)
+    hours = _hours(answer.get("TrainingTimeInSeconds"))
+    billed_hours = _hours(answer.get("BillableTimeInSeconds"))
+    if status != "Completed":
+        return Outcome(False, text, hours, billed_hours)
+    artifacts = answer.get("ModelArtifacts") or {}
+    return Outcome(True, text, hours, billed_hours, artifacts.get("S3ModelArtifacts", ""))
+
+
+def _hours(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds / 3600
 
 
 class _Log:

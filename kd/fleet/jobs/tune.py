@@ -40,16 +40,17 @@ def planned(request: Request) -> tuple[SearchPlan, int]:
         )
     jobs = whole_number(take(request, "jobs"), "jobs", 1, high=100)
     request.here = False
-    found = plan(request)
-    if len(found.objectives) > 1 or not found.objectives[0].name.startswith("val/"):
+    search = plan(request)
+    if len(search.objectives) > 1 or not search.objectives[0].name.startswith("val/"):
         raise UserError(
             "objective: SageMaker reads one of the lines that a run prints: val/acc1, val/miou, ..."
         )
-    if key := next((space.key for space in found.space if space.above), None):
-        raise UserError(
-            f"search.{key}: SageMaker varies every key in every trial; some choices don't have this one"
-        )
-    return found, jobs
+    for space in search.space:
+        if space.above:
+            raise UserError(
+                f"search.{space.key}: SageMaker varies every key in every trial; some choices don't have this one"
+            )
+    return search, jobs
 
 
 class SageMakerSearch(sagemaker.SageMaker):
@@ -99,16 +100,14 @@ class SageMakerSearch(sagemaker.SageMaker):
                 answer = client.describe_hyper_parameter_tuning_job(
                     HyperParameterTuningJobName=handle
                 )
-            counts = {k: v for k, v in answer.get("TrainingJobStatusCounters", {}).items() if v}
             status = answer["HyperParameterTuningJobStatus"]
-            ended = (
-                self._outcome(client, answer)
-                if status in ("Completed", "Failed", "Stopped")
-                else None
-            )
-            return ", ".join(
-                [status, *(f"{count} {kind}" for kind, count in counts.items())]
-            ), ended
+            text = status
+            for state, count in answer.get("TrainingJobStatusCounters", {}).items():
+                if count:
+                    text += f", {count} {state}"
+            if status in ("Completed", "Failed", "Stopped"):
+                return text, self._outcome(client, answer)
+            return text, None
 
         return followed(handle, poll, POLL_S)
 
@@ -140,7 +139,8 @@ def tuning_job(job: Job, search: SearchPlan, jobs: int) -> dict[str, Any]:
     definition = sagemaker.common(job)
     metric = {"Name": objective.name, "Regex": sagemaker.METRIC.format(name=objective.name)}
     definition["AlgorithmSpecification"]["MetricDefinitions"] = [metric]
-    way, ranges = objective.direction.capitalize(), dict[str, list[dict[str, Any]]]()
+    direction = objective.direction.capitalize()
+    ranges: dict[str, list[dict[str, Any]]] = {}
     for space in search.space:
         kind, entry = _range(space)
         ranges.setdefault(kind, []).append(entry)
@@ -149,7 +149,7 @@ def tuning_job(job: Job, search: SearchPlan, jobs: int) -> dict[str, Any]:
         **sagemaker.tags(job),
         "HyperParameterTuningJobConfig": {
             "Strategy": STRATEGIES[search.sampler],
-            "HyperParameterTuningJobObjective": {"Type": way, "MetricName": objective.name},
+            "HyperParameterTuningJobObjective": {"Type": direction, "MetricName": objective.name},
             "ResourceLimits": {
                 "MaxNumberOfTrainingJobs": search.trials,
                 "MaxParallelTrainingJobs": jobs,

@@ -14,17 +14,20 @@ from kd.report.facts import Facts
 from kd.report.records import RunRecords, percentile, read_run
 from kd.storage.writing import appended
 
+# settings of the runs, by strategy
 STRATEGIES = {
     "ddp": ["trainer.strategy=ddp", "optim.zero=false"],
     "zero": ["trainer.strategy=ddp", "optim.zero=true"],
     "fsdp": ["trainer.strategy=kd.strategies.fsdp.FSDP", "optim.zero=false"],
 }
+# settings of every short run: nothing but steps, all recorded
 SHORT = [
     "preflight=warn", "trainer.max_epochs=1000", "trainer.num_nodes=1", "trainer.limit_val_batches=0",
     "trainer.limit_train_batches=null", "trainer.log_every_n_steps=10", "trainer.enable_progress_bar=false",
     "optim.warmup_epochs=0", "monitor.enabled=true", "monitor.interval_s=0.2", "monitor.health_every=0",
     "monitor.rules_every_s=0", 'trainer.callbacks+={"class_path": "kd.monitor.ring.Ring"}',
 ]  # fmt: skip
+# recorded phases of a step, by part of the model
 PHASES_OF = {"teacher": ("teacher",), "forward": ("student", "loss"), "backward": ("backward",),
              "rest": ("data", "h2d", "optimizer", "logging")}  # fmt: skip
 
@@ -68,15 +71,13 @@ class ScalingPlan:
     """Threads of each process, on CPUs."""
 
     def cases(self) -> list[Case]:
-        """Weak (the batch of a process stays), and strong (that of all together stays)."""
-        found = [Case("ddp", 1, self.batch)]
+        """One process alone, then weak (a process keeps its batch) and strong scaling (all share that batch)."""
+        cases = [Case("ddp", 1, self.batch)]
         for count in self.processes[1:]:
             for strategy in self.strategies:
-                found += [
-                    Case(strategy, count, self.batch),
-                    Case(strategy, count, self.batch // count),
-                ]
-        return found
+                cases.append(Case(strategy, count, self.batch))
+                cases.append(Case(strategy, count, self.batch // count))
+        return cases
 
     def run(self, case: Case) -> RunRecords:
         """Trains for a few steps in a process of its own and reads what was recorded.
@@ -84,23 +85,23 @@ class ScalingPlan:
         Raises:
             UserError: the run has failed; the message has its last line.
         """
-        several = (
-            STRATEGIES[case.strategy]
-            if case.processes > 1
-            else ["trainer.strategy=auto", "optim.zero=false"]
-        )
-        given = [
+        strategy = ["trainer.strategy=auto", "optim.zero=false"]
+        if case.processes > 1:
+            strategy = STRATEGIES[case.strategy]
+        of_case = [
             f"runs_dir={self.folder}",
             f"name={case.name}",
             f"trainer.max_steps={self.steps}",
             f"trainer.devices={case.processes}",
             f"data.batch_size={case.batch}",
         ]
-        env = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(self.threads)}
+        env = {}
+        if "OMP_NUM_THREADS" not in os.environ:
+            env["OMP_NUM_THREADS"] = str(self.threads)
         log = self.folder / f"{case.name}.log"
         with appended(log) as out:
             process = start_kd_train(
-                [*self.items, *SHORT, *several, *given],
+                [*self.items, *SHORT, *strategy, *of_case],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -117,51 +118,75 @@ class ScalingPlan:
 
 
 def reading(case: Case, run: RunRecords) -> ShortRun:
-    """The medians of a run's steps; the first of the process, and those that start a loader, are left out."""
+    """The medians of a run's steps; the first of the process, and those that start a loader, are left out.
+
+    Args:
+        case: what was run.
+        run: its records.
+
+    Raises:
+        UserError: no step is left.
+    """
     facts = Facts(run)
-    steps = [s["p"] for s in facts.usual_steps[1:]]
+    steps = [step["p"] for step in facts.usual_steps[1:]]  # ms by phase
     if not steps:
         raise UserError(f"{run.folder}: no step was recorded after the first (steps=)")
-    middle = {name: percentile([p.get(name, 0.0) for p in steps], 50) for p in steps for name in p}
-    parts = {part: sum(middle.get(name, 0.0) for name in PHASES_OF[part]) for part in PARTS}
-    lengths = [
-        sum(p.get(name, 0.0) for of in (*PHASES_OF.values(), ("communication",)) for name in of)
-        for p in steps
-    ]
-    low, half, high = (percentile(lengths, q) for q in (16, 50, 84))
+
+    # medians by phase, added up by part of the step
+    recorded = {phase for step in steps for phase in step}
+    median_ms = {}
+    for phase in recorded:
+        median_ms[phase] = percentile([step.get(phase, 0.0) for step in steps], 50)
+    parts = {}
+    for part in PARTS:
+        parts[part] = sum(median_ms.get(phase, 0.0) for phase in PHASES_OF[part])
+
+    # spread of the steps: half of the range of the middle two thirds, as a share of the median
+    lengths = []
+    for step in steps:
+        of_parts = [step.get(phase, 0.0) for phases in PHASES_OF.values() for phase in phases]
+        lengths.append(sum(of_parts) + step.get("communication", 0.0))
+    low, middle, high = (percentile(lengths, q) for q in (16, 50, 84))
+    spread = (high - low) / 2 / middle if middle else 0.0
+
     memory: dict[str, float] = run.summary.get("memory_mb") or {}
-    state = sum(memory.get(name, 0.0) for name in ("student", "gradients", "optimizer"))
+    state_mb = sum(memory.get(name, 0.0) for name in ("student", "gradients", "optimizer"))
     return ShortRun(
         case.strategy,
         case.processes,
         case.batch,
         parts,
-        middle.get("communication", 0.0),
+        exposed=median_ms.get("communication", 0.0),
         sent_mb=_sent_mb(facts),
         memory_mb=run.summary.get("peak_memory_mb"),
-        state_mb=state or None,
-        spread=(high - low) / 2 / half if half else 0.0,
+        state_mb=state_mb or None,
+        spread=spread,
     )
 
 
 def _sent_mb(facts: Facts) -> float | None:
-    """MB that a process of this machine sends in a step, by its network devices."""
+    """MB that a process of this machine sends in a step, by its network devices; None: too few samples, or none is
+    sent.
+    """
     if len(facts.usual_steps) < 2:
         return None
-    began, ended = facts.usual_steps[0]["t"], facts.usual_steps[-1]["t"]
-    within = [s for s in facts.samples if began < s["t"] <= ended and "net_w" in s]
-    if len(within) < 3 or facts.processes < 2:
+    first = facts.usual_steps[0]
+    last = facts.usual_steps[-1]
+    samples = [s for s in facts.samples if first["t"] < s["t"] <= last["t"] and "net_w" in s]
+    if len(samples) < 3 or facts.processes < 2:
         return None
-    rate = sum(s["net_w"] for s in within) / len(within) * 2**20 / 1e6
-    return (
-        rate
-        * (ended - began)
-        / (facts.usual_steps[-1]["step"] - facts.usual_steps[0]["step"])
-        / facts.processes
-    )
+    mib_a_second = sum(s["net_w"] for s in samples) / len(samples)
+    mb_a_second = mib_a_second * 2**20 / 1e6
+    seconds_a_step = (last["t"] - first["t"]) / (last["step"] - first["step"])
+    return mb_a_second * seconds_a_step / facts.processes
 
 
 def ring_times(runs: Sequence[RunRecords]) -> list[tuple[int, float, float]]:
     """``(processes, MB, ms)`` of the all-reduces that the runs have timed."""
-    found: list[dict[str, Any]] = [event for run in runs if (event := run.event("ring"))]
-    return [(e["processes"], size / 1e6, 1000 * s) for e in found for size, s in e["times"]]
+    times = []
+    for run in runs:
+        event: dict[str, Any] | None = run.event("ring")
+        if event:
+            for size, seconds in event["times"]:
+                times.append((event["processes"], size / 1e6, 1000 * seconds))
+    return times

@@ -52,35 +52,31 @@ def _headline(study: Study, plan: SearchPlan, confirmed: str) -> dict[str, Any]:
             "text": "No trial has ended well yet.",
             "others": [],
         }
-    done = len(study.trials("complete"))
-    found = ", ".join(
-        f"{o.name} {v:.4g}" for o, v in zip(plan.objectives, best.values, strict=True)
-    )
-    with_ = ", ".join(f"{key}={short(value)}" for key, value in best.params.items())
-    honest = confirmed or (
-        f"The best of {done} on one validation set is optimistic, more so with more trials: confirm=3 runs it "
-        "and the default on fresh seeds."
+    pairs = zip(plan.objectives, best.values, strict=True)
+    values = ", ".join(f"{objective.name} {value:.4g}" for objective, value in pairs)
+    chosen_values = ", ".join(f"{key}={short(value)}" for key, value in best.params.items())
+    caution = (
+        f"The best of {len(study.trials('complete'))} on one validation set is optimistic, more so with more trials: "
+        "confirm=3 runs it and the default on fresh seeds."
     )
     return {
         "kind": "verdict",
         "bound": "search",
-        "text": f"Best: {found}, with {with_} ({_name(best)}).",
-        "others": [honest, f"kd-train {plan.folder / 'best.yaml'} repeats it."],
+        "text": f"Best: {values}, with {chosen_values} ({_name(best)}).",
+        "others": [confirmed or caution, f"kd-train {plan.folder / 'best.yaml'} repeats it."],
     }
 
 
 def _cards(study: Study, plan: SearchPlan) -> dict[str, Any]:
-    counts = {
-        state: len(study.trials(state)) for state in ("complete", "pruned", "failed", "running")
-    }
-    seconds = sum(t.user_attrs.get("wall_s") or 0.0 for t in study.trials())
-    epochs = sum(t.user_attrs.get("epochs") or 0 for t in study.trials())
-    whole = plan.epochs * (counts["complete"] + counts["pruned"])
-    saved = (
-        f"{1 - epochs / whole:.0%} of the epochs saved by stopping early"
-        if whole and counts["pruned"]
-        else ""
-    )
+    states = ("complete", "pruned", "failed", "running")
+    counts = {state: len(study.trials(state)) for state in states}
+    seconds = sum(trial.user_attrs.get("wall_s") or 0.0 for trial in study.trials())
+    epochs = sum(trial.user_attrs.get("epochs") or 0 for trial in study.trials())
+    epochs_without_pruning = plan.epochs * (counts["complete"] + counts["pruned"])
+    saved = ""
+    if counts["pruned"] and epochs_without_pruning:
+        share = 1 - epochs / epochs_without_pruning
+        saved = f"{share:.0%} of the epochs saved by stopping early"
     where = f"of {plan.jobs} at a time" if isinstance(plan.jobs, int) else "under Ray"
     return {
         "kind": "cards",
@@ -113,21 +109,23 @@ def _importance(study: Study) -> dict[str, Any] | None:
 
 
 def _slices(study: Study, plan: SearchPlan) -> list[dict[str, Any]]:
-    best, objective, made = chosen(study, plan), plan.objectives[0], []
+    """For each searched key a chart of the first objective over its values; the best trial is marked."""
+    best = chosen(study, plan)
+    marked = best.number if best is not None else None
+    objective = plan.objectives[0]
+    charts = []
     for space in plan.space:
-        trials = [t for t in study.trials("complete") if space.key in t.params]
-        if not trials:
-            continue
         labels = [str(label) for label in space.labels]
-        x = [
-            labels.index(str(t.params[space.key])) if labels else t.params[space.key]
-            for t in trials
-        ]
-        marked = best.number if best is not None else None
-        points = [
-            [v, t.values[0], _name(t), t.number == marked] for v, t in zip(x, trials, strict=True)
-        ]
-        made.append(
+        points = []
+        for trial in study.trials("complete"):
+            if space.key in trial.params:
+                x = trial.params[space.key]
+                if labels:
+                    x = labels.index(str(x))
+                points.append([x, trial.values[0], _name(trial), trial.number == marked])
+        if not points:
+            continue
+        charts.append(
             {
                 "kind": "points",
                 "title": f"{objective.name} over {space.key}",
@@ -138,10 +136,11 @@ def _slices(study: Study, plan: SearchPlan) -> list[dict[str, Any]]:
                 "y_name": objective.name,
             }
         )
-    return made
+    return charts
 
 
 def _place(space: Space, value: Any) -> float | None:
+    """Where on its axis a value lies, in 0..1; None: the trial has none."""
     if value is None:
         return None
     if space.choices is not None:
@@ -151,27 +150,33 @@ def _place(space: Space, value: Any) -> float | None:
 
 
 def _parallel(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
-    done, objective = study.trials("complete"), plan.objectives[0]
-    if len(done) < 2:
+    """All trials in parallel coordinates: an axis for each searched key, the last of the first objective."""
+    trials = study.trials("complete")
+    objective = plan.objectives[0]
+    if len(trials) < 2:
         return None
-    values = [t.values[0] for t in done]
-    low, high = min(values), max(values)
-    rows = []
-    for trial in sorted(done, key=lambda t: t.values[0], reverse=not objective.maximize):
+    values = [trial.values[0] for trial in trials]
+    low = min(values)
+    high = max(values)
+    rows = []  # name, brightness in 0..1, places on the axes
+    for trial in sorted(trials, key=lambda t: t.values[0], reverse=not objective.maximize):
         value = (trial.values[0] - low) / ((high - low) or 1.0)
+        brightness = value if objective.maximize else 1 - value
         places = [_place(space, trial.params.get(space.key)) for space in plan.space]
-        with_ = ", ".join(item(key, v) for key, v in trial.params.items())
-        name = f"{_name(trial)}: {objective.name} {trial.values[0]:.4g} ({with_})"
-        rows.append([name, value if objective.maximize else 1 - value, [*places, value]])
-    ends = [
-        (str(s.labels[0]), str(s.labels[-1])) if s.choices else (short(s.low), short(s.high))
-        for s in plan.space
-    ]
-    axes = [[s.key, *end] for s, end in zip(plan.space, ends, strict=True)]
+        chosen_values = ", ".join(item(key, v) for key, v in trial.params.items())
+        name = f"{_name(trial)}: {objective.name} {trial.values[0]:.4g} ({chosen_values})"
+        rows.append([name, brightness, [*places, value]])
+    axes = []  # key, and labels of both ends
+    for space in plan.space:
+        if space.choices:
+            axes.append([space.key, str(space.labels[0]), str(space.labels[-1])])
+        else:
+            axes.append([space.key, short(space.low), short(space.high)])
+    axes.append([objective.name, f"{low:.4g}", f"{high:.4g}"])
     return {
         "kind": "parallel",
         "title": "All trials",
-        "axes": [*axes, [objective.name, f"{low:.4g}", f"{high:.4g}"]],
+        "axes": axes,
         "rows": rows,
         "note": "A line is a trial; the brighter, the better.",
     }
@@ -181,33 +186,39 @@ def _curves(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
     objective = plan.objectives[0]
     if not objective.name.startswith("val/"):
         return None
-    best, curves = chosen(study, plan), []
+    best = chosen(study, plan)
+    curves = []  # name, values by epoch, state
     for trial in study.trials("complete", "pruned"):
         values = epoch_values(Path(trial.user_attrs["folder"]), objective.name)
-        done = "best" if best and trial.number == best.number else "done"
-        state = "stopped" if trial.state.name == "PRUNED" else done
+        if trial.state.name == "PRUNED":
+            state = "stopped"
+        elif best and trial.number == best.number:
+            state = "best"
+        else:
+            state = "done"
         if values:
             curves.append([_name(trial), values, state])
-    curves.sort(key=lambda curve: curve[2] == "best")
-    return (
-        {"kind": "curves", "title": f"{objective.name} by epoch", "curves": curves}
-        if curves
-        else None
-    )
+    if not curves:
+        return None
+    curves.sort(key=lambda curve: curve[2] == "best")  # drawn last, above the others
+    return {"kind": "curves", "title": f"{objective.name} by epoch", "curves": curves}
 
 
 def _front(study: Study, plan: SearchPlan) -> list[dict[str, Any]]:
-    best, done = chosen(study, plan), study.trials("complete")
+    """With several objectives a chart of the first over the second; [] with one."""
+    best = chosen(study, plan)
     if len(plan.objectives) < 2 or best is None:
         return []
     first, second = plan.objectives[:2]
-    front = {t.number for t in study.best()}
-    names = [f"{_name(t)}{', on the front' if t.number in front else ''}" for t in done]
-    points = [
-        [t.values[1], t.values[0], name, t.number == best.number]
-        for t, name in zip(done, names, strict=True)
-    ]
-    numbers = ", ".join(str(n) for n in sorted(front))
+    front = {trial.number for trial in study.best()}
+    points = []  # x, y, name, marked
+    for trial in study.trials("complete"):
+        name = _name(trial)
+        if trial.number in front:
+            name += ", on the front"
+        y, x = trial.values[:2]
+        points.append([x, y, name, trial.number == best.number])
+    numbers = ", ".join(str(number) for number in sorted(front))
     return [
         {
             "kind": "points",
@@ -237,11 +248,10 @@ def _failures(study: Study) -> dict[str, Any] | None:
     failed = study.trials("failed")
     if not failed:
         return None
-    given = [" ".join(item(key, value) for key, value in t.params.items()) for t in failed]
-    rows = [
-        [str(t.number), t.user_attrs.get("reason", ""), text]
-        for t, text in zip(failed, given, strict=True)
-    ]
+    rows = []
+    for trial in failed:
+        values = " ".join(item(key, value) for key, value in trial.params.items())
+        rows.append([str(trial.number), trial.user_attrs.get("reason", ""), values])
     return {
         "kind": "table",
         "title": "Failed trials",

@@ -81,7 +81,7 @@ class RayRun:
         )
         self._status: int | None = None
         self._runner: Any = kind.remote()
-        self._there = self._runner.greet.remote()
+        self._started = self._runner.greet.remote()  # done once a machine has room for it
         self._end = self._runner.run.remote(
             list(items), str(log.resolve()), str(Path.cwd()), dict(env)
         )
@@ -108,7 +108,7 @@ class RayRun:
         """Sends the run a signal; a run that still waits for a machine is given up."""
         if self._status is not None:
             return
-        if ray.wait([self._there], timeout=0)[0]:
+        if ray.wait([self._started], timeout=0)[0]:
             self._runner.signal.remote(number)
         else:  # it still waits for a machine
             self._status = -number
@@ -131,23 +131,34 @@ class RayPlace(TrialShare):
 
 @contextmanager
 def joined(share: TrialShare, accelerator: str) -> Iterator[list[TrialPlace]]:
-    """Joins the cluster (``RAY_ADDRESS``, or the one of this machine), or starts Ray on this machine alone."""
+    """Joins the cluster (``RAY_ADDRESS``, or the one of this machine), or starts Ray on this machine alone.
+
+    Args:
+        share: what a trial has of the cluster.
+        accelerator: of the runs: ``auto``, ``gpu``, ``cpu``.
+
+    Yields:
+        As many places as the cluster has room for.
+
+    Raises:
+        UserError: no Ray, no cluster at ``RAY_ADDRESS``, or no machine with room for one trial.
+    """
     if "ray" not in globals():
         raise UserError(f"jobs: ray {needs_extra('ray')}")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    own = own_folder()
+    folder = own_folder()
     try:
         with signals_kept():
-            _init(own)
+            _init(folder)
         yield _room(share, accelerator)
     finally:
         with suppress(Exception):
             ray.shutdown()
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _init(own: Path) -> None:
-    """Joins, or starts a Ray whose files lie in the folder ``own``."""
+def _init(folder: Path) -> None:
+    """Joins, or starts a Ray whose files lie in ``folder``."""
     try:
         ray.init("auto", log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
@@ -160,27 +171,40 @@ def _init(own: Path) -> None:
             include_dashboard=False,
             log_to_driver=False,
             logging_level="ERROR",
-            _temp_dir=str(own),
+            _temp_dir=str(folder),
         )
 
 
 def _room(share: TrialShare, accelerator: str) -> list[TrialPlace]:
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    with_gpus = accelerator in ("auto", "gpu", "cuda") and any(r.get("GPU") for r in machines)
-    gpus = share.gpus if share.gpus is not None else int(with_gpus)
-    most = [int(r.get("GPU", 0) // gpus) if gpus else sys.maxsize for r in machines]
-    used = (
-        [int(r.get("CPU", 0)) // n for r, n in zip(machines, most, strict=True) if n]
-        if gpus
-        else []
-    )
-    each = share.cores or max(1, min(used, default=1))
-    room = sum(min(int(r.get("CPU", 0)) // each, n) for r, n in zip(machines, most, strict=True))
+    """A place for each trial that the cluster can run at a time."""
+    machines = []  # cores and GPUs of each
+    for node in ray.nodes():
+        if node["Alive"]:
+            resources = node["Resources"]
+            machines.append((resources.get("CPU", 0), resources.get("GPU", 0)))
+
+    # GPUs of a trial, and how many trials the GPUs of each machine are enough for
+    gpus = share.gpus
+    if gpus is None:
+        may_use_gpus = accelerator in ("auto", "gpu", "cuda")
+        gpus = int(may_use_gpus and any(machine_gpus for _, machine_gpus in machines))
+    by_gpus = [int(machine_gpus // gpus) if gpus else sys.maxsize for _, machine_gpus in machines]
+
+    # cores of a trial: where GPUs are shared out, as many as leave cores for a trial on each
+    cores_of_trial = share.cores
+    if not cores_of_trial:
+        shares = []
+        for (machine_cores, _), trials in zip(machines, by_gpus, strict=True):
+            if gpus and trials:
+                shares.append(int(machine_cores) // trials)
+        cores_of_trial = max(1, min(shares, default=1))
+
+    room = 0
+    for (machine_cores, _), trials in zip(machines, by_gpus, strict=True):
+        room += min(int(machine_cores) // cores_of_trial, trials)
     if not room:
-        has = ", ".join(
-            f"{r.get('CPU', 0):.0f} cores and {r.get('GPU', 0):.0f} GPUs" for r in machines
-        )
+        has = ", ".join(f"{c:.0f} cores and {g:.0f} GPUs" for c, g in machines)
         raise UserError(
-            f"jobs: no machine of the cluster has {each} core(s) and {gpus} GPU(s) for a trial ({has})"
+            f"jobs: no machine of the cluster has {cores_of_trial} core(s) and {gpus} GPU(s) for a trial ({has})"
         )
-    return [RayPlace(each, gpus) for _ in range(room)]
+    return [RayPlace(cores_of_trial, gpus) for _ in range(room)]

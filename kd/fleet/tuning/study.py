@@ -1,5 +1,6 @@
 """The trials of a search, its samplers and pruners: everything of Optuna that is used."""
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -51,9 +52,14 @@ class Study:
         journal = str(file_for(folder / JOURNAL))
         storage = JournalStorage(JournalFileBackend(journal, _WholeLines(journal)))
         self.exhausted = False
-        given: Any = {"storage": storage, "study_name": "kd-tune", "directions": list(directions)}
-        self.study: Any = optuna.create_study(load_if_exists=True, **given)
-        self._sampler, self._seed = sampler, seed
+        self.study: Any = optuna.create_study(
+            storage=storage,
+            study_name="kd-tune",
+            directions=list(directions),
+            load_if_exists=True,
+        )
+        self._sampler = sampler
+        self._seed = seed
         self._sow()
         self.study.pruner = PRUNERS[pruner](epochs)
         # the grid's end; Optuna's own wants its own loop
@@ -153,13 +159,16 @@ class _WholeLines(JournalFileSymlinkLock):
     """The journal's lock; its holder cuts off the part of a line that a killed process left."""
 
     def acquire(self) -> bool:
-        held = super().acquire()
+        acquired = super().acquire()
         with existing(Path(self._lock_target_file)) as file:
-            end = file.seek(0, 2)
-            if end and (file.seek(end - 1), file.read())[1] != b"\n":
+            end = file.seek(0, os.SEEK_END)
+            if end == 0:
+                return acquired
+            file.seek(end - 1)
+            if file.read() != b"\n":
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-        return held
+        return acquired
 
 
 # of a seed; none unpickles what a journal holds, as Optuna's CmaEsSampler does: a journal may be a stranger's
