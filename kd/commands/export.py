@@ -59,7 +59,7 @@ def run(request: Request) -> int | None:
     int8 = truth(options, "int8")
     calibrate = whole_number(options, "calibrate", 300)
     min_agreement = _share(options, "min_agreement", 99.9)
-    limits = ExportLimits(min_agreement, max_drop=_share(options, "max_drop", 1))
+    limits = ExportLimits(min_agreement, drop=_share(options, "max_drop", 1))
     layout = _layout(options)
     export_format = find_format(name)
     if int8 and not export_format.quantises:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kd.errors import UserError, did_you_mean
 from kd.fleet.tuning.space import Space, item, parse
@@ -42,7 +42,7 @@ class SearchObjective:
     """Whether more is better."""
 
     @property
-    def direction(self) -> str:
+    def direction(self) -> Literal["maximize", "minimize"]:
         """``maximize`` or ``minimize``, as samplers spell it."""
         return "maximize" if self.maximize else "minimize"
 

@@ -43,7 +43,7 @@ class Study:
     def __init__(
         self,
         folder: Path,
-        directions: Sequence[str],
+        directions: Sequence[Literal["maximize", "minimize"]],
         sampler: str,
         pruner: str,
         epochs: int,
