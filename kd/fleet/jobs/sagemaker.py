@@ -112,7 +112,7 @@ class SageMaker(Target):
         return into
 
 
-def _check_bucket(s3: Any, key: str, url: str) -> tuple[str, str]:
+def _check_bucket(s3: "BaseClient", key: str, url: str) -> tuple[str, str]:
     """Checks that the bucket of a URL can be read; returns the bucket and the path in it."""
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     try:

@@ -156,7 +156,7 @@ def _of_recipe(
 
 
 def _named(
-    arch: str, side: Any, student: Student, teacher: RunTeacher, several_sizes: bool
+    arch: str, side: object, student: Student, teacher: RunTeacher, several_sizes: bool
 ) -> Candidate:
     """A model of timm's by its name, which inherits where it can."""
     spec = cast(StudentSpec, student.spec)
@@ -165,7 +165,7 @@ def _named(
         spec,
         arch=arch,
         kwargs=kwargs,
-        img_size=side,
+        img_size=cast(Any, side),
         checkpoint=None,
         inherit="auto",
         builder=None,

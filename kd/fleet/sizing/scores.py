@@ -4,9 +4,9 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import torch
+from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import LambdaCallback
 from torch import Tensor
 
@@ -75,7 +75,7 @@ def _distill(
     trainer = run.cli.instantiate_trainer()
     with bar(label=label, unit=" steps", total=trainer.max_steps) as left:
 
-        def show(trainer: Any, *_: object) -> None:
+        def show(trainer: Trainer, *_: object) -> None:
             left.update(trainer.global_step - left.n)
 
         trainer.callbacks[:] = [LambdaCallback(on_train_batch_end=show)]  # type: ignore[attr-defined]
