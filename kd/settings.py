@@ -12,7 +12,13 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
-Class: TypeAlias = Any
+
+
+class AnyClass:
+    """Marks the type of a setting that takes a class by its path."""
+
+
+Class: TypeAlias = Annotated[Any, AnyClass()]
 """A class by its path, with arguments: ``data.source``, ``model.task``, a loss, a builder."""
 
 

@@ -3,7 +3,6 @@
 Which settings there are is read from the settings themselves, so that a new one is tried without anybody's thought.
 """
 
-import ast
 import json
 import os
 import subprocess
@@ -15,6 +14,7 @@ import yaml
 
 from kd.cli import main
 from kd.run import keys, listed
+from kd.run.annotations import takes_class
 from tests._helpers import ROOT, draw_folder, save_teacher, write_recipe
 
 
@@ -52,13 +52,11 @@ def test_hostile_settings_do_nothing(folder: Path, tmp_path: Path) -> None:
 def test_every_setting_that_takes_a_class_says_which() -> None:
     """A new setting of a class type needs a kind in ``listed.PLACES``."""
     takes = {
-        name for name, key in keys.schema().items() if {"Class", *listed.BASES} & _names(key.kind)
+        name
+        for name, key in keys.schema().items()
+        if takes_class(key.kind) or listed.kind_of(key.kind)
     }
     assert {name for name in takes if not listed.kind_at(name)} <= {"model.distill_losses"}
-
-
-def _names(kind: ast.expr) -> set[str]:
-    return {node.id for node in ast.walk(kind) if isinstance(node, ast.Name)}
 
 
 def test_the_list_names_what_there_is() -> None:

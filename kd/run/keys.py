@@ -4,14 +4,16 @@ import ast
 import copy
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import cache, reduce
+from dataclasses import dataclass, is_dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from kd import settings
 from kd.errors import UserError
+from kd.run.annotations import members, shown, type_of
 from kd.run.suggest import hint
 
 PACKAGE = Path(__file__).parent.parent
@@ -34,19 +36,14 @@ class Key:
     """One setting, as the source declares it."""
 
     name: str  # the whole key
-    kind: ast.expr  # its annotation; names that ``settings.py`` gives to types are replaced by them
+    kind: Any  # its type; what can't be imported without torch is known by its name alone
     default: str  # as in the source; empty where it must be given
     text: str  # what it means
 
     @property
     def type(self) -> str:
         """The type as text, with its range: ``float > 0``."""
-        limit = r"(?:Range\('(.*?)'\)|Like\(.*?\))"
-        return (
-            re.sub(rf"Annotated\[(.*?), {limit}\]", r"\1 \2", ast.unparse(self.kind))
-            .replace("  ", " ")
-            .strip()
-        )
+        return shown(self.kind)
 
 
 @cache
@@ -111,8 +108,19 @@ def arguments(name: str) -> dict[str, Key]:
     fields = [
         n for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
     ]
-    own = [_key(ast.unparse(n.target), n.annotation, n.value, texts) for n in fields]
-    return inherited | {key.name: key for key in own}
+    hints = _types(name)
+    own: dict[str, Key] = {}
+    for declared in fields:
+        field_name = ast.unparse(declared.target)
+        kind = hints[field_name] if hints else type_of(declared.annotation)
+        own[field_name] = _key(field_name, kind, declared.value, texts)
+    return inherited | own
+
+
+def _types(name: str) -> dict[str, Any]:
+    """The types of the fields of a class of ``kd/settings.py``; empty for any other class."""
+    kind = vars(settings).get(name)
+    return get_type_hints(kind, include_extras=True) if is_dataclass(kind) else {}
 
 
 def _field_texts(node: ast.ClassDef) -> dict[str, str]:
@@ -132,58 +140,22 @@ def _parameters(given: ast.arguments, texts: dict[str, str]) -> dict[str, Key]:
     defaults: list[ast.expr | None] = [None] * (len(given.args) - 1 - len(given.defaults))
     defaults += [*given.defaults, *given.kw_defaults]
     return {
-        a.arg: _key(a.arg, a.annotation, d, texts) for a, d in zip(names, defaults, strict=True)
+        a.arg: _key(a.arg, type_of(a.annotation), default, texts)
+        for a, default in zip(names, defaults, strict=True)
     }
 
 
-def _key(
-    name: str, annotation: ast.expr | None, default: ast.expr | None, texts: dict[str, str]
-) -> Key:
+def _key(name: str, kind: object, default: ast.expr | None, texts: dict[str, str]) -> Key:
     given = ast.unparse(default) if default is not None else ""
     factory = re.fullmatch(r"field\(default_factory=(\w+)\)", given)
     if factory:
         given = {"dict": "{}", "list": "[]"}.get(factory[1], factory[1])
     return Key(
         name,
-        _Resolved().visit(copy.deepcopy(annotation or ast.Name("Any"))),
+        kind,
         given,
         texts.get(name, ""),
     )
-
-
-class _Resolved(ast.NodeTransformer):
-    """Puts a type in the place of the name that ``settings.py`` gives it; a union is ``A | B``."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        named = _aliases().get(node.id) if node.id != "Class" else None
-        return self.visit(copy.deepcopy(named)) if named is not None else node
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        kind = ast.unparse(node.value).rpartition(".")[2]
-        self.generic_visit(node)
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if kind not in ("Optional", "Union"):
-            return node
-        return reduce(
-            lambda a, b: ast.BinOp(a, ast.BitOr(), b),
-            parts + [ast.Constant(None)] * (kind == "Optional"),
-        )
-
-
-@cache
-def _aliases() -> dict[str, ast.expr]:
-    found: dict[str, ast.expr] = {}
-    for node in _parsed(SETTINGS).body:
-        if isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None:
-            found[
-                ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
-            ] = node.value
-    return found
-
-
-def members(kind: ast.expr) -> list[ast.expr]:
-    """The types of a union; of any other type itself."""
-    return [*members(kind.left), *members(kind.right)] if isinstance(kind, ast.BinOp) else [kind]
 
 
 def _texts(docstring: str) -> dict[str, str]:
@@ -221,10 +193,11 @@ def _group(group: str, name: str) -> dict[str, Key]:
     found: dict[str, Key] = {}
     for key in arguments(name).values():
         whole = f"{group}.{key.name}".lstrip(".")
-        kinds = [name for name in map(ast.unparse, members(key.kind)) if name in _files()]
-        nested = next((name for name in kinds if _files()[name][0] == SETTINGS), "")
-        if nested:
-            found |= _group(whole, nested)
+        groups = [
+            kind for kind in members(key.kind) if isinstance(kind, type) and is_dataclass(kind)
+        ]
+        if groups:
+            found |= _group(whole, groups[0].__name__)
         else:
             found[whole] = replace(key, name=whole)
     return found

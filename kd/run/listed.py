@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kd.run import keys
+from kd.run.annotations import names_in, shown, type_of
 
 CLASSES: dict[str, dict[str, str]] = {
     "source": {
@@ -168,7 +169,7 @@ class Listed:
         return DEFAULTS.get(self.name, {})
 
     @property
-    def fields(self) -> Mapping[str, ast.expr]:
+    def fields(self) -> Mapping[str, object]:
         """The type of each argument that it may be given."""
         return _fields(self.name)
 
@@ -200,10 +201,10 @@ def kind_at(key: str) -> str:
     return next((kind for place, kind in PLACES.items() if re.fullmatch(place, name)), "")
 
 
-def kind_of(annotation: ast.expr) -> str:
-    """The kind of class that an annotation takes, by the base classes in it; empty where it takes none."""
-    names = [node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)]
-    return next((BASES[name] for name in names if name in BASES), "")
+def kind_of(annotation: object) -> str:
+    """The kind of class that a type takes, by the base classes in it; empty where it takes none."""
+    words = [word for name in names_in(annotation) for word in re.findall(r"\w+", name)]
+    return next((BASES[word] for word in words if word in BASES), "")
 
 
 def parsed() -> set[str]:
@@ -221,17 +222,17 @@ def described() -> str:
     return "".join(lines)
 
 
-def _shown(fields: Mapping[str, ast.expr]) -> str:
-    return ", ".join(f"{name}: {ast.unparse(kind)}" for name, kind in fields.items())
+def _shown(fields: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}: {shown(kind)}" for name, kind in fields.items())
 
 
 @cache
-def _fields(path: str) -> Mapping[str, ast.expr]:
+def _fields(path: str) -> Mapping[str, object]:
     if path not in FIELDS:
         return {name: key.kind for name, key in keys.arguments(path.rpartition(".")[2]).items()}
     function = ast.parse(f"def arguments({FIELDS[path]}): ...").body[0]
     assert isinstance(function, ast.FunctionDef)
-    return {own.arg: own.annotation for own in function.args.args if own.annotation is not None}
+    return {argument.arg: type_of(argument.annotation) for argument in function.args.args}
 
 
 @cache

@@ -1,16 +1,17 @@
 """A command line, sorted by kind. Imports nothing heavy: a wrong word is reported at once."""
 
-import ast
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
+from kd.run.annotations import foreign, members
 from kd.run.files import flatten
 from kd.run.listed import kind_at
 from kd.run.paths import (
@@ -313,9 +314,11 @@ def _check_says_something(key: str, value: object) -> None:
 def _typed(key: str, text: str, known: Mapping[str, keys.Key]) -> object:
     """A word's value; text where the key takes text alone: a folder may be called 007 or [a, b]."""
     own = known.get(re.sub(r"^model\.teachers\.[^.]+", "model.teacher", keys.plain(key)))
-    takes = {ast.unparse(kind) for kind in keys.members(own.kind)} if own else set()
     value = _read(text)
-    return text if takes and takes <= {"str", "Path", "None"} and value is not None else value
+    if own is None or value is None:
+        return value
+    takes_text_alone = set(members(own.kind)) <= {str, foreign("Path"), NoneType}
+    return text if takes_text_alone else value
 
 
 def _read(text: str) -> Any:

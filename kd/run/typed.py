@@ -1,19 +1,26 @@
-"""Values that a setting can't have, by its type as the source says it: reported before torch is imported."""
+"""Values that a setting can't have, by its type: reported before torch is imported.
 
-import ast
+Pydantic decides whether a value fits its type, after YAML's and the command line's spellings of it are understood
+(:func:`_schema`); :mod:`kd.settings` has the ranges.
+"""
+
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
 from kd.errors import UserError
-from kd.run.keys import CLASSES, Key, definition, members, plain, subclasses
+from kd.run.annotations import members, shown
+from kd.run.keys import CLASSES, Key, definition, plain, subclasses
 from kd.run.suggest import near, nearest
-from kd.settings import Like, Range
+from kd.settings import Like, limits
 
 TYPES = {
     "int": "a whole number",
@@ -96,49 +103,47 @@ def check_values(
         one = (
             [value] if key.endswith("+") and not isinstance(value, list) else value
         )  # what a list gets more of
-        if _takes(kind, one) is False:
+        if not takes(kind, one):
             if value is None:
                 raise UserError(f"{name}: can't be null")
-            words = list(dict.fromkeys(_words(kind)))
-            raise UserError(
-                f"{name}: must be {' or '.join(words)}, got '{value}'{near(value, _allowed(kind))}"
-            )
-        for limit in _limits(kind):
+            suggestion = near(value, allowed_words(kind))
+            raise UserError(f"{name}: must be {_in_words(kind)}, got '{value}'{suggestion}")
+        for limit in limits(kind):
             if problem := limit.refuses(_number(value)):
                 raise UserError(
-                    f"{name}: {problem}, got {_shown(value)}{near(value, _allowed(kind))}"
+                    f"{name}: {problem}, got {_shown(value)}{near(value, allowed_words(kind))}"
                 )
 
 
-def wrong(kind: ast.expr, value: object) -> str:
-    """What is wrong with a value of an annotation; empty where it fits, or where only the parser can tell."""
-    if "${" in str(value) or _takes(kind, value) is not False:
+def wrong(kind: object, value: object) -> str:
+    """What is wrong with a value of a type; empty where it fits, or where only the parser can tell."""
+    if "${" in str(value) or takes(kind, value):
         return ""
-    return f"must be {' or '.join(dict.fromkeys(_words(kind)))}, got '{str(value)[:80]}'"
+    return f"must be {_in_words(kind)}, got '{str(value)[:80]}'"
 
 
 def _misplaced(name: str, value: object, known: Mapping[str, Key]) -> str:
     """What is wrong with a plain value for a group of settings, or with a key below a plain setting."""
     above, _, _ = name.rpartition(".")
-    if above in known and _takes(known[above].kind, {}) is False:
-        words = " or ".join(dict.fromkeys(_words(known[above].kind)))
-        return f"no key '{name}': {above} has no keys of its own, it is {words}"
+    if above in known and not takes(known[above].kind, {}):
+        return (
+            f"no key '{name}': {above} has no keys of its own, it is {_in_words(known[above].kind)}"
+        )
     group = any(key.startswith(f"{name}.") for key in known)
     fits = value is None or isinstance(value, dict) or str(value).endswith(SETTINGS)
     return no_plain_value(name, value) if group and not fits else ""
 
 
-def _kind(name: str, known: Mapping[str, Key]) -> ast.expr | None:
+def _kind(name: str, known: Mapping[str, Key]) -> object:
+    """The type of a setting, also of an entry of one that is a dict; None for an unknown key."""
     name = re.sub(r"^model\.teachers\.[^.]+\.", "model.teacher.", name)
     if name in known:
         return known[name].kind
     parent = known.get(name.rpartition(".")[0])
-    inside = (
-        [n for n in ast.walk(parent.kind) if isinstance(n, ast.Subscript) and _name(n) == "dict"]
-        if parent
-        else []
-    )
-    return _inside(inside[0])[-1] if inside else None
+    for kind in members(parent.kind) if parent else ():
+        if get_origin(kind) is dict:
+            return get_args(kind)[-1]
+    return None
 
 
 def no_plain_value(key: str, given: object) -> str:
@@ -232,98 +237,117 @@ def _number(value: object) -> object:
         return value
 
 
-def _name(kind: ast.expr) -> str:
-    return ast.unparse(kind.value if isinstance(kind, ast.Subscript) else kind).rpartition(".")[2]
+def takes(kind: object, value: object) -> bool:
+    """Whether a type takes a value; yes where only the class that is built can tell."""
+    try:
+        _validator(kind).validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
-def _inside(kind: ast.expr) -> list[ast.expr]:
-    """What ``Annotated`` is about, or a list, tuple or dict holds."""
-    inside = kind.slice if isinstance(kind, ast.Subscript) else ast.Tuple([])
-    return inside.elts if isinstance(inside, ast.Tuple) else [inside]
+@cache
+def _validator(kind: object) -> SchemaValidator:
+    return SchemaValidator(_schema(kind))
 
 
-def _takes(kind: ast.expr, value: object) -> bool | None:
-    """Whether a type takes a value; None where only the parser knows."""
-    if isinstance(kind, ast.BinOp):
-        found = [_takes(part, value) for part in members(kind)]
-        return True if True in found else None if None in found else False
-    name = _name(kind)
-    if name == "Annotated":
-        return _takes(_inside(kind)[0], value)
-    if name == "Literal":
-        return value in (words := [ast.literal_eval(part) for part in _inside(kind)]) or str(
-            value
-        ) in map(str, words)
-    if name == "None":
-        return value is None or value == "null"
-    if isinstance(value, str) and value.endswith(SETTINGS) and name in ("dict", "list", "tuple"):
-        return None
-    if name in ("int", "float"):
-        number = _number(value)
-        whole = isinstance(number, int | float) and not isinstance(number, bool)
-        return whole and (name == "float" or number == number // 1)  # type: ignore[operator]
-    if name == "bool":
-        return isinstance(value, bool)
-    if name == "str":
-        return not isinstance(value, dict | list)
-    if name == "dict":
-        inside = _inside(kind)[1:]
-        return (
-            isinstance(value, dict) and _all(inside[0], value.values())
-            if inside
-            else isinstance(value, dict)
-        )
-    if name in ("list", "tuple"):
-        inside = _inside(kind)
-        any_length = name == "list" or ast.unparse(inside[-1]) == "..."
-        if not isinstance(value, list | tuple) or not (any_length or len(value) == len(inside)):
-            return False
-        return _all(inside[0], value)
-    return None
+def _schema(kind: object) -> CoreSchema:
+    """A type as pydantic reads it, with all that YAML and a command line may write for a value of it.
+
+    Numbers may be text (YAML takes ``1e-3`` for it), text may look like a number, null may be a word, a list or group
+    may be the name of a YAML file. Truth values are neither numbers nor text.
+    """
+    container, inside = get_origin(kind) or kind, get_args(kind)
+    if len(members(kind)) > 1:
+        return core_schema.union_schema([_schema(part) for part in members(kind)])
+    if (
+        container is Annotated
+    ):  # ranges are checked by themselves: their messages show the value as it is
+        return _schema(inside[0])
+    if container is Literal:
+        return _after(partial(_word_of, inside), core_schema.literal_schema([*inside]))
+    if kind is int:
+        return _after(_as_number, core_schema.int_schema())
+    if kind is float:
+        return _after(_as_number, core_schema.float_schema())
+    if kind is bool:
+        return core_schema.bool_schema(strict=True)
+    if kind is str:
+        return _after(_as_text, core_schema.str_schema())
+    if kind is NoneType:
+        return _after(_as_null, core_schema.none_schema())
+    items = [_schema(part) for part in inside if part is not ...]
+    if container is dict:
+        return _or_a_file(core_schema.dict_schema(*items))
+    if container is list:
+        return _or_a_file(core_schema.list_schema(*items))
+    if container is tuple:
+        repeated = 0 if ... in inside else None  # the item that comes any number of times
+        return _or_a_file(core_schema.tuple_schema(items, variadic_item_index=repeated))
+    return core_schema.any_schema()
 
 
-def _all(kind: ast.expr, values: Iterable[object]) -> bool | None:
-    found = [_takes(kind, value) for value in values]
-    return False if False in found else None if None in found else True
+def _after(convert: Callable[[object], object], schema: CoreSchema) -> CoreSchema:
+    """``schema`` for a value that ``convert`` has turned into the type's own spelling."""
+    return core_schema.no_info_before_validator_function(convert, schema)
 
 
-def _words(kind: ast.expr) -> list[str]:
-    if isinstance(kind, ast.BinOp):
-        return [word for part in members(kind) if _name(part) != "None" for word in _words(part)]
-    if _name(kind) == "Annotated":
-        return _words(_inside(kind)[0])
-    if _name(kind) == "Literal":
-        return [
-            f"one of {', '.join(dict.fromkeys(str(ast.literal_eval(part)) for part in _inside(kind)))}"
-        ]
-    return [TYPES.get(_name(kind), _name(kind))]
+def _or_a_file(schema: CoreSchema) -> CoreSchema:
+    """``schema``, or the name of a YAML file."""
+    names = core_schema.str_schema(pattern=r"\.ya?ml$")
+    return core_schema.union_schema([schema, names])
 
 
-def _allowed(kind: ast.expr) -> list[str]:
+def _word_of(words: tuple[object, ...], value: object) -> object:
+    """The word that is written as the value is: ``16`` and ``'16'``, a bare off and ``off``."""
+    return next((word for word in words if word == value or str(word) == str(value)), value)
+
+
+def _as_number(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a truth value is not a number")
+    return _number(value)
+
+
+def _as_text(value: object) -> object:
+    return value if isinstance(value, dict | list) else str(value)
+
+
+def _as_null(value: object) -> object:
+    return None if value == "null" else value
+
+
+def _in_words(kind: object) -> str:
+    """What a type takes, in words: ``a whole number or one of auto``."""
+    return " or ".join(dict.fromkeys(_words(kind)))
+
+
+def _words(kind: object) -> list[str]:
+    if len(members(kind)) > 1:
+        return [word for part in members(kind) if part is not NoneType for word in _words(part)]
+    if get_origin(kind) is Annotated:
+        return _words(get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        return [f"one of {', '.join(dict.fromkeys(map(str, get_args(kind))))}"]
+    name = shown(kind).partition("[")[0].rpartition(".")[2]
+    return [TYPES.get(name, name)]
+
+
+def allowed_words(kind: object) -> list[str]:
     """The words that a type takes, for a suggestion: of ``Literal``, and plain ones of ``Like``."""
-    named = [
-        str(ast.literal_eval(word))
-        for part in ast.walk(kind)
-        if isinstance(part, ast.Subscript) and _name(part) == "Literal"
-        for word in _inside(part)
-    ]
-    likes = [limit for limit in _limits(kind) if isinstance(limit, Like)]
-    return named + [
-        word
-        for like in likes
-        for word in re.findall(r"\w+", like.text)
-        if word in like.pattern.split("|")
-    ]
+    words = [str(word) for word in _literals(kind)]
+    for limit in limits(kind):
+        if isinstance(limit, Like):
+            patterns = limit.pattern.split("|")
+            words += [word for word in re.findall(r"\w+", limit.text) if word in patterns]
+    return words
 
 
-def _limits(kind: ast.expr) -> list[Range | Like]:
-    found: list[Range | Like] = []
-    for node in ast.walk(kind):
-        if isinstance(node, ast.Call) and _name(node.func) in ("Range", "Like"):
-            found.append(
-                {"Range": Range, "Like": Like}[_name(node.func)](*map(ast.literal_eval, node.args))
-            )
-    return found
+def _literals(kind: object) -> list[object]:
+    """The members of all ``Literal`` in a type."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return [word for part in get_args(kind) for word in _literals(part)]
 
 
 @cache

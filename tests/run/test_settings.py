@@ -16,9 +16,17 @@ from kd.data.batch import DataInfo
 from kd.data.datamodule import DistillationDataModule
 from kd.optim import OptimSpec
 from kd.run import keys
+from kd.run.annotations import type_of
 from kd.run.assemble import assemble
-from kd.run.typed import _allowed, _limits, _takes, check_values
-from kd.settings import DataSettings, LearningSettings, OptimSettings, Range, TrainerSettings
+from kd.run.typed import allowed_words, check_values, takes
+from kd.settings import (
+    DataSettings,
+    LearningSettings,
+    OptimSettings,
+    Range,
+    TrainerSettings,
+    limits,
+)
 from tests._helpers import ROOT
 
 CLASSES = {"data.source", "model.task", "model.student.builder", "model.teacher.builder", "trainer.logger",
@@ -50,9 +58,9 @@ TEXT |= {
 
 def wrong_values(key: keys.Key) -> list[object]:
     """One value of another type, and one beyond each end of its range."""
-    texts = any(not isinstance(limit, Range) for limit in _limits(key.kind))
+    texts = any(not isinstance(limit, Range) for limit in limits(key.kind))
     found: list[object] = [] if texts else ["nonsense"]
-    for limit in _limits(key.kind):
+    for limit in limits(key.kind):
         parts = limit.text.split(" and ") if isinstance(limit, Range) else []
         found += [
             float(end) + {">=": -1, ">": 0, "<=": 1, "<": 0}[sign]
@@ -86,7 +94,7 @@ def test_a_wrong_value_of_every_setting_is_told_without_torch() -> None:
     assert {*items.values()} == {key.name for key in known}, (
         "a setting without a wrong value is in TEXT or CLASSES"
     )
-    plain = [key.name for key in keys.schema().values() if _takes(key.kind, {}) is False]
+    plain = [key.name for key in keys.schema().values() if not takes(key.kind, {})]
     items |= {
         f"{name}.x=1": name for name in plain if name not in ("recipe", "seed")
     }  # a setting without keys
@@ -118,7 +126,7 @@ def test_a_bare_off_is_the_word_that_a_setting_takes() -> None:
     words = [
         (key.name, word)
         for key in keys.schema().values()
-        for word in _allowed(key.kind)
+        for word in allowed_words(key.kind)
         if word in ("on", "off")
     ]
     assert {name for name, _ in words} >= {"data.check", "preflight", "model.teacher.cache"}
@@ -147,4 +155,4 @@ def test_settings_refuse_what_is_out_of_range() -> None:
 )
 def test_a_tuple_of_any_length_takes_lists_of_any_length(value: object, right: bool) -> None:
     """As a resumed run's config.yaml has them."""
-    assert _takes(ast.parse("tuple[float, ...]", mode="eval").body, value) is right
+    assert takes(type_of(ast.parse("tuple[float, ...]", mode="eval").body), value) is right
