@@ -211,7 +211,7 @@ WRONG = [
     ("model.student.kwargs.foo=1", "model.student: vit_tiny_patch16_224 can't be built"),
     ("model.teacher.checkpoint=/nowhere", "model.teacher.checkpoint: there is no /nowhere"),
     ("model.teacher.kwargs.depth=3", "is missing"),
-    ("model.teacher.chekpoint=x", "did you mean 'model.teacher.checkpoint'?"),
+    ("model.teacher.chekpoint=x", "did you mean 'model.teacher.checkpoint'"),
     ("data.source.root=/nowhere", "data.source.root: there is no folder /nowhere/train"),
     ("data.source=ImageFoldr", "did you mean 'ImageFolder'?"),
     (

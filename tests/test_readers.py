@@ -110,9 +110,9 @@ LIBRARIES = {
     "jinja2",  # fills in the card's template, which is ours
     "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "hta", "jsonargparse",
     "lightning_fabric", "lightning_utilities", "numpy", "nvidia", "omegaconf", "onnx", "onnxruntime",
-    "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pydantic_core", "pynvml", "pytorch_lightning", "ray",
-    "rich", "safetensors", "starlette", "timm", "torch", "torchcodec", "torchmetrics", "torchvision", "tqdm",
-    "transformers", "uvicorn", "yaml",
+    "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pydantic_core", "pynvml",
+    "pytorch_lightning", "ray", "rich", "safetensors", "starlette", "timm", "torch", "torchcodec", "torchmetrics",
+    "torchvision", "tqdm", "transformers", "uvicorn", "yaml",
 }  # fmt: skip
 """All that kd/ imports beside the standard library."""
 

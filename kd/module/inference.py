@@ -12,7 +12,6 @@ from kd.distill.students import Students
 from kd.errors import UserError, plain
 from kd.lightning_internals import trainer_of
 from kd.module.evaluation import Validation, ValidationLogits
-from kd.storage.checkpoints import todays_names
 from kd.storage.tensors import TorchFile, read_checkpoint
 
 
@@ -49,7 +48,7 @@ class Inference(LightningModule):
         """
         module = cls(**arguments)
         try:
-            state = todays_names(read_checkpoint(checkpoint_path)["state_dict"])
+            state = read_checkpoint(checkpoint_path)["state_dict"]
             module.load_state_dict(state, strict=strict)
         except Exception as error:  # whatever a damaged or foreign file makes the readers raise
             raise UserError(

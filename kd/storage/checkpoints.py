@@ -19,41 +19,29 @@ from kd.storage.elsewhere import LARGEST_WEIGHTS, plain_name, regular, text_of
 from kd.storage.writing import appended, existing
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
-OLD_NAMES = {"student.": "model.", "student_ema.": "average.", "distill_losses.": "objective.losses.",
-             "task.": "objective.task."}  # fmt: skip
-
-
-def todays_names(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A training checkpoint's weights under today's names: ``students.<name>.model.*`` and so on.
-
-    Until 0.1 a single student had no name, a student's parts had other names, and SimKD's loss was there twice.
-
-    >>> old = {"student.head.bias": 0, "distill_losses.hint.w": 1, "_folded.w": 1, "students.a.student.head.bias": 2}
-    >>> todays_names(old)
-    ... # doctest: +NORMALIZE_WHITESPACE
-    {'students.student.model.head.bias': 0, 'students.student.objective.losses.hint.w': 1,
-     'students.a.model.head.bias': 2}
-    """
-    found = {}
-    for key, value in state.items():
-        name, rest = key.split(".", 2)[1:] if key.startswith("students.") else ("student", key)
-        if rest.startswith("_folded."):
-            continue
-        old = next((prefix for prefix in OLD_NAMES if rest.startswith(prefix)), None)
-        found[f"students.{name}.{OLD_NAMES[old] + rest.removeprefix(old) if old else rest}"] = value
-    return found
 
 
 def models_in(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The students' weights in a training checkpoint of ours, by student; the average's where there is one."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for key, value in todays_names(state).items():
-        _, name, part, rest = key.split(".", 3)
-        if part == "average":
-            rest = rest.removeprefix("module.")
-        if part in ("model", "average"):
-            found.setdefault(name, {}).setdefault(part, {})[rest] = value
-    return {name: parts.get("average") or parts["model"] for name, parts in found.items()}
+    """The students' weights in a training checkpoint of ours.
+
+    Args:
+        state: its ``state_dict``, with ``students.NAME.model.*``, and ``students.NAME.average.module.*`` where the run
+            keeps a moving average; all other names are passed over.
+
+    Returns:
+        ``{student: {name of a weight: tensor}}``; the average's weights where there is one.
+    """
+    models: dict[str, dict[str, Any]] = {}
+    averages: dict[str, dict[str, Any]] = {}
+    for key, value in state.items():
+        if not key.startswith("students."):
+            continue
+        _, student, part, name = key.split(".", 3)
+        if part == "model":
+            models.setdefault(student, {})[name] = value
+        elif part == "average":
+            averages.setdefault(student, {})[name.removeprefix("module.")] = value
+    return models | averages
 
 
 def check_writable(folder: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from kd.errors import RunError, causes
-from kd.storage.checkpoints import LAST, PREVIOUS, todays_names
+from kd.storage.checkpoints import LAST, PREVIOUS
 from kd.storage.tensors import read_checkpoint
 from kd.storage.writing import write_whole
 
@@ -53,5 +53,4 @@ class CheckpointFiles(TorchCheckpointIO):
         self._last_is_damaged = (
             Path(path).name == PREVIOUS
         )  # then it must not push out the good one
-        checkpoint = read_checkpoint(path, map_location)
-        return {**checkpoint, "state_dict": todays_names(checkpoint["state_dict"])}
+        return read_checkpoint(path, map_location)

@@ -10,6 +10,7 @@ import pytest
 from kd.cli import train_main
 from kd.errors import UserError
 from kd.run import keys
+from kd.run.keys import arguments, merged
 from kd.run.parser import KDCLI
 from kd.run.request import translate
 from kd.run.suggest import SYNONYMS, suggest
@@ -460,3 +461,13 @@ def test_the_page_of_all_settings_is_what_the_settings_say() -> None:
     from scripts.site import keys as writer
 
     assert writer.PAGE.read_text() == writer.page()
+
+
+def test_arguments() -> None:
+    assert arguments("KDLoss")["temperature"].type == "float"
+
+
+def test_merged() -> None:
+    assert merged([{"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}], {"a.d": 4}) == {
+        "a": {"b": 3, "c": 2, "d": 4}
+    }

@@ -22,7 +22,9 @@ from tests._forks import start, status_of
 
 
 def save(path: Path, number: float) -> Path:
-    CheckpointFiles().save_checkpoint({"weights": torch.full((500,), number), "step": 1}, path)
+    CheckpointFiles().save_checkpoint(
+        {"weights": torch.full((500,), number), "step": 1, "state_dict": {}}, path
+    )
     return path
 
 

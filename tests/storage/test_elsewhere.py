@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save
 import kd
 from kd.cli import main
 from kd.errors import UserError
+from kd.storage.elsewhere import mapping_of, plain_name, yaml_of
 from tests._helpers import TINY, draw_folder, save_teacher, write_recipe
 
 
@@ -597,3 +598,21 @@ def test_a_class_name_is_one_line() -> None:
     from kd.ship.export.manifest import as_lines
 
     assert as_lines(["a\nb", "c\r\u2028d", "e"]).splitlines() == ["a b", "c d", "e"]
+
+
+def test_yaml_of() -> None:
+    assert yaml_of("{a: [1, x]}") == {"a": [1, "x"]}
+
+
+def test_plain_name() -> None:
+    assert plain_name("003", "latest") == "003"
+
+
+@pytest.mark.parametrize("text", [None, "", "[1]", '"a"', "{", "\xff"])
+def test_mapping_of(text: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "summary.json"
+    if text is not None:
+        file.write_text(text, encoding="latin-1")
+    assert mapping_of(file) == {}
+    file.write_text('{"a": 1}')
+    assert mapping_of(file) == {"a": 1}
