@@ -14,114 +14,138 @@ from kd.report.step_facts import known_utilisation, mean
 
 CLASSES = 8  # that changed most
 NO_DIFFERENCE = ("recipe", "runs_dir", "resume")  # settings that change nothing of a run
+Numbers = dict[str, float | None]
+"""Numbers of a run by their row's name; None: not known."""
 
 
 def comparison(explained: Sequence[Explained]) -> list[Section]:
-    """The sections; the first run is the one that the others are held against."""
-    runs = [one.facts for one in explained]
+    """The sections of the page, in order; those without data are left out.
+
+    Args:
+        explained: the runs; the others are compared with the first.
+    """
+    runs = [explained_run.facts for explained_run in explained]
     names = [label(facts) for facts in runs]
     differing = _settings(runs)
-    text = f"{_differences(differing)}; {_headline(runs[0], runs[-1])}"
-    verdicts = [
-        f"{name}: {one.verdict['text']}" for name, one in zip(names, explained, strict=True)
-    ]
-    hot = [heat(facts.run) for facts in runs]
     sections: list[Section | None] = [
         _table("What came of it", [_outcome(facts) for facts in runs], names),
         _moved_classes(runs[0], runs[-1], names),
-        {"kind": "verdict", "bound": "comparison", "text": text, "others": verdicts},
+        _verdict(explained, names, differing),
         _table(
             "Side by side" if len(runs) > 2 else "Before and after",
-            [_row(facts) for facts in runs],
+            [_numbers(facts) for facts in runs],
             names,
         ),
         table("Settings that differ", ["key", *names], differing, empty="None.", long=True),
-        table(
-            "Hardware",
-            ["", *names],
-            [
-                [
-                    "devices",
-                    *(
-                        f"{facts.header.get('device_name', 'unknown')} x {facts.devices}"
-                        for facts in runs
-                    ),
-                ],
-                ["cores of a machine", *(str(facts.header.get("cores", "")) for facts in runs)],
-            ],
-        ),
+        _hardware(runs, names),
         *_curves(runs, names),
-        _bars(runs, names),
+        _phase_bars(runs, names),
         _operations(runs, names),
-        *(
-            {**part, "title": f"{part['title']} of {name}"}
-            for part, name in zip(hot, names, strict=True)
-            if part
-        ),
-        *(notes(one.run, one.failures) for one in explained),
+        *_heat_maps(runs, names),
+        *(notes(explained_run.run, explained_run.failures) for explained_run in explained),
     ]
     return [section for section in sections if section]
 
 
 def label(facts: Facts) -> str:
     """Recipe and number of a run, ``recipe/003``."""
-    return f"{facts.run.summary.get('recipe') or facts.run.folder.parent.name}/{facts.run.folder.resolve().name}"
+    recipe = facts.run.summary.get("recipe") or facts.run.folder.parent.name
+    return f"{recipe}/{facts.run.folder.resolve().name}"
+
+
+def _verdict(
+    explained: Sequence[Explained], names: Sequence[str], differing: Sequence[Sequence[str]]
+) -> Section:
+    first, last = explained[0].facts, explained[-1].facts
+    verdicts = [
+        f"{name}: {explained_run.verdict['text']}"
+        for name, explained_run in zip(names, explained, strict=True)
+    ]
+    return {
+        "kind": "verdict",
+        "bound": "comparison",
+        "text": f"{_differences(differing)}; {_headline(first, last)}",
+        "others": verdicts,
+    }
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 def _settings(runs: Sequence[Facts]) -> list[list[str]]:
-    """Rows of the settings that are not the same in all runs."""
-    tables = [dict(flat(facts.run.config)) if facts.run.config else {} for facts in runs]
-    keys = [
-        key
-        for key in dict.fromkeys(k for table in tables for k in table)
-        if key not in NO_DIFFERENCE
-    ]
-    rows = [[key, *(table.get(key, "not set") for table in tables)] for key in keys]
-    return [row for row in rows if len(set(row[1:])) > 1]
+    """Rows of the settings that are not the same in all runs: key, and the value of each run as text."""
+    settings = [dict(flat(facts.run.config)) if facts.run.config else {} for facts in runs]
+    keys = dict.fromkeys(key for settings_of_run in settings for key in settings_of_run)
+    rows: list[list[str]] = []
+    for key in keys:
+        values = [settings_of_run.get(key, "not set") for settings_of_run in settings]
+        if key not in NO_DIFFERENCE and len(set(values)) > 1:
+            rows.append([key, *values])
+    return rows
 
 
 def _differences(rows: Sequence[Sequence[str]]) -> str:
+    """The first four differing settings in words, and how many more there are."""
     if not rows:
         return "no setting differs"
-    named = ", ".join(
-        f"{key} ({', '.join(value or 'null' for value in values)})" for key, *values in rows[:4]
-    )
-    return f"they differ in {named}" + (
-        f" and {len(rows) - 4} more settings" if len(rows) > 4 else ""
-    )
+    settings: list[str] = []
+    for key, *values in rows[:4]:
+        shown = ", ".join(value or "null" for value in values)
+        settings.append(f"{key} ({shown})")
+    text = f"they differ in {', '.join(settings)}"
+    if len(rows) > 4:
+        text += f" and {len(rows) - 4} more settings"
+    return text
+
+
+def _hardware(runs: Sequence[Facts], names: Sequence[str]) -> Section:
+    devices: list[str] = []
+    cores: list[str] = []
+    for facts in runs:
+        devices.append(f"{facts.header.get('device_name', 'unknown')} x {facts.devices}")
+        cores.append(str(facts.header.get("cores", "")))
+    rows = [["devices", *devices], ["cores of a machine", *cores]]
+    return table("Hardware", ["", *names], rows)
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
-def _outcome(facts: Facts) -> dict[str, float | None]:
-    run, found = facts.run, dict[str, float | None]()
+def _outcome(facts: Facts) -> Numbers:
+    """What each student has reached, its size, and its measured latency."""
+    run = facts.run
+    numbers: Numbers = {}
     for student in run.students:
         name, model = student or "student", run.model_of(student)
-        found[f"{name} val {run.primary}"] = facts.best_val(student)
-        found[f"{name} val agreement"] = (model.get("best_val") or {}).get("agreement")
-        found[f"{name} parameters (M)"] = model["params"] / 1e6 if model.get("params") else None
+        numbers[f"{name} val {run.primary}"] = facts.best_val(student)
+        numbers[f"{name} val agreement"] = (model.get("best_val") or {}).get("agreement")
+        numbers[f"{name} parameters (M)"] = model["params"] / 1e6 if model.get("params") else None
         for row in run.latency:
             if row["model"] == name:
                 threads = f"{row['threads']} thread{'s' * (row['threads'] > 1)}"
-                found[f"{name} ms, {row['runtime']}, batch {row['batch']}, {threads}"] = row[
-                    "median_ms"
-                ]
-    return found
+                what = f"{name} ms, {row['runtime']}, batch {row['batch']}, {threads}"
+                numbers[what] = row["median_ms"]
+    return numbers
 
 
 def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> Section | None:
     """The classes whose share of right answers differs most, of each run's (first) student."""
-    first, last = (facts.run.confusion_of(facts.run.students[0]) for facts in (before, after))
+    first = before.run.confusion_of(before.run.students[0])
+    last = after.run.confusion_of(after.run.students[0])
     if not first or not last or before.run.classes != after.run.classes:
         return None
-    shares = [
-        (name, a, b)
-        for name, a, b in zip(before.run.classes, first["right"], last["right"], strict=False)
-        if a is not None and b is not None and a != b
-    ]
-    moved = sorted(shares, key=lambda share: -abs(share[2] - share[1]))[:CLASSES]
+    moved: list[tuple[str, float, float]] = []
+    for name, share_before, share_after in zip(
+        before.run.classes, first["right"], last["right"], strict=False
+    ):
+        known = share_before is not None and share_after is not None
+        if known and share_before != share_after:
+            moved.append((name, share_before, share_after))
+    moved.sort(key=lambda row: abs(row[2] - row[1]), reverse=True)
     rows = [
-        [name, f"{100 * a:.1f}", f"{100 * b:.1f}", f"{100 * (b - a):+.1f}"] for name, a, b in moved
+        [
+            name,
+            f"{100 * share_before:.1f}",
+            f"{100 * share_after:.1f}",
+            f"{100 * (share_after - share_before):+.1f}",
+        ]
+        for name, share_before, share_after in moved[:CLASSES]
     ]
     note = f"After the last validations, of epochs {first['epoch'] + 1} and {last['epoch'] + 1}."
     return table(
@@ -133,149 +157,193 @@ def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> Section
     )
 
 
-def _row(facts: Facts) -> dict[str, float | None]:
-    """The numbers of a run that are compared, by name."""
-    found: dict[str, float | None] = {
+def _numbers(facts: Facts) -> Numbers:
+    """The numbers of a run that are compared: length, cost, speed, utilisation, step times and phases."""
+    step_hours = facts.step_ms / 3600 if facts.step_ms else None  # of 1000 steps
+    images_per_device = None
+    if facts.images_per_s:
+        images_per_device = ratio(facts.images_per_s, facts.devices)
+    numbers: Numbers = {
         "hours": facts.hours,
         "epochs": facts.epochs_done,
         "hours per epoch": facts.hours_per_epoch,
         "devices": float(facts.devices),
-        "device-hours": _times(facts.hours, facts.devices),
-        "device-hours per epoch": _times(facts.hours_per_epoch, facts.devices),
+        "device-hours": _product(facts.hours, facts.devices),
+        "device-hours per epoch": _product(facts.hours_per_epoch, facts.devices),
         "training seconds per epoch": facts.epoch_s,
-        "cost": _times(facts.price, facts.hours),
-        "cost per epoch": _times(facts.price, facts.hours_per_epoch),
-        "cost per 1000 steps": _times(facts.price, facts.step_ms / 3600 if facts.step_ms else None),
+        "cost": _product(facts.price, facts.hours),
+        "cost per epoch": _product(facts.price, facts.hours_per_epoch),
+        "cost per 1000 steps": _product(facts.price, step_hours),
         "images/s": facts.images_per_s,
-        "images/s per device": ratio(facts.images_per_s, facts.devices)
-        if facts.images_per_s
-        else None,
+        "images/s per device": images_per_device,
     }
-    used = {
+    utilisation = {
         "GPU": known_utilisation(facts.samples),
         "CPU": [mean(row) for row in facts.core_use if row],
     }
-    for name, values in used.items():
-        found |= {
-            f"{name} {q} (%)": percentile(values, PERCENTILES[q])
-            for q in ("p50", "p90", "p95", "p99")
-        }
-    found |= {f"step {name} (ms)": percentile(facts.steps_ms, q) for name, q in PERCENTILES.items()}
-    return found | {f"{name} (ms)": facts.phases[name] for name in PHASES if name in facts.phases}
+    for device, percent in utilisation.items():
+        for name in ("p50", "p90", "p95", "p99"):
+            numbers[f"{device} {name} (%)"] = percentile(percent, PERCENTILES[name])
+    for name, q in PERCENTILES.items():
+        numbers[f"step {name} (ms)"] = percentile(facts.steps_ms, q)
+    for name in PHASES:
+        if name in facts.phases:
+            numbers[f"{name} (ms)"] = facts.phases[name]
+    return numbers
 
 
-def _times(a: float | None, b: float | None) -> float | None:
-    return a * b if a is not None and b is not None else None
+def _product(a: float | None, b: float | None) -> float | None:
+    """``a * b``; None where one of them is not known."""
+    if a is None or b is None:
+        return None
+    return a * b
 
 
-def _table(title: str, runs: Sequence[dict[str, float | None]], names: Sequence[str]) -> Section:
+def _table(title: str, numbers: Sequence[Numbers], names: Sequence[str]) -> Section:
+    """A row for each number that a run has; for two runs a last column with the change.
+
+    A phase that one of the runs lacks took 0 ms there.
+    """
     absent = {f"{name} (ms)": 0.0 for name in PHASES}
-    found = {
-        name: [run.get(name, absent.get(name)) for run in runs]
-        for name in dict.fromkeys(k for r in runs for k in r)
-    }
-    rows = [row for name, values in found.items() if any((row := [name, *map(short, values)])[1:])]
-    if len(runs) == 2:
-        rows, names = (
-            [[*row, _change(row[0], *found[row[0]])] for row in rows],
-            [*names, "after / before"],
-        )
-    return table(title, ["", *names], rows, empty="Nothing is known yet.")
+    two_runs = len(numbers) == 2
+    rows: list[list[str]] = []
+    for name in dict.fromkeys(name for numbers_of_run in numbers for name in numbers_of_run):
+        values = [numbers_of_run.get(name, absent.get(name)) for numbers_of_run in numbers]
+        row = [name, *(short(value) for value in values)]
+        if not any(row[1:]):
+            continue
+        if two_runs:
+            before, after = values
+            row.append(_change(name, before, after))
+        rows.append(row)
+    columns = ["", *names]
+    if two_runs:
+        columns.append("after / before")
+    return table(title, columns, rows, empty="Nothing is known yet.")
 
 
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return ratio(a, b) if a is not None and b and math.isfinite(a) and math.isfinite(b) else None
+def _quotient(a: float | None, b: float | None) -> float | None:
+    """``a / b``; None where one of them is not known, or ``b`` is 0."""
+    if a is None or not b or not math.isfinite(a) or not math.isfinite(b):
+        return None
+    return ratio(a, b)
 
 
-def _change(name: str, a: float | None, b: float | None) -> str:
-    """Accuracy differs in points, utilisation in percent; all else by a factor."""
-    if " val " in name or name.endswith("(%)"):
-        if a is None or b is None or not math.isfinite(a - b):
-            return ""
-        return f"{100 * (b - a):+.1f} points" if " val " in name else f"{b - a:+.0f} %"
-    return times(a, b)
+def _change(name: str, before: float | None, after: float | None) -> str:
+    """How a number has changed: a metric in points, utilisation in percent, all else by a factor."""
+    is_metric = " val " in name
+    if not is_metric and not name.endswith("(%)"):
+        return times(before, after)
+    if before is None or after is None or not math.isfinite(before - after):
+        return ""
+    if is_metric:
+        return f"{100 * (after - before):+.1f} points"
+    return f"{after - before:+.0f} %"
 
 
 def _headline(before: Facts, after: Facts) -> str:
-    """How much faster, for the same devices and for each."""
-    a, b = before.phases, after.phases
-    changed = max(PHASES, key=lambda name: abs(a.get(name, 0.0) - b.get(name, 0.0)))
-    moved = abs(a.get(changed, 0.0) - b.get(changed, 0.0)) > 0.02 * max(
-        before.step_ms, after.step_ms
-    )
-    change = f"; most of the difference: {changed} went from {a.get(changed, 0.0):.0f} to {b.get(changed, 0.0):.0f} ms"
-    change = f"{change} a step" if moved else ""
-    more = ratio(after.devices, before.devices)
-    faster = _ratio(before.hours_per_epoch, after.hours_per_epoch) if more != 1 else None
+    """How much faster the last run is, for the same devices and for each, and by which phase."""
+    change = _largest_change(before, after)
+    more_devices = ratio(after.devices, before.devices)
+
+    # With another number of devices: hours an epoch, then the same for each device-hour.
+    faster = None
+    if more_devices != 1:
+        faster = _quotient(before.hours_per_epoch, after.hours_per_epoch)
     if faster is not None:
-        what = (
-            "GPU"
-            if "cuda" in (before.header.get("device"), after.header.get("device"))
-            else "process"
-        )
+        on_gpus = "cuda" in (before.header.get("device"), after.header.get("device"))
+        what = "GPU" if on_gpus else "process"
         epochs = (
             f"{before.hours_per_epoch:.3g} hours an epoch before, {after.hours_per_epoch:.3g} after"
         )
-        count = f"{more:.3g}x" if more > 1 else f"1 / {ratio(1, more):.3g} of"
-        return f"{epochs}: {faster:.1f}x faster on {count} the {what}s, {ratio(faster, more):.2f}x per {what}-hour{change}"
-    speed = _ratio(after.images_per_s, before.images_per_s)
+        count = f"{more_devices:.3g}x"
+        if more_devices < 1:
+            count = f"1 / {ratio(1, more_devices):.3g} of"
+        each = f"{ratio(faster, more_devices):.2f}x per {what}-hour"
+        return f"{epochs}: {faster:.1f}x faster on {count} the {what}s, {each}{change}"
+
+    # Else, and where an epoch's hours are not known: pictures a second.
+    speed = _quotient(after.images_per_s, before.images_per_s)
     if speed is None:
         return "one of the runs has no steps to compare"
-    speeds = (
-        f"{before.images_per_s:,.0f} images/s before, {after.images_per_s:,.0f} after: {speed:.2f}x"
+    speeds = f"{before.images_per_s:,.0f} images/s before, {after.images_per_s:,.0f} after"
+    each = ""
+    if more_devices != 1:
+        each = f" ({ratio(speed, more_devices):.2f}x per device)"
+    return f"{speeds}: {speed:.2f}x{each}{change}"
+
+
+def _largest_change(before: Facts, after: Facts) -> str:
+    """The phase whose ms a step differ most, in words; "" where that is at most 2 % of the step."""
+    changes: dict[str, float] = {}
+    for name in PHASES:
+        changes[name] = abs(before.phases.get(name, 0.0) - after.phases.get(name, 0.0))
+    largest = max(PHASES, key=lambda name: changes[name])
+    if changes[largest] <= 0.02 * max(before.step_ms, after.step_ms):
+        return ""
+    ms_before, ms_after = before.phases.get(largest, 0.0), after.phases.get(largest, 0.0)
+    return (
+        f"; most of the difference: {largest} went from {ms_before:.0f} to {ms_after:.0f} ms a step"
     )
-    each = f" ({ratio(speed, more):.2f}x per device)" if more != 1 else ""
-    return f"{speeds}{each}{change}"
 
 
 # -- charts ------------------------------------------------------------------------------------------------------------
 def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Section | None]:
+    """The training loss and each primary metric over the epochs, a line for each run."""
     metrics = dict.fromkeys(["train/loss", *(f"val/{facts.run.primary}" for facts in runs)])
-    named = dict(zip(names, runs, strict=True))
-    return [
-        epoch_chart(m, {name: by_epoch(facts.run, m) for name, facts in named.items()})
-        for m in metrics
-    ]
+    charts: list[Section | None] = []
+    for metric in metrics:
+        lines = {name: by_epoch(facts.run, metric) for name, facts in zip(names, runs, strict=True)}
+        charts.append(epoch_chart(metric, lines))
+    return charts
 
 
-def _bars(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
-    means = [facts.phases for facts in runs]
-    used = [name for name in PHASES if any(name in found for found in means)]
-    bars = [[round(found.get(name, 0.0), 3) for name in used] for found in means]
-    return (
-        {
-            "kind": "phases",
-            "title": "Phases of a mean step (ms)",
-            "names": used,
-            "bars": bars,
-            "x": list(names),
-            "note": "By rank of median computing time.",
-        }
-        if used
-        else None
-    )
+def _phase_bars(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
+    used = [name for name in PHASES if any(name in facts.phases for facts in runs)]
+    if not used:
+        return None
+    bars: list[list[float]] = []
+    for facts in runs:
+        bars.append([round(facts.phases.get(name, 0.0), 3) for name in used])
+    return {
+        "kind": "phases",
+        "title": "Phases of a mean step (ms)",
+        "names": used,
+        "bars": bars,
+        "x": list(names),
+        "note": "By rank of median computing time.",
+    }
 
 
 def _operations(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
-    """Top operations of the profiled windows: who stays, comes or goes."""
-    tops = [
-        {op["name"]: op["share"] for op in facts.windows[-1]["top"]} if facts.windows else {}
-        for facts in runs
-    ]
-    if sum(bool(top) for top in tops) < 2:
+    """Top operations of the profiled windows: which stay, enter or leave from the first run to the last."""
+    shares: list[dict[str, float]] = []  # of each run, 0 to 1 by operation
+    for facts in runs:
+        top = facts.windows[-1]["top"] if facts.windows else []
+        shares.append({operation["name"]: operation["share"] for operation in top})
+    if sum(bool(shares_of_run) for shares_of_run in shares) < 2:
         return None
-    came = {
-        name: "stays"
-        if name in tops[0] and name in tops[-1]
-        else "enters"
-        if name in tops[-1]
-        else "leaves"
-        for top in tops
-        for name in top
-    }
-    rows = [
-        [name, how, *(round(100 * t[name], 1) if name in t else "" for t in tops)]
-        for name, how in came.items()
-    ]
+    rows: list[list[object]] = []
+    for name in dict.fromkeys(name for shares_of_run in shares for name in shares_of_run):
+        if name not in shares[-1]:
+            change = "leaves"
+        elif name in shares[0]:
+            change = "stays"
+        else:
+            change = "enters"
+        percent = [
+            round(100 * shares_of_run[name], 1) if name in shares_of_run else ""
+            for shares_of_run in shares
+        ]
+        rows.append([name, change, *percent])
     columns = ["operation", "", *(f"% of {name}" for name in names)]
     return table("Top operations that came and went", columns, rows, long=True)
+
+
+def _heat_maps(runs: Sequence[Facts], names: Sequence[str]) -> list[Section]:
+    maps: list[Section] = []
+    for facts, name in zip(runs, names, strict=True):
+        section = heat(facts.run)
+        if section:
+            maps.append({**section, "title": f"{section['title']} of {name}"})
+    return maps

@@ -128,7 +128,7 @@ def _steady_growth(
 def load_balancing(
     gpus: Sequence[Sequence[float]], imbalance: float = 0.5, skip: int = 10
 ) -> Finding | None:
-    """Mean utilisation of the idlest GPU is a share ``imbalance`` below the busiest one's."""
+    """Mean utilisation of the idlest GPU is ``imbalance`` below the busiest one's."""
     means = [mean(values[skip:]) for values in gpus if len(values) > skip]
     if len(means) < 2:
         return None
@@ -283,7 +283,12 @@ def throttling(reasons: Sequence[Sequence[str]], share: float = 0.05) -> Finding
 
 
 def swapping(swap_mb: Sequence[float], grown_mb: float = 200) -> Finding | None:
-    """Memory was moved to disk during the run: ``grown_mb`` MB of swap more than at its start."""
+    """Memory was moved to disk during the run.
+
+    Args:
+        swap_mb: swap in use on the machine, in each sample.
+        grown_mb: fires where it grew by this much since the first sample.
+    """
     if not swap_mb:
         return None
     growth = max(swap_mb) - swap_mb[0]

@@ -160,10 +160,7 @@ def temperature(entropy: Sequence[float], high: float = 0.98, low: float = 0.02)
 
 
 def loss_term_dominates(shares: Mapping[str, float], share: float = 0.98) -> Finding | None:
-    """One of several weighted loss terms is more than ``share`` of the total.
-
-    The threshold is high because a loss of features may well be 96 % of the total in a healthy training.
-    """
+    """One of several weighted loss terms is more than ``share`` of the total; features may well be 96 % of it."""
     total = sum(shares.values())
     if len(shares) < 2 or not total > 0:
         return None
@@ -340,7 +337,12 @@ def vanishing_gradient(
 
 
 def exploding_tensor(norms: Sequence[float | None], factor: float = 100) -> Finding | None:
-    """A gradient norm that is NaN or infinite (None: recorded as such), or ``factor`` times the median."""
+    """A gradient norm that is NaN or infinite, or ``factor`` times the median.
+
+    Args:
+        norms: of the readings; None: it was NaN or infinite.
+        factor: times the median.
+    """
     finite = [norm for norm in norms if norm is not None and math.isfinite(norm)]
     not_finite = len(norms) - len(finite)
     median = percentile(finite, 50)

@@ -19,9 +19,8 @@ KEYS = (
 )
 LEAST = {"workers": 0, "data_machines": 0, "gpus": 1, "epochs": 1, "data_cores": 1}
 WAITS = 0.05  # of the step waits for its batch: below, who makes them keeps up
-ERROR = (
-    0.23  # the worst of followed advice against prediction in scripts/bench/truth_cpu_2026-11-22.md
-)
+# the worst of followed advice against prediction in scripts/bench/truth_cpu_2026-11-22.md
+ERROR = 0.23
 
 
 # -- what is to be different -------------------------------------------------------------------------------------------
@@ -72,35 +71,35 @@ def read_change(items: list[str]) -> Change:
     Raises:
         UserError: another key, a value that it does not take, or keys that contradict each other.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for item in items:
-        key, _, value = item.partition("=")
-        if key in found:
+        key, _, text = item.partition("=")
+        if key in values:
             raise UserError(f"{key}: given twice")
         if key in ("cache", "pixels"):
-            if value not in ("on", "off"):
-                raise UserError(f"{key}: must be on or off, got '{value}'")
-            found[key] = value == "on"
+            if text not in ("on", "off"):
+                raise UserError(f"{key}: must be on or off, got '{text}'")
+            values[key] = text == "on"
         elif key == "data_instance":
-            found[key] = value.removesuffix(":on_demand")
+            values[key] = text.removesuffix(":on_demand")
         elif key == "price":
-            found[key] = _number(key, value, 0, "number")
+            values[key] = _number(key, text, 0, "number")
         elif key in LEAST:
-            found[key] = int(_number(key, value, LEAST[key], "whole number"))
+            values[key] = int(_number(key, text, LEAST[key], "whole number"))
         else:
             raise UserError(f"--what-if: no key '{key}'; known: {KEYS}")
-    return Change(**found)
+    return Change(**values)
 
 
-def _number(key: str, value: str, low: int, kind: str) -> float:
+def _number(key: str, text: str, low: int, kind: str) -> float:
+    """A number of at least ``low``, of the ``kind`` "number" or "whole number"."""
     try:
-        number = float(value)
+        number = float(text)
     except ValueError:
         number = math.nan
-    if not (
-        math.isfinite(number) and number >= low and (kind == "number" or number == int(number))
-    ):
-        raise UserError(f"{key}: must be a {kind} >= {low}, got '{value}'")
+    in_range = math.isfinite(number) and number >= low
+    if not in_range or (kind == "whole number" and number != int(number)):
+        raise UserError(f"{key}: must be a {kind} >= {low}, got '{text}'")
     return number
 
 
@@ -129,28 +128,30 @@ def present(facts: Facts) -> DataMachines | None:
     tier = facts.tier
     if tier is None or not tier.makers or not tier.total("batches"):
         return None
-    count, paid = len(tier.present), _paid(facts)
-    return DataMachines(count, tier.cores / count, None if paid is None else paid / count)
+    count, hourly = len(tier.present), _hourly_price_of_tier(facts)
+    return DataMachines(count, tier.cores / count, None if hourly is None else hourly / count)
 
 
-def _paid(facts: Facts) -> float | None:
-    """Price of an hour of the run's data machines, by its job or ``monitor.instances``; 0 where they also train."""
+def _hourly_price_of_tier(facts: Facts) -> float | None:
+    """Price of an hour of all data machines of the run; None: not known.
+
+    0 where they also train; else as the job of ``kd-launch`` has it, or ``monitor.instances`` and the table of prices.
+    """
     hosts = {header.get("host") for header in facts.run.headers.values()}
     if facts.tier and all(machine["name"] in hosts for machine in facts.tier.present):
         return 0.0
     for group in facts.run.job.get("groups") or []:
-        if (
-            isinstance(group, dict)
-            and group.get("name") == "data"
-            and group.get("price_per_hour") is not None
-        ):
-            return float(group["price_per_hour"])
-    known, monitor = facts.header.get("input_machines") or {}, facts.run.config.get("monitor") or {}
-    machines = counted(monitor.get("instances") or [])
-    return (
-        float(sum(count * known[name]["price"] for count, name in machines if name in known))
-        or None
-    )
+        if isinstance(group, dict) and group.get("name") == "data":
+            price = group.get("price_per_hour")
+            if price is not None:
+                return float(price)
+    data_machines = facts.header.get("input_machines") or {}
+    monitor = facts.run.config.get("monitor") or {}
+    hourly = 0.0
+    for count, name in counted(monitor.get("instances") or []):
+        if name in data_machines:
+            hourly += count * data_machines[name]["price"]
+    return hourly or None
 
 
 def wanted(facts: Facts, change: Change) -> DataMachines | None:
@@ -166,24 +167,36 @@ def wanted(facts: Facts, change: Change) -> DataMachines | None:
         return None
     if not change.of_the_tier:
         return now
+
+    # One machine of the changed tier.
     if change.data_instance is not None:
-        kind = _instance(facts, change.data_instance)
+        machine = _instance(facts, change.data_instance)
     elif change.data_cores is not None:
-        kind = DataMachines(1, change.data_cores, None, f"{change.data_cores} cores each")
+        machine = DataMachines(1, change.data_cores, None, f"{change.data_cores} cores each")
     elif now is not None:
-        kind = DataMachines(1, now.cores, now.price, f"{now.cores:g} cores each")
+        machine = DataMachines(1, now.cores, now.price, f"{now.cores:g} cores each")
     else:
         raise UserError(
             "data_machines: needs data_cores=N, or data_instance=NAME of the run's table of prices"
         )
-    if change.data_machines is None and now is None:
-        raise UserError("data_machines: must be given (data_machines=N): the run had no data tier")
-    return DataMachines(
-        change.data_machines or (now.count if now else 0), kind.cores, kind.price, kind.named
-    )
+
+    # How many of them.
+    count = change.data_machines
+    if count is None:
+        if now is None:
+            raise UserError(
+                "data_machines: must be given (data_machines=N): the run had no data tier"
+            )
+        count = now.count
+    return replace(machine, count=count)
 
 
 def _instance(facts: Facts, name: str) -> DataMachines:
+    """One machine of the run's table of prices, for its cores and price.
+
+    Raises:
+        UserError: the run has no table, or the table has no vcpus of this machine.
+    """
     known = facts.header.get("input_machines") or {}
     if not known:
         raise UserError(
@@ -204,53 +217,61 @@ def waits(facts: Facts) -> bool:
 
 
 def batch_ms(facts: Facts) -> float:
-    """Ms that one loader process takes to make a batch; where they keep up, at most."""
-    wait = facts.phases.get("data", 0.0)
+    """Ms that one loader process takes to make a batch; an upper bound where loader processes keep up.
+
+    Where the step waits, ``n`` processes deliver one batch each in ``n`` steps. Where they keep up, their CPU time a
+    step is known: the cores that they use times the step, over the share of the time in which they compute.
+    """
+    wait_ms = facts.phases.get("data", 0.0)
     if facts.workers == 0:
-        return wait
+        return wait_ms
     if waits(facts):
         return facts.workers * facts.step_ms
     if not facts.loading_cores:
-        return facts.step_ms - wait
+        return facts.step_ms - wait_ms
     return facts.loading_cores / facts.processes * facts.step_ms / max(0.05, facts.loading_busy)
 
 
 def maker_ms(facts: Facts) -> float:
-    """Ms that one process of a data tier takes for a batch, on its own core; without a tier by a loader process's."""
+    """Ms that one process of a data tier takes for a batch, on its own core.
+
+    Without a tier it is estimated from a loader process: the part of its time for a batch in which it computes.
+    """
     tier, now = facts.tier, present(facts)
     if tier is None or now is None:
-        cost = batch_ms(facts)
+        loader_ms = batch_ms(facts)
         if facts.workers == 0:
-            return cost
+            return loader_ms
         if not waits(facts) or facts.loader_wait is None:
-            return facts.loading_busy * cost
-        return (1 - facts.loader_wait) * cost
-    kept_up = facts.step_ms * _makers(facts, now, facts.devices, None)
-    return kept_up if waits(facts) and not _held_up(facts) else min(1000 * tier.batch_s, kept_up)
+            return facts.loading_busy * loader_ms
+        return (1 - facts.loader_wait) * loader_ms
+
+    # With n makers for each training process, a maker has n steps for a batch.
+    n_steps_ms = facts.step_ms * _makers(facts, now, facts.devices, None)
+    if waits(facts) and not _waits_for_transfer(facts):
+        return n_steps_ms
+    return min(1000 * tier.batch_s, n_steps_ms)
 
 
-def _held_up(facts: Facts) -> bool:
+def _waits_for_transfer(facts: Facts) -> bool:
     """Whether the step waits for the transfer to the training processes: makers are idle, or the queue is full."""
-    return (
-        facts.tier is not None
-        and waits(facts)
-        and (facts.tier.queue_is_short or facts.tier.busy < BUSY)
-    )
+    if facts.tier is None or not waits(facts):
+        return False
+    return facts.tier.queue_is_short or facts.tier.busy < BUSY
 
 
 def _makers(facts: Facts, machines: DataMachines, processes: int, workers: int | None) -> float:
-    """Makers of a training process: one on each core, shared evenly, or ``data.num_workers`` up to the cores."""
+    """Makers of a training process: one on each core, shared evenly, or ``workers`` up to the cores.
+
+    Where ``workers`` is None, the ``data.num_workers`` of a run that has a tier counts.
+    """
     cores = machines.count * machines.cores
-    fixed = (
-        (facts.run.config.get("data") or {}).get("num_workers") if facts.tier is not None else None
-    )
-    if workers is None and isinstance(fixed, int):
-        workers = fixed
-    return (
-        min(workers, cores / processes)
-        if workers
-        else float(cores // processes or cores / processes)
-    )
+    if workers is None and facts.tier is not None:
+        setting = (facts.run.config.get("data") or {}).get("num_workers")
+        workers = setting if isinstance(setting, int) else None
+    if workers:
+        return min(workers, cores / processes)
+    return float(cores // processes or cores / processes)
 
 
 def tier_step(
@@ -260,35 +281,50 @@ def tier_step(
     processes: int,
     workers: int | None = None,
 ) -> float:
-    """Ms of a step with a data tier: the longest of the rest of the step, the makers' time and the transfer."""
+    """Ms of a step with a data tier: the longest of the rest of the step, the makers' time and the transfer.
+
+    Args:
+        facts: of the run.
+        phases: ms of the step by phase, without its data tier's effect.
+        machines: the tier.
+        processes: training processes.
+        workers: makers of each of them; None: one on each core, or as the run has set.
+    """
     rest = sum(ms for name, ms in phases.items() if name != "data")
-    rest += 0.0 if waits(facts) else phases.get("data", 0.0)
+    if not waits(facts):
+        rest += phases.get("data", 0.0)
     made = maker_ms(facts) / _makers(facts, machines, processes, workers)
-    return max(rest, made, facts.step_ms if _held_up(facts) else 0.0)
+    transfer = facts.step_ms if _waits_for_transfer(facts) else 0.0
+    return max(rest, made, transfer)
 
 
 def local_step(facts: Facts, phases: Mapping[str, float], workers: int | None) -> float:
-    """Ms of a step with loader processes on the training machines, at least the CPU time over the cores."""
+    """Ms of a step with loader processes on the training machines.
+
+    The longest of the rest of the step, a loader's time for a batch over the number of loaders, and, where training
+    computes on the same cores, the CPU time of both over the cores.
+
+    Args:
+        facts: of the run.
+        phases: ms of the step by phase.
+        workers: loader processes of each training process; None: as many as now, or as the cores allow.
+    """
     rest = sum(ms for name, ms in phases.items() if name != "data")
     if workers is None and facts.workers == 0 and facts.tier is None:
         return rest + phases.get("data", 0.0)
     cores = facts.cores / facts.processes
-    if facts.tier is not None:
-        cost, busy, count = 1000 * facts.tier.batch_s, 1.0, workers
-        count = max(1, int(cores - facts.threads)) if count is None else count
+    if facts.tier is None:
+        loader_ms, busy = batch_ms(facts), facts.loading_busy
+        count = facts.workers if workers is None else workers
     else:
-        cost, busy, count = (
-            batch_ms(facts),
-            facts.loading_busy,
-            facts.workers if workers is None else workers,
-        )
+        loader_ms, busy = 1000 * facts.tier.batch_s, 1.0
+        count = max(1, int(cores - facts.threads)) if workers is None else workers
     if count == 0:
-        return rest + cost
-    return max(
-        rest,
-        cost / count,
-        (busy * cost + facts.threads * rest) / cores if facts.cpu or count > cores else 0.0,
-    )
+        return rest + loader_ms
+    cpu_limit = 0.0
+    if facts.cpu or count > cores:
+        cpu_limit = (busy * loader_ms + facts.threads * rest) / cores
+    return max(rest, loader_ms / count, cpu_limit)
 
 
 def machines_needed(facts: Facts, rest: float, cores: float) -> int:
@@ -299,7 +335,8 @@ def machines_needed(facts: Facts, rest: float, cores: float) -> int:
         rest: ms of a step without its wait for data.
         cores: of each machine.
     """
-    return max(1, math.ceil(facts.devices * math.ceil(round(maker_ms(facts) / rest, 6)) / cores))
+    makers_of_process = math.ceil(round(maker_ms(facts) / rest, 6))
+    return max(1, math.ceil(facts.devices * makers_of_process / cores))
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
@@ -320,65 +357,74 @@ class Outlook:
 def predict(facts: Facts, change: Change) -> Outlook:
     """Time and cost of the run with ``change``; with none, of the run as it is.
 
-    More processes share an epoch's batches; the part of an all-reduce that is not hidden grows as a ring's,
-    ``(n - 1) / n``; every process brings as many cores as now, and a data tier stays as it is.
+    More processes share an epoch's batches. The part of an all-reduce that is not hidden grows as the traffic of a
+    ring's, ``(n - 1) / n`` for ``n`` processes. Every process brings as many cores as now, and a data tier stays as it
+    is.
+
+    Raises:
+        UserError: too little is recorded to predict from, or the change contradicts the run.
     """
     epochs = change.epochs or facts.length
     if not facts.step_ms or not epochs or not math.isfinite(facts.batches_per_epoch):
         raise UserError(f"{facts.run.folder}: too few records to predict from")
     processes = int(change.gpus or facts.devices)
-    step = (
-        facts.step_ms
-        if replace(change, price=None) == Change()
-        else _mean_step(facts, change, epochs, processes)
-    )
+    step = facts.step_ms
+    if replace(change, price=None) != Change():
+        step = _mean_step(facts, change, epochs, processes)
     steps = facts.batches_per_epoch * epochs * facts.devices / processes
-    beside = (
-        max(0.0, 3600 * (facts.hours or 0.0) - facts.recorded_s)
-        if facts.length == facts.epochs_done
-        else 0.0
-    )
-    hours = (
-        facts.startup["s"] + steps * (step + facts.phases.get("validation", 0.0)) / 1000 + beside
-    ) / 3600
+
+    # Seconds of the run that its records do not explain, where it is not longer than it was.
+    unexplained_s = 0.0
+    if facts.length == facts.epochs_done:
+        unexplained_s = max(0.0, 3600 * (facts.hours or 0.0) - facts.recorded_s)
+    steps_s = steps * (step + facts.phases.get("validation", 0.0)) / 1000
+    hours = (facts.startup["s"] + steps_s + unexplained_s) / 3600
     price = _price(facts, change)
-    images = 1000 * facts.header["batch_size"] * processes / step
-    return Outlook(step, images, hours, None if price is None else price * hours)
+    images_per_s = 1000 * facts.header["batch_size"] * processes / step
+    return Outlook(step, images_per_s, hours, None if price is None else price * hours)
 
 
 def _mean_step(facts: Facts, change: Change, epochs: float, processes: int) -> float:
-    """Over a run in which some epochs compute the teacher's answers, and a cache's others read them."""
+    """Ms of the mean step over all epochs, of three kinds.
+
+    The first ``views`` epochs compute the teacher's answers; later ones read them from a cache, if there is one; and
+    where the cache holds the pixels too, those also make no views. What was cached before the run counts as read.
+    """
     phases = {name: ms for name, ms in facts.phases.items() if name in PHASES}
-    phases["communication"] = (
-        phases.get("communication", 0.0) * _ring(processes) / (_ring(facts.devices) or 1.0)
-    )
+    communication = phases.get("communication", 0.0)
+    phases["communication"] = communication * _ring(processes) / (_ring(facts.devices) or 1.0)
+
     cached = facts.cached if change.cache is None else change.cache
-    computed = min(max(0.0, facts.views - facts.views_before), epochs) if cached else epochs
+    computed = epochs  # epochs that compute the teacher's answers
+    if cached:
+        computed = min(max(0.0, facts.views - facts.views_before), epochs)
     if computed and facts.teacher_ms is None:
         raise UserError(
             f"{facts.run.folder}: its cache was full, so that no step shows the teacher's time"
         )
-    live = _step(facts, {**phases, "teacher": facts.teacher_ms or 0.0}, change)
-    read = _step(facts, {**phases, "teacher": 0.0}, change)
+    computed_ms = _step(facts, {**phases, "teacher": facts.teacher_ms or 0.0}, change)
+    read_ms = _step(facts, {**phases, "teacher": 0.0}, change)
     if change.pixels and not cached:
         raise UserError("pixels: are kept beside a cache's answers; cache=on pixels=on")
     if facts.has_pixels and change.pixels is False:
         raise UserError(
             f"{facts.run.folder}: its views' pixels were cached, so that no step shows their cost"
         )
-    made = (
-        min(facts.views, epochs) if change.pixels and not facts.has_pixels else epochs
-    )  # decoded and augmented
-    ready = sum(ms for name, ms in phases.items() if name not in ("teacher", "data"))
-    return (computed * live + (made - computed) * read + (epochs - made) * ready) / epochs
+    made = epochs  # epochs that decode and augment pictures
+    if change.pixels and not facts.has_pixels:
+        made = min(facts.views, epochs)
+    ready_ms = sum(ms for name, ms in phases.items() if name not in ("teacher", "data"))
+    all_ms = computed * computed_ms + (made - computed) * read_ms + (epochs - made) * ready_ms
+    return all_ms / epochs
 
 
 def _ring(processes: int) -> float:
+    """The share of the gradients that each process sends twice in a ring all-reduce (Patarasuk and Yuan, 2009)."""
     return (processes - 1) / processes
 
 
 def _step(facts: Facts, phases: dict[str, float], change: Change) -> float:
-    """Length of a step, with those who make its batches."""
+    """Ms of a step with these phases, by the loader processes or the data tier that make its batches."""
     processes = int(change.gpus or facts.devices)
     machines = wanted(facts, change)
     if machines is None:
@@ -391,48 +437,55 @@ def _step(facts: Facts, phases: dict[str, float], change: Change) -> float:
 
 
 def _price(facts: Facts, change: Change) -> float | None:
-    """Price of an hour of the changed job; that of the run includes its tier."""
+    """Price of an hour of the changed job; None: not known. The run's own price includes its tier.
+
+    The training machines' price grows with the number of processes; the tier's is replaced.
+    """
     if change.price is not None or facts.price is None:
         return change.price
-    now, then, more = (
-        present(facts),
-        wanted(facts, change),
-        (change.gpus or facts.devices) / facts.devices,
-    )
-    hourly = now.hourly if now else 0.0
-    if (
-        now is not None
-        and then is not None
-        and hourly is None
-        and then.cores == now.cores
-        and then.price is not None
-    ):
-        hourly = now.count * then.price
-    if then is not None and then.hourly is not None and hourly is not None:
-        return (facts.price - hourly) * more + then.hourly
-    if then is None and hourly is not None:
-        return (facts.price - hourly) * more
-    as_it_is = now and then and (now.count, now.cores) == (then.count, then.cores)
-    return facts.price * more if as_it_is or not change.of_the_tier else None
+    now, then = present(facts), wanted(facts, change)
+    more_processes = (change.gpus or facts.devices) / facts.devices
+
+    # Price of an hour of the present tier: 0 without one; of machines of the same size by the changed tier's price.
+    tier_now = 0.0 if now is None else now.hourly
+    if now is not None and then is not None and tier_now is None:
+        same_machines = then.cores == now.cores
+        tier_now = now.count * then.price if same_machines and then.price is not None else None
+    if tier_now is not None:
+        training = (facts.price - tier_now) * more_processes
+        if then is None:
+            return training
+        if then.hourly is not None:
+            return training + then.hourly
+
+    # The tier's price is not known: the job's is, as long as the tier stays as it is.
+    tier_stays = not change.of_the_tier
+    if now is not None and then is not None:
+        tier_stays = tier_stays or (now.count, now.cores) == (then.count, then.cores)
+    return facts.price * more_processes if tier_stays else None
 
 
 def lines(facts: Facts, change: Change) -> list[str]:
-    """For the terminal: the run as it is, and as it would be."""
+    """For the terminal: the run as it is, and as it would be.
+
+    Raises:
+        UserError: see :func:`predict`.
+    """
     now, then = predict(facts, Change()), predict(facts, change)
     rows = [("", "as it is", "what if", "")]
-    for name in ("step_ms", "images_per_s", "hours", "cost"):
-        a, b = getattr(now, name), getattr(then, name)
-        if a is None and b is None:
-            continue
-        rows.append(
-            (name.replace("_per_s", "/s").replace("_", " "), short(a), short(b), times(a, b))
-        )
-    found = [
-        f"{name:<10} {before:>12} {after:>12} {change:>8}" for name, before, after, change in rows
+    numbers = {
+        "step ms": (now.step_ms, then.step_ms),
+        "images/s": (now.images_per_s, then.images_per_s),
+        "hours": (now.hours, then.hours),
+        "cost": (now.cost, then.cost),
+    }
+    for name, (before, after) in numbers.items():
+        if before is not None or after is not None:
+            rows.append((name, short(before), short(after), times(before, after)))
+    text = [
+        f"{name:<10} {before:>12} {after:>12} {factor:>8}" for name, before, after, factor in rows
     ]
-    found.append(f"give or take {ERROR:.0%}: the worst error of followed advice in the truth bench")
+    text.append(f"give or take {ERROR:.0%}: the worst error of followed advice in the truth bench")
     if change.gpus and facts.devices == 1 and change.gpus > 1:
-        found.append(
-            "a run of one process measures no communication: the figures are the best case"
-        )
-    return found
+        text.append("a run of one process measures no communication: the figures are the best case")
+    return text
