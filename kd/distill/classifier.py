@@ -19,49 +19,72 @@ from kd.progress import bar
 from kd.tasks.features import starting_classifier
 
 Sample = Callable[[int, bool], Iterable[tuple[Tensor, Target]]]
-A_CLASS, MOST = 64, 4096  # labelled pictures that are used: on average of a class, and in all
+"""Gives so many training pictures, with their targets if the second argument is true."""
+
+PER_CLASS = 64
+"""Labelled pictures that are used, on average of a class."""
+MOST = 4096
+"""Labelled pictures that are used at most, of all classes."""
 BATCH = 64
+"""Pictures that run through the model at once."""
 
 
 @torch.no_grad()
 def fit_new_classifier(student: Student, sample: Sample | None) -> str:
-    """Sets a new linear classifier to a ridge regression of labelled pictures' features; returns a message or ""."""
-    found = getattr(student.model, "get_classifier", lambda: None)()
-    taken = student.start == "inherited" or not student.objective.task_loss_weight  # SimKD's is 0
-    if (
-        sample is None
-        or taken
-        or not has_new_classifier(student.model)
-        or not isinstance(found, nn.Linear)
-    ):
+    """Sets a new linear classifier to a ridge regression of labelled pictures' features.
+
+    Left as they are: a classifier that came with the weights, one that is inherited, and one that labels do not train
+    (SimKD's is the teacher's).
+
+    Args:
+        student: with pre-trained weights.
+        sample: gives training pictures; None: there are none.
+
+    Returns:
+        A message for the user, or "".
+    """
+    classifier = getattr(student.model, "get_classifier", lambda: None)()
+    if sample is None or not isinstance(classifier, nn.Linear):
         return ""
-    features, labels = _features(student, found, sample, min(A_CLASS * len(student.classes), MOST))
+    if student.start == "inherited" or not student.objective.task_loss_weight:
+        return ""
+    if not has_new_classifier(student.model):
+        return ""
+    count = min(PER_CLASS * len(student.classes), MOST)
+    features, labels = _features(student, classifier, sample, count)
     if features.ndim != 2 or len(labels) < 2:
         return ""
-    weight, bias, right = starting_classifier(features, labels, len(student.classes))
-    found.weight.copy_(weight)
-    if found.bias is not None:
-        found.bias.copy_(bias)
+    weight, bias, accuracy = starting_classifier(features, labels, len(student.classes))
+    classifier.weight.copy_(weight)
+    if classifier.bias is not None:
+        classifier.bias.copy_(bias)
     if student.average is not None:
         student.average.set(student.model)
     return (
         f"student: the new classifier starts as a ridge regression on the features of {len(labels)} training pictures "
-        f"(leave-one-out accuracy {right:.1%})"
+        f"(leave-one-out accuracy {accuracy:.1%})"
     )
 
 
 def _features(
     student: Student, classifier: nn.Linear, sample: Sample, count: int
 ) -> tuple[Tensor, Tensor]:
-    """What the classifier sees of the pictures ``(N, D)``, and their labels."""
-    seen: list[Tensor] = []
+    """The classifier's input for ``count`` pictures, ``(N, D)``, and their labels, ``(N,)``; empty without pictures."""
+    features: list[Tensor] = []
     labels: list[Target] = []
-    pictures = iter(sample(count, True))
-    hook = classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float()))
-    off = getattr(rank_zero_only, "rank", 0) != 0
-    with hook, evaluating(student.model), bar(label="a first classifier", disable=off) as shown:
-        while part := list(islice(pictures, BATCH)):
-            student.model(student.prepare(torch.stack([picture for picture, _ in part])))
-            labels += [target for _, target in part]
-            shown.update(len(part))
-    return (torch.cat(seen), torch.tensor(labels)) if seen else (torch.empty(0), torch.empty(0))
+
+    def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        features.append(inputs[0].float())
+
+    labelled_pictures = iter(sample(count, True))
+    hook = classifier.register_forward_pre_hook(record)
+    hidden = getattr(rank_zero_only, "rank", 0) != 0
+    with hook, evaluating(student.model), bar(label="a first classifier", disable=hidden) as shown:
+        while batch := list(islice(labelled_pictures, BATCH)):
+            pictures = torch.stack([picture for picture, _ in batch])
+            student.model(student.prepare(pictures))
+            labels += [target for _, target in batch]
+            shown.update(len(batch))
+    if not features:
+        return torch.empty(0), torch.empty(0)
+    return torch.cat(features), torch.tensor(labels)

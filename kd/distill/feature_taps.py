@@ -13,24 +13,39 @@ from kd.models.taps import Taps, tap_shapes
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Answer, Layer
 
-Read = Callable[[list[str], str], list[Tensor]]  # Gives the student's features, by layers and form
+Read = Callable[[list[str], str], list[Tensor]]
+"""Gives the student's features, by layers and form of tokens."""
 
 
 class FeatureTaps:
-    """What each loss over features reads, by the loss's name."""
+    """What each loss over features reads, by the loss's name.
+
+    Args:
+        taps: the layers of both models, by loss.
+        teacher_of: the one of several teachers that a loss reads, by loss.
+    """
 
     def __init__(self, taps: Mapping[str, TapSpec], teacher_of: Mapping[str, str]) -> None:
-        self._taps, self._teacher_of = dict(taps), dict(teacher_of)
-        self._layers: dict[
-            str, tuple[list[str], list[Layer]]
-        ] = {}  # loss -> the student's, the teacher's
+        self._taps = dict(taps)
+        self._teacher_of = dict(teacher_of)
+        # By loss, set when it is built: the student's layers, the teacher's, and the latter's shapes.
+        self._student_layers: dict[str, list[str]] = {}
+        self._teacher_layers: dict[str, list[Layer]] = {}
         self._shapes: dict[str, dict[Layer, tuple[int, ...]]] = {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._layers
+        """Whether a loss of that name was built."""
+        return name in self._student_layers
 
     def complete(self, losses: Mapping[str, DistillLoss]) -> None:
-        """A loss without a tap reads the layers that it names itself."""
+        """Gives each loss without a tap the layer that it names itself.
+
+        Args:
+            losses: those over features, by name.
+
+        Raises:
+            UserError: a tap for a loss that does not exist, or a loss that neither has a tap nor names a layer.
+        """
         for name in self._taps:
             if name not in losses:
                 raise UserError(
@@ -67,39 +82,52 @@ class FeatureTaps:
         taps: Taps,
         trial: Callable[[], Any],
     ) -> DistillLoss:
-        """Finds the layers, and builds a loss for what they give; see :meth:`kd.distill.objective.Objective.bind`."""
-        spec, member = self._taps[name], self._teacher_of.get(name, ALL)
+        """Finds a loss's layers in both models, and builds it for the shapes that these give.
+
+        Args:
+            name: of the loss.
+            loss: the loss.
+            teacher: the run's teacher.
+            student: the student's model.
+            taps: on the student's model; the layers are added.
+            trial: runs the student on two small pictures.
+
+        Returns:
+            The loss; of a loss over one layer that has several, a copy for each pair of layers.
+
+        Raises:
+            UserError: layers that do not exist, or that the loss can't compare.
+        """
+        spec = self._taps[name]
+        member = self._teacher_of.get(name, ALL)
         taps.add(spec.student, trial, f"model.taps.{name}.student")
         student_shapes = tap_shapes(student, taps, spec.student, spec.tokens, trial)
         layers, teacher_shapes = self.teacher_of(name, teacher).listen(
             spec.teacher, spec.tokens, f"model.taps.{name}.teacher"
         )
-        self._layers[name] = (
-            taps.paths(spec.student),
-            [(member, layer, spec.tokens) for layer in layers],
-        )
-        self._shapes[name] = dict(zip(self._layers[name][1], teacher_shapes, strict=True))
+        teacher_layers: list[Layer] = [(member, layer, spec.tokens) for layer in layers]
+        self._student_layers[name] = taps.paths(spec.student)
+        self._teacher_layers[name] = teacher_layers
+        self._shapes[name] = dict(zip(teacher_layers, teacher_shapes, strict=True))
         try:
-            if isinstance(loss, FeatureLoss) and len(student_shapes) == len(teacher_shapes) == 1:
-                loss.build(student_shapes[0], teacher_shapes[0])
-                return loss
-            several = EachLayer(loss) if isinstance(loss, FeatureLoss) else loss
-            several.build(student_shapes, teacher_shapes)
-            return several
+            return _built(loss, student_shapes, teacher_shapes)
         except ValueError as error:
             raise UserError(f"model.taps.{name}: {error}") from error
 
     def shapes(self, names: Iterable[str]) -> dict[Layer, tuple[int, ...]]:
         """The teachers' layers that losses read, with their shapes for two pictures."""
-        return {
-            layer: shape for name in names for layer, shape in self._shapes.get(name, {}).items()
-        }
+        shapes: dict[Layer, tuple[int, ...]] = {}
+        for name in names:
+            shapes.update(self._shapes.get(name, {}))
+        return shapes
 
     def layers_of_student(self, names: Iterable[str]) -> dict[str, tuple[list[str], str]]:
         """The student's layers, and their form, by loss."""
-        return {
-            name: (self._layers[name][0], self._taps[name].tokens) for name in names if name in self
-        }
+        layers: dict[str, tuple[list[str], str]] = {}
+        for name in names:
+            if name in self:
+                layers[name] = self._student_layers[name], self._taps[name].tokens
+        return layers
 
     def read(self, name: str, features: Read, answer: Answer) -> tuple[list[Tensor], list[Tensor]]:
         """Features for one loss.
@@ -112,15 +140,30 @@ class FeatureTaps:
         Returns:
             The student's and the teacher's features, paired layer by layer.
         """
-        layers, keys = self._layers[name]
-        return features(layers, self._taps[name].tokens), [answer.features[key] for key in keys]
+        student_features = features(self._student_layers[name], self._taps[name].tokens)
+        teacher_features = [answer.features[layer] for layer in self._teacher_layers[name]]
+        return student_features, teacher_features
 
     def regressions(
         self, losses: Mapping[str, DistillLoss], features: Read, answer: Answer
     ) -> Iterator[tuple[FeatureRegression, Tensor, Tensor]]:
         """Those of the losses that regress a layer, each with what student and teacher gave there for a batch."""
         for name, loss in losses.items():
-            parts = list(loss.losses) if isinstance(loss, EachLayer) else [loss]
-            if isinstance(parts[0], FeatureRegression):
+            of_each_layer = list(loss.losses) if isinstance(loss, EachLayer) else [loss]
+            if isinstance(of_each_layer[0], FeatureRegression):
                 student, teacher = self.read(name, features, answer)
-                yield from zip(parts, student, teacher, strict=True)
+                yield from zip(of_each_layer, student, teacher, strict=True)
+
+
+def _built(
+    loss: FeatureLoss | LayersLoss,
+    student_shapes: list[tuple[int, ...]],
+    teacher_shapes: list[tuple[int, ...]],
+) -> DistillLoss:
+    """A loss built for the shapes of its layers; raises a ValueError where it can't compare them."""
+    if isinstance(loss, FeatureLoss) and len(student_shapes) == len(teacher_shapes) == 1:
+        loss.build(student_shapes[0], teacher_shapes[0])
+        return loss
+    several = EachLayer(loss) if isinstance(loss, FeatureLoss) else loss
+    several.build(student_shapes, teacher_shapes)
+    return several

@@ -22,10 +22,12 @@ class HeadlessStudent(Student):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        looks = [layers for layers, _ in self.objective.layers_of_student.values()]
         self._taps_of_final = self.taps
+        """On the weights that are validated (:attr:`final`)."""
         if self.average is not None:
-            self._taps_of_final = Taps(self.average.module, looks, self.prepare)
+            layers_by_loss = self.objective.layers_of_student.values()
+            layers = [layers for layers, _ in layers_by_loss]
+            self._taps_of_final = Taps(self.average.module, layers, self.prepare)
         with torch.no_grad(), evaluating(self.model):
             width = logits_of(self._trial()).shape[1]
         losses = ["feature_loss", *(f"{name}_loss" for name in self.objective.measurable)]
@@ -38,10 +40,10 @@ class HeadlessStudent(Student):
 
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
         """As :meth:`Student.begin`; an inherited student's new projections are centred on its features too."""
-        said = super().begin(pictures)
+        message = super().begin(pictures)
         if self.start == "inherited" and pictures is not None:
             self._centre(pictures(self.sample_size))
-        return said
+        return message
 
     @torch.no_grad()
     def _centre(self, pictures: Tensor) -> None:
@@ -50,8 +52,8 @@ class HeadlessStudent(Student):
         if bias is None:
             return
         with evaluating(self.model):
-            given = [logits_of(self.model(self.prepare(part))) for part in pictures.split(64)]
-        bias -= torch.cat(given).mean(dim=0)
+            features = [logits_of(self.model(self.prepare(part))) for part in pictures.split(64)]
+        bias -= torch.cat(features).mean(dim=0)
         if self.average is not None:
             self.average.set(self.model)
 
@@ -76,26 +78,32 @@ class HeadlessStudent(Student):
         return True
 
     def measure(self, batch: Batch, answer: Answer) -> None:
-        """Adds the losses of a validation batch to the metrics; padding is left out. Called on all ranks, also
-        without pictures.
+        """Adds the losses of a validation batch to the metrics; padding is left out.
+
+        Called on all ranks, also without pictures.
+
+        Args:
+            batch: on the student's device.
+            answer: the teacher's features of the same pictures.
         """
-        with self._taps_of_final as caught:
-            given = self.logits(batch["image"])
-        real, count = real_rows(batch), len(given)
-        given = given[real]
-        if not len(given):
-            self._measures.held_out.update(given, {})
+        with self._taps_of_final as tapped:
+            outputs = self.logits(batch["image"])
+        real = real_rows(batch)
+        count = len(outputs)
+        outputs = outputs[real]
+        if not len(outputs):
+            self._measures.held_out.update(outputs, {})
             return
-        answers = Answer(
-            features={layer: _rows(x, real, count) for layer, x in answer.features.items()}
-        )
-        losses = self.objective.held_out(
-            lambda layers, form: [
-                _rows(x, real, count) for x in self._taps_of_final.read(caught, layers, form)
-            ],
-            answers,
-        )
-        self._measures.held_out.update(given, losses)
+
+        def read(layers: list[str], form: str) -> list[Tensor]:
+            features = self._taps_of_final.read(tapped, layers, form)
+            return [_rows(each, real, count) for each in features]
+
+        teacher_features = {}
+        for layer, features in answer.features.items():
+            teacher_features[layer] = _rows(features, real, count)
+        losses = self.objective.held_out(read, Answer(features=teacher_features))
+        self._measures.held_out.update(outputs, losses)
 
 
 def student_of(objective: Objective) -> type[Student]:

@@ -24,15 +24,12 @@ from kd.teachers.answer import ALL, Answer, Wanted
 
 @dataclass
 class Terms:
-    """What one batch cost: ``total`` has a gradient; ``named`` has each term unweighted, and ``loss``, detached.
-
-    Attributes:
-        total: the weighted sum, a scalar with a gradient.
-        named: each term unweighted (``task_loss``, ``<name>_loss``) and ``loss``, the total; without gradients.
-    """
+    """The losses of one batch."""
 
     total: Tensor
+    """The weighted sum, a scalar with a gradient."""
     named: dict[str, Tensor]
+    """Each term unweighted (``task_loss``, ``<name>_loss``) and ``loss``, the total; scalars without gradients."""
 
 
 class Objective(nn.Module):
@@ -80,14 +77,12 @@ class Objective(nn.Module):
         self.task = task
         self.task_loss_weight = task_loss_weight
         self.teacher_drop = teacher_drop  # the chance in [0, 1] of teacher_shares()
-        self.feature_taps, self._teacher_of = (
-            FeatureTaps(taps or {}, teacher_of or {}),
-            dict(teacher_of or {}),
-        )
-        self.lacks_labels = True  # or may: then processes have unequal numbers of them in a batch
-        self._factors: dict[
-            str, float
-        ] = {}  # of losses over features, see RunTeacher.feature_weight
+        self.feature_taps = FeatureTaps(taps or {}, teacher_of or {})
+        self._teacher_of = dict(teacher_of or {})
+        # Whether a batch may hold pictures without a label: then processes have unequal numbers of labels.
+        self.lacks_labels = True
+        # Of losses over features, by name: see RunTeacher.feature_weight.
+        self._factors: dict[str, float] = {}
 
     # -- building ----------------------------------------------------------------------------------------------------
     def bind(
@@ -121,11 +116,11 @@ class Objective(nn.Module):
         self.task.weigh(data.classes, data.counts)
         if data.scales is not None:
             self.task.scale(*zip(*data.scales, strict=True))
+        over_features: dict[str, FeatureLoss | LayersLoss] = {}
         for name, loss in self.losses.items():
             self._bind_loss(name, loss, data, teacher)  # type: ignore[arg-type]
-        over_features = {
-            n: x for n, x in self.losses.items() if isinstance(x, (FeatureLoss, LayersLoss))
-        }
+            if isinstance(loss, FeatureLoss | LayersLoss):
+                over_features[name] = loss
         self.feature_taps.complete(over_features)
         if teacher is None:
             if over_features:
@@ -133,13 +128,16 @@ class Objective(nn.Module):
                     f"model.teacher: {', '.join(over_features)} read its features, but no teacher is given"
                 )
             return
-        for name, loss in over_features.items():
-            self.losses[name] = self.feature_taps.build(name, loss, teacher, student, taps, trial)
+        for name, feature_loss in over_features.items():
+            self.losses[name] = self.feature_taps.build(
+                name, feature_loss, teacher, student, taps, trial
+            )
             self._factors[name] = teacher.feature_weight(self._teacher_of.get(name, ALL))
 
     def _bind_loss(
         self, name: str, loss: DistillLoss, data: DataInfo, teacher: RunTeacher | None
     ) -> None:
+        """Passes the data's facts to one loss; raises a UserError where it is not defined for them."""
         key = f"model.distill_losses.{name}"
         if type(loss) is DistillLoss:  # only a weight was given
             others = among(other for other in self.losses if other != name)
@@ -159,12 +157,12 @@ class Objective(nn.Module):
     @property
     def wanted(self) -> Wanted:
         """What the active losses read of the teacher."""
-        looking: dict[str, tuple[LogitLoss, ...]] = {}
+        losses_by_teacher: dict[str, tuple[LogitLoss, ...]] = {}
         for name, loss in self.active.items():
             if isinstance(loss, LogitLoss):
                 member = self._teacher_of.get(name, ALL)
-                looking[member] = (*looking.get(member, ()), loss)
-        return Wanted(looking, self.feature_taps.shapes(self.active))
+                losses_by_teacher[member] = (*losses_by_teacher.get(member, ()), loss)
+        return Wanted(losses_by_teacher, self.feature_taps.shapes(self.active))
 
     @property
     def trains_logits(self) -> bool:
@@ -173,18 +171,18 @@ class Objective(nn.Module):
 
     def softened(self, teacher: Tensor) -> Tensor:
         """The teacher's logits as the first loss over logits compares them."""
-        loss = next((loss for loss in self.active.values() if isinstance(loss, LogitLoss)), None)
-        return teacher if loss is None else loss.softened(teacher)
+        for loss in self.active.values():
+            if isinstance(loss, LogitLoss):
+                return loss.softened(teacher)
+        return teacher
 
     @property
     def takeover(self) -> tuple[SimKDLoss, str] | None:
         """SimKD: the loss that puts a teacher's classifier in place of the student's, and that teacher's name."""
-        losses = (
-            (x, self._teacher_of.get(name, ALL))
-            for name, x in self.losses.items()
-            if isinstance(x, SimKDLoss)
-        )
-        return next(losses, None)
+        for name, loss in self.losses.items():
+            if isinstance(loss, SimKDLoss):
+                return loss, self._teacher_of.get(name, ALL)
+        return None
 
     @property
     def layers_of_student(self) -> dict[str, tuple[list[str], str]]:
@@ -218,20 +216,29 @@ class Objective(nn.Module):
         if self.teacher_drop and self.training:
             return self._with_dropping(features, answer)
         target = batch["target"]
-        logits, distilled = self.task.fit(logits, target), self.task.fit(distilled, target)
-        terms = {
-            name: (self.weight_of(name), self._term(name, loss, distilled, features, answer, batch))
-            for name, loss in self.active.items()
-        }
+        logits = self.task.fit(logits, target)
+        distilled = self.task.fit(distilled, target)
+
+        # Each term's value and weight, by name.
+        values: dict[str, Tensor] = {}
+        weights: dict[str, float] = {}
+        for name, loss in self.active.items():
+            weights[name] = self.weight_of(name)
+            values[name] = self._term(name, loss, distilled, features, answer, batch)
         if self.task_loss_weight:
-            terms["task"] = (self.task_loss_weight, self.task.loss(logits, target))
+            weights["task"] = self.task_loss_weight
+            values["task"] = self.task.loss(logits, target)
+
+        # Their weighted sum.
         total = logits.new_zeros((), dtype=torch.float32)
-        shares = self._shares(target, list(terms), batch.get("window"))
-        for (weight, value), share in zip(terms.values(), shares, strict=True):
-            total = total + weight * (value if share is None else value * share)
-        named = {f"{name}_loss": value.detach() for name, (_, value) in terms.items()} | {
-            "loss": total.detach()
-        }
+        shares = self._shares(target, list(values), batch.get("window"))
+        for (name, value), share in zip(values.items(), shares, strict=True):
+            if share is not None:
+                value = value * share
+            total = total + weights[name] * value
+
+        named = {f"{name}_loss": value.detach() for name, value in values.items()}
+        named["loss"] = total.detach()
         return Terms(total, named)
 
     def _shares(
@@ -244,17 +251,20 @@ class Objective(nn.Module):
             terms: names of the terms.
             window: targets of all batches of the step on this process; None: this batch alone is the step.
         """
-        alone = window is None and not in_parallel()
-        if alone or not (self.lacks_labels and self.training):
+        batch_is_the_step = window is None and not in_parallel()
+        may_differ = self.lacks_labels and self.training
+        if batch_is_the_step or not may_differ:
             return [None] * len(terms)
-        sources: list[Any] = [self.task if name == "task" else self.losses[name] for name in terms]
-        counts = torch.stack([source.counted(target) for source in sources])  # (terms,)
+        counts, window_counts = [], []  # of each term
+        for name in terms:
+            source: Any = self.task if name == "task" else self.losses[name]
+            counts.append(source.counted(target))
+            if window is not None:
+                in_each_batch = torch.stack([source.counted(other) for other in window])
+                window_counts.append(in_each_batch.sum())
         if window is None:
-            return list(share_of_the_step(counts))
-        counts_of_window = torch.stack(
-            [torch.stack([source.counted(other) for other in window]).sum() for source in sources]
-        )
-        return list(share_of_the_step(counts, counts_of_window, len(window)))
+            return list(share_of_the_step(torch.stack(counts)))
+        return list(share_of_the_step(torch.stack(counts), torch.stack(window_counts), len(window)))
 
     def weight_of(self, name: str) -> float:
         """The factor of a distillation loss in the total: its own weight times that of its teacher."""
@@ -262,16 +272,20 @@ class Objective(nn.Module):
 
     def _with_dropping(self, features: Read, answer: Answer) -> Terms:
         """Each picture learns from the teachers that :func:`teacher_shares` leaves it; with all left it is the sum."""
-        of_teacher: dict[str, Tensor] = {}
+        losses_by_teacher: dict[str, Tensor] = {}  # (N,) each
         named = {}
         for name, loss in self.active.items():
-            values = loss.per_picture(*self._compared(name, features, answer))  # type: ignore[operator]
-            named[f"{name}_loss"] = values.detach().mean()
+            student, teacher = self._compared(name, features, answer)
+            values_N = loss.per_picture(student, teacher)  # type: ignore[operator]
+            named[f"{name}_loss"] = values_N.detach().mean()
             member = self._teacher_of[name]
-            of_teacher[member] = of_teacher.get(member, 0.0) + self.weight_of(name) * values
-        losses = torch.stack(list(of_teacher.values()))
-        total = len(losses) * (teacher_shares(losses, self.teacher_drop) * losses).sum()
-        return Terms(total, named | {"loss": total.detach()})
+            weighted_N = self.weight_of(name) * values_N
+            losses_by_teacher[member] = losses_by_teacher.get(member, 0.0) + weighted_N
+        losses_TN = torch.stack(list(losses_by_teacher.values()))
+        shares_TN = teacher_shares(losses_TN, self.teacher_drop)
+        total = len(losses_TN) * (shares_TN * losses_TN).sum()
+        named["loss"] = total.detach()
+        return Terms(total, named)
 
     @torch.no_grad()
     def held_out(self, features: Read, answer: Answer) -> dict[str, Tensor]:
@@ -284,16 +298,18 @@ class Objective(nn.Module):
         Returns:
             ``<name>_loss`` of :attr:`measurable`, and ``feature_loss``, their weighted sum.
         """
-        found: dict[str, Tensor] = {}
+        losses: dict[str, Tensor] = {}
+        weighted_sum = torch.zeros(())
         with without_gather():
             for name in self.measurable:
                 student, teacher = self._compared(name, features, answer)
                 first = student[0] if isinstance(student, list) else student
-                found[f"{name}_loss"] = self.losses[name](
-                    student, teacher, first.new_zeros(len(first))
-                )
-        weighted = (self.weight_of(name) * found[f"{name}_loss"] for name in self.measurable)
-        return found | {"feature_loss": sum(weighted, torch.zeros(()))}
+                no_target = first.new_zeros(len(first))
+                loss = self.losses[name](student, teacher, no_target)
+                losses[f"{name}_loss"] = loss
+                weighted_sum = weighted_sum + self.weight_of(name) * loss
+        losses["feature_loss"] = weighted_sum
+        return losses
 
     @property
     def measurable(self) -> list[str]:
@@ -307,11 +323,9 @@ class Objective(nn.Module):
     def _compared(self, name: str, features: Read, answer: Answer) -> tuple[Any, Any]:
         """What a loss over features compares: a layer of each model, or lists of them."""
         student, teacher = self.feature_taps.read(name, features, answer)
-        return (
-            (student, teacher)
-            if isinstance(self.losses[name], LayersLoss)
-            else (student[0], teacher[0])
-        )
+        if isinstance(self.losses[name], LayersLoss):
+            return student, teacher
+        return student[0], teacher[0]
 
     def _term(
         self,
@@ -322,15 +336,23 @@ class Objective(nn.Module):
         answer: Answer,
         batch: Batch,
     ) -> Tensor:
-        if loss.needs_index and "index" not in batch:
-            raise UserError(
-                f"{type(loss).__name__} needs the samples' numbers: give batches with an 'index'"
-            )
-        extra, target = {"index": batch["index"]} if loss.needs_index else {}, batch["target"]
-        if isinstance(loss, LogitLoss):
-            wanted = answer.logits[self._teacher_of.get(name, ALL)]
-            if isinstance(wanted, TopKLogits):
-                return loss.forward_topk(logits, wanted, target)  # type: ignore[operator]
-            wanted = self.task.fit(wanted, target) if logits.ndim > 2 else wanted
-            return loss(*(self.task.compared(x) for x in (logits, wanted, target)), **extra)
-        return loss(*self._compared(name, features, answer), target, **extra)
+        """One distillation loss of a batch, unweighted: a scalar; arguments as of :meth:`forward`."""
+        target = batch["target"]
+        extra = {}
+        if loss.needs_index:
+            if "index" not in batch:
+                raise UserError(
+                    f"{type(loss).__name__} needs the samples' numbers: give batches with an 'index'"
+                )
+            extra["index"] = batch["index"]
+        if not isinstance(loss, LogitLoss):
+            student_features, teacher_features = self._compared(name, features, answer)
+            return loss(student_features, teacher_features, target, **extra)
+
+        teacher_logits = answer.logits[self._teacher_of.get(name, ALL)]
+        if isinstance(teacher_logits, TopKLogits):
+            return loss.forward_topk(logits, teacher_logits, target)  # type: ignore[operator]
+        if logits.ndim > 2:  # maps: at the target's size
+            teacher_logits = self.task.fit(teacher_logits, target)
+        compared = self.task.compared
+        return loss(compared(logits), compared(teacher_logits), compared(target), **extra)

@@ -28,45 +28,53 @@ def settle_losses(
     sample: Callable[[int], Tensor],
     broadcast: Callable[[Any], Any],
 ) -> None:
-    """Standardises the teachers' features by a sample, and fits linear projections of inherited features to it."""
+    """Standardises the teachers' features by a sample, and fits linear projections of inherited features to it.
+
+    Args:
+        students: of the run; those whose losses need neither are left alone.
+        teacher: of the run.
+        sample: gives so many training pictures, uint8 ``(N, 3, H, W)``.
+        broadcast: gives every process the first one's object.
+    """
     for student in students.named().values():
-        active = student.objective.active
-        parts = [part for loss in active.values() for part in loss.modules()]
-        found = [part for part in parts if isinstance(part, Standardizer)]
-        fitted = student.start == "inherited"
-        if not found and not (
-            fitted and any(isinstance(part, FeatureRegression) for part in parts)
-        ):
+        losses = student.objective.active
+        modules = [module for loss in losses.values() for module in loss.modules()]
+        standardizers = [module for module in modules if isinstance(module, Standardizer)]
+        has_regression = any(isinstance(module, FeatureRegression) for module in modules)
+        fits_projections = student.start == "inherited"
+        if not standardizers and not (fits_projections and has_regression):
             continue
-        of_student, of_teacher = _answers(student, teacher, sample(student.sample_size))
+        read, answer = _answers(student, teacher, sample(student.sample_size))
         with without_gather():
-            for loss, ours, wanted in student.objective.feature_taps.regressions(
-                active, of_student, of_teacher
-            ):
-                pair = loss.settle(ours, wanted)
-                if fitted:
-                    fit_projection(loss.projection, *pair)
-        for standardizer in (
-            found
-        ):  # the first process's for all: another machine's eigenvectors may differ in sign
+            for (
+                loss,
+                student_features,
+                teacher_features,
+            ) in student.objective.feature_taps.regressions(losses, read, answer):
+                inputs, outputs = loss.settle(student_features, teacher_features)
+                if fits_projections:
+                    fit_projection(loss.projection, inputs, outputs)
+        # The first process's for all: another machine's eigenvectors may differ in sign.
+        for standardizer in standardizers:
             standardizer.load_state_dict(broadcast(standardizer.state_dict()))
 
 
 def _answers(student: Student, teacher: RunTeacher, pictures: Tensor) -> tuple[Read, Answer]:
     """How to read the student's layers, and the teacher's answer, for all pictures."""
-    caught, answers = [], []
+    tapped_batches = []  # what the student's taps caught of each batch
+    teacher_batches = []  # the teacher's features of each batch, by layer
     for part in pictures.split(64):
-        with evaluating(student), student.taps as seen:
+        with evaluating(student), student.taps as tapped:
             student.model(student.prepare(part))
-        caught.append(seen)
-        answers.append(teacher.answer(Batch(image=part), student.objective.wanted).features)
+        tapped_batches.append(tapped)
+        answer = teacher.answer(Batch(image=part), student.objective.wanted)
+        teacher_batches.append(answer.features)
 
-    def own(layers: list[str], form: str) -> list[Tensor]:
-        return [
-            torch.cat(x)
-            for x in zip(*(student.taps.read(c, layers, form) for c in caught), strict=True)
-        ]
+    def read(layers: list[str], form: str) -> list[Tensor]:
+        batches = [student.taps.read(tapped, layers, form) for tapped in tapped_batches]
+        return [torch.cat(of_one_layer) for of_one_layer in zip(*batches, strict=True)]
 
-    return own, Answer(
-        features={layer: torch.cat([a[layer] for a in answers]) for layer in answers[0]}
-    )
+    features = {}
+    for layer in teacher_batches[0]:
+        features[layer] = torch.cat([batch[layer] for batch in teacher_batches])
+    return read, Answer(features=features)

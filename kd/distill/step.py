@@ -77,11 +77,13 @@ class Distillation(nn.Module):
         teacher_prepare: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        found = as_teacher(teacher, teacher_prepare)
-        object.__setattr__(self, "teacher", found)
         self.teacher: RunTeacher | None
-        objective = objective_of(task, losses, task_loss_weight, taps, teacher_of, found)
-        self.student = make_student(student, found, objective, data, prepare)
+        run_teacher = as_teacher(teacher, teacher_prepare)
+        object.__setattr__(self, "teacher", run_teacher)  # not registered: it is not trained
+        objective = objective_of(
+            task, losses, task_loss_weight, taps, teacher_of, run_teacher
+        )
+        self.student = make_student(student, run_teacher, objective, data, prepare)
         self._range = RangeCheck()
 
     def forward(
@@ -131,8 +133,8 @@ def objective_of(
         'a dict of losses by name, such as {"kd": kd.KDLoss(temperature=4.0)}',
     )
     for name, loss in (losses or {}).items():
-        own = "a loss of kd.losses, or a subclass of kd.losses.LogitLoss or kd.losses.FeatureLoss of your own"
-        check_type(f"losses['{name}']", loss, DistillLoss, own)
+        allowed = "a loss of kd.losses, or a subclass of kd.losses.LogitLoss or kd.losses.FeatureLoss of your own"
+        check_type(f"losses['{name}']", loss, DistillLoss, allowed)
     check_type(
         "taps",
         taps,
@@ -161,7 +163,17 @@ def usual_losses(task: Task) -> dict[str, DistillLoss]:
 
 
 def check_type(argument: str, given: object, kind: type, allowed: str) -> None:
-    """Refuses what is neither of a kind nor None."""
+    """Refuses what is neither of a kind nor None.
+
+    Args:
+        argument: its name, for the message.
+        given: its value.
+        kind: the class that it must be of.
+        allowed: what it may be, in words.
+
+    Raises:
+        TypeError: it is of another class.
+    """
     if given is not None and not isinstance(given, kind):
         raise TypeError(f"{argument}: must be {allowed}, got {type(given).__name__}")
 
@@ -182,9 +194,9 @@ def make_student(
     data = data or kind.info_of(objective.task, model)
     objective.task.settle(len(data.classes), data.ignore_index)
     average = moving_average(model, ema_decay)
-    own_prepare = input_of(model, "the student", prepare)
-    take_students_floats(teacher, own_prepare)
-    return kind(model, own_prepare, objective, data, teacher, average, optim)
+    student_prepare = input_of(model, "the student", prepare)
+    take_students_floats(teacher, student_prepare)
+    return kind(model, student_prepare, objective, data, teacher, average, optim)
 
 
 def take_students_floats(teacher: RunTeacher | None, prepare: Prepare) -> None:
@@ -193,32 +205,38 @@ def take_students_floats(teacher: RunTeacher | None, prepare: Prepare) -> None:
         return
     for member in teacher.members.values():
         if isinstance(member, FrozenTeacher) and isinstance(member.prepare, Preprocess):
-            own = copy.copy(member.prepare)  # which may be the student's too, or the user's
-            own.floats = (prepare.mean, prepare.std)
-            member.prepare = own
+            member.prepare = copy.copy(member.prepare)  # it may be the student's too, or the user's
+            member.prepare.floats = (prepare.mean, prepare.std)
 
 
 def as_teacher(
     teacher: GivenTeacher, prepare: Callable[[Tensor], Tensor] | None = None, name: str = "teacher"
 ) -> RunTeacher | None:
-    """Any model, any callable, several of them by name, or a teacher as it is."""
+    """The run's teacher of what a user may give as one.
+
+    Args:
+        teacher: any model, any callable, several of them by name, or a teacher, which stays as it is.
+        prepare: uint8 pictures -> the model's input; default: as timm says of the model.
+        name: of the argument, for messages.
+
+    Raises:
+        TypeError: something else.
+    """
     if teacher is None or isinstance(teacher, RunTeacher):
         return teacher
     if isinstance(teacher, Teacher):
         return OwnTeacher(teacher)
     if isinstance(teacher, Mapping):
-        members = {
-            key: as_teacher(model, prepare, f"teacher['{key}']") for key, model in teacher.items()
-        }
+        members = {}
+        for key, model in teacher.items():
+            members[key] = as_teacher(model, prepare, f"teacher['{key}']")
         return Ensemble(members)  # type: ignore[arg-type]
     if not callable(teacher):
-        several = (
-            'several go by name, {"a": a, "b": b}'
-            if isinstance(teacher, (list, tuple))
-            else "or a kd.Teacher"
-        )
+        hint = "or a kd.Teacher"
+        if isinstance(teacher, list | tuple):
+            hint = 'several go by name, {"a": a, "b": b}'
         raise TypeError(
-            f"{name}: must be a module or a function of pictures ({several}), got {type(teacher).__name__}"
+            f"{name}: must be a module or a function of pictures ({hint}), got {type(teacher).__name__}"
         )
     return FrozenTeacher(teacher, input_of(teacher, "the teacher", prepare, "teacher_prepare"))
 

@@ -32,9 +32,21 @@ from kd.teachers.answer import ALL, Answer
 class Student(nn.Module):
     """A model and how it learns.
 
-    ``average`` is validated and exported in the model's place. ``spec``: the settings that ask for ``model``.
-    ``start``: where its first weights come from (``inherited``, ``pre-trained``, ``scratch`` or ``given``); ``parent``:
-    the teacher that they are inherited from; ``note``: why they are not, or what to say of the patches if they are.
+    Args:
+        model: gives logits for pictures.
+        prepare: uint8 pictures -> the model's input.
+        objective: its losses; they are bound to the data, the teacher and this model.
+        data: classes and sizes.
+        teacher: the run's, or None.
+        average: of the model's weights, validated and exported in its place; None: without.
+        optim: settings of the optimizer.
+        spec: the settings that the model was built from; None: it was given.
+        start: where its first weights come from: ``inherited``, ``pre-trained``, ``scratch`` or ``given``.
+        note: why they are not inherited, or what to report of the patches if they are.
+        parent: the name of the teacher that they are inherited from.
+
+    Raises:
+        UserError: models, losses and data that do not fit each other.
     """
 
     def __init__(
@@ -52,14 +64,20 @@ class Student(nn.Module):
         parent: str = ALL,
     ) -> None:
         super().__init__()
-        self.model, self.average, self.objective = model, average, objective
-        self.prepare, self.data, self.spec = prepare, data, spec
-        self.start, self.note, self.parent = start, note, parent
+        self.model = model
+        self.average = average
+        self.objective = objective
+        self.prepare = prepare
+        self.data = data
+        self.spec = spec
+        self.start = start
+        self.note = note
+        self.parent = parent
         self.optim = optim or OptimSpec()
         self.lr = self.optim.lr
-        self._trained = (
-            freeze_backbone(model, self.arch) if self.spec is not None and self.spec.freeze else ()
-        )
+        self._trained: tuple[str, ...] = ()  # names of the modules that train; empty: all
+        if spec is not None and spec.freeze:
+            self._trained = freeze_backbone(model, self.arch)
         self._scale_output()
         self.train()  # Lightning leaves modes as it finds them
         self.taps = Taps(model, [], prepare)
@@ -79,6 +97,7 @@ class Student(nn.Module):
         )
 
     def _scale_output(self) -> None:
+        """Of targets that are numbers: gives models a classifier in the targets' units."""
         if self.data.scales is None:
             return
         try:
@@ -171,46 +190,56 @@ class Student(nn.Module):
     def without_gradient(self) -> list[str]:
         """Names of the parameters that no loss reaches, found by one backward pass; DDP needs to know them."""
         objective = self.objective
-        off = tuple(
-            f"objective.losses.{name}." for name in objective.losses if name not in objective.active
-        )
-        names = [name for name, _ in self.named_parameters() if name.startswith(off)] if off else []
+        names: list[str] = []
+        # Parameters of losses whose weight is 0.
+        for loss_name, loss in objective.losses.items():
+            if loss_name not in objective.active:
+                prefix = f"objective.losses.{loss_name}."
+                names += [prefix + name for name, _ in loss.named_parameters()]
+        # Where all losses are over features: what comes after the last layer that they read.
         layers = objective.layers_of_student
         if objective.task_loss_weight or len(layers) < len(objective.active):
             return names
-        with evaluating(self.model), torch.enable_grad(), self.taps as caught:
+        with evaluating(self.model), torch.enable_grad(), self.taps as tapped:
             self._trial()
-        read = [x for paths, form in layers.values() for x in self.taps.read(caught, paths, form)]
-        parameters = {
-            f"model.{name}": p for name, p in self.model.named_parameters() if p.requires_grad
-        }
-        found = torch.autograd.grad(
-            [x.sum() for x in read], list(parameters.values()), allow_unused=True
-        )
-        return names + [
-            name for name, gradient in zip(parameters, found, strict=True) if gradient is None
-        ]
+        sums = []
+        for paths, form in layers.values():
+            sums += [features.sum() for features in self.taps.read(tapped, paths, form)]
+        parameters = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                parameters[f"model.{name}"] = parameter
+        gradients = torch.autograd.grad(sums, list(parameters.values()), allow_unused=True)
+        for name, gradient in zip(parameters, gradients, strict=True):
+            if gradient is None:
+                names.append(name)
+        return names
 
     # -- before training ---------------------------------------------------------------------------------------------
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
-        """After it has its teacher's layers, where it inherits; returns a message, or ""."""
+        """Called before training, after the student has its teacher's layers where it inherits.
+
+        Args:
+            pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None where there are none.
+
+        Returns:
+            A message for the user about its first weights, or "".
+        """
         if self.start == "inherited" and self.average is not None:
             self.average.set(self.model)
-        if self.spec is None or not (self.start == "scratch" or self.note):
+        if self.spec is None:
             return ""
         if self.start != "scratch":
-            return f"student: {self.spec.arch} {self.note}"
-        why = f", not from the teacher's layers ({self.note})" if self.note else ""
-        rate = (
-            f", at optim.lr_scratch={self.optim.lr_scratch:g}"
-            if self.optim.lr_scratch is not None
-            else ""
-        )
-        known = is_model_pretrained(self.spec.arch) and all(
-            value == AUTO for value in self.spec.kwargs.values()
-        )
-        better = "; model.student.pretrained=true starts from timm's" if known else ""
-        return f"student: {self.spec.arch} starts from random weights{why}{rate}{better}"
+            return f"student: {self.spec.arch} {self.note}" if self.note else ""
+        message = f"student: {self.spec.arch} starts from random weights"
+        if self.note:
+            message += f", not from the teacher's layers ({self.note})"
+        if self.optim.lr_scratch is not None:
+            message += f", at optim.lr_scratch={self.optim.lr_scratch:g}"
+        is_plain = all(value == AUTO for value in self.spec.kwargs.values())
+        if is_plain and is_model_pretrained(self.spec.arch):
+            message += "; model.student.pretrained=true starts from timm's"
+        return message
 
     @property
     def sample_size(self) -> int:
@@ -250,14 +279,15 @@ class Student(nn.Module):
         with (
             annotate("student"),
             training_attention(self.model, batch["image"]),
-            self.taps as caught,
+            self.taps as tapped,
         ):
             output = self.model(self.prepare(batch["image"]))
         if self.has_two_heads and isinstance(output, tuple):
-            own, distilled = output
+            logits, distilled_logits = output
         else:
-            own = distilled = logits_of(output)
-        return self.objective(own, distilled, partial(self.taps.read, caught), answer, batch)
+            logits = distilled_logits = logits_of(output)
+        read = partial(self.taps.read, tapped)
+        return self.objective(logits, distilled_logits, read, answer, batch)
 
     def logits(self, images: Tensor) -> Tensor:
         """Logits of the weights that count (:attr:`final`), for uint8 or float pictures as batches have them."""
@@ -269,8 +299,8 @@ class Student(nn.Module):
         if self.objective.takeover is None or self._lender is None:
             return
         device = next(self.model.parameters()).device
-        weight, bias = self.objective.takeover[0].fold(
-            *(x.to(device) for x in self._lender.classifier())
-        )
+        loss, _ = self.objective.takeover
+        teacher_weight, teacher_bias = self._lender.classifier()
+        weight, bias = loss.fold(teacher_weight.to(device), teacher_bias.to(device))
         for model in self._models:
             set_in_units(model.get_classifier(), weight, bias)

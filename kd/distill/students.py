@@ -17,9 +17,8 @@ from kd.optim import Pace, Together
 from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer, Wanted
 
-ONLY = (
-    "student"  # The name of a single student among its run's parameters; it is logged without one
-)
+ONLY = "student"
+"""The name of a single student among its run's parameters; it is logged without one."""
 
 
 class Students(nn.ModuleDict):
@@ -32,13 +31,14 @@ class Students(nn.ModuleDict):
     def __init__(self, students: Student | Mapping[str, Student]) -> None:
         super().__init__()
         self.several = not isinstance(students, Student)
-        # past add_module, which refuses names that are also methods of a ModuleDict
-        self._modules.update({ONLY: students} if isinstance(students, Student) else students)
+        by_name = {ONLY: students} if isinstance(students, Student) else students
+        # Not by add_module, which refuses names that are also methods of a ModuleDict.
+        self._modules.update(by_name)
 
     def named(self) -> dict[str, Student]:
         """The students by name; a single one has the empty name."""
-        found: dict[str, Any] = dict(self._modules)
-        return found if self.several else {"": found[ONLY]}
+        students: dict[str, Any] = dict(self._modules)
+        return students if self.several else {"": students[ONLY]}
 
     @property
     def only_or_first(self) -> Student:
@@ -58,38 +58,56 @@ class Students(nn.ModuleDict):
     @property
     def wanted(self) -> Wanted:
         """What the losses of all students read of the teacher."""
-        found = Wanted(logits={})
+        wanted = Wanted(logits={})
         for student in self.named().values():
-            found |= student.objective.wanted
-        return found
+            wanted |= student.objective.wanted
+        return wanted
 
     def without_gradient(self) -> list[str]:
         """Parameters that no term reaches, by their name in here."""
-        students = zip(self, self.named().values(), strict=True)
-        return [f"{key}.{name}" for key, student in students for name in student.without_gradient()]
+        names = []
+        for key, student in zip(self, self.named().values(), strict=True):
+            names += [f"{key}.{name}" for name in student.without_gradient()]
+        return names
 
     def begin(
         self, teacher: RunTeacher | None, pictures: Callable[[int], Tensor] | None
     ) -> list[str]:
-        """Takes first weights from the teacher's layers where the settings say so; returns each student's message."""
-        together: dict[tuple[str, int], list[Student]] = {}
+        """Takes first weights from the teacher's layers where the settings say so.
+
+        Args:
+            teacher: the run's.
+            pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None where there are none.
+
+        Returns:
+            Each student's message for the user, or "".
+
+        Raises:
+            UserError: no pictures to fit by, or a teacher that can't be inherited from.
+        """
+        # Students of one teacher, fitted by as many pictures, share what is computed of it.
+        students_by_source: dict[tuple[str, int], list[Student]] = {}
         for student in self.named().values():
             if student.start == "inherited":
-                together.setdefault((student.parent, student.sample_size), []).append(student)
-        for (parent, count), students in together.items():
+                source = student.parent, student.sample_size
+                students_by_source.setdefault(source, []).append(student)
+        for (parent, count), students in students_by_source.items():
             if pictures is None:
                 raise UserError(
                     "model.student.inherit: needs training pictures: a DistillationDataModule"
                 )
             assert teacher is not None
-            pairs, sample, giving = (
-                [(s.model, s.prepare) for s in students],
-                pictures(count),
-                teacher.members[parent],
-            )
+            models = [(student.model, student.prepare) for student in students]
+            sample = pictures(count)
+            parent_teacher = teacher.members[parent]
             try:
                 with part_of_the_start("fit of the inherited start"):
-                    inherit_together(pairs, giving.original(), sample, giving.prepare)  # type: ignore[arg-type]
+                    inherit_together(
+                        models,  # type: ignore[arg-type]
+                        parent_teacher.original(),
+                        sample,
+                        parent_teacher.prepare,
+                    )
             except ValueError as error:
                 raise UserError(f"model.student.inherit: {error}") from error
         return [student.begin(pictures) for student in self.named().values()]
@@ -102,28 +120,31 @@ class Students(nn.ModuleDict):
 
     def build_optimizers(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
         """The students' optimizers and schedules; of several as one, :class:`kd.optim.Together`."""
-        made = [student.build_optimizer(pace) for student in self.named().values()]
+        pairs = [student.build_optimizer(pace) for student in self.named().values()]
         if not self.several:
-            return made[0]
-        optimizer = Together([own for own, _ in made])
-        return optimizer, LambdaLR(
-            optimizer, [factor for _, own in made for factor in own.lr_lambdas]
-        )
+            return pairs[0]
+        optimizer = Together([optimizer for optimizer, _ in pairs])
+        factors = []  # of the learning rate, by step, of each parameter group
+        for _, schedule in pairs:
+            factors += schedule.lr_lambdas
+        return optimizer, LambdaLR(optimizer, factors)
 
     def ask(self, teacher: RunTeacher | None, batch: Batch) -> Answer:
-        """What the students' losses read of the teacher."""
+        """The teacher's answer to a batch: what the students' losses read of it; empty where they read nothing."""
         wanted = self.wanted
-        return teacher.answer(batch, wanted) if teacher is not None and wanted else Answer()
+        if teacher is None or not wanted:
+            return Answer()
+        return teacher.answer(batch, wanted)
 
     def learn(
         self, batch: Batch, answer: Answer, before_each: Callable[[], None]
     ) -> dict[str, Terms]:
-        """What one batch costs each student; ``before_each`` is called before each student's turn."""
-        found = {}
+        """The losses of one batch, by student; ``before_each`` is called before each student's turn."""
+        terms = {}
         for name, student in self.named().items():
             before_each()
-            found[name] = student.learn(batch, answer)
-        return found
+            terms[name] = student.learn(batch, answer)
+        return terms
 
     def set_epoch(self, epoch: float, max_epochs: int) -> None:
         """Sets where training is, for all losses; see :meth:`Objective.set_epoch`."""
@@ -143,8 +164,11 @@ class Students(nn.ModuleDict):
 
 
 class StepOutput(TypedDict):
-    """What a training step returns: the sum of the losses, each student's terms by name, the teacher's answer."""
+    """What a training step returns."""
 
     loss: Tensor
+    """The sum of the students' losses, a scalar."""
     terms: dict[str, dict[str, Tensor]]
+    """Each student's :attr:`Terms.named`, by its name."""
     answer: Answer
+    """The teacher's."""

@@ -77,7 +77,6 @@ class PKDLoss(FeatureLoss):
             ValueError: features that it does not compare.
         """
         super().build(student_shape, teacher_shape)
-        self._shapes = student_shape, teacher_shape
         if self.projection is None and student_shape[1] != teacher_shape[1]:
             self.projection = Projection()
         if self.projection is not None:
@@ -92,12 +91,6 @@ class PKDLoss(FeatureLoss):
         if self.gather:
             student, teacher_features = of_all_ranks(student, teacher_features)
         return pkd_loss(student, teacher_features)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Older checkpoints have a projection between equal widths too: such a run resumes with it."""
-        if self.projection is None and f"{prefix}projection.layers.weight" in state_dict:
-            self.projection = Projection().build(*self._shapes)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def _generator(width: int) -> nn.Sequential:
@@ -180,13 +173,22 @@ class ViTKDLoss(LayersLoss):
 
     def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor) -> Tensor:
         """Maps of the student's layers, of the teacher's, unused -> scalar."""
-        *shallow, last = (project(x) for project, x in zip(self.projections, student, strict=True))
-        mimic = sum(hint_loss(s, t) for s, t in zip(shallow, teacher[:-1], strict=True)) / len(
-            shallow
-        )
+        projected = []
+        for projection, student_map in zip(self.projections, student, strict=True):
+            projected.append(projection(student_map))
+        *shallow, last = projected
+
+        # Shallow layers are mimicked.
+        mimic: Any = 0
+        for student_map, teacher_map in zip(shallow, teacher[:-1], strict=True):
+            mimic = mimic + hint_loss(student_map, teacher_map)
+        mimic = mimic / len(shallow)
+
+        # Of the last one, positions are hidden (N, 1, H, W) and generated from the others.
         hidden = torch.rand_like(last[:, :1]) < self.mask_ratio
-        generated = self.generator(torch.where(hidden, self.mask_token.to(last.dtype), last))
-        return mimic + self.generation_weight * masked_hint_loss(generated, teacher[-1], hidden)
+        masked = torch.where(hidden, self.mask_token.to(last.dtype), last)
+        generation = masked_hint_loss(self.generator(masked), teacher[-1], hidden)
+        return mimic + self.generation_weight * generation
 
 
 class ReviewKDLoss(LayersLoss):
@@ -217,17 +219,24 @@ class ReviewKDLoss(LayersLoss):
             ValueError: unequal numbers of layers, or features that are not maps.
         """
         super().build(student_shapes, teacher_shapes)
-        pairs = list(zip(student_shapes, teacher_shapes, strict=True))[::-1]
-        self.blocks = nn.ModuleList(
-            [_Fusion(s[1], self.width, t[1], fuse=depth > 0) for depth, (s, t) in enumerate(pairs)]
-        )
+        self.blocks = nn.ModuleList()
+        for student_shape, teacher_shape in zip(
+            reversed(student_shapes), reversed(teacher_shapes), strict=True
+        ):
+            has_deeper = len(self.blocks) > 0
+            self.blocks.append(
+                _Fusion(student_shape[1], self.width, teacher_shape[1], fuse=has_deeper)
+            )
 
     def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor) -> Tensor:
         """Maps of the student's layers, of the teacher's, unused -> scalar."""
-        loss, deeper = student[0].new_zeros((), dtype=torch.float32), None
-        for block, own, wanted in zip(self.blocks, student[::-1], teacher[::-1], strict=True):
-            answer, deeper = block(own, deeper, wanted.shape[2:])
-            loss = loss + hcl_loss(answer, wanted)
+        loss = student[0].new_zeros((), dtype=torch.float32)
+        fused = None  # of the deeper layers
+        for block, student_map, teacher_map in zip(
+            self.blocks, reversed(student), reversed(teacher), strict=True
+        ):
+            widened, fused = block(student_map, fused, teacher_map.shape[2:])
+            loss = loss + hcl_loss(widened, teacher_map)
         return loss * self.warmed_up(self.warmup_epochs)
 
 
@@ -245,10 +254,20 @@ class _Fusion(nn.Module):
         self.attend = nn.Sequential(nn.Conv2d(2 * width, 2, 1), nn.Sigmoid()) if fuse else None
 
     def forward(
-        self, own: Tensor, deeper: Tensor | None, size: torch.Size
+        self, student_map: Tensor, deeper: Tensor | None, size: torch.Size
     ) -> tuple[Tensor, Tensor]:
-        """The layer's map, the fused deeper one, the teacher's grid -> (answer, fused map)."""
-        x = self.narrow(own)
+        """Fuses a layer with the deeper ones: ``a * layer + b * deeper``, attention a and b of each position.
+
+        Args:
+            student_map: the layer's, ``(N, width_in, H, W)``.
+            deeper: the fused map of the deeper ones, ``(N, width, ...)``; None for the deepest.
+            size: height and width of the teacher's map.
+
+        Returns:
+            What is compared with the teacher's map, ``(N, width_out, *size)``, and the fused map,
+            ``(N, width, *size)``.
+        """
+        x = self.narrow(student_map)
         if self.attend is not None and deeper is not None:
             deeper = F.interpolate(deeper, x.shape[2:], mode="nearest")
             attention = self.attend(torch.cat([x, deeper], dim=1))

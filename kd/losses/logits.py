@@ -1,8 +1,12 @@
-"""Losses over logits. See kd/losses/README.md for when each one helps."""
+"""Losses over logits, as modules with settings.
+
+Formula, source and shapes of each are at its function in :mod:`kd.losses.functional.logits`; when each one helps is in
+kd/losses/README.md. All take ``(student_logits, teacher_logits, target)`` and give a scalar.
+"""
 
 from torch import Tensor
 
-from kd.losses import functional as pure
+from kd.losses import functional
 from kd.losses.base import LogitLoss, TopKLogits, check_range
 from kd.losses.ranks import of_all_ranks
 
@@ -34,38 +38,42 @@ class KDLoss(LogitLoss):
         super().__init__(weight, temperature)
         check_range("teacher_temperature", teacher_temperature, "> 0")
         check_range("final_temperature", final_temperature, "> 0")
-        self.teacher_temperature, self.final_temperature = teacher_temperature, final_temperature
+        self.teacher_temperature = teacher_temperature
+        self.final_temperature = final_temperature
 
     def temperature_now(self) -> float:
-        """The temperature of the present epoch."""
+        """The temperature of the present epoch: ``temperature`` in the first, ``final_temperature`` in the last."""
         if self.final_temperature is None or self.max_epochs < 2:
             return self.temperature
-        share = min(int(self.epoch) / (self.max_epochs - 1), 1)
+        last_epoch = self.max_epochs - 1
+        share = min(int(self.epoch) / last_epoch, 1)
         return self.temperature + share * (self.final_temperature - self.temperature)
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return pure.kd_loss(
+        return functional.kd_loss(
             student_logits, teacher_logits, self.temperature_now(), self.teacher_temperature
         )
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
         """The teacher's logits over its own temperature, or that of the present epoch."""
-        return teacher_logits / (self.teacher_temperature or self.temperature_now())
+        if self.teacher_temperature is not None:
+            return teacher_logits / self.teacher_temperature
+        return teacher_logits / self.temperature_now()
 
     @property
     def topk_temperature(self) -> float | None:
         """The one temperature of the teacher's side, where there is one: then its largest logits are enough."""
-        one = self.final_temperature is None and self.teacher_temperature in (
-            None,
-            self.temperature,
-        )
-        return float(self.temperature) if one else None
+        if self.final_temperature is not None:
+            return None
+        if self.teacher_temperature not in (None, self.temperature):
+            return None
+        return float(self.temperature)
 
     def forward_topk(self, student_logits: Tensor, teacher: TopKLogits, target: Tensor) -> Tensor:
         """As :meth:`forward`, from a cache of the largest logits: see :func:`kd.losses.functional.topk_kd_loss`."""
         tail = teacher.tails[float(self.temperature)]
-        return pure.topk_kd_loss(
+        return functional.topk_kd_loss(
             student_logits, teacher.values, teacher.indices, tail, self.temperature
         )
 
@@ -86,7 +94,7 @@ class HardKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return pure.hard_kd_loss(student_logits, teacher_logits)
+        return functional.hard_kd_loss(student_logits, teacher_logits)
 
 
 class DKDLoss(LogitLoss):
@@ -117,7 +125,7 @@ class DKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""
-        loss = pure.dkd_loss(
+        loss = functional.dkd_loss(
             student_logits, teacher_logits, target, self.alpha, self.beta, self.temperature
         )
         return loss * self.warmed_up(self.warmup_epochs)
@@ -157,7 +165,7 @@ class DISTLoss(LogitLoss):
         """``(N, C)``, ``(N, C)``, unused -> scalar; over the batches of all processes where it gathers."""
         if self.gather:
             student_logits, teacher_logits = of_all_ranks(student_logits, teacher_logits)
-        return pure.dist_loss(
+        return functional.dist_loss(
             student_logits, teacher_logits, self.beta, self.gamma, self.temperature
         )
 
@@ -179,7 +187,9 @@ class NKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""
-        return pure.nkd_loss(student_logits, teacher_logits, target, self.gamma, self.temperature)
+        return functional.nkd_loss(
+            student_logits, teacher_logits, target, self.gamma, self.temperature
+        )
 
 
 class WSLDLoss(LogitLoss):
@@ -197,7 +207,7 @@ class WSLDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, ids ``(N,)`` or probabilities ``(N, C)`` -> scalar."""
-        return pure.wsld_loss(student_logits, teacher_logits, target, self.temperature)
+        return functional.wsld_loss(student_logits, teacher_logits, target, self.temperature)
 
 
 class MLKDLoss(LogitLoss):
@@ -225,7 +235,7 @@ class MLKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return pure.mlkd_loss(student_logits, teacher_logits, self.temperatures)
+        return functional.mlkd_loss(student_logits, teacher_logits, self.temperatures)
 
 
 class BinaryKDLoss(LogitLoss):
@@ -240,7 +250,7 @@ class BinaryKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, unused -> scalar."""
-        return pure.binary_kd_loss(student_logits, teacher_logits, self.temperature)
+        return functional.binary_kd_loss(student_logits, teacher_logits, self.temperature)
 
 
 class StandardizedLoss(LogitLoss):
@@ -278,18 +288,18 @@ class StandardizedLoss(LogitLoss):
         self.loss.bind(num_classes, num_samples, ignore_index)
 
     def counted(self, target: Tensor) -> Tensor:
+        """As the loss inside counts."""
         return self.loss.counted(target)
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
         """The standardised teacher's logits, softened by the loss inside."""
-        return self.loss.softened(pure.standardize_logits(teacher_logits))
+        return self.loss.softened(functional.standardize_logits(teacher_logits))
 
     def forward(
         self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor, **extra: Tensor
     ) -> Tensor:
         """``(N, C)``, ``(N, C)``, the target of the loss inside -> scalar."""
         self.loss.epoch, self.loss.max_epochs = self.epoch, self.max_epochs
-        student, teacher = (
-            pure.standardize_logits(logits) for logits in (student_logits, teacher_logits)
-        )
+        student = functional.standardize_logits(student_logits)
+        teacher = functional.standardize_logits(teacher_logits)
         return self.loss(student, teacher, target, **extra)

@@ -43,9 +43,13 @@ class RegressionKDLoss(LogitLoss):
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, ``(N, C)`` with NaN where missing -> scalar: summed over C, averaged over N."""
-        student, teacher = student_logits.float(), teacher_logits.detach().float()
+        student = student_logits.float()
+        teacher = teacher_logits.detach().float()
         if not self.bounded:
-            return FORMS[self.form](student, teacher, reduction="none").sum(1).mean()
-        known = ~target.isnan()
-        error, allowed = ((x - target.nan_to_num()) ** 2 for x in (student, teacher))
-        return (error * (known & (error + self.margin > allowed))).sum(1).mean()
+            distances_NC = FORMS[self.form](student, teacher, reduction="none")
+            return distances_NC.sum(1).mean()
+        is_known = ~target.isnan()
+        student_error = (student - target.nan_to_num()) ** 2
+        teacher_error = (teacher - target.nan_to_num()) ** 2
+        counts = is_known & (student_error + self.margin > teacher_error)
+        return (student_error * counts).sum(1).mean()

@@ -35,10 +35,7 @@ class Projection(nn.Module):
             )
         is_map = len(teacher_shape) == 4
         self.size = teacher_shape[2:] if is_map else ()
-        width, teacher_width = (
-            s[1] if len(s) == 4 else s[-1] for s in (student_shape, teacher_shape)
-        )
-        self.layers = self.make(width, teacher_width, is_map)
+        self.layers = self.make(_width(student_shape), _width(teacher_shape), is_map)
         return self
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
@@ -47,13 +44,21 @@ class Projection(nn.Module):
 
     def forward(self, features: Tensor, teacher: Tensor | None = None) -> Tensor:
         """The student's features -> the teacher's shape: on the grid of its features if given, else as built."""
-        projected = self.project(features.mean(dim=(2, 3)) if self.pooled else features)
-        size = self.size if teacher is None else teacher.shape[2:]
-        return resize(projected, size) if self.size else projected
+        if self.pooled:
+            features = features.mean(dim=(2, 3))
+        projected = self.project(features)
+        if not self.size:
+            return projected
+        return resize(projected, self.size if teacher is None else teacher.shape[2:])
 
     def project(self, features: Tensor) -> Tensor:
         """To the teacher's width, on the student's grid: ``(N, C_s, H, W)`` -> ``(N, C_t, H, W)``, vectors likewise."""
         return self.layers(features)
+
+
+def _width(shape: Shape) -> int:
+    """The number of channels of maps, tokens or vectors."""
+    return shape[1] if len(shape) == 4 else shape[-1]
 
 
 class _Projected(FeatureLoss):
@@ -100,29 +105,31 @@ class MLPProjection(Projection):
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
         """Two layers with GELU in between, as wide as the wider of both sides."""
         hidden = max(width, teacher_width)
-        first, second = (
-            super().make(width, hidden, is_map),
-            super().make(hidden, teacher_width, is_map),
-        )
+        first = super().make(width, hidden, is_map)
+        second = super().make(hidden, teacher_width, is_map)
         return nn.Sequential(first, nn.GELU(), second)
 
 
 class _Cayley(_Orthogonal):
     """torch's Cayley map without the question whether it worked, for which the host would wait in each step.
 
-    The matrix to be solved is the identity plus a skew-symmetric one, which is never singular.
+    ``Q = (I - A / 2)^-1 (I + A / 2)`` of a skew-symmetric A is orthogonal. The matrix to be solved is the identity plus
+    a skew-symmetric one, which is never singular.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        tall = x.mT if x.shape[0] < x.shape[1] else x
+        """Any matrix -> one of the same shape with orthonormal columns, or rows where it has fewer of these."""
+        is_wide = x.shape[0] < x.shape[1]
+        tall = x.mT if is_wide else x
         rows, columns = tall.shape
         lower = F.pad(tall.tril(), (0, rows - columns))
-        skew, one = lower - lower.mT, torch.eye(rows, dtype=x.dtype, device=x.device)
-        turned, _ = torch.linalg.solve_ex(
-            torch.add(one, skew, alpha=-0.5), torch.add(one, skew, alpha=0.5)
-        )
-        turned = self.base @ turned[:, :columns]
-        return turned if tall is x else turned.mT
+        skew = lower - lower.mT
+        identity = torch.eye(rows, dtype=x.dtype, device=x.device)
+        left = torch.add(identity, skew, alpha=-0.5)
+        right = torch.add(identity, skew, alpha=0.5)
+        rotation, _ = torch.linalg.solve_ex(left, right)
+        orthonormal = self.base @ rotation[:, :columns]
+        return orthonormal.mT if is_wide else orthonormal
 
 
 class OrthogonalProjection(Float32, Projection):
@@ -143,21 +150,27 @@ class OrthogonalProjection(Float32, Projection):
         return layer
 
     def project(self, features: Tensor) -> Tensor:
-        """As :meth:`Projection.project`; the weight is made in float32, since rounded products would not be
-        orthonormal.
-        """
-        with torch.autocast(
-            features.device.type, enabled=False
-        ):  # rounded products would not be orthonormal
+        """As :meth:`Projection.project`; the weight is made in float32, as rounded products are not orthonormal."""
+        with torch.autocast(features.device.type, enabled=False):
             weight: Tensor = self.layers.weight  # type: ignore[assignment]  # a parametrized layer's
         is_map = features.ndim == 4
         rows = F.linear(features.movedim(1, -1) if is_map else features, weight.to(features.dtype))
         return rows.movedim(-1, 1) if is_map else rows
 
     def fit(self, inputs: Tensor, outputs: Tensor) -> None:
-        """The rotation that brings the centred inputs nearest to the centred outputs (Procrustes)."""
-        x, y = (x.flatten(0, -2).double() for x in (inputs, outputs))
-        left, _, right = torch.linalg.svd((y - y.mean(0)).T @ (x - x.mean(0)), full_matrices=False)
+        """Sets the rotation that brings the centred inputs nearest to the centred outputs.
+
+        ``W = U V'`` of the singular value decomposition ``y' x = U S V'`` (Schönemann, A Generalized Solution of the
+        Orthogonal Procrustes Problem, 1966).
+
+        Args:
+            inputs: ``(..., D_in)``.
+            outputs: ``(..., D_out)``.
+        """
+        x = inputs.flatten(0, -2).double()
+        y = outputs.flatten(0, -2).double()
+        cross = (y - y.mean(0)).T @ (x - x.mean(0))
+        left, _, right = torch.linalg.svd(cross, full_matrices=False)
         self.layers.weight = (left @ right).to(self.layers.weight)
 
 

@@ -16,7 +16,8 @@ _without_gather = False
 def without_gather() -> Iterator[None]:
     """Inside, each process compares the samples of its own batch: in validation their numbers differ."""
     global _without_gather
-    before, _without_gather = _without_gather, True
+    before = _without_gather
+    _without_gather = True
     try:
         yield
     finally:
@@ -57,9 +58,9 @@ def of_all_ranks(*tensors: Tensor) -> tuple[Tensor, ...]:
     alike, or of which each computes its own rows' share, then has the gradient of one process with the whole batch,
     once DDP has averaged the parameters' gradients. All processes must have as many rows.
     """
-    return (
-        tensors if not in_parallel() else tuple(_AllGather.apply(x.contiguous()) for x in tensors)
-    )
+    if not in_parallel():
+        return tensors
+    return tuple(_AllGather.apply(each.contiguous()) for each in tensors)
 
 
 def share_of_the_step(
@@ -79,7 +80,8 @@ def share_of_the_step(
     Returns:
         ``(T,)`` float32.
     """
-    together = (counts if counts_of_window is None else counts_of_window).clone()
+    counts_of_step = counts if counts_of_window is None else counts_of_window
+    together = counts_of_step.clone()
     processes = 1
     if in_parallel():
         dist.all_reduce(together)

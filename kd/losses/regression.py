@@ -57,6 +57,7 @@ class FeatureRegression(_Projected):
         return self.compare(self.projection(student_features, target), target)
 
     def _on_students_grid(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
+        """The teacher's features; maps resized to the student's height and width."""
         if student_features.ndim == teacher_features.ndim == 4:
             return resize(wide(teacher_features), student_features.shape[2:])
         return teacher_features
@@ -70,8 +71,13 @@ class FeatureRegression(_Projected):
         if self.standardize != "none":
             self.targets.settle(teacher_features)
             teacher_features = self.targets(teacher_features)
-        pair = wide(student_features), wide(teacher_features)
-        return tuple(x.movedim(1, -1) if x.ndim == 4 else x for x in pair)  # type: ignore[return-value]
+        inputs = wide(student_features)
+        outputs = wide(teacher_features)
+        if inputs.ndim == 4:
+            inputs = inputs.movedim(1, -1)
+        if outputs.ndim == 4:
+            outputs = outputs.movedim(1, -1)
+        return inputs, outputs
 
     def compare(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """Two tensors of one shape -> ``(N,)``."""

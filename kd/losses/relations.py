@@ -45,11 +45,13 @@ class RKDLoss(FeatureLoss):
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, D_s)``, ``(N, D_t)``, unused -> scalar."""
-        weights, vertices = (self.distance_weight, self.angle_weight), None
-        if self.gather:
+        vertices = None
+        if self.gather:  # each process takes the angles at its own pictures
             vertices = own_rows(len(student_features))
             student_features, teacher_features = of_all_ranks(student_features, teacher_features)
-        return rkd_loss(student_features, teacher_features, *weights, vertices)
+        return rkd_loss(
+            student_features, teacher_features, self.distance_weight, self.angle_weight, vertices
+        )
 
 
 class _OfTheBatch(FeatureLoss):
@@ -66,11 +68,10 @@ class _OfTheBatch(FeatureLoss):
         self.gather = gather
 
     def together(self, student_features: Tensor, teacher_features: Tensor) -> Sequence[Tensor]:
-        return (
-            of_all_ranks(student_features, teacher_features)
-            if self.gather
-            else (student_features, teacher_features)
-        )
+        """Both with the rows of all processes, where it gathers."""
+        if self.gather:
+            return of_all_ranks(student_features, teacher_features)
+        return student_features, teacher_features
 
 
 class SPLoss(_OfTheBatch):
@@ -114,8 +115,11 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
     needs_index = True
     equal_on_all_ranks = ("memory_student", "memory_teacher")
     memory_student: Tensor
+    """The student's embedding of each training picture when it was last seen, ``(num_samples, embed_dim)``."""
     memory_teacher: Tensor
+    """The teacher's, likewise."""
     scale: Tensor
+    """``(2,)``: log of the normaliser of the scores against each memory, from the first batch; before that NaN."""
 
     def __init__(
         self,
@@ -126,12 +130,9 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         weight: float = 1.0,
     ) -> None:
         super().__init__(weight)
-        for name, value in (
-            ("embed_dim", embed_dim),
-            ("negatives", negatives),
-            ("temperature", temperature),
-        ):
-            check_range(name, value, "> 0")
+        check_range("embed_dim", embed_dim, "> 0")
+        check_range("negatives", negatives, "> 0")
+        check_range("temperature", temperature, "> 0")
         check_range("momentum", momentum, ">= 0 and < 1")
         self.embed_dim, self.negatives = embed_dim, negatives
         self.temperature, self.momentum = temperature, momentum
@@ -142,16 +143,12 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         self.num_samples = num_samples
         for name in ("memory_student", "memory_teacher"):
             self.register_buffer(name, F.normalize(torch.randn(num_samples, self.embed_dim), dim=1))
-        self.register_buffer(
-            "scale", torch.full((2,), float("nan"))
-        )  # log of the two normalisers, of the first batch
+        self.register_buffer("scale", torch.full((2,), float("nan")))
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the linear projections of both models' features to ``embed_dim``."""
-        self.project_student, self.project_teacher = (
-            nn.Linear(torch.Size(shape[1:]).numel(), self.embed_dim)
-            for shape in (student_shape, teacher_shape)
-        )
+        self.project_student = nn.Linear(torch.Size(student_shape[1:]).numel(), self.embed_dim)
+        self.project_teacher = nn.Linear(torch.Size(teacher_shape[1:]).numel(), self.embed_dim)
 
     def forward(
         self,
@@ -168,29 +165,36 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         if index is None:
             raise ValueError("index must hold the samples' numbers (N,) for CRDLoss, got none")
         self._share()
-        student = F.normalize(
-            self.project_student(wide(student_features).flatten(1)).float(), dim=1
-        )
-        teacher = F.normalize(
-            self.project_teacher(wide(teacher_features.detach()).flatten(1)).float(), dim=1
-        )
-        if not self.known:
+        student_NE = _embedded(self.project_student, student_features)
+        teacher_NE = _embedded(self.project_teacher, teacher_features.detach())
+        if not self.known:  # 1 once the normalisers are set
             self.known = int(not self.scale.isnan().any())
-        others = torch.randint(self.num_samples, (self.negatives,), device=index.device)
-        loss = self._contrast(teacher, self.memory_student, index, others, 0)
-        loss = loss + self._contrast(student, self.memory_teacher, index, others, 1)
-        self._remember(student.detach(), teacher.detach(), index)
+        negatives_K = torch.randint(self.num_samples, (self.negatives,), device=index.device)
+        loss = self._contrast(teacher_NE, self.memory_student, index, negatives_K, 0)
+        loss = loss + self._contrast(student_NE, self.memory_teacher, index, negatives_K, 1)
+        self._remember(student_NE.detach(), teacher_NE.detach(), index)
         return loss
 
     def _contrast(
-        self, anchors: Tensor, memory: Tensor, index: Tensor, others: Tensor, side: int
+        self, anchors: Tensor, memory: Tensor, index: Tensor, negatives: Tensor, side: int
     ) -> Tensor:
-        partner = (anchors * memory[index]).sum(dim=1, keepdim=True)
-        scores = torch.cat([partner, matmul(anchors, memory[others].T)], dim=1) / self.temperature
+        """One of the loss's two terms.
+
+        Args:
+            anchors: one model's embeddings of the batch, ``(N, E)``.
+            memory: of the other model, ``(num_samples, E)``.
+            index: the pictures' numbers: their partners in the memory, ``(N,)``.
+            negatives: numbers of random pictures, ``(K,)``.
+            side: which of the two normalisers, see :attr:`scale`.
+        """
+        partner_scores = (anchors * memory[index]).sum(dim=1, keepdim=True)
+        negative_scores = matmul(anchors, memory[negatives].T)
+        scores = torch.cat([partner_scores, negative_scores], dim=1) / self.temperature
+        # Z = num_samples * mean exp(score) over the first batch, as the paper's code has it.
         if not self.known:
             all_pairs = scores.new_full((), scores.numel() / self.num_samples)
-            first = scores.detach().logsumexp((0, 1)) - all_pairs.log()
-            self.scale[side] = torch.where(self.scale[side].isnan(), first, self.scale[side])
+            log_z = scores.detach().logsumexp((0, 1)) - all_pairs.log()
+            self.scale[side] = torch.where(self.scale[side].isnan(), log_z, self.scale[side])
         return crd_loss(scores - self.scale[side], self.num_samples)
 
     def _share(self) -> None:
@@ -202,10 +206,19 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
 
     @torch.no_grad()
     def _remember(self, student: Tensor, teacher: Tensor, index: Tensor) -> None:
+        """Moves the memories of the batches of all processes towards their new embeddings, ``(N, E)``."""
         student, teacher, index = of_all_ranks(student, teacher, index)
-        for memory, new in ((self.memory_student, student), (self.memory_teacher, teacher)):
-            mixed = self.momentum * memory[index] + (1 - self.momentum) * new
-            memory[index] = F.normalize(mixed, dim=1)
+        self._move(self.memory_student, student, index)
+        self._move(self.memory_teacher, teacher, index)
+
+    def _move(self, memory: Tensor, new: Tensor, index: Tensor) -> None:
+        mixed = self.momentum * memory[index] + (1 - self.momentum) * new
+        memory[index] = F.normalize(mixed, dim=1)
+
+
+def _embedded(projection: nn.Linear, features: Tensor) -> Tensor:
+    """``(N, ...)`` -> ``(N, E)``, each of length 1."""
+    return F.normalize(projection(wide(features).flatten(1)).float(), dim=1)
 
 
 class GramKLLoss(FeatureLoss):
@@ -245,7 +258,9 @@ class PseudoClassLoss(KnownOnHost, _Projected):
     default_tap = "prelogits"
     equal_on_all_ranks = ("queue", "seen")
     queue: Tensor
+    """The teacher's features of the newest pictures, each of length 1, ``(queue_size, D_t)``; a ring."""
     seen: Tensor
+    """int64 scalar: pictures so far. The next one's place is the rest of its division by the queue's size."""
 
     def __init__(
         self,
@@ -255,8 +270,8 @@ class PseudoClassLoss(KnownOnHost, _Projected):
         weight: float = 1.0,
     ) -> None:
         super().__init__(projection, weight)
-        for name, value in (("queue_size", queue_size), ("temperature", temperature)):
-            check_range(name, value, "> 0")
+        check_range("queue_size", queue_size, "> 0")
+        check_range("temperature", temperature, "> 0")
         self.queue_size, self.temperature = queue_size, temperature
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
@@ -272,30 +287,28 @@ class PseudoClassLoss(KnownOnHost, _Projected):
             )
         super().build(student_shape, teacher_shape)
         self.register_buffer("queue", torch.zeros(self.queue_size, teacher_shape[1]))
-        self.register_buffer(
-            "seen", torch.zeros((), dtype=torch.long)
-        )  # pictures so far; the next goes to its rest
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
 
     def per_picture(self, student_features: Tensor, teacher_features: Tensor) -> Tensor:
         """``(N, D_s)`` (maps are averaged), ``(N, D_t)`` -> ``(N,)``."""
         if self.known is None:
             self.known = int(self.seen)
         if self.training:
-            self._remember(*of_all_ranks(F.normalize(wide(teacher_features.detach()), dim=1)))
-        filled = self.queue[: self.known]
-        classes = filled if len(filled) else teacher_features
-        return pseudo_class_loss(
-            self.projection(student_features, teacher_features),
-            teacher_features,
-            classes,
-            self.temperature,
-        )
+            directions = F.normalize(wide(teacher_features.detach()), dim=1)
+            (directions_of_all,) = of_all_ranks(directions)
+            self._remember(directions_of_all)
+        classes = self.queue[: self.known]  # the places that are filled
+        if not len(classes):
+            classes = teacher_features
+        projected = self.projection(student_features, teacher_features)
+        return pseudo_class_loss(projected, teacher_features, classes, self.temperature)
 
     def _remember(self, new: Tensor) -> None:
+        """Puts rows ``(M, D_t)`` in place of the oldest; of more than the queue holds the last ones."""
         assert self.known is not None
-        first, new = self.known + max(0, len(new) - self.queue_size), new[-self.queue_size :]
-        self.queue[torch.arange(first, first + len(new), device=new.device) % self.queue_size] = (
-            new.to(self.queue.dtype)
-        )
-        self.known = first + len(new)
+        first = self.known + max(0, len(new) - self.queue_size)
+        newest = new[-self.queue_size :]
+        numbers = torch.arange(first, first + len(newest), device=new.device)
+        self.queue[numbers % self.queue_size] = newest.to(self.queue.dtype)
+        self.known = first + len(newest)
         self.seen.fill_(self.known)

@@ -10,7 +10,8 @@ from kd.losses.functional._checks import matmul, wide
 from kd.losses.ranks import in_parallel
 from kd.settings import Standardization
 
-BATCHES = 100  # of which the statistics are taken: more change little, and a moving target is harder to follow
+BATCHES = 100
+"""Batches of which the statistics are taken: more change little, and a moving target is harder to follow."""
 
 
 class Standardizer(KnownOnHost, Float32):
@@ -30,17 +31,22 @@ class Standardizer(KnownOnHost, Float32):
     """
 
     mean: Tensor
+    """``(C,)``."""
     scatter: Tensor
+    """Sum over the rows of squared deviations from the mean, ``(C,)``, or of their products, ``(C, C)``."""
     turn: Tensor
+    """``(C, C)``: what ``phi_s`` multiplies the centred features by; 0 until the statistics are complete."""
     rows: Tensor
+    """How many feature vectors the statistics are of, float32 scalar."""
     batches: Tensor
+    """How many batches, int64 scalar."""
 
     def __init__(self, width: int, kind: Standardization) -> None:
         super().__init__()
         self.kind = kind
         shape = (width,) if kind == "variance" else (width, width)
         self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("scatter", torch.zeros(shape))  # sum of products of deviations
+        self.register_buffer("scatter", torch.zeros(shape))
         self.register_buffer("rows", torch.zeros(()))
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
         if kind == "phi_s":
@@ -64,10 +70,12 @@ class Standardizer(KnownOnHost, Float32):
 
     def settle(self, features: Tensor) -> None:
         """Takes a sample's statistics for good, shapes as for the forward: targets that never move."""
-        self.batches.fill_(BATCHES - 1)
+        self.batches.fill_(BATCHES - 1)  # the sample is the last batch that is wanted
         self.known = BATCHES - 1
         x = wide(features.detach())
-        self._add((x.movedim(1, -1) if x.ndim == 4 else x).flatten(0, -2))
+        if x.ndim == 4:
+            x = x.movedim(1, -1)
+        self._add(x.flatten(0, -2))
 
     @property
     def _is_complete(self) -> bool:
@@ -82,6 +90,7 @@ class Standardizer(KnownOnHost, Float32):
             self._add(x)
 
     def _standardized(self, x: Tensor) -> Tensor:
+        """``(..., C)`` by the present statistics."""
         x = x - self.mean
         if self._is_complete and self.kind == "phi_s":
             return matmul(x, self.turn.T)
@@ -91,11 +100,18 @@ class Standardizer(KnownOnHost, Float32):
 
     @torch.no_grad()
     def _add(self, x: Tensor) -> None:
+        """Adds the rows ``(M, C)`` of all processes' batches.
+
+        With n rows of mean m so far, and k new ones of mean m': the scatter grows by that within the new ones and by
+        ``(m' - m) (m' - m)' n k / (n + k)``, the mean by ``(m' - m) k / (n + k)`` (Chan, Golub and LeVeque, Updating
+        Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979).
+        """
         assert self.known is not None
-        count = _of_all(x.new_full((), len(x)))
-        mean = _of_all(x.sum(dim=0)) / count
-        centred, moved, total = x - mean, mean - self.mean, self.rows + count
-        within = _of_all(self._product(centred))
+        count = _sum_over_processes(x.new_full((), len(x)))
+        batch_mean = _sum_over_processes(x.sum(dim=0)) / count
+        within = _sum_over_processes(self._product(x - batch_mean))
+        moved = batch_mean - self.mean
+        total = self.rows + count
         self.scatter += within + self._product(moved[None]) * (self.rows * count / total)
         self.mean += moved * (count / total)
         self.rows.copy_(total)
@@ -107,10 +123,14 @@ class Standardizer(KnownOnHost, Float32):
                 dist.broadcast(self.turn, 0)
 
     def _product(self, x: Tensor) -> Tensor:
-        return x.square().sum(dim=0) if self.kind == "variance" else matmul(x.T, x)
+        """Sum over rows ``(M, C)`` of what :attr:`scatter` sums up."""
+        if self.kind == "variance":
+            return x.square().sum(dim=0)
+        return matmul(x.T, x)
 
 
-def _of_all(x: Tensor) -> Tensor:
+def _sum_over_processes(x: Tensor) -> Tensor:
+    """In place, where there are several."""
     if in_parallel():
         dist.all_reduce(x)
     return x

@@ -11,7 +11,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from kd.tasks.base import Task, relative_entropy
 from kd.tasks.weights import ClassWeights, check, weights_of
 
-P_VALUE = 0.00135  # of three standard errors on one side
+P_VALUE = 0.00135
+"""Of three standard errors, on one side."""
 
 
 class Classification(Task):
@@ -64,11 +65,12 @@ class Classification(Task):
         return ["acc1", "acc5", *(["agreement"] if teacher else [])]
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy: ``(N, C)``, ids ``(N,)`` (-1: no label) or probabilities ``(N, C)`` (all 0) -> a scalar.
+        """Cross-entropy with label smoothing, each labelled picture times its class's weight.
 
-        The mean over labelled pictures of each one's smoothed loss times its class's weight, not divided by the
+        With p the softmax, y a picture's class, w its weight, s the smoothing:
+        ``mean over labelled pictures of w * ((1 - s) * -log p(y) + s * mean_c -log p(c))``. It is not divided by the
         weights: two processes with half the batch average to one with the whole, and a class of weight 0 does not
-        train. 0 without labels.
+        train.
 
         Args:
             logits: ``(N, C)``.
@@ -76,19 +78,26 @@ class Classification(Task):
                 all 0 for one without.
 
         Returns:
-            A scalar: the mean over the labelled pictures, each times its class's weight (not divided by the weights, so
-            that two processes with half the batch average to one with the whole); 0, with a gradient of 0, where there
-            are none.
+            A scalar: the mean over the labelled pictures; 0, with a gradient of 0, where there are none.
         """
         known = self._known(target)
-        safe = target if target.is_floating_point() else target.clamp_min(0)
-        logits, weights = logits.float(), self.weights
-        smoothing = self.label_smoothing if weights is None else 0.0
-        losses = F.cross_entropy(logits, safe, weights, label_smoothing=smoothing, reduction="none")
-        if weights is not None and self.label_smoothing:
-            share = target @ weights if target.is_floating_point() else weights[safe]
-            uniform = -share * logits.log_softmax(1).mean(1)
-            losses = (1 - self.label_smoothing) * losses + self.label_smoothing * uniform
+        valid_target = target if target.is_floating_point() else target.clamp_min(0)
+        logits = logits.float()
+        weights = self.weights
+        smoothing = self.label_smoothing
+        if weights is None:
+            losses = F.cross_entropy(
+                logits, valid_target, label_smoothing=smoothing, reduction="none"
+            )
+        else:  # torch would weigh the smoothed part by each class, not by the picture's
+            losses = F.cross_entropy(logits, valid_target, weights, reduction="none")
+            if smoothing:
+                if target.is_floating_point():
+                    weight_of_picture = target @ weights
+                else:
+                    weight_of_picture = weights[valid_target]
+                uniform = -weight_of_picture * logits.log_softmax(1).mean(1)
+                losses = (1 - smoothing) * losses + smoothing * uniform
         return (losses * known).sum() / known.sum().clamp_min(1)
 
     @property
@@ -142,13 +151,17 @@ class Classification(Task):
             self.agreement.update(logits, teacher_answer)
 
     def chance(self, counts: Tensor, total: int) -> float:
-        """Just below the share right that guessing the most frequent class reaches with p < 0.00135 (binomial)."""
+        """Just below the share right that guessing the most frequent class reaches with p < 0.00135.
+
+        Guesses of a class of share q are right k times of n with the binomial chance
+        ``n! / (k! (n - k)!) * q^k (1 - q)^(n - k)``.
+        """
         share = (counts.max() / counts.sum()).item()
         if share == 1:
             return 1 - 0.5 / total
         k = torch.arange(total + 1, dtype=torch.float64)
-        ways = math.lgamma(total + 1) - torch.lgamma(k + 1) - torch.lgamma(total - k + 1)
-        chances = (ways + k * math.log(share) + (total - k) * math.log1p(-share)).exp()
-        at_least = chances.flip(0).cumsum(0).flip(0)  # P(>= k right)
-        enough = int((at_least >= P_VALUE).sum())  # the least k with less
-        return (min(enough, total) - 0.5) / total
+        log_ways = math.lgamma(total + 1) - torch.lgamma(k + 1) - torch.lgamma(total - k + 1)
+        log_chance = log_ways + k * math.log(share) + (total - k) * math.log1p(-share)
+        chance_of_at_least = log_chance.exp().flip(0).cumsum(0).flip(0)  # of k right, or more
+        least_unlikely = int((chance_of_at_least >= P_VALUE).sum())  # the first k below it
+        return (min(least_unlikely, total) - 0.5) / total

@@ -4,12 +4,16 @@ Features are ``(N, D)``, one vector a picture, on any device; labels are class i
 answers are looked up in or fitted to, usually the training set's features of the same model.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 1024  # pictures whose similarities with the whole bank are in memory at once
+CHUNK = 1024
+"""Pictures whose similarities with the whole bank are in memory at once."""
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""Penalties of the ridge regression that are tried, relative to the number of pictures."""
 
 
 def knn_accuracy(
@@ -23,8 +27,7 @@ def knn_accuracy(
     """Top-1 accuracy of the ``k`` nearest neighbours by cosine, each with a vote of ``exp(cosine / temperature)``.
 
     Source: Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, arXiv 1805.01978,
-    section 3.4; with 20 neighbours as DINO (arXiv 2104.14294) has it. ``bank`` is ``(M, D)``, ``features`` ``(N, D)``;
-    in 0..1. Sizes that do not fit raise a ValueError.
+    section 3.4; with 20 neighbours as DINO (arXiv 2104.14294) has it.
 
     Args:
         bank: ``(M, D)``.
@@ -45,13 +48,18 @@ def knn_accuracy(
     1.0
     """
     _check(bank, bank_labels, features, labels)
-    keys, k = F.normalize(bank.float(), dim=1), min(k, len(bank))
-    classes, right = int(bank_labels.max()) + 1, 0
-    for some, wanted in zip(features.split(CHUNK), labels.split(CHUNK), strict=True):
-        cosines, nearest = (F.normalize(some.float(), dim=1) @ keys.T).topk(k, dim=1)
-        votes = cosines.new_zeros(len(some), classes)
-        votes.scatter_add_(1, bank_labels[nearest], ((cosines - 1) / temperature).exp())
-        right += int((votes.argmax(1) == wanted).sum())
+    keys_MD = F.normalize(bank.float(), dim=1)
+    neighbours = min(k, len(bank))
+    classes = int(bank_labels.max()) + 1
+    right = 0
+    for queries, truth in zip(features.split(CHUNK), labels.split(CHUNK), strict=True):
+        cosines_NM = F.normalize(queries.float(), dim=1) @ keys_MD.T
+        cosines_Nk, nearest_Nk = cosines_NM.topk(neighbours, dim=1)
+        # less 1: at most exp(0), whatever the temperature
+        votes_Nk = ((cosines_Nk - 1) / temperature).exp()
+        votes_NC = votes_Nk.new_zeros(len(queries), classes)
+        votes_NC.scatter_add_(1, bank_labels[nearest_Nk], votes_Nk)
+        right += int((votes_NC.argmax(1) == truth).sum())
     return right / len(features)
 
 
@@ -71,46 +79,71 @@ def starting_classifier(
     Returns:
         Weight ``(C, D)``, bias ``(C,)``, float64, and the accuracy on pictures left out one by one, in 0..1.
     """
-    weight, bias, without = ridge_classifier(bank, bank_labels, classes)
+    weight, bias, left_out_logits = ridge_classifier(bank, bank_labels, classes)
     labels = bank_labels.long()
-    scale = min(
-        (2.0**k for k in range(8)), key=lambda s: float(F.cross_entropy(s * without, labels))
-    )
-    return scale * weight, scale * bias, float((without.argmax(1) == labels).double().mean())
+    best_loss = math.inf
+    scale = 1.0
+    for power in range(8):
+        loss = float(F.cross_entropy(2.0**power * left_out_logits, labels))
+        if loss < best_loss:
+            best_loss = loss
+            scale = 2.0**power
+    accuracy = float((left_out_logits.argmax(1) == labels).double().mean())
+    return scale * weight, scale * bias, accuracy
 
 
 def ridge_classifier(
     bank: Tensor, bank_labels: Tensor, classes: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A linear classifier by ridge regression of one-hot labels: weight ``(C, D)`` and bias ``(C,)``, float64.
+    """A linear classifier by ridge regression of one-hot labels.
 
     Features count with mean 0 and variance 1. Of :data:`STRENGTHS` (of the penalty, relative to M) the one with the
-    highest leave-one-out accuracy on the bank is taken, of equals the strongest. The intercept is not penalised. The
-    third tensor is what each picture of the bank gets by a fit without itself, ``(M, C)``.
+    highest leave-one-out accuracy on the bank is taken, of equals the strongest. The intercept is not penalised.
+
+    With X the standardised features, ``X'X = V diag(e) V'``, s the share of each class, Y the one-hot labels and p the
+    penalty, the fit is ``X V diag(1 / (e + p)) V' X' (Y - s) + s``. What a picture gets by a fit without itself is
+    ``y - (y - fit) / (1 - h)``, h its leverage, ``1 / M + sum_i (XV)_i^2 / (e_i + p)`` (Hastie, Tibshirani and
+    Friedman, The Elements of Statistical Learning, 7.10).
+
+    Args:
+        bank: ``(M, D)``.
+        bank_labels: ``(M,)``.
+        classes: C.
+
+    Returns:
+        Weight ``(C, D)``, bias ``(C,)``, and what each picture of the bank gets by a fit without itself, ``(M, C)``;
+        float64.
     """
-    x, count = bank.double(), len(bank)
-    mean, deviation = x.mean(dim=0), x.std(dim=0, correction=0)
+    # Standardised features, in the basis of their principal directions; one-hot labels.
+    count = len(bank)
+    x_MD = bank.double()
+    mean = x_MD.mean(dim=0)
+    deviation = x_MD.std(dim=0, correction=0)
     deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
-    x = (x - mean) / deviation
-    targets = F.one_hot(bank_labels.long(), classes).double()
-    share = targets.mean(dim=0)
-    values, vectors = torch.linalg.eigh(x.T @ x)
-    turned = x @ vectors
-    towards = turned.T @ (targets - share)
-    best, chosen, left_out = -1.0, STRENGTHS[0], targets
+    x_MD = (x_MD - mean) / deviation
+    targets_MC = F.one_hot(bank_labels.long(), classes).double()
+    shares_C = targets_MC.mean(dim=0)
+    values_D, vectors_DD = torch.linalg.eigh(x_MD.T @ x_MD)
+    turned_MD = x_MD @ vectors_DD
+    cross_DC = turned_MD.T @ (targets_MC - shares_C)
+
+    # The strength whose fits without a picture are right on it most often.
+    best_accuracy, best_strength, best_left_out = -1.0, STRENGTHS[0], targets_MC
     for strength in sorted(STRENGTHS, reverse=True):
-        shrunk = 1 / (values.clamp_min(0) + strength * count)
-        fitted = turned @ (shrunk[:, None] * towards) + share
-        leverage = 1 / count + (turned.square() * shrunk).sum(dim=1, keepdim=True)
-        without = targets - (targets - fitted) / (1 - leverage).clamp_min(
-            1e-9
-        )  # the fit without the picture itself
-        accuracy = float((without.argmax(1) == bank_labels).double().mean())
-        if accuracy > best:
-            best, chosen, left_out = accuracy, strength, without
-    shrunk = 1 / (values.clamp_min(0) + chosen * count)
-    weight = (vectors @ (shrunk[:, None] * towards)).T / deviation
-    return weight, share - weight @ mean, left_out
+        shrunk_D = 1 / (values_D.clamp_min(0) + strength * count)
+        fitted_MC = turned_MD @ (shrunk_D[:, None] * cross_DC) + shares_C
+        leverage_M1 = 1 / count + (turned_MD.square() * shrunk_D).sum(dim=1, keepdim=True)
+        residuals_MC = (targets_MC - fitted_MC) / (1 - leverage_M1).clamp_min(1e-9)
+        left_out_MC = targets_MC - residuals_MC
+        accuracy = float((left_out_MC.argmax(1) == bank_labels).double().mean())
+        if accuracy > best_accuracy:
+            best_accuracy, best_strength, best_left_out = accuracy, strength, left_out_MC
+
+    # The classifier for features as they are.
+    shrunk_D = 1 / (values_D.clamp_min(0) + best_strength * count)
+    weight = (vectors_DD @ (shrunk_D[:, None] * cross_DC)).T / deviation
+    bias = shares_C - weight @ mean
+    return weight, bias, best_left_out
 
 
 def ridge_accuracy(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor) -> float:
@@ -122,10 +155,11 @@ def ridge_accuracy(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: 
     """
     _check(bank, bank_labels, features, labels)
     weight, bias, _ = ridge_classifier(bank, bank_labels, int(bank_labels.max()) + 1)
-    answers = torch.cat(
-        [(some.double() @ weight.T + bias).argmax(1) for some in features.split(CHUNK)]
-    )
-    return float((answers == labels).double().mean())
+    answers = []
+    for chunk in features.split(CHUNK):
+        logits = chunk.double() @ weight.T + bias
+        answers.append(logits.argmax(1))
+    return float((torch.cat(answers) == labels).double().mean())
 
 
 def rank_of_gram(gram: Tensor) -> float:
@@ -145,6 +179,7 @@ def rank_of_gram(gram: Tensor) -> float:
 
 
 def _check(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor) -> None:
+    """Raises a ValueError for sizes that do not fit each other, an empty bank, or no features."""
     for name, x, ids in (("bank", bank, bank_labels), ("features", features, labels)):
         if x.ndim != 2 or not len(x) or ids.shape != x.shape[:1]:
             raise ValueError(

@@ -5,20 +5,60 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 BINS = 15
-KEPT = 12  # pictures of each kind of mistake
+"""Bins of confidence, equally wide, of the calibration."""
+KEPT = 12
+"""Pictures of each kind of mistake."""
 TOP = 3
+"""Answers of each model that are kept of such a picture."""
+CONFUSIONS = 200
+"""Pairs of classes in the result, the most frequent first."""
 MODELS = ("student", "teacher")
 OUTCOMES = ("both_right", "only_teacher", "only_student", "both_wrong")
 
 Kind = Literal["classification", "multilabel", "segmentation"]
 KINDS = get_args(Kind)
+SCORES = {"classification": "accuracy", "multilabel": "f1", "segmentation": "iou"}
+"""The score of a class, by kind."""
 ByModel = dict[str, Tensor]
+
+
+@dataclass
+class _Batch:
+    """A batch with what each model makes of it.
+
+    Shapes: ``(N,)`` of classification, ``(N, H, W)`` of segmentation, ``(N, C)`` of multilabel, below ``(N, ...)``.
+    """
+
+    probabilities: ByModel
+    """``(N, K, ...)``; a label has K = 2, no and yes."""
+    answers: ByModel
+    """The likeliest of the K, ``(N, ...)``."""
+    right: ByModel
+    """Whether that is the truth, bool ``(N, ...)``; false where the truth is not known."""
+    truth: Tensor
+    """Ids, or labels of 0 and 1, int64 ``(N, ...)``."""
+    known: Tensor
+    """Whether the truth is known, bool ``(N, ...)``."""
+    index: Tensor
+    """The pictures' numbers in their split, ``(N,)``."""
+
+
+class Mistake(NamedTuple):
+    """A picture that a model is wrong on. They are ordered by score, of equal scores the first picture is larger."""
+
+    score: float
+    """How bad it is: of classification the probability of the judging model's answer; else the share of wrong labels
+    or pixels."""
+    negative_index: int
+    """The picture's number in its split, times -1: so the same pictures are kept in any order of batches."""
+    entry: dict[str, Any]
+    """The ``truth``, and what each model answered."""
 
 
 @dataclass
@@ -29,22 +69,33 @@ class Fidelity:
     """
 
     kind: Kind
+    """What an answer is."""
     num_classes: int
+    """C."""
     pictures: int = 0
+    """So far, each counted once."""
     compared: int = 0
+    """On how many student and teacher were compared."""
     agreed: int = 0
+    """On how many of these both answer alike."""
     divergence: float = 0.0
+    """Sum of KL(teacher || student) over these, in nats."""
     outcomes: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.int64))
+    """How often each of :data:`OUTCOMES` is the case, where the truth is known."""
     bins: dict[str, Tensor] = field(default_factory=dict)
+    """By model, float64 ``(3, BINS)``: of each bin of confidence its count, sum of confidences, number right."""
     hits: dict[str, Tensor] = field(default_factory=dict)
+    """By model, int64 ``(3, C)``: true positives, false positives, false negatives of each class."""
     pairs: dict[str, Counter[tuple[int, int]]] = field(default_factory=dict)
-    mistakes: dict[str, list[tuple[float, int, dict[str, Any]]]] = field(default_factory=dict)
+    """By model: how often a class is answered with a class. Not of multilabel."""
+    mistakes: dict[str, list[Mistake]] = field(default_factory=dict)
+    """By kind, ``lost`` or ``both_wrong``: a heap of the worst :data:`KEPT`."""
 
     @torch.no_grad()
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
-        """Adds a batch: logits ``(N, C, ...)``, ids (unknown beyond 0..C-1) or labels, pictures' numbers ``(N,)``.
+        """Adds a batch.
 
         Args:
             student: logits ``(N, C)``, dense ``(N, C, H, W)`` at the target's size.
@@ -53,130 +104,169 @@ class Fidelity:
             index: of the pictures in their split, ``(N,)``.
         """
         self.pictures += len(index)
-        logits = {"student": student} | ({} if teacher is None else {"teacher": teacher})
-        p = {name: self._probabilities(x) for name, x in logits.items()}
-        answer = {name: x.argmax(1) for name, x in p.items()}
-        truth = target.to(student.device).long()
-        several = self.kind == "multilabel"
-        known = (
-            torch.ones_like(truth).bool() if several else (truth >= 0) & (truth < self.num_classes)
-        )
-        right = {name: (a == truth) & known for name, a in answer.items()}
+        logits = {"student": student}
         if teacher is not None:
-            self._compare(p, answer, right, known)
-        for name in logits:
-            self._score(name, p[name].amax(1)[known], right[name][known])
-            self._count(name, answer[name][known], truth[known])
-        self._keep(p, answer, right, truth, known, index)
+            logits["teacher"] = teacher
+        truth = target.to(student.device).long()
+        if self.kind == "multilabel":
+            known = torch.ones_like(truth).bool()
+        else:
+            known = (truth >= 0) & (truth < self.num_classes)
+        batch = _Batch({}, {}, {}, truth, known, index)
+        for model, model_logits in logits.items():
+            probabilities = self._probabilities(model_logits)
+            batch.probabilities[model] = probabilities
+            batch.answers[model] = probabilities.argmax(1)
+            batch.right[model] = (batch.answers[model] == truth) & known
+
+        if teacher is not None:
+            self._compare(batch)
+        for model in logits:
+            confidence = batch.probabilities[model].amax(1)
+            self._add_to_bins(model, confidence[known], batch.right[model][known])
+            self._count_classes(model, batch.answers[model][known], truth[known])
+        self._keep_mistakes(batch)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
-        """Float64 on the CPU would be slow, float32 is exact enough: ``(N, K, ...)``; a label has K = 2, no and yes."""
+        """``(N, C, ...)`` -> ``(N, K, ...)``; a label has K = 2, no and yes.
+
+        Float64 would be slow on the CPU, and float32 is exact enough.
+        """
         logits = logits.float()
         if self.kind == "multilabel":
             return torch.stack([(-logits).sigmoid(), logits.sigmoid()], 1)
         return logits.softmax(1)
 
-    def _compare(self, p: ByModel, answer: ByModel, right: ByModel, known: Tensor) -> None:
+    def _compare(self, batch: _Batch) -> None:
         """Agreement and KL(teacher || student): also on pictures without a label; of pixels on those that count."""
-        counted = known if self.kind == "segmentation" else torch.ones_like(known)
+        counted = batch.known
+        if self.kind != "segmentation":
+            counted = torch.ones_like(batch.known)
         self.compared += int(counted.sum())
-        self.agreed += int(((answer["student"] == answer["teacher"]) & counted).sum())
-        tiny = torch.finfo(torch.float32).tiny
-        student, teacher = (p[name].clamp_min(tiny) for name in MODELS)
+        is_alike = batch.answers["student"] == batch.answers["teacher"]
+        self.agreed += int((is_alike & counted).sum())
+
+        # KL(teacher || student) = sum_k t_k (log t_k - log s_k)
+        smallest = torch.finfo(torch.float32).tiny
+        student = batch.probabilities["student"].clamp_min(smallest)
+        teacher = batch.probabilities["teacher"].clamp_min(smallest)
         divergence = (teacher * (teacher.log() - student.log())).sum(1)
         self.divergence += float((divergence * counted).sum(dtype=torch.float64))
-        a, b = (right[name][known] for name in MODELS)
-        self.outcomes += torch.stack(
-            [part.sum() for part in (a & b, ~a & b, a & ~b, ~a & ~b)]
-        ).cpu()
 
-    def _score(self, name: str, confidence: Tensor, right: Tensor) -> None:
-        place = (confidence * BINS).long().clamp(0, BINS - 1)
-        columns = (torch.ones_like(confidence), confidence, right)
-        sums = torch.stack(
-            [torch.bincount(place, column.double(), BINS) for column in columns]
-        ).cpu()
-        self.bins[name] = self.bins[name] + sums if name in self.bins else sums
-
-    def _count(self, name: str, answer: Tensor, truth: Tensor) -> None:
-        """Rows of ``hits``: true positives, false positives, false negatives by class."""
-        hits = self.hits.setdefault(name, torch.zeros(3, self.num_classes, dtype=torch.int64))
-        if self.kind == "multilabel":
-            answer, truth = answer.view(-1, self.num_classes), truth.view(-1, self.num_classes)
-            parts = (answer & truth, answer & ~truth & 1, ~answer & 1 & truth)
-            hits += torch.stack([part.sum(0) for part in parts]).cpu()
-            return
-        flat, counts = torch.unique(truth * self.num_classes + answer, return_counts=True)
-        codes = [divmod(code, self.num_classes) for code in flat.tolist()]
-        self.pairs.setdefault(name, Counter()).update(
-            dict(zip(codes, counts.tolist(), strict=True))
+        student_right = batch.right["student"][batch.known]
+        teacher_right = batch.right["teacher"][batch.known]
+        cases = (  # in the order of OUTCOMES
+            student_right & teacher_right,
+            ~student_right & teacher_right,
+            student_right & ~teacher_right,
+            ~student_right & ~teacher_right,
         )
-        right = answer == truth
-        parts = (truth[right], answer[~right], truth[~right])
-        hits += torch.stack(
-            [torch.bincount(part, minlength=self.num_classes) for part in parts]
-        ).cpu()
+        self.outcomes += torch.stack([case.sum() for case in cases]).cpu()
+
+    def _add_to_bins(self, model: str, confidence: Tensor, right: Tensor) -> None:
+        """Adds a model's answers, ``(M,)`` each: how sure it was, and whether it was right."""
+        place = (confidence * BINS).long().clamp(0, BINS - 1)
+        sums = []
+        for column in (torch.ones_like(confidence), confidence, right):
+            sums.append(torch.bincount(place, column.double(), BINS))
+        _add_to(self.bins, model, torch.stack(sums).cpu())
+
+    def _count_classes(self, model: str, answers: Tensor, truth: Tensor) -> None:
+        """Adds a model's answers, ``(M,)`` with the truth, to :attr:`hits` and :attr:`pairs`."""
+        if self.kind == "multilabel":
+            said_NC = answers.view(-1, self.num_classes)
+            is_NC = truth.view(-1, self.num_classes)
+            cases = (said_NC & is_NC, said_NC & ~is_NC & 1, ~said_NC & 1 & is_NC)
+            _add_to(self.hits, model, torch.stack([case.sum(0) for case in cases]).cpu())
+            return
+        codes, counts = torch.unique(truth * self.num_classes + answers, return_counts=True)
+        pairs = self.pairs.setdefault(model, Counter())
+        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+            pairs[divmod(code, self.num_classes)] += count
+        right = answers == truth
+        classes_of_cases = (truth[right], answers[~right], truth[~right])
+        hits = []
+        for classes in classes_of_cases:
+            hits.append(torch.bincount(classes, minlength=self.num_classes))
+        _add_to(self.hits, model, torch.stack(hits).cpu())
 
     # -- a few pictures ----------------------------------------------------------------------------------------------
-    def _keep(
-        self,
-        p: ByModel,
-        answer: ByModel,
-        right: ByModel,
-        truth: Tensor,
-        known: Tensor,
-        index: Tensor,
-    ) -> None:
-        """The pictures where the teacher was surest and the student wrong, and where all are wrong."""
-        wrong = {name: known & ~x for name, x in right.items()}
-        kinds = {"lost": ("teacher", wrong["student"] & right["teacher"])} if "teacher" in p else {}
-        kinds["both_wrong"] = "student", wrong["student"] & wrong.get("teacher", known)
-        for kind, (judge, chosen) in kinds.items():
-            share = chosen[:, None].flatten(1).float().mean(1)
-            score = share * p[judge].amax(1) if chosen.ndim == 1 else share
-            for i in torch.nonzero(share).flatten().tolist():
-                self._push(kind, float(score[i]), int(index[i]), self._entry(i, p, answer, truth))
+    def _keep_mistakes(self, batch: _Batch) -> None:
+        """Keeps the pictures where the teacher was surest and the student wrong, and where all are wrong."""
+        student_wrong = batch.known & ~batch.right["student"]
+        both_wrong = student_wrong
+        if "teacher" in batch.right:
+            self._keep("lost", "teacher", student_wrong & batch.right["teacher"], batch)
+            both_wrong = student_wrong & ~batch.right["teacher"]
+        self._keep("both_wrong", "student", both_wrong, batch)
 
-    def _entry(self, i: int, p: ByModel, answer: ByModel, truth: Tensor) -> dict[str, Any]:
+    def _keep(self, kind: str, judge: str, is_mistake: Tensor, batch: _Batch) -> None:
+        """Keeps the worst of a batch's mistakes.
+
+        Args:
+            kind: of the mistake.
+            judge: the model whose confidence orders pictures of one answer.
+            is_mistake: bool ``(N, ...)``.
+            batch: the batch.
+        """
+        share = is_mistake[:, None].flatten(1).float().mean(1)  # of each picture, (N,)
+        scores = share
+        if is_mistake.ndim == 1:
+            scores = share * batch.probabilities[judge].amax(1)
+        for row in torch.nonzero(share).flatten().tolist():
+            entry = self._entry(row, batch)
+            self._push(kind, Mistake(float(scores[row]), -int(batch.index[row]), entry))
+
+    def _entry(self, row: int, batch: _Batch) -> dict[str, Any]:
+        """The truth, and each model's answer, of one picture of a batch.
+
+        Maps are int16 ``(H, W)`` on the CPU; else the truth is a list of class ids, an answer the :data:`TOP`
+        likeliest as (id, probability).
+        """
+        truth = batch.truth[row]
+        entry: dict[str, Any] = {}
         if self.kind == "segmentation":
-            maps = {name: a[i].to(torch.int16).cpu() for name, a in answer.items()}
-            return {"truth": truth[i].to(torch.int16).cpu(), **maps}
-        several = self.kind == "multilabel"
-        tops = {
-            name: (x[i, 1] if several else x[i]).topk(min(TOP, self.num_classes))
-            for name, x in p.items()
-        }
-        return {"truth": truth[i].nonzero().flatten().tolist() if several else [int(truth[i])]} | {
-            name: list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-            for name, top in tops.items()
-        }
+            entry["truth"] = truth.to(torch.int16).cpu()
+            for model, answers in batch.answers.items():
+                entry[model] = answers[row].to(torch.int16).cpu()
+            return entry
+        if self.kind == "multilabel":
+            entry["truth"] = truth.nonzero().flatten().tolist()
+        else:
+            entry["truth"] = [int(truth)]
+        for model, probabilities in batch.probabilities.items():
+            of_classes = probabilities[row]
+            if self.kind == "multilabel":
+                of_classes = of_classes[1]  # of the answer yes
+            top = of_classes.topk(min(TOP, self.num_classes))
+            entry[model] = list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+        return entry
 
-    def _push(self, kind: str, score: float, index: int, entry: dict[str, Any]) -> None:
-        kept = self.mistakes.setdefault(kind, [])
-        item = (
-            score,
-            -index,
-            entry,
-        )  # of equal scores the first picture stays, in any order of batches
-        if len(kept) < KEPT:
-            heapq.heappush(kept, item)
-        elif item[:2] > kept[0][:2]:
-            heapq.heapreplace(kept, item)
+    def _push(self, kind: str, mistake: Mistake) -> None:
+        """Keeps a mistake if it is one of the worst :data:`KEPT` so far."""
+        heap = self.mistakes.setdefault(kind, [])
+        if len(heap) < KEPT:
+            heapq.heappush(heap, mistake)
+        elif mistake[:2] > heap[0][:2]:
+            heapq.heapreplace(heap, mistake)
 
     # -- all together ------------------------------------------------------------------------------------------------
     def add(self, other: "Fidelity") -> None:
         """Adds the counts of another process, which has seen other pictures."""
-        for name in ("pictures", "compared", "agreed", "divergence"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.pictures += other.pictures
+        self.compared += other.compared
+        self.agreed += other.agreed
+        self.divergence += other.divergence
         self.outcomes += other.outcomes
-        for mine, others in ((self.bins, other.bins), (self.hits, other.hits)):
-            for name, values in others.items():
-                mine[name] = mine[name] + values if name in mine else values
-        for name, pairs in other.pairs.items():
-            self.pairs.setdefault(name, Counter()).update(pairs)
-        for kind, kept in other.mistakes.items():
-            for score, place, entry in kept:
-                self._push(kind, score, -place, entry)
+        for model, sums in other.bins.items():
+            _add_to(self.bins, model, sums)
+        for model, counts in other.hits.items():
+            _add_to(self.hits, model, counts)
+        for model, pairs in other.pairs.items():
+            self.pairs.setdefault(model, Counter()).update(pairs)
+        for kind, mistakes in other.mistakes.items():
+            for mistake in mistakes:
+                self._push(kind, mistake)
 
     @property
     def kl(self) -> float:
@@ -190,68 +280,80 @@ class Fidelity:
         ``reliability`` (mean confidence, share right, count of each of 15 bins); ``score`` and ``per_class``:
         ``accuracy``, ``iou`` (and the student's ``recall``) or ``f1``; the student's ``confusions``, largest first.
         """
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "kind": self.kind,
             "pictures": self.pictures,
             "score": SCORES[self.kind],
         }
         if self.compared:
             total = max(1, int(self.outcomes.sum()))
-            found["agreement"] = self.agreed / self.compared
-            found["kl"] = self.kl
-            found["outcomes"] = {
-                k: v / total for k, v in zip(OUTCOMES, self.outcomes.tolist(), strict=True)
-            }
-        found["ece"] = {name: ece(sums) for name, sums in self.bins.items()}
-        found["reliability"] = {name: _curve(sums) for name, sums in self.bins.items()}
-        found["per_class"] = self._per_class(classes)
-        found["confusions"] = self._confusions(classes)
-        return found
+            result["agreement"] = self.agreed / self.compared
+            result["kl"] = self.kl
+            result["outcomes"] = {}
+            for outcome, count in zip(OUTCOMES, self.outcomes.tolist(), strict=True):
+                result["outcomes"][outcome] = count / total
+        result["ece"] = {model: ece(sums) for model, sums in self.bins.items()}
+        result["reliability"] = {model: _curve(sums) for model, sums in self.bins.items()}
+        result["per_class"] = self._per_class(classes)
+        result["confusions"] = self._confusions(classes)
+        return result
 
     def _per_class(self, classes: Sequence[str]) -> list[dict[str, Any]]:
+        """``name``, ``count`` and each model's score of every class that occurs."""
         rows = []
-        for c, name in enumerate(classes):
-            right, _, missed = self.hits["student"][:, c].tolist()
-            if right + missed:  # a class that does not occur has no score
-                scores = {
-                    model: self._class_score(hits[:, c].tolist())
-                    for model, hits in self.hits.items()
-                }
-                recall = {"recall": right / (right + missed)} if self.kind == "segmentation" else {}
-                rows.append({"name": name, "count": right + missed, **scores, **recall})
+        for class_id, name in enumerate(classes):
+            right, _, missed = self.hits["student"][:, class_id].tolist()
+            if not right + missed:  # a class that does not occur has no score
+                continue
+            row: dict[str, Any] = {"name": name, "count": right + missed}
+            for model, hits in self.hits.items():
+                row[model] = self._class_score(*hits[:, class_id].tolist())
+            if self.kind == "segmentation":
+                row["recall"] = right / (right + missed)
+            rows.append(row)
         return rows
 
-    def _class_score(self, hits: list[int]) -> float:
-        right, false, missed = hits
+    def _class_score(self, right: int, false: int, missed: int) -> float:
+        """The score of a class, see :data:`SCORES`, from its true positives, false positives and false negatives."""
         if self.kind == "classification":
             return right / (right + missed)
-        both = 2 * right if self.kind == "multilabel" else right
-        return both / (both + false + missed)
+        if self.kind == "multilabel":
+            return 2 * right / (2 * right + false + missed)
+        return right / (right + false + missed)
 
     def _confusions(self, classes: Sequence[str]) -> list[dict[str, Any]]:
-        student, teacher = (
-            self.pairs.get("student", Counter()),
-            self.pairs.get("teacher", Counter()),
-        )
-        wrong = sorted(
-            ((n, pair) for pair, n in student.items() if pair[0] != pair[1]),
-            key=lambda x: (-x[0], x[1]),
-        )
-        return [
-            {"is": classes[a], "called": classes[b], "student": n, "teacher": teacher[a, b]}
-            for n, (a, b) in wrong[:CONFUSIONS]
-        ]
+        """The pairs of classes that the student confuses most often, with the teacher's number."""
+        student_pairs = self.pairs.get("student", Counter())
+        teacher_pairs = self.pairs.get("teacher", Counter())
+        wrong = [(count, pair) for pair, count in student_pairs.items() if pair[0] != pair[1]]
+        wrong.sort(key=lambda count_and_pair: (-count_and_pair[0], count_and_pair[1]))
+        rows = []
+        for count, (true_class, answer) in wrong[:CONFUSIONS]:
+            row = {
+                "is": classes[true_class],
+                "called": classes[answer],
+                "student": count,
+                "teacher": teacher_pairs[true_class, answer],
+            }
+            rows.append(row)
+        return rows
 
 
-SCORES = {"classification": "accuracy", "multilabel": "f1", "segmentation": "iou"}
-CONFUSIONS = 200
+def _add_to(sums: dict[str, Tensor], model: str, values: Tensor) -> None:
+    """Adds to a model's sums, which are 0 before the first."""
+    sums[model] = sums[model] + values if model in sums else values
 
 
 def ece(sums: Tensor) -> float:
-    """Expected calibration error (arXiv 1706.04599) of bins ``(3, BINS)``: count, sum of confidences, number right.
+    """Expected calibration error: the mean of ``|confidence - share right|`` over bins, each by its count.
+
+    Source: Guo et al., On Calibration of Modern Neural Networks, arXiv 1706.04599, equation 3.
 
     Args:
         sums: of each bin the count, the sum of confidences, the number right: ``(3, BINS)``.
+
+    Returns:
+        In 0..1.
     """
     count, confidence, right = sums
     return float((confidence - right).abs().sum() / count.sum().clamp_min(1))
@@ -259,7 +361,11 @@ def ece(sums: Tensor) -> float:
 
 def _curve(sums: Tensor) -> list[list[float]]:
     """Mean confidence, share right and count of each bin that is not empty."""
-    return [[c / n, r / n, int(n)] for n, c, r in sums.T.tolist() if n]
+    points = []
+    for count, confidence, right in sums.T.tolist():
+        if count:
+            points.append([confidence / count, right / count, int(count)])
+    return points
 
 
 class KeptLogits:
@@ -284,8 +390,9 @@ class KeptLogits:
     def add(self, index: Tensor, logits: Tensor) -> None:
         """Keeps a batch: ``(N,)``, ``(N, C, ...)``."""
         rows = logits.to(self.dtype).cpu()
-        size = rows[0].nbytes if len(rows) else 0
-        if self._full or max(self.pictures, len(self.rows) + len(rows)) * size > self.limit:
+        bytes_of_one = rows[0].nbytes if len(rows) else 0
+        pictures = max(self.pictures, len(self.rows) + len(rows))
+        if self._full or pictures * bytes_of_one > self.limit:
             self._full = True
             self.rows.clear()
             return
@@ -293,5 +400,9 @@ class KeptLogits:
 
     def get(self, index: Tensor) -> Tensor | None:
         """Float32 ``(N, C, ...)``, or None where one is missing."""
-        found = [self.rows.get(i) for i in index.tolist()]
-        return torch.stack(found).float() if found and all(x is not None for x in found) else None  # type: ignore[arg-type]
+        rows = []
+        for number in index.tolist():
+            if number not in self.rows:
+                return None
+            rows.append(self.rows[number])
+        return torch.stack(rows).float() if rows else None

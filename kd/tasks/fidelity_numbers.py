@@ -10,6 +10,7 @@ from torch import Tensor
 from kd.tasks.fidelity import MODELS
 
 PARTS = 10
+"""Groups of pictures, by the target, whose errors are told apart."""
 
 
 class NumbersFidelity:
@@ -18,17 +19,25 @@ class NumbersFidelity:
     kind = "numbers"
 
     def __init__(self) -> None:
-        self.rows: dict[
-            int, Tensor
-        ] = {}  # by the picture's number: (3, C) of student, teacher and target
+        self.rows: dict[int, Tensor] = {}
+        """By the picture's number: ``(3, C)`` of student, teacher and target."""
         self.mistakes: dict[str, list[Any]] = {}
+        """None: there are no pictures to show."""
 
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
-        """Adds a batch, ``(N, C)`` each; ``index``: the pictures' numbers ``(N,)``."""
-        missing = torch.full_like(student, torch.nan) if teacher is None else teacher
-        rows = torch.stack([student.float(), missing.float(), target.float()], 1).cpu()
+        """Adds a batch, in the targets' units.
+
+        Args:
+            student: its numbers, ``(N, C)``.
+            teacher: likewise; None for a student alone.
+            target: ``(N, C)``, NaN where missing.
+            index: the pictures' numbers in their split, ``(N,)``.
+        """
+        if teacher is None:
+            teacher = torch.full_like(student, torch.nan)
+        rows = torch.stack([student.float(), teacher.float(), target.float()], 1).cpu()
         self.rows |= dict(zip(index.tolist(), rows, strict=True))
 
     def add(self, other: "NumbersFidelity") -> None:
@@ -43,34 +52,38 @@ class NumbersFidelity:
             absolute) where there is a teacher, ``mae`` by model, and ``deciles``: the mean absolute error of each tenth
             of the pictures, ordered by the target, as ``from``, ``to``, ``student`` and ``teacher``.
         """
-        values = torch.stack([self.rows[i] for i in sorted(self.rows)]).double().numpy()
-        targets = [_of_target(name, *values[:, :, i].T) for i, name in enumerate(classes)]
-        return {"kind": self.kind, "pictures": len(values), "targets": targets}
+        in_order = [self.rows[number] for number in sorted(self.rows)]
+        values_N3C = torch.stack(in_order).double().numpy()
+        targets = []
+        for i, name in enumerate(classes):
+            student, teacher, target = values_N3C[:, :, i].T
+            targets.append(_result_of(name, student, teacher, target))
+        return {"kind": self.kind, "pictures": len(values_N3C), "targets": targets}
 
 
-def _of_target(
+def _result_of(
     name: str, student: np.ndarray, teacher: np.ndarray, target: np.ndarray
 ) -> dict[str, Any]:
-    models = {
-        n: x for n, x in zip(MODELS, (student, teacher), strict=True) if not np.isnan(x).any()
-    }
+    """The result of one target, ``(N,)`` each; a model that gave NaN is left out."""
+    errors = {}
+    for model, numbers in zip(MODELS, (student, teacher), strict=True):
+        if not np.isnan(numbers).any():
+            errors[model] = np.abs(numbers - target)
     known = ~np.isnan(target)
-    order = np.flatnonzero(known)[np.argsort(target[known], kind="stable")]
-    errors = {n: np.abs(x - target) for n, x in models.items()}
-    found: dict[str, Any] = {
-        "name": name,
-        "mae": {n: float(e[known].mean()) for n, e in errors.items() if known.any()},
-    }
-    if "teacher" in models and student.std() and teacher.std():
-        found["correlation"] = float(np.corrcoef(student, teacher)[0, 1])
-        found["difference"] = float(np.abs(student - teacher).mean())
-    found["deciles"] = [
-        {
-            "from": float(target[part[0]]),
-            "to": float(target[part[-1]]),
-            **{n: float(e[part].mean()) for n, e in errors.items()},
-        }
-        for part in np.array_split(order, PARTS)
-        if len(part)
-    ]
-    return found
+    result: dict[str, Any] = {"name": name, "mae": {}}
+    if known.any():
+        for model, error in errors.items():
+            result["mae"][model] = float(error[known].mean())
+    if "teacher" in errors and student.std() and teacher.std():
+        result["correlation"] = float(np.corrcoef(student, teacher)[0, 1])
+        result["difference"] = float(np.abs(student - teacher).mean())
+    by_target = np.flatnonzero(known)[np.argsort(target[known], kind="stable")]
+    result["deciles"] = []
+    for rows in np.array_split(by_target, PARTS):
+        if not len(rows):
+            continue
+        decile = {"from": float(target[rows[0]]), "to": float(target[rows[-1]])}
+        for model, error in errors.items():
+            decile[model] = float(error[rows].mean())
+        result["deciles"].append(decile)
+    return result

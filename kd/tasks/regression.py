@@ -123,18 +123,16 @@ class Regression(Task):
 
     def compute(self) -> dict[str, Tensor]:
         """``r2``, the mean over the targets; ``mae`` and ``rmse`` in units, by target where there are several."""
-        found: Any = super().compute().get("errors")
-        if found is None:
+        errors: Any = super().compute().get("errors")
+        if errors is None:
             return {}
-        values = {
-            kind: found[kind].reshape(-1) for kind in ("r2", "mae", "rmse")
-        }  # torchmetrics makes one a scalar
-        by_target = {
-            _metric(kind, name): x[i]
-            for kind, x in values.items()
-            for i, name in enumerate(self.names)
-        }
-        return by_target | {"r2": values["r2"].mean()}
+        metrics = {}
+        for kind in ("r2", "mae", "rmse"):
+            values_C = errors[kind].reshape(-1)  # torchmetrics makes one number a scalar
+            for i, name in enumerate(self.names):
+                metrics[_metric(kind, name)] = values_C[i]
+        metrics["r2"] = errors["r2"].reshape(-1).mean()
+        return metrics
 
     def chance(self, counts: Tensor, total: int) -> float:
         """The R2 of the targets' mean."""
@@ -142,11 +140,15 @@ class Regression(Task):
 
 
 def _metric(kind: str, name: str) -> str:
-    """
+    """The name of a target's metric, without blanks and slashes.
+
     >>> _metric("mae", "fat (g)"), _metric("mae", "")
     ('mae_fat_(g)', 'mae')
     """
-    return f"{kind}_{'_'.join(name.split())}".replace("/", "_") if name else kind
+    if not name:
+        return kind
+    words = "_".join(name.split())
+    return f"{kind}_{words}".replace("/", "_")
 
 
 class NumberErrors(ExactMetric):
@@ -156,20 +158,24 @@ class NumberErrors(ExactMetric):
     """
 
     sums: Tensor
+    """``(5, C)``: known targets, and over these the sums of ``|e|``, ``e^2``, ``y`` and ``y^2``."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self.add_state("sums", torch.zeros(5, count, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, answer: Tensor, target: Tensor) -> None:
-        """``(N, C)`` each, in units."""
+        """Adds a batch, ``(N, C)`` each, in units; a missing target is NaN."""
         known = (~target.isnan()).double()
         y = target.nan_to_num().double()
         error = (answer.double() - y) * known
         self.sums += torch.stack([known, error.abs(), error**2, y, y**2]).sum(1)
 
     def compute(self) -> dict[str, Tensor]:
-        """``r2`` (0 where the targets are all the same), ``mae`` and ``rmse``, float32 ``(C,)``."""
+        """``r2`` (0 where the targets are all the same), ``mae`` and ``rmse``, float32 ``(C,)``.
+
+        ``r2 = 1 - sum e^2 / (sum y^2 - (sum y)^2 / n)``.
+        """
         count, absolute, squared, total, squares = self.sums
         count = count.clamp_min(1)
         spread = squares - total**2 / count

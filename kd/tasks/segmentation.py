@@ -13,7 +13,9 @@ from kd.tasks.base import ExactMetric, Task, counted, relative_entropy
 from kd.tasks.weights import ClassWeights, check, weights_of
 
 GAP = 4
+"""Pixels between pictures of a sheet."""
 BAND = 16
+"""Pixels of a line of text."""
 
 
 class Segmentation(Task):
@@ -64,7 +66,10 @@ class Segmentation(Task):
 
     def metric_names(self, teacher: bool) -> list[str]:
         """``miou``, ``pixel_acc`` and, with a teacher, ``agreement``."""
-        return ["miou", "pixel_acc", *(["agreement"] if teacher else [])]
+        names = ["miou", "pixel_acc"]
+        if teacher:
+            names.append("agreement")
+        return names
 
     def fit(self, logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C, h, w)`` -> ``(N, C, H, W)`` of the target, bilinear."""
@@ -110,11 +115,12 @@ class Segmentation(Task):
         self, picture: np.ndarray, answers: Mapping[str, Tensor], classes: Sequence[str]
     ) -> Image.Image:
         """The picture ``(H, W, 3)`` beside its mask and each model's; ignored pixels are blank in the models' too."""
-        counts = answers["truth"].numpy() < len(classes)
-        maps = {
-            name: np.where(counts | (name == "truth"), ids.numpy(), 255)
-            for name, ids in answers.items()
-        }
+        truth_HW = answers["truth"].numpy()
+        takes_part_HW = truth_HW < len(classes)
+        maps = {}
+        for name, ids in answers.items():
+            maps[name] = np.where(takes_part_HW, ids.numpy(), 255)
+        maps["truth"] = truth_HW
         return side_by_side(picture, maps, classes)
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
@@ -124,32 +130,42 @@ class Segmentation(Task):
     def compute(self) -> dict[str, Tensor]:
         """``miou``, ``pixel_acc``, ``agreement``, ``iou_<class id>``; ``miou_of_targets`` where it differs."""
         confusion, alike = super().compute()["pixels"]
-        right, of_class = confusion.diag(), confusion.sum(1)
-        per_class = right / (
-            of_class + confusion.sum(0) - right
-        )  # NaN where a class is neither target nor predicted
-        in_targets, found = of_class > 0, {"pixel_acc": right.sum() / confusion.sum().clamp_min(1)}
-        if alike[1]:
-            found["agreement"] = alike[0] / alike[1]
-        if self.ignore_index in range(
-            self.num_classes
-        ):  # predicted it may be, but nothing can be right about it
-            per_class[self.ignore_index] = torch.nan
-        each = {f"iou_{i:02d}": value for i, value in enumerate(per_class) if not value.isnan()}
-        if (~per_class.isnan() & ~in_targets).any() and in_targets.any():
-            found["miou_of_targets"] = per_class[in_targets].nanmean()
-        return {"miou": per_class.nanmean(), **found, **each}
+        # Of each class c: IoU = pixels right / (pixels of c + pixels predicted as c - pixels right);
+        # NaN where it is neither target nor predicted.
+        right = confusion.diag()
+        in_target = confusion.sum(1)
+        predicted = confusion.sum(0)
+        iou = right / (in_target + predicted - right)
+        if self.ignore_index is not None and 0 <= self.ignore_index < self.num_classes:
+            iou[self.ignore_index] = torch.nan  # it may be predicted, and can't be right
+
+        metrics = {"miou": iou.nanmean(), "pixel_acc": right.sum() / confusion.sum().clamp_min(1)}
+        agreed, compared = alike
+        if compared:
+            metrics["agreement"] = agreed / compared
+        occurs = in_target > 0
+        only_predicted = ~iou.isnan() & ~occurs
+        if only_predicted.any() and occurs.any():
+            metrics["miou_of_targets"] = iou[occurs].nanmean()
+        for class_id, value in enumerate(iou):
+            if not value.isnan():
+                metrics[f"iou_{class_id:02d}"] = value
+        return metrics
 
     def chance(self, counts: Tensor, total: int) -> float:
         """Always naming the most frequent class: its share is its IoU, all others have 0. Below 1 in any case."""
-        return min(counts.max().item() / total / max(1, int((counts > 0).sum())), 1 - 1 / total)
+        share = counts.max().item() / total
+        occurring = max(1, int((counts > 0).sum()))
+        return min(share / occurring, 1 - 1 / total)
 
 
 class PixelCounts(ExactMetric):
     """Pixels by target and prediction ``(C, C)``, and how many are as the teacher has decided, of how many."""
 
     confusion: Tensor
+    """Pixels by target (rows) and prediction, int64 ``(C, C)``."""
     alike: Tensor
+    """int64 ``(2,)``: pixels on which student and teacher agree, and all compared."""
 
     def __init__(self, num_classes: int, ignore_index: int | None) -> None:
         super().__init__()
@@ -163,19 +179,16 @@ class PixelCounts(ExactMetric):
 
     def update(self, prediction: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
         """Adds a batch, ids ``(N, H, W)``: counted where they are, no GPU is waited for."""
-        everywhere = torch.ones_like(target, dtype=torch.bool)
-        taking_part = everywhere if self.ignore_index is None else target != self.ignore_index
+        taking_part = torch.ones_like(target, dtype=torch.bool)
+        if self.ignore_index is not None:
+            taking_part = target != self.ignore_index
         known = taking_part & (target >= 0) & (target < self.num_classes)
-        pairs = counted(
-            (target * self.num_classes + prediction).flatten(),
-            known.flatten(),
-            self.confusion.numel(),
-        )
-        self.confusion += pairs.view_as(self.confusion)
+        pairs = target * self.num_classes + prediction  # a number for each pair of classes
+        counts = counted(pairs.flatten(), known.flatten(), self.confusion.numel())
+        self.confusion += counts.view_as(self.confusion)
         if teacher_answer is not None:
-            self.alike += torch.stack(
-                [(taking_part & (prediction == teacher_answer)).sum(), taking_part.sum()]
-            )
+            agreed = taking_part & (prediction == teacher_answer)
+            self.alike += torch.stack([agreed.sum(), taking_part.sum()])
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """The confusion matrix ``(C, C)`` in pixels, and ``(2,)``: pixels on which student and teacher agree, and
@@ -186,50 +199,68 @@ class PixelCounts(ExactMetric):
 
 def colours(classes: int) -> np.ndarray:
     """A palette ``(256+, 3)``, uint8: the classes by evenly turned hues of alternating brightness, all others black."""
+    golden_ratio = 0.61803398875  # turned by it, any number of hues are far from each other
+    brightness = (255, 190, 140)
     palette = np.zeros((max(256, classes), 3), np.uint8)
-    for i in range(classes):
-        hue, value = round(255 * (i * 0.61803398875 % 1)), (255, 190, 140)[i % 3]
-        palette[i] = np.array(Image.new("HSV", (1, 1), (hue, 200, value)).convert("RGB"))[0, 0]
+    for class_id in range(classes):
+        hue = round(255 * (class_id * golden_ratio % 1))
+        colour = (hue, 200, brightness[class_id % len(brightness)])
+        pixel = Image.new("HSV", (1, 1), colour).convert("RGB")
+        palette[class_id] = np.array(pixel)[0, 0]
     return palette
 
 
 def side_by_side(
     picture: np.ndarray, maps: Mapping[str, np.ndarray], classes: Sequence[str]
 ) -> Image.Image:
-    """A picture ``(H, W, 3)`` and class maps ``(H, W)`` in a row, each under its name, the colours' names below."""
+    """A picture and class maps in a row, each under its name, the colours' names below.
+
+    Args:
+        picture: ``(H, W, 3)``, 0..255.
+        maps: class ids ``(H, W)`` by name; ids beyond the classes are black.
+        classes: names by class id.
+    """
     palette = colours(len(classes))
-    panels = {"picture": picture} | {name: palette[ids] for name, ids in maps.items()}
+    panels = {"picture": picture}
+    for name, ids in maps.items():
+        panels[name] = palette[ids]
     height, width = picture.shape[:2]
-    total = len(panels) * (width + GAP) - GAP
-    occurring = [i for i in range(len(classes)) if any((ids == i).any() for ids in maps.values())]
-    rows = _legend_rows([classes[i] for i in occurring], total)
-    sheet = Image.new(
-        "RGB",
-        (total, BAND + height + BAND * (max((row for row, _ in rows), default=0) + 1)),
-        "white",
-    )
+    sheet_width = len(panels) * (width + GAP) - GAP
+
+    # The classes that occur, and where each one's name is printed.
+    occurring = []
+    for class_id in range(len(classes)):
+        if any((ids == class_id).any() for ids in maps.values()):
+            occurring.append(class_id)
+    places = _legend_places([classes[class_id] for class_id in occurring], sheet_width)
+    last_line = max((line for line, _ in places), default=0)
+
+    sheet_height = BAND + height + BAND * (last_line + 1)
+    sheet = Image.new("RGB", (sheet_width, sheet_height), "white")
     draw = ImageDraw.Draw(sheet)
-    for place, (name, panel) in enumerate(panels.items()):
-        left = place * (width + GAP)
+    for column, (name, panel) in enumerate(panels.items()):
+        left = column * (width + GAP)
         draw.text((left + 2, 2), name, fill="black")
         sheet.paste(Image.fromarray(panel.astype(np.uint8)), (left, BAND))
-    for i, (row, left) in zip(occurring, rows, strict=True):
-        top = BAND + height + row * BAND
-        draw.rectangle(
-            (left, top + 3, left + 10, top + 13),
-            fill=tuple(int(v) for v in palette[i]),
-            outline="black",
-        )
-        draw.text((left + 14, top + 2), classes[i], fill="black")
+    for class_id, (line, left) in zip(occurring, places, strict=True):
+        top = BAND + height + line * BAND
+        colour = tuple(int(value) for value in palette[class_id])
+        draw.rectangle((left, top + 3, left + 10, top + 13), fill=colour, outline="black")
+        draw.text((left + 14, top + 2), classes[class_id], fill="black")
     return sheet
 
 
-def _legend_rows(names: list[str], width: int) -> list[tuple[int, int]]:
-    places, row, left = [], 0, 2
+def _legend_places(names: list[str], width: int) -> list[tuple[int, int]]:
+    """Line and left edge in pixels of each name, broken to lines of a width."""
+    margin = 2
+    places = []
+    line = 0
+    left = margin
     for name in names:
         needed = 26 + 7 * len(name)
-        if left + needed > width and left > 2:
-            row, left = row + 1, 2
-        places.append((row, left))
+        if left + needed > width and left > margin:
+            line += 1
+            left = margin
+        places.append((line, left))
         left += needed
     return places

@@ -513,18 +513,17 @@ def test_in_a_loop_of_ones_own() -> None:
 
 def test_a_search_knows_what_is_measured(made: Path) -> None:
     config = KDCLI(translate([f"recipe={made / 'tiny.yaml'}"]).parser_args()).as_dict()
-    assert [(o.name, o.maximize) for o in _objectives(None, config)] == [
+    assert [(o.name, o.maximize) for o in _objectives(None, config, ())] == [
         ("val/feature_loss", False)
     ]
-    assert _objectives("val/dino_summary_loss", config)[0].name == "val/dino_summary_loss"
+    assert _objectives("val/dino_summary_loss", config, ())[0].name == "val/dino_summary_loss"
     with pytest.raises(UserError, match="objective: no run reports 'val/knn1'"):
-        _objectives("val/knn1", config)
+        _objectives("val/knn1", config, ())
 
 
 def test_what_is_held_out_adds_up_in_full_precision() -> None:
     """Also in a run whose modules are in half precision."""
-    held = HeldOut(["feature_loss"], 8)
-    held.sums, held.gram = held.sums.bfloat16(), held.gram.bfloat16()
+    held = HeldOut(["feature_loss"], 8).to(torch.bfloat16)
     features = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
     for part, loss in zip(features.split(10), (1.0, 2.0, 3.0, 6.0), strict=True):
         held.update(part, {"feature_loss": torch.tensor(loss)})

@@ -30,8 +30,7 @@ def pixel_kd_loss(
     """Per-pixel KD: ``T^2 * mean over valid pixels of KL(teacher || student)``, the softmax over classes.
 
     Source: Liu et al., Structured Knowledge Distillation for Dense Prediction, arXiv 1903.04197, equation 1, with the
-    temperature of arXiv 1503.02531. Shapes: ``(N, C, H, W)``; the target, class ids ``(N, H, W)``, is read for
-    ``ignore_index`` alone.
+    temperature of arXiv 1503.02531.
 
     Args:
         student_logits: ``(N, C, H, W)``.
@@ -63,8 +62,6 @@ def cwd_loss(
     """Channel-wise distillation: ``T^2 / (N C) * sum KL`` of the softmax **over positions**, one a channel.
 
     Source: Shu et al., Channel-wise Knowledge Distillation for Dense Prediction, arXiv 2011.13256, equations 2 and 3.
-    Shapes: ``(N, C, H, W)``, logits or features of one width; the target ``(N, H, W)`` as for :func:`pixel_kd_loss`.
-    The mean is over pictures with a valid pixel.
 
     Args:
         student_logits: ``(N, C, H, W)``: logits, or features of one width.
@@ -82,24 +79,27 @@ def cwd_loss(
     same_shape(student_logits, teacher_logits, "logits")
     positive("temperature", temperature)
     valid = _valid(student_logits, target, ignore_index).flatten(1)[:, None]
-    log_p, log_q = (
-        F.log_softmax(
-            (wide(x).flatten(2) / temperature).masked_fill(~valid, torch.finfo(torch.float32).min),
-            dim=2,
-        )
-        for x in (student_logits, teacher_logits.detach())
-    )
-    divergence = ((log_q.exp() * (log_q - log_p)) * valid).sum(dim=2)
+    log_p_student = _log_softmax_over_positions(student_logits, valid, temperature)
+    log_p_teacher = _log_softmax_over_positions(teacher_logits.detach(), valid, temperature)
+    terms_NCP = log_p_teacher.exp() * (log_p_teacher - log_p_student)
+    divergence_NC = (terms_NCP * valid).sum(dim=2)
     pictures = valid.any(dim=2).sum().clamp_min(1)
-    return temperature**2 * divergence.sum() / (pictures * student_logits.shape[1])
+    channels = student_logits.shape[1]
+    return temperature**2 * divergence_NC.sum() / (pictures * channels)
+
+
+def _log_softmax_over_positions(logits: Tensor, valid: Tensor, temperature: float) -> Tensor:
+    """``(N, C, H, W)`` -> ``(N, C, H W)``; ``valid``, ``(N, 1, H W)``: the positions that take part."""
+    scaled = wide(logits).flatten(2) / temperature
+    nothing = torch.finfo(torch.float32).min
+    return F.log_softmax(scaled.masked_fill(~valid, nothing), dim=2)
 
 
 def pairwise_loss(student_features: Tensor, teacher_features: Tensor, grid: int = 8) -> Tensor:
     """Pair-wise structure: squared difference of the cosine similarities between all positions of a map.
 
     Maps are first average-pooled to at most ``grid`` positions a side. Source: Liu et al., Structured Knowledge
-    Distillation for Dense Prediction, arXiv 1903.04197, equation 2. Shapes: ``(N, C, H, W)``, ``(N, any C, any H, any
-    W)``. The matrices have ``grid^4`` entries a picture.
+    Distillation for Dense Prediction, arXiv 1903.04197, equation 2.
 
     Args:
         student_features: ``(N, C, H, W)``.
@@ -114,12 +114,9 @@ def pairwise_loss(student_features: Tensor, teacher_features: Tensor, grid: int 
     True
     """
     positive("grid", grid)
-    height, width = (
-        min(grid, *sides)
-        for sides in zip(student_features.shape[2:], teacher_features.shape[2:], strict=True)
-    )
-    student, teacher = (
-        cosines(F.adaptive_avg_pool2d(wide(x), (height, width)))
-        for x in (student_features, teacher_features.detach())
-    )
+    student_height, student_width = student_features.shape[2:]
+    teacher_height, teacher_width = teacher_features.shape[2:]
+    size = min(grid, student_height, teacher_height), min(grid, student_width, teacher_width)
+    student = cosines(F.adaptive_avg_pool2d(wide(student_features), size))
+    teacher = cosines(F.adaptive_avg_pool2d(wide(teacher_features.detach()), size))
     return (student - teacher).square().mean()

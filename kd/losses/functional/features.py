@@ -131,19 +131,19 @@ def pkd_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     True
     """
     same_shape(student_features, teacher_features, "features")
-    student, teacher = (
-        _per_channel(wide(student_features)),
-        _per_channel(wide(teacher_features.detach())),
-    )
+    student = _per_channel(wide(student_features))
+    teacher = _per_channel(wide(teacher_features.detach()))
     return F.mse_loss(student, teacher) / 2
 
 
 def _per_channel(x: Tensor) -> Tensor:
     """Mean 0 and variance 1 in each channel, ``(C, N H W)``; a constant channel is 0 and has no gradient."""
-    flat = x.transpose(0, 1).flatten(1)
-    centred = flat - flat.mean(dim=1, keepdim=True)
-    varies = centred.detach().norm(2, 1, keepdim=True) > rounding(flat, 1)
-    deviation = (centred.square().mean(dim=1, keepdim=True) + 1e-12).sqrt()
+    channels_CP = x.transpose(0, 1).flatten(1)  # P: positions of all pictures
+    centred = channels_CP - channels_CP.mean(dim=1, keepdim=True)
+    length = centred.detach().norm(2, 1, keepdim=True)
+    varies = length > rounding(channels_CP, 1)
+    variance = centred.square().mean(dim=1, keepdim=True)
+    deviation = (variance + 1e-12).sqrt()
     return centred / torch.where(varies, deviation, torch.inf)
 
 
@@ -171,9 +171,8 @@ def masked_hint_loss(student_features: Tensor, teacher_features: Tensor, masked:
 def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """One minus the cosine of the two feature vectors at each position: their size does not count.
 
-    Source: the summary term of AM-RADIO, Ranzinger et al., arXiv 2312.06709. Maps, tokens or vectors, already projected
-    to the teacher's width -> ``(N,)``: of each picture the mean, in [0, 2]. A vector of zeros has the cosine 0 with any
-    other, without a gradient.
+    Source: the summary term of AM-RADIO, Ranzinger et al., arXiv 2312.06709. A vector of zeros has the cosine 0 with
+    any other, without a gradient.
 
     Args:
         student_features: maps, tokens or vectors, already projected to the teacher's width.
@@ -189,17 +188,17 @@ def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     same_shape(student_features, teacher_features, "features")
     channels = 1 if student_features.ndim == 4 else -1
     student, teacher = wide(student_features), wide(teacher_features.detach())
-    similarity = F.cosine_similarity(student, teacher, dim=channels) * (student != 0).any(
-        dim=channels
-    )
-    return 1 - similarity.flatten(1).mean(dim=1) if similarity.ndim > 1 else 1 - similarity
+    has_direction = (student != 0).any(dim=channels)
+    similarity = F.cosine_similarity(student, teacher, dim=channels) * has_direction
+    if similarity.ndim > 1:  # of each position
+        similarity = similarity.flatten(1).mean(dim=1)
+    return 1 - similarity
 
 
 def smooth_l1_loss(student_features: Tensor, teacher_features: Tensor, beta: float = 1.0) -> Tensor:
     """Smooth L1: ``d^2 / (2 beta)`` where the difference ``d`` is below ``beta``, ``|d| - beta / 2`` elsewhere.
 
-    Source: Girshick, Fast R-CNN, arXiv 1504.08083, equation 3; of features: AM-RADIO, arXiv 2312.06709. Any shape,
-    already projected to the teacher's width -> ``(N,)``: of each picture the mean over its elements.
+    Source: Girshick, Fast R-CNN, arXiv 1504.08083, equation 3; of features: AM-RADIO, arXiv 2312.06709.
 
     Args:
         student_features: any shape, already projected to the teacher's width.
@@ -227,8 +226,7 @@ def gram_kl_loss(
     With ``S`` the ``(L, L)`` cosines between the positions of one picture: the mean over rows of ``KL(softmax(S_t / T)
     || softmax(S_s / T))``, without a factor ``T^2``. The widths may differ. Source: LightlyTrain's documentation of its
     third distillation method; the Gram matrix of patches as a target is DINOv3's (arXiv 2508.10104, section 4.2), there
-    compared by squared difference. Shapes: ``(N, C_s, H, W)``, ``(N, C_t, H, W)`` -> ``(N,)``, each picture's mean over
-    positions. Takes ``L^2`` numbers each.
+    compared by squared difference.
 
     Args:
         student_features: ``(N, C_s, H, W)``.
@@ -245,11 +243,12 @@ def gram_kl_loss(
     """
     same_grid(student_features, teacher_features)
     positive("temperature", temperature)
-    log_p, log_q = (
-        (cosines(wide(x)) / temperature).log_softmax(dim=2)
-        for x in (student_features, teacher_features.detach())
-    )
-    return F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(dim=2).mean(dim=1)
+    student_NLL = cosines(wide(student_features)) / temperature
+    teacher_NLL = cosines(wide(teacher_features.detach())) / temperature
+    log_p_student = student_NLL.log_softmax(dim=2)
+    log_p_teacher = teacher_NLL.log_softmax(dim=2)
+    divergence = F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True)
+    return divergence.sum(dim=2).mean(dim=1)
 
 
 def cosines(x: Tensor) -> Tensor:
@@ -265,8 +264,7 @@ def pseudo_class_loss(
 
     ``KL(softmax(t K' / T) || softmax(s K' / T))`` with all rows normalised, without a factor ``T^2``. Needs no labels.
     Source: LightlyTrain's documentation of distillation with a queue of representations as a pseudo-classifier; such a
-    queue with two distributions over it is SEED's (Fang et al., arXiv 2101.04731). Shapes: ``(N, D)`` twice, the
-    teacher's features of other (and these) pictures ``K`` ``(K, D)`` -> ``(N,)``.
+    queue with two distributions over it is SEED's (Fang et al., arXiv 2101.04731).
 
     Args:
         student_features: ``(N, D)``, already projected to the teacher's width.
@@ -285,8 +283,9 @@ def pseudo_class_loss(
     same_shape(student_features, teacher_features, "features")
     positive("temperature", temperature)
     keys = F.normalize(wide(classes.detach()), dim=1)
-    log_p, log_q = (
-        (matmul(directions(wide(x), dim=1), keys.T) / temperature).log_softmax(dim=1)
-        for x in (student_features, teacher_features.detach())
-    )
-    return F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(dim=1)
+    student = directions(wide(student_features), dim=1)
+    teacher = directions(wide(teacher_features.detach()), dim=1)
+    log_p_student = (matmul(student, keys.T) / temperature).log_softmax(dim=1)
+    log_p_teacher = (matmul(teacher, keys.T) / temperature).log_softmax(dim=1)
+    divergence = F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True)
+    return divergence.sum(dim=1)

@@ -6,6 +6,7 @@ argument that is wrong (unequal shapes, too few classes, a temperature <= 0).
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +24,7 @@ def kd_loss(
     """Hinton's knowledge distillation: ``T^2 * mean_b sum_c p_t (log p_t - log p_s)``, both at temperature ``T``.
 
     Source: Hinton et al., Distilling the Knowledge in a Neural Network, arXiv 1503.02531. The factor ``T^2`` keeps the
-    size of the gradient when ``T`` changes. With two temperatures the factor is their product. Shapes: ``(N, C)``, or
-    ``(N, C, ...)`` with one distribution a position.
+    size of the gradient when ``T`` changes. With two temperatures the factor is their product.
 
     Args:
         student_logits: ``(N, C)``, or ``(N, C, ...)`` with one distribution a position.
@@ -48,11 +48,8 @@ def kd_loss(
     if teacher_temperature is None:
         teacher_temperature = temperature
     positive("teacher_temperature", teacher_temperature)
-    return (
-        temperature
-        * teacher_temperature
-        * kl_per_position(student_logits, teacher_logits, temperature, teacher_temperature).mean()
-    )
+    divergence = kl_per_position(student_logits, teacher_logits, temperature, teacher_temperature)
+    return temperature * teacher_temperature * divergence.mean()
 
 
 def topk_kd_loss(
@@ -76,6 +73,9 @@ def topk_kd_loss(
         tail: ``(N,)``: ``log sum exp(z_c / T)`` over the teacher's other logits, up to the same constant (over T).
         temperature: ``T`` > 0.
 
+    Returns:
+        A scalar: the mean over the batch.
+
     >>> teacher = torch.tensor([[3.0, 1, -1, 0]])
     >>> values, indices = teacher.topk(3)
     >>> topk_kd_loss(torch.zeros(1, 4), values, indices, teacher[:, 2], 1.0)  # one class left over: exact
@@ -83,22 +83,31 @@ def topk_kd_loss(
     >>> kd_loss(torch.zeros(1, 4), teacher, 1.0)
     tensor(0.7912)
     """
-    log_student = F.log_softmax(wide(student_logits) / temperature, dim=1)
-    rest = log_student.scatter(1, indices, -torch.inf).logsumexp(1, keepdim=True)
-    log_p_student = torch.cat([log_student.gather(1, indices), rest], 1)
-    log_p_teacher = F.log_softmax(
-        torch.cat([wide(values) / temperature, tail[:, None]], 1).detach(), dim=1
-    )
-    divergence = F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True).sum(
-        dim=1
-    )
-    return temperature**2 * divergence.mean()
+    # Student: log p of the k classes, then of all others together.
+    log_p_NC = F.log_softmax(wide(student_logits) / temperature, dim=1)
+    log_rest = log_p_NC.scatter(1, indices, -torch.inf).logsumexp(1, keepdim=True)
+    log_p_student = torch.cat([log_p_NC.gather(1, indices), log_rest], 1)  # (N, k + 1)
+    # Teacher: the same k + 1 numbers from its logits over T.
+    teacher_logits = torch.cat([wide(values) / temperature, tail[:, None]], 1).detach()
+    log_p_teacher = F.log_softmax(teacher_logits, dim=1)
+    divergence = F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True)
+    return temperature**2 * divergence.sum(dim=1).mean()
 
 
 def kl_per_position(
     student_logits: Tensor, teacher_logits: Tensor, temperature: float, teacher_temperature: float
 ) -> Tensor:
-    """``KL(teacher || student)`` over axis 1: ``(N, C, ...)`` twice -> ``(N, ...)``."""
+    """``KL(teacher || student)`` over the classes, in nats.
+
+    Args:
+        student_logits: ``(N, C, ...)``.
+        teacher_logits: the same shape.
+        temperature: of the student's side.
+        teacher_temperature: of the teacher's.
+
+    Returns:
+        ``(N, ...)``.
+    """
     log_p_student = F.log_softmax(wide(student_logits) / temperature, dim=1)
     log_p_teacher = F.log_softmax(wide(teacher_logits.detach()) / teacher_temperature, dim=1)
     return F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True).sum(dim=1)
@@ -107,8 +116,7 @@ def kl_per_position(
 def hard_kd_loss(student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """DeiT's hard distillation: cross-entropy with the teacher's decision, ``-mean_b log p_s(argmax_c teacher)``.
 
-    Source: Touvron et al., Training data-efficient image transformers, arXiv 2012.12877, equation 3. Shapes: ``(N, C)``
-    or ``(N, C, ...)``. Not zero where student and teacher agree.
+    Source: Touvron et al., Training data-efficient image transformers, arXiv 2012.12877, equation 3.
 
     Args:
         student_logits: ``(N, C)`` or ``(N, C, ...)``.
@@ -134,10 +142,13 @@ def dkd_loss(
 ) -> Tensor:
     """Decoupled KD: ``T^2 * mean_b (alpha * TCKD + beta * NCKD)``.
 
-    TCKD is the divergence of (target, all others), NCKD that among the others, renormalised. Source: Zhao et al.,
-    Decoupled Knowledge Distillation, arXiv 2203.08679, equation 7. The others' mass is a logsumexp over the true rest;
-    masking by a large negative number, as in the released code, overflows on strong logits. Shapes: ``(N, C)`` with C
-    >= 3 (with two classes nothing is left among the others), class ids ``(N,)``.
+    With y the target, p the probabilities and q(c) = p(c) / (1 - p(y)) those of the others, all at ``T``:
+
+    - ``TCKD = p_t(y) log(p_t(y) / p_s(y)) + (1 - p_t(y)) log((1 - p_t(y)) / (1 - p_s(y)))``,
+    - ``NCKD = sum_{c != y} q_t(c) log(q_t(c) / q_s(c))``.
+
+    Source: Zhao et al., Decoupled Knowledge Distillation, arXiv 2203.08679, equation 7. The others' mass is a logsumexp
+    over the true rest; masking by a large negative number, as in the released code, overflows on strong logits.
 
     Args:
         student_logits: ``(N, C)``, C >= 3: with two classes nothing is left among the others.
@@ -161,10 +172,13 @@ def dkd_loss(
     same_shape(student_logits, teacher_logits, "logits")
     positive("temperature", temperature)
     is_target = _is_target(target, student_logits, "DKD")
-    in_s, rest_s, among_s = _decouple(wide(student_logits) / temperature, is_target)
-    in_t, rest_t, among_t = _decouple(wide(teacher_logits.detach()) / temperature, is_target)
-    tckd = in_t.exp() * (in_t - in_s) + rest_t.exp() * (rest_t - rest_s)
-    nckd = (among_t.exp() * (among_t - among_s)).masked_fill(is_target, 0).sum(dim=1)
+    student = _decouple(wide(student_logits) / temperature, is_target)
+    teacher = _decouple(wide(teacher_logits.detach()) / temperature, is_target)
+    of_target = teacher.target.exp() * (teacher.target - student.target)
+    of_rest = teacher.rest.exp() * (teacher.rest - student.rest)
+    tckd = of_target + of_rest
+    of_each_other = teacher.others.exp() * (teacher.others - student.others)
+    nckd = of_each_other.masked_fill(is_target, 0).sum(dim=1)
     return temperature**2 * (alpha * tckd + beta * nckd).mean()
 
 
@@ -180,12 +194,24 @@ def _is_target(target: Tensor, logits: Tensor, loss: str) -> Tensor:
     return torch.zeros_like(logits, dtype=torch.bool).scatter(1, target[:, None], True)
 
 
-def _decouple(logits: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """log p(target) ``(N,)``, log p(others) ``(N,)``, log p(c | not target) ``(N, C)``, 0 at the target."""
+class _Decoupled(NamedTuple):
+    """Logarithms of a model's probabilities, the target apart."""
+
+    target: Tensor
+    """``log p(y)``, ``(N,)``."""
+    rest: Tensor
+    """``log(1 - p(y))``, ``(N,)``."""
+    others: Tensor
+    """``log p(c | not y)``, ``(N, C)``; 0 at the target."""
+
+
+def _decouple(logits: Tensor, is_target: Tensor) -> _Decoupled:
+    """``(N, C)`` logits and where a class is the target."""
     log_p = F.log_softmax(logits, dim=1)
-    inside = log_p.masked_fill(~is_target, 0).sum(dim=1)
+    target = log_p.masked_fill(~is_target, 0).sum(dim=1)
     rest = log_p.masked_fill(is_target, -torch.inf).logsumexp(dim=1)
-    return inside, rest, (log_p - rest[:, None]).masked_fill(is_target, 0)
+    others = (log_p - rest[:, None]).masked_fill(is_target, 0)
+    return _Decoupled(target, rest, others)
 
 
 def dist_loss(
@@ -199,7 +225,7 @@ def dist_loss(
 
     Pearson correlations of the two softmax matrices: rows compare classes within a picture, columns pictures within a
     class. Source: Huang et al., Knowledge Distillation from A Stronger Teacher, arXiv 2205.10536, equations 9 to 11. A
-    constant row or column has no correlation and counts as 0. The column term depends on the batch as a whole.
+    constant row or column has no correlation and counts as 0.
 
     Args:
         student_logits: ``(N, C)``.
@@ -227,25 +253,29 @@ def dist_loss(
 
 def _correlation(a: Tensor, b: Tensor, dim: int) -> Tensor:
     """Pearson's over ``dim``; 0, without a gradient, where either is constant."""
-    a, b = (
-        directions(x - x.mean(dim=dim, keepdim=True), dim, eps=1e-8, noise=rounding(x, dim))
-        for x in (a, b)
-    )
-    return (a * b).sum(dim=dim)
+    return (_standard_score(a, dim) * _standard_score(b, dim)).sum(dim=dim)
+
+
+def _standard_score(x: Tensor, dim: int) -> Tensor:
+    """Less the mean over ``dim``, of length 1; 0 where it is constant but for rounding."""
+    centred = x - x.mean(dim=dim, keepdim=True)
+    return directions(centred, dim, eps=1e-8, noise=rounding(x, dim))
 
 
 def standardize_logits(logits: Tensor) -> Tensor:
     """Logit standardisation: ``(x - mean) / (std + 1e-7)`` over the classes, with the unbiased deviation.
 
     Source: Sun et al., Logit Standardization in Knowledge Distillation, arXiv 2403.01427. Applied to both models'
-    logits before any logit loss; cross-entropy keeps the raw ones. Equal logits become 0, without a gradient. Shapes:
-    ``(N, C)`` or ``(N, C, ...)``, C >= 2.
+    logits before any logit loss; cross-entropy keeps the raw ones. Equal logits become 0, without a gradient.
 
     Args:
         logits: ``(N, C)`` or ``(N, C, ...)``, C >= 2.
 
     Returns:
         The same shape, float32 at least.
+
+    Raises:
+        ValueError: one class.
 
     >>> standardize_logits(torch.tensor([[1.0, 2.0, 3.0]])).round(decimals=4)
     tensor([[-1.,  0.,  1.]])
@@ -272,7 +302,7 @@ def nkd_loss(
 
     ``p`` at temperature 1; ``q`` are the probabilities of the other classes at ``T``, renormalised. Source: Yang et
     al., From Knowledge Distillation to Self-Knowledge Distillation, arXiv 2303.13005. Both terms are cross-entropies:
-    the loss is not zero at its optimum. Shapes: ``(N, C)`` with C >= 3, class ids ``(N,)``.
+    the loss is not zero at its optimum.
 
     Args:
         student_logits: ``(N, C)``, C >= 3.
@@ -293,10 +323,13 @@ def nkd_loss(
     positive("temperature", temperature)
     is_target = _is_target(target, student_logits, "NKD")
     student, teacher = wide(student_logits), wide(teacher_logits.detach())
-    in_s, in_t = (_decouple(x, is_target)[0] for x in (student, teacher))
-    among_s, among_t = (_decouple(x / temperature, is_target)[2] for x in (student, teacher))
-    others = (among_t.exp() * among_s).masked_fill(is_target, 0).sum(dim=1)
-    return -(in_t.exp() * in_s + gamma * temperature**2 * others).mean()
+    log_p_student = _decouple(student, is_target).target
+    log_p_teacher = _decouple(teacher, is_target).target
+    log_q_student = _decouple(student / temperature, is_target).others
+    log_q_teacher = _decouple(teacher / temperature, is_target).others
+    of_others = (log_q_teacher.exp() * log_q_student).masked_fill(is_target, 0).sum(dim=1)
+    of_target = log_p_teacher.exp() * log_p_student
+    return -(of_target + gamma * temperature**2 * of_others).mean()
 
 
 def wsld_loss(
@@ -307,7 +340,6 @@ def wsld_loss(
     The weight, without gradient and at temperature 1, trusts the teacher less on pictures that the student already
     knows better. Source: Zhou et al., Rethinking Soft Labels for Knowledge Distillation, arXiv 2102.00650. The paper
     writes the cross-entropy in place of the divergence; the gradient is the same, and this form is 0 at its optimum.
-    The target: class ids ``(N,)``, or probabilities ``(N, C)``; each picture needs a label.
 
     Args:
         student_logits: ``(N, C)``.
@@ -324,13 +356,11 @@ def wsld_loss(
     same_shape(student_logits, teacher_logits, "logits")
     positive("temperature", temperature)
     student, teacher = wide(student_logits), wide(teacher_logits.detach())
-    own = F.cross_entropy(student.detach(), target, reduction="none")
-    teacher_loss = F.cross_entropy(teacher, target, reduction="none")
-    trust = -torch.expm1(-own / teacher_loss.clamp_min(1e-7))
-    return (
-        temperature**2
-        * (trust * kl_per_position(student, teacher, temperature, temperature)).mean()
-    )
+    student_error = F.cross_entropy(student.detach(), target, reduction="none")
+    teacher_error = F.cross_entropy(teacher, target, reduction="none")
+    trust = -torch.expm1(-student_error / teacher_error.clamp_min(1e-7))  # w_b
+    divergence = kl_per_position(student, teacher, temperature, temperature)
+    return temperature**2 * (trust * divergence).mean()
 
 
 def mlkd_loss(
@@ -343,8 +373,7 @@ def mlkd_loss(
     With ``P`` the ``(N, C)`` softmax matrix at a temperature: instance ``T^2 * KL`` (mean over the batch), batch ``|P_s
     P_s' - P_t P_t'|^2 / N``, class ``|P_s' P_s - P_t' P_t|^2 / C``. Source: Jin et al., Multi-level Logit Distillation,
     CVPR 2023, equations 3 to 8. Paper and code sum over the temperatures, here is their mean; the code also masks the
-    batch and class terms by the teacher's confidence and compares two augmentations. The batch and class terms depend
-    on the batch as a whole.
+    batch and class terms by the teacher's confidence and compares two augmentations.
 
     Args:
         student_logits: ``(N, C)``.
@@ -366,19 +395,27 @@ def mlkd_loss(
     count, classes = student.shape
     levels = []
     for temperature in temperatures:
-        p, q = (F.softmax(x / temperature, dim=1) for x in (student, teacher))
-        batch = (matmul(p, p.T) - matmul(q, q.T)).square().sum() / count
-        across = _squared_norm(p, q) / classes
-        levels.append(kd_loss(student, teacher, temperature) + batch + across)
+        p_student = F.softmax(student / temperature, dim=1)
+        p_teacher = F.softmax(teacher / temperature, dim=1)
+        between_pictures = matmul(p_student, p_student.T) - matmul(p_teacher, p_teacher.T)
+        batch_term = between_pictures.square().sum() / count
+        class_term = _class_distance(p_student, p_teacher) / classes
+        levels.append(kd_loss(student, teacher, temperature) + batch_term + class_term)
     return torch.stack(levels).mean()
 
 
-def _squared_norm(p: Tensor, q: Tensor) -> Tensor:
-    """``|p' p - q' q|^2`` without a ``(C, C)`` matrix: ``|d' p + q' d|^2`` with ``d = p - q``, by N x N products."""
-    d = p - q
-    own, other = matmul(d, p.T), matmul(d, q.T)
-    squares = matmul(d, d.T) * (matmul(p, p.T) + matmul(q, q.T))
-    return (squares + 2 * own * other.T).sum()
+def _class_distance(p: Tensor, q: Tensor) -> Tensor:
+    """``|p' p - q' q|^2`` of ``(N, C)`` matrices without a ``(C, C)`` one.
+
+    With ``d = p - q`` it is ``|d' p + q' d|^2 = |d' p|^2 + |q' d|^2 + 2 <d' p, q' d>``, and of N x N products:
+    ``|d' p|^2 = sum(d d' * p p')``, ``|q' d|^2 = sum(d d' * q q')``, ``<d' p, q' d> = sum(d p' * (d q')')``.
+    """
+    difference = p - q
+    with_p = matmul(difference, p.T)
+    with_q = matmul(difference, q.T)
+    gram_sum = matmul(p, p.T) + matmul(q, q.T)
+    squares = matmul(difference, difference.T) * gram_sum
+    return (squares + 2 * with_p * with_q.T).sum()
 
 
 def binary_kd_loss(
@@ -387,8 +424,7 @@ def binary_kd_loss(
     """KD of independent yes/no answers: ``T^2 * mean_b sum_c KL(Bernoulli(t/T) || Bernoulli(s/T))``.
 
     For labels that do not exclude each other. Source: Yang et al., Multi-Label Knowledge Distillation, arXiv
-    2308.06453, equation 2 (there the mean over labels; here their sum, as for classes everywhere). Shapes: ``(N, C)``,
-    one logit a label.
+    2308.06453, equation 2 (there the mean over labels; here their sum, as for classes everywhere).
 
     Args:
         student_logits: ``(N, C)``, one logit a label.
@@ -403,10 +439,8 @@ def binary_kd_loss(
     """
     same_shape(student_logits, teacher_logits, "logits")
     positive("temperature", temperature)
-    student, teacher = (
-        wide(student_logits) / temperature,
-        wide(teacher_logits.detach()) / temperature,
-    )
+    student = wide(student_logits) / temperature
+    teacher = wide(teacher_logits.detach()) / temperature
     yes = teacher.sigmoid() * (F.logsigmoid(teacher) - F.logsigmoid(student))
     no = (-teacher).sigmoid() * (F.logsigmoid(-teacher) - F.logsigmoid(-student))
     return temperature**2 * (yes + no).flatten(1).sum(dim=1).mean()

@@ -12,6 +12,7 @@ from kd.losses.functional._checks import directions, matmul, positive, wide
 
 
 def _embeddings(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as ``(N, D)``, float32 at least, the teacher's detached."""
     if len(student) != len(teacher):
         raise ValueError(
             f"student_features and teacher_features must have one batch size, got {len(student)} "
@@ -23,8 +24,7 @@ def _embeddings(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
 def rkd_distance_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """RKD's distance term: smooth L1 between pairwise distances, each model's divided by its mean positive one.
 
-    Source: Park et al., Relational Knowledge Distillation, arXiv 1904.05068, equations 5 to 7. The mean over all N^2
-    pairs; 0 for a batch of one.
+    Source: Park et al., Relational Knowledge Distillation, arXiv 1904.05068, equations 5 to 7.
 
     Args:
         student_features: ``(N, D)``.
@@ -42,9 +42,9 @@ def rkd_distance_loss(student_features: Tensor, teacher_features: Tensor) -> Ten
 
 
 def _distances(x: Tensor) -> Tensor:
-    distances = torch.cdist(
-        x, x, compute_mode="donot_use_mm_for_euclid_dist"
-    )  # by products: noise near zero
+    """Pairwise distances over their mean, ``(N, D)`` -> ``(N, N)``; pairs of equal samples are not in the mean."""
+    # Not by matrix products, which leave noise near zero.
+    distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     positives = distances > 0
     mean = (distances * positives).sum() / positives.sum().clamp_min(1)
     return distances / torch.where(mean > 0, mean, torch.ones_like(mean))
@@ -55,8 +55,7 @@ def rkd_angle_loss(
 ) -> Tensor:
     """RKD's angle term: smooth L1 between the cosines of the angles of all triplets.
 
-    Source: Park et al., arXiv 1904.05068, equations 8 and 9. The mean over all triplets, N^2 for each of ``vertices``
-    (default: all samples). Takes as many numbers of memory.
+    Source: Park et al., arXiv 1904.05068, equations 8 and 9.
 
     Args:
         student_features: ``(N, D)``.
@@ -77,9 +76,10 @@ def rkd_angle_loss(
 
 
 def _angles(x: Tensor, vertices: slice | None) -> Tensor:
-    at = x if vertices is None else x[vertices]
-    units = directions(x[None] - at[:, None], dim=2)
-    return matmul(units, units.transpose(1, 2))
+    """Cosines of the angles at each of V vertices between all pairs of samples, ``(N, D)`` -> ``(V, N, N)``."""
+    vertices_VD = x if vertices is None else x[vertices]
+    units_VND = directions(x[None] - vertices_VD[:, None], dim=2)
+    return matmul(units_VND, units_VND.transpose(1, 2))
 
 
 def rkd_loss(
@@ -138,8 +138,7 @@ def cka_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """One minus the linear centred kernel alignment of the two batches of features.
 
     ``1 - |X' Y|^2 / (|X' X| |Y' Y|)``, columns centred, Frobenius norms. Source: Kornblith et al., Similarity of Neural
-    Network Representations Revisited, arXiv 1905.00414, equation 7. Computed from the ``(N, N)`` Gram matrices. In [0,
-    1]; 1 where a model gives all pictures the same features, as with a batch of one.
+    Network Representations Revisited, arXiv 1905.00414, equation 7. Computed from the ``(N, N)`` Gram matrices.
 
     Args:
         student_features: ``(N, ...)``.
@@ -163,8 +162,8 @@ def crd_loss(scores: Tensor, num_samples: int) -> Tensor:
     """CRD's contrastive term: is the first of K + 1 candidates the true partner, the others noise?
 
     ``-mean_b [log h(0) + sum_{k > 0} log (1 - h(k))]`` with ``h = P / (P + K / num_samples)`` and ``P = exp(score)``.
-    Source: Tian et al., Contrastive Representation Distillation, arXiv 1910.10699, equation 18, and its code.
-    ``scores``: ``(N, K + 1)``, log of the normalised similarity, the true partner first.
+    Source: Tian et al., Contrastive Representation Distillation, arXiv 1910.10699, equation 18, and its code. With
+    ``n = log(K / num_samples)``: ``log h = logsigmoid(score - n)`` and ``log(1 - h) = logsigmoid(n - score)``.
 
     Args:
         scores: ``(N, K + 1)``: log of the normalised similarity, the true partner first.
@@ -178,7 +177,8 @@ def crd_loss(scores: Tensor, num_samples: int) -> Tensor:
     """
     positive("num_samples", num_samples)
     scores = wide(scores)
-    noise = scores.new_full((), (scores.shape[1] - 1) / num_samples).log()
-    found = F.logsigmoid(scores[:, 0] - noise)
-    rejected = F.logsigmoid(noise - scores[:, 1:]).sum(dim=1)
-    return -(found + rejected).mean()
+    negatives = scores.shape[1] - 1
+    log_noise = scores.new_full((), negatives / num_samples).log()
+    partner_term = F.logsigmoid(scores[:, 0] - log_noise)
+    noise_terms = F.logsigmoid(log_noise - scores[:, 1:]).sum(dim=1)
+    return -(partner_term + noise_terms).mean()

@@ -10,7 +10,7 @@ def hadamard(order: int) -> Tensor:
     """A normalised Hadamard matrix ``(order, order)``, float64: orthogonal, all entries ``+-1 / sqrt(order)``.
 
     By Sylvester's doubling and Paley's two constructions over primes: 1, 2, and among the multiples of 4 all usual
-    widths of vision models; a ValueError for others. Source: Paley, On Orthogonal Matrices, 1933.
+    widths of vision models. Source: Paley, On Orthogonal Matrices, 1933.
 
     Args:
         order: > 0.
@@ -29,6 +29,7 @@ def hadamard(order: int) -> Tensor:
 
 
 def _signs(order: int) -> Tensor:
+    """A Hadamard matrix of 1 and -1; arguments and errors as of :func:`hadamard`."""
     two = torch.tensor([[1.0, 1], [1, -1]], dtype=torch.float64)
     if order == 1:
         return torch.ones(1, 1, dtype=torch.float64)
@@ -38,13 +39,16 @@ def _signs(order: int) -> Tensor:
         raise ValueError(
             f"no Hadamard matrix has the order {order}: it must be 1, 2 or a multiple of 4"
         )
-    if _is_prime(order - 1):  # order - 1 = 3 mod 4
+    # Paley's first construction: order - 1 is a prime, and 3 modulo 4.
+    if _is_prime(order - 1):
         return torch.eye(order, dtype=torch.float64) + _with_border(_residues(order - 1), -1.0)
+    # His second: half the order, less 1, is a prime, and 1 modulo 4.
     half = order // 2
-    if half % 4 == 2 and _is_prime(half - 1):  # half - 1 = 1 mod 4
+    if half % 4 == 2 and _is_prime(half - 1):
         turned = torch.tensor([[1.0, -1], [-1, -1]], dtype=torch.float64)
         core = _with_border(_residues(half - 1), 1.0)
         return torch.kron(core, two) + torch.kron(torch.eye(half, dtype=torch.float64), turned)
+    # Sylvester's doubling.
     try:
         return torch.kron(two, _signs(half))
     except ValueError:
@@ -58,16 +62,20 @@ def _is_prime(number: int) -> bool:
 def _residues(prime: int) -> Tensor:
     """Paley's matrix: 1 where the difference of column and row is a square modulo ``prime``, else -1; 0 if equal."""
     squares = {i * i % prime for i in range(1, prime)}
-    sign = torch.tensor(
-        [0.0, *(1.0 if i in squares else -1.0 for i in range(1, prime))], dtype=torch.float64
-    )
+    sign_of_difference = torch.full((prime,), -1.0, dtype=torch.float64)
+    sign_of_difference[list(squares)] = 1.0
+    sign_of_difference[0] = 0.0
     index = torch.arange(prime)
-    return sign[(index[None] - index[:, None]) % prime]
+    differences = (index[None] - index[:, None]) % prime
+    return sign_of_difference[differences]
 
 
 def _with_border(core: Tensor, left: float) -> Tensor:
+    """A matrix with one row more above, of 1, and one column more on the left, of ``left``; 0 in the corner."""
     bordered = torch.zeros(len(core) + 1, len(core) + 1, dtype=torch.float64)
-    bordered[1:, 1:], bordered[0, 1:], bordered[1:, 0] = core, 1.0, left
+    bordered[1:, 1:] = core
+    bordered[0, 1:] = 1.0
+    bordered[1:, 0] = left
     return bordered
 
 
