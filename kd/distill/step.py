@@ -80,9 +80,7 @@ class Distillation(nn.Module):
         self.teacher: RunTeacher | None
         run_teacher = as_teacher(teacher, teacher_prepare)
         object.__setattr__(self, "teacher", run_teacher)  # not registered: it is not trained
-        objective = objective_of(
-            task, losses, task_loss_weight, taps, teacher_of, run_teacher
-        )
+        objective = objective_of(task, losses, task_loss_weight, taps, teacher_of, run_teacher)
         self.student = make_student(student, run_teacher, objective, data, prepare)
         self._range = RangeCheck()
 

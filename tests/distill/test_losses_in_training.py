@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+import yaml
 from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
@@ -191,6 +192,43 @@ def test_losses_over_the_batch_see_the_batches_of_all_processes(
     for key, value in one.items():
         torch.testing.assert_close(two[key], value, rtol=1e-4, atol=1e-5)
     assert max((two[key] - value).abs().max() for key, value in other.items()) > 1e-3
+
+
+def test_features_alone_of_a_vit_teach_a_cnn(
+    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under bfloat16, by every feature loss. An untrained classifier has no accuracy; the last epoch counts."""
+    stages = {
+        "student": "layer[13]",
+        "teacher": "blocks.*",
+    }  # a finer and a coarser grid than the teacher's
+    chosen: dict[str, Any] = {name: {"class_path": name} for name in ("HintLoss", *FEATURE)}
+    taps = {name: stages for name in ("HintLoss", *FEATURE) if FEATURE.get(name, BLOCKS)}
+    recipe = write_recipe(
+        tmp_path / "tiny.yaml", pictures, teacher, model__distill_losses=chosen, model__taps=taps,
+        model__task_loss_weight=0.0, trainer__precision="bf16-mixed",
+        model__student={"arch": "resnet18", "img_size": 32, "kwargs": {"channels": [8, 16, 24, 32]}},
+    )  # fmt: skip
+    assert train_main([f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
+    out = capsys.readouterr().out
+    assert "student.safetensors holds the last epoch" in out
+    assert "acc1" not in out
+    (folder,) = run_folders(recipe)
+    header, *rows = (folder / "metrics.csv").read_text().splitlines()
+    assert "val/" not in header
+    assert all(f"train/{name}_loss" in header for name in chosen)
+    assert "nan" not in "".join(rows)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["student"]["val"] == summary["student"]["best_val"] == {}
+    last = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    for key, value in student_of(folder).items():
+        assert torch.equal(value, last[f"students.student.model.{key}"]), key
+    assert train_main([f"recipe={recipe}", "checkpoint.monitor=val/acc1"]) == 2
+    assert "checkpoint.monitor: nothing trains the student's classifier" in capsys.readouterr().err
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["checkpoint"]["monitor"] = "val/acc1"  # as a run from before may have it
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
 
 
 # -- single losses ---------------------------------------------------------------------------------------------------
