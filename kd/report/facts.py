@@ -93,13 +93,15 @@ class Facts(StepFacts):
     def epochs(self) -> float:
         """Epochs that the run is to have, whichever limit comes first; infinite where no setting limits them."""
         setting = (self.run.config.get("trainer") or {}).get("max_epochs")
-        limits = [self.header.get("max_epochs", setting)]
-        if (self.header.get("max_steps") or -1) > 0:
-            limits.append(
-                self.header["max_steps"]
-                * ratio(self.header.get("accumulate", 1), self.batches_per_epoch)
-            )
-        return min([n for n in limits if n is not None and n > 0], default=math.inf)
+        max_epochs = self.header.get("max_epochs", setting)
+        limits: list[float] = []
+        if max_epochs is not None:
+            limits.append(max_epochs)
+        max_steps = self.header.get("max_steps") or -1
+        if max_steps > 0:
+            epochs_a_step = ratio(self.header.get("accumulate", 1), self.batches_per_epoch)
+            limits.append(max_steps * epochs_a_step)
+        return min([limit for limit in limits if limit > 0], default=math.inf)
 
     @cached_property
     def epochs_done(self) -> float | None:
@@ -116,22 +118,24 @@ class Facts(StepFacts):
     @cached_property
     def wall_s(self) -> float | None:
         """Seconds from the process's start to its newest record: the clock that start-up is measured by."""
-        began = self.header.get("t")
-        if began is None or not self.startup["s"]:
+        header_t = self.header.get("t")
+        startup_s = self.startup["s"]
+        if header_t is None or not startup_s:
             return None
-        first = self.startup["parts"].get("first step", 0.0)  # the header is written before it
-        newest = max([s["t"] for s in self.steps[-1:]] + [self.total.get("t", began)])
-        return self.startup["s"] + max(0.0, newest - began - first)
+        newest_t = self.total.get("t", header_t)
+        if self.steps:
+            newest_t = max(self.steps[-1]["t"], newest_t)
+        # The header is written before the first step, whose seconds are part of the start-up.
+        first_step_s = self.startup["parts"].get("first step", 0.0)
+        return startup_s + max(0.0, newest_t - header_t - first_step_s)
 
     @cached_property
     def epoch_s(self) -> float | None:
         """Seconds an epoch with its validation, from the mean step and the epoch's length."""
-        whole = self.step_ms + self.phases.get("validation", 0.0)
-        return (
-            whole * self.batches_per_epoch / 1000
-            if whole and math.isfinite(self.batches_per_epoch)
-            else None
-        )
+        batch_ms = self.step_ms + self.phases.get("validation", 0.0)
+        if not batch_ms or not math.isfinite(self.batches_per_epoch):
+            return None
+        return batch_ms * self.batches_per_epoch / 1000
 
     @cached_property
     def planned_s(self) -> float | None:
@@ -170,11 +174,10 @@ class Facts(StepFacts):
     @cached_property
     def length(self) -> float | None:
         """Epochs of the whole run: as many as it had, or is to have where it still trains."""
-        return (
-            self.epochs_done
-            if "status" in self.run.summary or not math.isfinite(self.epochs)
-            else self.epochs
-        )
+        has_ended = "status" in self.run.summary
+        if has_ended or not math.isfinite(self.epochs):
+            return self.epochs_done
+        return self.epochs
 
     @cached_property
     def hours(self) -> float | None:
@@ -192,7 +195,9 @@ class Facts(StepFacts):
     @cached_property
     def hours_per_epoch(self) -> float | None:
         """Hours an epoch, start-up and validation included; None before any is recorded."""
-        return ratio(self.hours, self.epochs_done) if self.epochs_done and self.hours else None
+        if not self.epochs_done or not self.hours:
+            return None
+        return ratio(self.hours, self.epochs_done)
 
     # -- the teacher ---------------------------------------------------------------------------------------------------
     @cached_property
@@ -221,80 +226,93 @@ class Facts(StepFacts):
 
     @cached_property
     def computed_share(self) -> float:
-        """Of the run's batches, those whose answers the teacher computed: the others were read from a cache."""
-        cache = self.run.summary.get("cache") if self.cached else None
-        counts = [cache] if cache and "answers_read" in cache else list((cache or {}).values())
-        read, computed = (
-            sum(c[f"answers_{what}"] for c in counts) for what in ("read", "computed")
-        )
+        """Share of the run's answers that the teacher computed, 0 to 1; the others were read from a cache.
+
+        As counted at the run's end; before it, as its epochs and the cache's views would have it.
+        """
+        if not self.cached:
+            return 1.0
+        cache = self.run.summary.get("cache") or {}
+        by_teacher = [cache] if "answers_read" in cache else list(cache.values())
+        read = sum(counts["answers_read"] for counts in by_teacher)
+        computed = sum(counts["answers_computed"] for counts in by_teacher)
         if read + computed:
             return ratio(computed, read + computed)
-        return min(1.0, ratio(self.views, self.epochs_done or self.epochs)) if self.cached else 1.0
+        return min(1.0, ratio(self.views, self.epochs_done or self.epochs))
 
     @cached_property
     def teacher_ms(self) -> float | None:
         """Ms of the teacher in a step that computes its answers; ``None``: no step has."""
-        return (
-            ratio(self.phases.get("teacher", 0.0), self.computed_share)
-            if self.computed_share
-            else None
-        )
+        if not self.computed_share:
+            return None
+        return ratio(self.phases.get("teacher", 0.0), self.computed_share)
 
     @cached_property
     def views_before(self) -> float:
-        """Views that were in the cache before the run, from the share of answers it had to compute; 0 without a
-        cache.
+        """Views that were in the cache before the run; 0 without a cache.
+
+        Of the views that its epochs needed, those that it did not have to compute.
         """
-        done = self.epochs_done or self.epochs
-        known = self.cached and math.isfinite(done)
-        return max(0.0, min(self.views, done) - self.computed_share * done) if known else 0.0
+        epochs = self.epochs_done or self.epochs
+        if not self.cached or not math.isfinite(epochs):
+            return 0.0
+        return max(0.0, min(self.views, epochs) - self.computed_share * epochs)
 
     @cached_property
     def cache_bytes(self) -> float | None:
-        """A checksum, the largest logit, all logits and features in half precision, for each view of each picture."""
+        """Bytes of a full cache, with the answers in half precision; None before the run's end.
+
+        Of each view of each picture: 8 bytes for a checksum and the largest logit; 2 for each class, or 4 for each of
+        the largest ``cache_topk`` with its class; and the features.
+        """
         data = self.run.summary.get("data")
         if not data:
             return None
-        kept = self._teacher.get("cache_topk")
-        answer = (
-            8 + (4 * kept if kept else 2 * data["classes"]) + self.header.get("feature_bytes", 0)
-        )
-        return data["train"] * min(self.views, self.epochs) * answer
+        largest = self._teacher.get("cache_topk")
+        logits_bytes = 4 * largest if largest else 2 * data["classes"]
+        answer_bytes = 8 + logits_bytes + self.header.get("feature_bytes", 0)
+        return data["train"] * min(self.views, self.epochs) * answer_bytes
 
     # -- what was learnt -----------------------------------------------------------------------------------------------
     def best_val(self, student: str = "") -> float | None:
         """The task's main metric of the student that is exported; while the run trains, its best value so far."""
+        metric = self.run.primary
         exported = self.run.model_of(student).get("best_val") or {}
-        if "status" in self.run.summary and self.run.primary in exported:
-            return exported[self.run.primary]
-        column = f"{student}/val/{self.run.primary}" if student else f"val/{self.run.primary}"
-        known = [row[column] for row in self.run.metrics if column in row]
-        best = min if less_is_better(self.run.primary) else max
-        return best(known) if known else None
+        has_ended = "status" in self.run.summary
+        if has_ended and metric in exported:
+            return exported[metric]
+        column = f"{student}/val/{metric}" if student else f"val/{metric}"
+        values = [row[column] for row in self.run.metrics if column in row]
+        if not values:
+            return None
+        return min(values) if less_is_better(metric) else max(values)
 
 
 def tier_of(run: RunRecords) -> TierFacts | None:
     """The tier's readings of all ranks together; None where there are too few."""
-    whole = [readings for readings in run.tier.values() if len(readings) > 1]
-    if not whole:
+    by_rank = [readings for readings in run.tier.values() if len(readings) > 1]
+    if not by_rank:
         return None
+
+    # Of each machine what it has made between the first reading and the last, for all ranks together.
     machines: dict[str, dict[str, Any]] = {}
-    for readings in whole:
-        before = {m["node"]: m for m in readings[0]["machines"]}
+    for readings in by_rank:
+        first_counts = {machine["node"]: machine for machine in readings[0]["machines"]}
         for machine in readings[-1]["machines"]:
-            known = machines.setdefault(
-                machine["node"], {**machine, "makers": 0, "batches": 0, "busy_s": 0.0, "mb": 0}
-            )
-            known["makers"] += machine["makers"]
-            for what in ("batches", "busy_s", "mb"):
-                known[what] += machine[what] - before.get(machine["node"], {}).get(what, 0)
-    ready = [reading["ready"] for readings in whole for reading in readings]
+            node = machine["node"]
+            nothing_yet = {**machine, "makers": 0, "batches": 0, "busy_s": 0.0, "mb": 0}
+            sums = machines.setdefault(node, nothing_yet)
+            sums["makers"] += machine["makers"]
+            for name in ("batches", "busy_s", "mb"):
+                sums[name] += machine[name] - first_counts.get(node, {}).get(name, 0)
+
+    ready = [reading["ready"] for readings in by_rank for reading in readings]
     return TierFacts(
-        machines,
-        max(r[-1]["t"] - r[0]["t"] for r in whole),
-        ratio(sum(ready), len(ready)),
-        whole[0][-1]["may_ask"],
-        len(whole),
-        sum(r[-1]["made_again"] for r in whole),
-        sum(r[-1]["made_twice"] for r in whole),
+        machines=machines,
+        seconds=max(readings[-1]["t"] - readings[0]["t"] for readings in by_rank),
+        ready=ratio(sum(ready), len(ready)),
+        may_ask=by_rank[0][-1]["may_ask"],
+        ranks=len(by_rank),
+        made_again=sum(readings[-1]["made_again"] for readings in by_rank),
+        made_twice=sum(readings[-1]["made_twice"] for readings in by_rank),
     )

@@ -17,7 +17,8 @@ def print_features(results: list[dict[str, Any]]) -> None:
     Args:
         results: the content of ``eval_*.json``, one for each model.
     """
-    _print_models(results[0], _feature_rows(results, _short([result["run"] for result in results])))
+    names = _without_common_folders([result["run"] for result in results])
+    _print_models(results[0], _feature_rows(results, names))
     if "probe" not in results[0]:
         print(
             "k-NN and ridge probe need labelled pictures: data.probe.root=DIR (DIR/train/<class>, DIR/val/<class>)"
@@ -41,17 +42,25 @@ def print_evaluation(result: dict[str, Any]) -> None:
 
 def print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int]]) -> None:
     """Each model, each teacher once, and the differences to the first in points."""
-    first, names = results[0], _short([result["run"] for result in results])
+    first = results[0]
+    names = _without_common_folders([result["run"] for result in results])
+
+    # Each teacher once, then all students.
     models: list[tuple[str, Any]] = []
     for name, result in zip(names, results, strict=True):
-        if "teacher" in result and result["teacher"] not in [teacher for _, teacher in models]:
+        teachers = [teacher for _, teacher in models]
+        if "teacher" in result and result["teacher"] not in teachers:
             models.append((f"teacher of {name}", result["teacher"]))
-    models += [(name, result["student"]) for name, result in zip(names, results, strict=True)]
-    gaps = [
-        [f"{name} - {names[0]}, points", *_gaps(first["student"], result["student"], _shown(first))]
-        for name, result in zip(names[1:], results[1:], strict=True)
-    ]
+    for name, result in zip(names, results, strict=True):
+        models.append((name, result["student"]))
+
+    # Below them each other student's difference to the first.
+    gaps: list[list[str]] = []
+    for name, result in zip(names[1:], results[1:], strict=True):
+        row = _gaps(first["student"], result["student"], _shown(first))
+        gaps.append([f"{name} - {names[0]}, points", *row])
     _print_models(first, models, gaps)
+
     for name, pair in zip(names[1:], pairs, strict=False):
         print(_paired(names[0], name, pair, first["pictures"]))
     for name, result in zip(names, results, strict=True):
@@ -67,30 +76,37 @@ def _paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str
     >>> _paired("a", "b", (2, 6), 100)
     'a alone is right on 2 of 100 pictures, b alone on 6: +4.0 ± 2.8 points (standard error, paired by picture)'
     """
-    mine, others = pair
-    gap = (others - mine) / pictures
-    error = (((mine + others) / pictures - gap**2) / pictures) ** 0.5
-    text = f"{first} alone is right on {mine} of {pictures} pictures, {other} alone on {others}: {100 * gap:+.1f}"
-    return f"{text} ± {100 * error:.1f} points (standard error, paired by picture)"
+    # Of N pictures b and c are right for one model alone. Their difference d is -1, 0 or 1 a picture, so that its
+    # mean is (c - b) / N and its variance (b + c) / N - mean^2; the standard error is the root of variance / N.
+    first_alone, other_alone = pair
+    gap = (other_alone - first_alone) / pictures
+    variance = (first_alone + other_alone) / pictures - gap**2
+    error = (variance / pictures) ** 0.5
+    return (
+        f"{first} alone is right on {first_alone} of {pictures} pictures, {other} alone on {other_alone}: "
+        f"{100 * gap:+.1f} ± {100 * error:.1f} points (standard error, paired by picture)"
+    )
 
 
-def _short(names: list[str]) -> list[str]:
-    """Names without the folders that all of them share."""
-    parts = [Path(name).parts for name in names]
-    while all(len(part) > 1 for part in parts) and len({part[0] for part in parts}) == 1:
-        parts = [part[1:] for part in parts]
-    return [str(Path(*part)) for part in parts]
+def _without_common_folders(names: list[str]) -> list[str]:
+    """Names without the leading folders that all of them share; each keeps its last part."""
+    paths = [Path(name).parts for name in names]
+    while all(len(path) > 1 for path in paths):
+        if len({path[0] for path in paths}) > 1:
+            break
+        paths = [path[1:] for path in paths]
+    return [str(Path(*path)) for path in paths]
 
 
 def _gaps(first: dict[str, float], other: dict[str, float], shown: Sequence[str]) -> list[str]:
-    share = f"x {other['params'] / first['params']:.2f}"
-    return [
-        share,
-        *(
-            f"{100 * (other[k] - first[k]):+.1f}" if k in first and k in other else ""
-            for k in shown
-        ),
-    ]
+    """The quotient of the parameters, and of each shown metric the difference in points; "" where one lacks it."""
+    cells = [f"x {other['params'] / first['params']:.2f}"]
+    for metric in shown:
+        if metric in first and metric in other:
+            cells.append(f"{100 * (other[metric] - first[metric]):+.1f}")
+        else:
+            cells.append("")
+    return cells
 
 
 def _shown(result: dict[str, Any]) -> list[str]:
@@ -130,43 +146,42 @@ def print_table(
     Console(width=None if sys.stdout.isatty() else width).print(table)
 
 
-def _faithful(found: dict[str, Any] | None) -> list[str]:
-    if found is None:
+def _faithful(fidelity: dict[str, Any] | None) -> list[str]:
+    """How faithful the student is to its teacher, in lines, from the content of ``fidelity.json``."""
+    if fidelity is None:
         return []
-    if found["kind"] == "numbers":
-        of_both = [target for target in found["targets"] if "correlation" in target]
-        return [
-            f"{target['name']}: student and teacher differ by {target['difference']:.4g} on average, correlation "
-            f"{target['correlation']:.3f}"
-            for target in of_both
-        ]
     lines: list[str] = []
-    if "agreement" in found:
-        shares = found["outcomes"]
-        lines = [
-            f"agrees with the teacher: {found['agreement']:.1%}; mean KL divergence {found['kl']:.3f} nats",
+    if fidelity["kind"] == "numbers":
+        for target in fidelity["targets"]:
+            if "correlation" in target:
+                lines.append(
+                    f"{target['name']}: student and teacher differ by {target['difference']:.4g} on average, "
+                    f"correlation {target['correlation']:.3f}"
+                )
+        return lines
+    if "agreement" in fidelity:
+        shares = fidelity["outcomes"]
+        lines += [
+            f"agrees with the teacher: {fidelity['agreement']:.1%}; mean KL divergence {fidelity['kl']:.3f} nats",
             f"both right {shares['both_right']:.1%}, both wrong {shares['both_wrong']:.1%}, "
             f"only the teacher right {shares['only_teacher']:.1%}, only the student {shares['only_student']:.1%}",
         ]
-    lines += [
-        "expected calibration error: "
-        + ", ".join(f"{name} {v:.3f}" for name, v in found["ece"].items())
-    ]
-    lost = [
-        f"{r['name']} {r['teacher']:.0%} -> {r['student']:.0%}"
-        for r in lost_classes(found["per_class"])[:5]
-    ]
-    return lines + (
-        [f"classes that lost most ({found['score']}): " + ", ".join(lost)] if lost else []
-    )
+    errors = ", ".join(f"{name} {error:.3f}" for name, error in fidelity["ece"].items())
+    lines.append(f"expected calibration error: {errors}")
+    lost: list[str] = []
+    for row in lost_classes(fidelity["per_class"])[:5]:
+        lost.append(f"{row['name']} {row['teacher']:.0%} -> {row['student']:.0%}")
+    if lost:
+        lines.append(f"classes that lost most ({fidelity['score']}): {', '.join(lost)}")
+    return lines
 
 
-def _print_robust(found: dict[str, dict[str, list[float]]], whose: str = "") -> None:
-    rows = [
-        [damage, model, *(f"{value:.1%}" for value in values)]
-        for damage, models in found.items()
-        for model, values in models.items()
-    ]
+def _print_robust(accuracies: dict[str, dict[str, list[float]]], whose: str = "") -> None:
+    """``accuracies``: by damage and model, a value for each strength."""
+    rows: list[list[str]] = []
+    for damage, models in accuracies.items():
+        for model, values in models.items():
+            rows.append([damage, model, *(f"{value:.1%}" for value in values)])
     print_table(
         f"{whose}on damaged pictures, by strength", ("", "", "1", "2", "3"), rows, left=("",)
     )
@@ -175,19 +190,16 @@ def _print_robust(found: dict[str, dict[str, list[float]]], whose: str = "") -> 
 def _feature_rows(
     results: Sequence[dict[str, Any]], names: Sequence[str]
 ) -> list[tuple[str, dict[str, float]]]:
-    several, teachers = len(results) > 1, list[tuple[str, dict[str, float]]]()
+    """Name and metrics of each model: each teacher once, then the students."""
+    several = len(results) > 1
+    teachers: list[tuple[str, dict[str, float]]] = []
+    students: list[tuple[str, dict[str, float]]] = []
     for name, result in zip(names, results, strict=True):
-        own = [(key, value) for key, value in result.items() if key.startswith("teacher")]
-        known = [value for _, value in teachers]
-        teachers += [
-            (f"{key} of {name}" if several else key, value)
-            for key, value in own
-            if value not in known
-        ]
-    students = [
-        (name if several else "student", r["student"])
-        for name, r in zip(names, results, strict=True)
-    ]
+        of_earlier_runs = [metrics for _, metrics in teachers]
+        for key, metrics in result.items():
+            if key.startswith("teacher") and metrics not in of_earlier_runs:
+                teachers.append((f"{key} of {name}" if several else key, metrics))
+        students.append((name if several else "student", result["student"]))
     return teachers + students
 
 

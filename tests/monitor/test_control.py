@@ -129,3 +129,7 @@ def test_a_window_of_an_earlier_start_is_not_asked_for_again(recipe: Path) -> No
         3,
         9,
     ]  # 6 is the first after the resume, before the ranks meet
+
+
+def test_parse() -> None:
+    assert parse("off health=10") == {"on": False, "health": 10}

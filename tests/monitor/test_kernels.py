@@ -8,7 +8,7 @@ import torch
 
 from kd import annotate
 from kd.cli import train_main
-from kd.monitor.kernels import summarize
+from kd.monitor.kernels import group_of, summarize
 from kd.report.records import PHASES, read_run
 from tests._helpers import TINY, save_teacher
 
@@ -82,3 +82,8 @@ def test_a_run_that_fails_inside_the_window_leaves_no_profiler_behind(recipe: Pa
     items = ["monitor.kernels_at=3", "monitor.kernels_steps=6"]
     assert train_main([f"recipe={recipe}", f"trainer.callbacks+={fail}", *items]) == 1
     assert not torch.autograd._profiler_enabled()
+
+
+def test_group_of() -> None:
+    assert group_of("aten::_scaled_dot_product_flash_attention") == "attention"
+    assert group_of("aten::gelu") == "other"

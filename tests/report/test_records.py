@@ -10,7 +10,7 @@ import pytest
 
 import kd
 from kd.errors import UserError
-from kd.report.records import Writer, percentile, read_lines, read_run, read_siblings
+from kd.report.records import Writer, is_kept, percentile, read_lines, read_run, read_siblings
 from tests._pages import write_run
 
 STEP: dict[str, Any] = {"kind": "step", "epoch": 0, "t": 0.0, "p": {}}
@@ -141,3 +141,52 @@ def test_other_runs_of_a_recipe_have_numbers_or_names(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to("000")
     parent = tmp_path.name
     assert [*read_siblings(tmp_path / "000", newest=2)] == [f"{parent}/999", f"{parent}/first-try"]
+
+
+def test_a_file_of_records_stays_bounded_and_keeps_an_even_sample(tmp_path: Path) -> None:
+    file = tmp_path / "steps.jsonl"
+    writer = Writer(file, {"of": "steps"}, limit=100)
+    for step in range(1000):
+        writer.write({"kind": "step", "step": step})
+        if step % 10 == 0:
+            writer.write({"kind": "total", "steps": step})
+    writer.close()
+    records, notes = read_lines(file)
+    steps = [r["step"] for r in records if r["kind"] == "step"]
+    assert not notes
+    assert len(records) <= 100
+    assert [r["steps"] for r in records if r["kind"] == "total"][-1] == 990, (
+        "the newest total is kept"
+    )
+    halves = [sum(step < 500 for step in steps), sum(step >= 500 for step in steps)]
+    assert min(halves) > 0.35 * len(steps), f"not an even sample: {halves}"
+    again = Writer(file, {"of": "steps"}, limit=100)
+    assert again.share == writer.share < 1
+    assert again.last_total == {"kind": "total", "steps": 990}
+    again.close()
+
+
+def test_torn_lines_and_newer_schemas_are_noted(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"kind": "header", "schema": 1}\n{"kind": "step"}\n{"kind": "st')
+    records, notes = read_lines(file)
+    assert [r["kind"] for r in records] == ["header", "step"]
+    assert notes == ["x.jsonl: 1 torn line left out"]
+    file.write_text('{"kind": "header", "schema": 99}\n{"kind": "step"}\n')
+    assert read_lines(file) == (
+        [],
+        ["x.jsonl: schema 99 is newer than this kd reads (1): left out"],
+    )
+
+
+def test_what_is_kept_at_a_share_is_kept_at_every_larger_one() -> None:
+    assert all(is_kept(n, 0.5) for n in range(2000) if is_kept(n, 0.25))
+    assert all(is_kept(n, 1.0) for n in range(2000))
+
+
+def test_kept() -> None:
+    assert abs(sum(is_kept(n, 0.25) for n in range(10000)) - 2500) < 5
+
+
+def test_percentile() -> None:
+    assert percentile([1, 2, 3, 4], 50) == 2.5

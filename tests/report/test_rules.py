@@ -8,7 +8,7 @@ import pytest
 
 from kd.report.limits import Swing
 from kd.report.records import RunRecords, read_run
-from kd.report.rules import RULES, Explained
+from kd.report.rules import RULES, Explained, by_rule, thresholds_of
 from tests._pages import write_run
 
 PICTURES = {"constant": 0.0, "duplicated": 0.0, "low": 0, "high": 255, "bytes": True}
@@ -187,3 +187,13 @@ def test_a_run_that_balances_its_classes_is_not_warned_of_them(tmp_path: Path) -
     assert "ClassImbalance" in {finding.rule for finding in Explained(run).findings}
     run.config = {"data": {"balance_classes": True}}
     assert "ClassImbalance" not in {finding.rule for finding in Explained(run).findings}
+
+
+def test_thresholds_of() -> None:
+    assert thresholds_of("Overtraining") == {"patience": 10, "delta": 0.001}
+
+
+def test_by_rule() -> None:
+    assert by_rule({"Overfit.drop": 0.1, "Overfit": {"patience": 5}}) == {
+        "Overfit": {"drop": 0.1, "patience": 5}
+    }

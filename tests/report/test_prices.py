@@ -1,0 +1,44 @@
+"""Tables of prices: of machines, on demand and spot."""
+
+from pathlib import Path
+
+import pytest
+
+from kd.errors import UserError
+from kd.report.prices import by_kind, input_machines, price_of, read_prices
+
+
+def test_prices_of_machines(tmp_path: Path) -> None:
+    table = tmp_path / "prices.yaml"
+    table.write_text("big: 30\nsmall: {on_demand: 3, spot: 1, vcpus: 72}\n")
+    prices = read_prices(table)
+    assert price_of(["big", "2*small:spot"], prices) == 32
+    assert input_machines(prices) == {
+        "small": {"price": 3.0, "vcpus": 72.0, "gpus": 0},
+        "small:spot": {"price": 1.0, "vcpus": 72.0, "gpus": 0},
+    }
+    assert by_kind(["big", "2*small:spot"], prices)["spot"] == 32
+    assert by_kind(["big"], prices) == {}
+    with pytest.raises(
+        UserError, match=r"monitor.instances: no price of 'big:spot'; known: big, small, small:spot"
+    ):
+        price_of(["big:spot"], prices)
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", "big: -1", "big: {cheap: 1}", "big: {vcpus: 4}", "big: three"]
+)
+def test_tables_that_are_no_prices_are_refused(tmp_path: Path, text: str) -> None:
+    table = tmp_path / "prices.yaml"
+    table.write_text(text)
+    with pytest.raises(UserError, match=r"monitor.prices"):
+        read_prices(table)
+
+
+def test_input_machines() -> None:
+    assert input_machines(
+        {"gpu": {"on_demand": 37.688}, "cpu": {"on_demand": 3.672, "spot": 1.5, "vcpus": 72}}
+    ) == {
+        "cpu": {"price": 3.672, "vcpus": 72, "gpus": 0},
+        "cpu:spot": {"price": 1.5, "vcpus": 72, "gpus": 0},
+    }
