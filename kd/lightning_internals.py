@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 
 from lightning_fabric.loggers.csv_logs import _ExperimentWriter
+from lightning_fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning_fabric.utilities.distributed import _init_dist_connection
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.plugins.precision import Precision
-from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy
+from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from pytorch_lightning.trainer.connectors import data_connector
 from torch.optim import Optimizer
@@ -55,6 +57,21 @@ def make_loader_again(trainer: Trainer) -> None:
 def prepare_data_without_groups() -> None:
     """Removes the barrier for which Lightning makes a gloo group, which not every backend allows."""
     data_connector._InfiniteBarrier = nullcontext  # type: ignore[assignment,misc]
+
+
+def set_timeout(strategy: Strategy, seconds: float) -> float:
+    """Sets the time-out of the process group that a strategy will join, where its own ``timeout`` was not given.
+
+    Returns:
+        Seconds of the time-out that counts.
+    """
+    timeout = getattr(strategy, "_timeout", None)  # None: a strategy of a single process
+    if timeout is None:
+        return seconds
+    if timeout == default_pg_timeout:
+        timeout = timedelta(seconds=seconds)
+        strategy._timeout = timeout  # type: ignore[attr-defined]
+    return timeout.total_seconds()
 
 
 def run_closure(

@@ -828,6 +828,11 @@ class Settings:
     (torch.set_float32_matmul_precision).
     """
 
+    rank_timeout_s: Annotated[float, Range("> 0 and < 1000000")] = 600.0
+    """Seconds that processes wait for one that does not come to a step; then the run fails and
+    names it.
+    """
+
     students: dict[str, dict] | None = None
     """Several students in one run: name -> the settings in which it differs (model.student.arch:
     ...).

@@ -144,7 +144,7 @@ def _ended_by(
 ) -> int:
     """Says why a run ended before its time; returns the exit status."""
     stop = cli.summary.preemption.interruption(error)
-    known = run_error(error)
+    known = run_error(error) or cli.rank_watch.explain(error)
     if stop is not None:
         kept = stop.checkpoint.is_file()
         where = f"checkpoint: {stop.checkpoint}" if kept else "no checkpoint yet"

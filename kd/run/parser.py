@@ -36,6 +36,7 @@ from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.probe import FeatureProbe
 from kd.callbacks.progress import Progress
+from kd.callbacks.rank_watch import RankWatch
 from kd.callbacks.run_folder import RunFolder, unclaimed
 from kd.callbacks.summary import Summary
 from kd.data.datamodule import DistillationDataModule
@@ -44,7 +45,7 @@ from kd.errors import UserError
 from kd.fit_to_machine.precision import choose_kernels, choose_precision
 from kd.launch.cluster import Cluster
 from kd.launch.processes import check_processes, started
-from kd.lightning_internals import runs_in_child_processes
+from kd.lightning_internals import runs_in_child_processes, set_timeout
 from kd.module.distillation import DistillationModule
 from kd.monitor.keys import MonitorSpec, monitors
 from kd.optim import OptimSpec
@@ -286,8 +287,10 @@ class KDCLI:
         self.summary = Summary(self.folder, preflight, preemption, config.recipe, config.seed, best)
         loggers = Loggers(self.loggers, self._build_loggers, flatten(self.as_dict()))
         nodes = Nodes(self.cluster.launcher if self.cluster else None)
+        self.rank_watch = RankWatch(config.rank_timeout_s)
         ours: list[Callback] = [
             nodes,
+            self.rank_watch,
             preflight,
             FeatureProbe(preflight),
             self.folder,
@@ -338,6 +341,7 @@ class KDCLI:
         benchmark = config.trainer.benchmark is None and not config.trainer.deterministic
         choose_kernels(trainer, models, config.matmul_precision, benchmark)
         trainer.callbacks.insert(0, Export(best, save_student))  # type: ignore[attr-defined]
+        self.rank_watch.timeout_s = set_timeout(trainer.strategy, config.rank_timeout_s)
         files = CheckpointFiles()
         trainer.strategy.checkpoint_io = (
             AsyncCheckpointIO(files) if config.checkpoint.asynchronous else files
