@@ -24,7 +24,9 @@ def recipe_of_a_good_teacher(
     """
     data = draw_folder(home / "data", train=24, val=24)
     model = tiny_vit(seed=1)
-    source = DistillationDataModule(ImageFolder(str(data)), 32, 96, 0)
+    source = DistillationDataModule(
+        ImageFolder(str(data)), img_size=32, batch_size=96, num_workers=0
+    )
     (batch,) = source.eval_dataloader("train")
     with torch.no_grad():
         pictures = preprocess_for(model, 32)(batch["image"])

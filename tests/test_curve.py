@@ -55,7 +55,9 @@ def of_pictures(
     losses: dict[str, DistillLoss],
     **kwargs: object,
 ) -> list[float]:
-    data = DistillationDataModule(ImageFolder(str(pictures)), 32, 8, num_workers=0, augment=augment)
+    data = DistillationDataModule(
+        ImageFolder(str(pictures)), img_size=32, batch_size=8, num_workers=0, augment=augment
+    )
     taught = TeacherSpec(ARCH, 32, checkpoint=str(teacher), kwargs=TINY)
     torch.manual_seed(0)
     student = StudentSpec(ARCH, 32, kwargs={**TINY, "embed_dim": width, "depth": 1})
@@ -83,7 +85,9 @@ def hint(pictures: Path, teacher: Path, folder: Path) -> list[float]:
 
 def segmentation_cwd(pictures: Path, teacher: Path, folder: Path) -> list[float]:
     source = SegmentationFolder(str(draw(folder / "scenes")), class_names=NAMES, ignore_index=9)
-    data = DistillationDataModule(source, (24, 32), 4, num_workers=0, crop_ratio=1.0)
+    data = DistillationDataModule(
+        source, img_size=(24, 32), batch_size=4, num_workers=0, crop_ratio=1.0
+    )
     made = []
     for depth in (1, 2):
         torch.manual_seed(depth)

@@ -36,18 +36,14 @@ if TYPE_CHECKING:
     from kd.data.tier.loader import Tier
 
 
-Present: TypeAlias = Callable[
-    [int, np.ndarray], np.ndarray
-]  # (view, indices) -> bool, which have their answers
-Answering: TypeAlias = Callable[
-    [Callable[..., Batch]], Callable[..., Batch]
-]  # wraps a collate function
-Loaded: TypeAlias = tuple[
-    Dataset[Any], Callable[..., Any]
-]  # samples, and the function that collates them
-Reading: TypeAlias = Callable[
-    [Dataset[Any], Callable[..., Batch]], Loaded
-]  # adds a cache's answers to both
+Present: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
+"""(view, indices ``(N,)``) -> bool ``(N,)``: which pictures have their answers."""
+Answering: TypeAlias = Callable[[Callable[..., Batch]], Callable[..., Batch]]
+"""Wraps a collate function: adds a teacher's answers to its batches."""
+Loaded: TypeAlias = tuple[Dataset[Any], Callable[..., Any]]
+"""Samples, and the function that collates them."""
+Reading: TypeAlias = Callable[[Dataset[Any], Callable[..., Batch]], Loaded]
+"""Adds a cache's answers to both."""
 
 
 class Position:
@@ -66,10 +62,8 @@ class Position:
         """Where the run is in its epoch, counted in samples of all processes."""
         if trainer is None or self._batches is None:
             return {}
-        epoch, done = (
-            trainer.current_epoch,
-            trainer.fit_loop.epoch_loop.batch_progress.current.ready,
-        )
+        epoch = trainer.current_epoch
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if done >= trainer.num_training_batches:
             return {"epoch": epoch + 1, "samples": 0}
         return {"epoch": epoch, "samples": self._batches.samples_after(epoch, done)}
@@ -80,17 +74,18 @@ class Position:
         Raises:
             UserError: ``epoch`` and ``samples`` are not two whole numbers.
         """
-        if state:
-            place = state.get("epoch"), state.get("samples")
-            if not all(type(number) is int and 0 <= number < 2**53 for number in place):
+        if not state:
+            return
+        place = (state.get("epoch"), state.get("samples"))
+        for number in place:
+            if type(number) is not int or not 0 <= number < 2**53:
                 raise UserError(
                     f"resume: the checkpoint's place in the samples must be two numbers, got {place!r:.80}"
                 )
-            self.at = (state["epoch"], state["samples"])
-        if state and trainer and self._batches is not None:
-            make_loader_again(
-                trainer
-            )  # a sharded strategy reads the checkpoint after the loader was made
+        self.at = (state["epoch"], state["samples"])
+        if trainer is not None and self._batches is not None:
+            # A sharded strategy reads the checkpoint after the loader was made.
+            make_loader_again(trainer)
 
 
 def _batches_left(trainer: Trainer) -> float:
@@ -105,6 +100,7 @@ class DistillationDataModule(LightningDataModule):
     def __init__(
         self,
         source: Source | None = None,
+        *,
         img_size: int | tuple[int, int] = DataSettings.img_size,
         batch_size: int | Literal["auto"] = DataSettings.batch_size,
         num_workers: int | Literal["auto"] = DataSettings.num_workers,
@@ -125,63 +121,70 @@ class DistillationDataModule(LightningDataModule):
         class_facts: str | None = None,
     ) -> None:
         super().__init__()
-        given = DataSettings(
-            source,
-            img_size,
-            batch_size,
-            num_workers,
-            crop_ratio,
-            augment,
-            engine,
-            copy_ahead,
-            on_bad_image,
-            check,
-            max_pixels,
-            val_fraction,
-            balance_classes,
-            unlabeled,
-            unlabeled_ratio,
-            seed,
-            tier,
-            probe,
-            class_facts,
-        )  # which refuses what is out of range
-        settings = {"batch_size": batch_size, "num_workers": num_workers}
-        self.auto = {
-            name for name, value in settings.items() if value == "auto"
-        }  # a run measures these; else:
-        self.batch_size: int = 64 if isinstance(batch_size, str) else batch_size
-        self.num_workers: int = max(0, cores() - 1) if isinstance(num_workers, str) else num_workers
+        settings = DataSettings(  # refuses what is out of range
+            source=source,
+            img_size=img_size,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            crop_ratio=crop_ratio,
+            augment=augment,
+            engine=engine,
+            copy_ahead=copy_ahead,
+            on_bad_image=on_bad_image,
+            check=check,
+            max_pixels=max_pixels,
+            val_fraction=val_fraction,
+            balance_classes=balance_classes,
+            unlabeled=unlabeled,
+            unlabeled_ratio=unlabeled_ratio,
+            seed=seed,
+            tier=tier,
+            probe=probe,
+            class_facts=class_facts,
+        )
+        # The loader. A run measures what is "auto"; until then these numbers hold.
+        self.auto: set[str] = set()
+        if isinstance(batch_size, str):  # "auto"
+            self.auto.add("batch_size")
+            batch_size = 64
+        self.batch_size: int = batch_size
+        self.tier = _make_tier(tier, engine, num_workers, self._rank)
+        self.num_workers: int
+        if self.tier is not None:
+            self.num_workers = 0  # the tier's machines load, none of this machine's processes
+        elif isinstance(num_workers, str):  # "auto"
+            self.auto.add("num_workers")
+            self.num_workers = max(0, cores() - 1)
+        else:
+            self.num_workers = num_workers
+        self.copy_ahead = copy_ahead
+        self.wrap_loader: Callable[[DataLoader], Any] | None = None  # around the training loader
+
+        # Pictures and labels.
         self.source = source or FoodTagMini()
-        self.unlabeled, self.unlabeled_ratio, self.balance_classes = (
-            unlabeled,
-            unlabeled_ratio,
-            balance_classes,
-        )
-        self.size, self.crop_ratio, self.augment = (
-            height_width(img_size),
-            crop_ratio,
-            augment or Augment(),
-        )
-        self.seed, self.engine, self.copy_ahead = seed, engine, copy_ahead
+        self.unlabeled = unlabeled
+        self.unlabeled_ratio = unlabeled_ratio
+        self.balance_classes = balance_classes
         self.class_facts = class_facts
         self._facts: ClassFacts | None = None  # read once the classes are known
         self.probe = probe if probe is not None and probe.root else None
-        self.splits = Splits(self.source, given, self.probe)
+        self.splits = Splits(self.source, settings, self.probe)
         self.position = Position()
+
+        # Views.
+        self.size = height_width(img_size)
+        self.crop_ratio = crop_ratio
+        self.augment = augment or Augment()
+        self.seed = seed
+        self.engine = engine
         if self._engine is not None:
             self._engine.check(self.augment, self.source)
-        self.tier = _tier(tier, engine, num_workers, self._rank)
-        if self.tier is not None:
-            self.auto.discard("num_workers")  # all cores of the tier: nothing is to be tried
-            self.num_workers = 0  # no process of this machine loads any
         self._finish: Callable[[Batch], Batch] | None = None  # what is left to the device
+
+        # Set where a teacher's answers are cached.
+        self.views: int | None = None  # view = epoch % views
+        self.reading: Reading | None = None  # loaders read the caches
         self._filling: Loaded | None = None
-        self.views: int | None = (
-            None  # set where a teacher's answers are cached: view = epoch % views
-        )
-        self.reading: Reading | None = None  # likewise: loaders read the caches
-        self.wrap_loader: Callable[[DataLoader], Any] | None = None  # around the training loader
 
     def prepare_data(self) -> None:
         """Checks the pictures of both splits: each machine's first process does, and the others read its result.
@@ -210,16 +213,16 @@ class DistillationDataModule(LightningDataModule):
         Raises:
             UserError: missing data.
         """
-        parts, ratio = self.splits.parts("train"), self.unlabeled_ratio
+        labelled_part = self.splits.parts("train")[0]
         info = info_of(
             self.source,
             self.splits.sizes(),
-            parts[0].targets,
-            self.augment,
-            self.crop_ratio,
-            ratio,
-            self.balance_classes,
-            bool(self.probe and self.splits.listed("probe")),
+            labelled_part.targets,
+            augment=self.augment,
+            crop_ratio=self.crop_ratio,
+            unlabeled_ratio=self.unlabeled_ratio,
+            balance_classes=self.balance_classes,
+            probed=bool(self.probe and self.splits.listed("probe")),
         )
         if self.class_facts is None:
             return info
@@ -263,58 +266,69 @@ class DistillationDataModule(LightningDataModule):
         Raises:
             UserError: a global batch larger than the training set.
         """
-        return self._loader(*self._training(), list(islice(cycle(self._checked_batches()), count)))
+        batches = list(islice(cycle(self._checked_batches()), count))
+        pictures, collate = self._training()
+        return self._loader(pictures, collate, batches)
 
     def _checked_batches(self) -> TrainBatches:
-        batches, total = self._batches(*self._rank()), self.info.train
-        too_large = (
-            f"data.batch_size: {self.batch_size} x {batches.world_size} process(es) is more than"
-        )
-        if self.batch_size * batches.world_size > total:
-            raise UserError(f"{too_large} the {total} training pictures")
-        if not len(batches):
+        """This process's training batches.
+
+        Raises:
+            UserError: a global batch larger than the training set, or than an epoch.
+        """
+        rank, world_size = self._rank()
+        batches = self._batches(rank, world_size)
+        pictures = self.info.train
+        too_large = f"data.batch_size: {self.batch_size} x {world_size} process(es) is more than"
+        if self.batch_size * world_size > pictures:
+            raise UserError(f"{too_large} the {pictures} training pictures")
+        if len(batches) == 0:
             raise UserError(f"{too_large} an epoch's {batches.epoch_length()} pictures")
         batches.repeats = bool(self.trainer and self.trainer.overfit_batches)  # type: ignore[attr-defined]
         return batches
 
     def _batches(self, rank: int, world_size: int) -> TrainBatches:
-        split, unlabelled = self.split("train"), self.splits.unlabelled()
+        targets = self.split("train").targets
+        unlabelled = self.splits.unlabelled()
+        labelled = len(targets) - unlabelled
         return TrainBatches(
-            len(split.targets) - unlabelled,
+            labelled,
             self.batch_size,
             self.seed,
             rank,
             world_size,
-            unlabelled,
-            self.unlabeled_ratio,
-            self.views,
-            self.augment.mixes,
-            np.asarray(split.targets[: len(split.targets) - unlabelled])
-            if self.balance_classes
-            else None,
+            unlabelled=unlabelled,
+            ratio=self.unlabeled_ratio,
+            views=self.views,
+            paired=self.augment.mixes,
+            classes=np.asarray(targets[:labelled]) if self.balance_classes else None,
         )
 
     @property
     def _engine(self) -> ModuleType | None:
         """The module of an engine that leaves work to the device."""
-        return (
-            None
-            if self.engine in ("torch", "ray")
-            else import_module(f"kd.data.engines.{self.engine}")
-        )
+        if self.engine in ("torch", "ray"):
+            return None
+        return import_module(f"kd.data.engines.{self.engine}")
 
     def _training(self) -> Loaded:
         """Random views: samples and their collate function; sets what an engine leaves to the device."""
-        split, kind, classes = self.split("train"), self.source.kind, len(self.source.classes)
-        mix, engine = MixPairs(self.augment, max(1, classes), self.seed), self._engine
-        pictures: Dataset[Any] = self._pictures(split, train_transform(self.size, self.augment))
-        collate: Callable[..., Any] = Collate(mix, kind, classes)
-        if engine is not None:
-            self._finish = engine.VIEWS(self.size, self.augment, mix, kind)
+        split = self.split("train")
+        kind = self.source.kind
+        classes = len(self.source.classes)
+        mix = MixPairs(self.augment, max(1, classes), self.seed)
+        engine = self._engine
+        pictures: Dataset[Any]
+        collate: Callable[..., Any]
+        if engine is None:
+            pictures = self._pictures(split, train_transform(self.size, self.augment))
+            collate = Collate(mix, kind, classes)
+        else:
             pictures = engine.SAMPLES(
                 split, self.size, self.augment, self.seed, self.splits.max_pixels, self.source
             )
             collate = partial(engine.pack, partial(kind.pack, classes=classes))
+            self._finish = engine.VIEWS(self.size, self.augment, mix, kind)
         if self.reading is None or self.tier is not None:  # a tier's machines don't have the caches
             return pictures, collate
         return self.reading(pictures, collate)
@@ -335,7 +349,9 @@ class DistillationDataModule(LightningDataModule):
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Makes the views of a batch that came without them (``engine=device``, ``dali``)."""
-        return self._finish(batch) if self._finish is not None and "plan" in batch else batch
+        if self._finish is None or "plan" not in batch:
+            return batch
+        return self._finish(batch)
 
     def fill_dataloader(
         self,
@@ -345,22 +361,32 @@ class DistillationDataModule(LightningDataModule):
         world_size: int,
         answering: Answering | None = None,
     ) -> DataLoader:
-        """Batches of one view that lack an answer by ``present(view, index)``; ``answering`` wraps their collate."""
-        order = (
-            self._batches(0, 1).order(view)
-            if self.augment.mixes
-            else np.arange(len(self.split("train").targets))
-        )
-        dealt = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)][
-            rank::world_size
-        ]
-        batches = [
-            [(int(i), view) for i in batch] for batch in dealt if not present(view, batch).all()
-        ]
+        """This process's batches of one view in which a picture lacks its answer.
+
+        Args:
+            view: number of the view.
+            present: which pictures have their answers.
+            rank: of this process.
+            world_size: number of processes; batches are dealt to them in turn.
+            answering: adds a teacher's answers to the batches, in the loader.
+        """
+        if self.augment.mixes:  # pairs that are mixed stay together
+            order = self._batches(0, 1).order(view)
+        else:
+            order = np.arange(len(self.split("train").targets))
+        starts = range(0, len(order), self.batch_size)
+        batches = []
+        for start in starts[rank::world_size]:
+            indices = order[start : start + self.batch_size]
+            if not present(view, indices).all():
+                batches.append([(int(i), view) for i in indices])
         if self._filling is None:  # one for all views: a data tier receives it once
             pictures, collate = self._training()
-            self._filling = pictures, answering(collate) if answering else collate
-        return self._loader(*self._filling, batches)
+            if answering is not None:
+                collate = answering(collate)
+            self._filling = (pictures, collate)
+        pictures, collate = self._filling
+        return self._loader(pictures, collate, batches)
 
     def val_dataloader(self) -> DataLoader:
         """Validation batches of this process, in order."""
@@ -390,18 +416,24 @@ class DistillationDataModule(LightningDataModule):
         return torch.stack([picture for picture, _ in self.sample(count)])
 
     def sample(self, count: int, labelled: bool = False) -> Iterator[tuple[Tensor, Target]]:
-        """The first ``count`` training pictures of a fixed shuffle (``labelled``: of those with a class id), as they
-        are for validation: pairs of uint8 ``(3, H, W)`` and target.
+        """The first training pictures of a fixed shuffle, as validation shows them.
+
+        Args:
+            count: how many at most.
+            labelled: of pictures with a class id alone.
+
+        Returns:
+            Pairs of uint8 ``(3, H, W)`` and target; a picture is decoded when its pair is taken.
         """
         split = self.split("train")
-        (pictures, _), targets = self._evaluation(split), split.targets
-        order = map(int, TrainBatches(len(targets), 1, self.seed).order(0))
-        wanted = (
-            i
-            for i in order
-            if not labelled or (isinstance(of := targets[i], int | np.integer) and of >= 0)
-        )
-        return ((pictures[i, 0][0], targets[i]) for i in islice(wanted, count))
+        pictures, _ = self._evaluation(split)
+        numbers: list[int] = []
+        for i in TrainBatches(len(split.targets), 1, self.seed).order(0).tolist():
+            if len(numbers) == count:
+                break
+            if not labelled or _is_class_id(split.targets[i]):
+                numbers.append(i)
+        return ((pictures[i, 0][0], split.targets[i]) for i in numbers)
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -451,9 +483,20 @@ class DistillationDataModule(LightningDataModule):
         }
 
 
-def _tier(
-    spec: TierSpec | None, engine: str, makers: int | str, rank: Callable[[], tuple[int, int]]
+def _is_class_id(target: Target) -> bool:
+    """Whether a target is one class; False for a picture without a label (-1)."""
+    return isinstance(target, int | np.integer) and target >= 0
+
+
+def _make_tier(
+    spec: TierSpec | None, engine: str, workers: int | str, rank: Callable[[], tuple[int, int]]
 ) -> "Tier | None":
+    """The machines of ``engine=ray``; None with any other engine.
+
+    Raises:
+        UserError: ``spec`` without ``engine=ray``.
+        ValueError: no workers.
+    """
     if engine != "ray":
         if spec is not None:
             raise UserError(
@@ -462,9 +505,9 @@ def _tier(
         return None
     from kd.data.tier.loader import Tier
 
-    if makers == 0:
+    if workers == 0:
         raise ValueError("num_workers must be auto or >= 1 with engine=ray, got 0")
-    return Tier(spec or TierSpec(), None if isinstance(makers, str) else makers, rank)
+    return Tier(spec or TierSpec(), None if isinstance(workers, str) else workers, rank)
 
 
 def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """The order of samples: a function of (seed, epoch) alone, the same for every number of processes."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -9,9 +10,8 @@ from torch.utils.data import Sampler
 Key = tuple[int, int]
 """(index, view), with which a data set is indexed. The view is the epoch, or ``epoch % views`` with a fixed number of
 views; a sample that repeats within an epoch gets another view (:data:`TURN`). Padding has view -1."""
-TURN = (
-    2**32
-)  # added to the view for each repetition of a sample in an epoch: more than there are epochs
+TURN = 2**32
+"""Added to the view for each repetition of a sample in an epoch: more than there are epochs."""
 
 GOLDEN = (5**0.5 - 1) / 2
 """The golden ratio's fraction: the first n multiples of it, modulo 1, are spread evenly over [0, 1) for every n."""
@@ -64,10 +64,10 @@ class TrainBatches(Sampler[list[Key]]):
     resume_at: tuple[int, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        given = self.classes
-        self.groups = (
-            [] if given is None else [np.flatnonzero(given == c) for c in np.unique(given)]
-        )
+        self.groups: list[np.ndarray] = []  # the labelled samples of each class
+        if self.classes is not None:
+            for class_id in np.unique(self.classes):
+                self.groups.append(np.flatnonzero(self.classes == class_id))
 
     @property
     def sampler(self) -> "TrainBatches":
@@ -85,49 +85,60 @@ class TrainBatches(Sampler[list[Key]]):
 
     def batches_before(self, samples: int) -> int:
         """How many batches count as done after ``samples`` samples of an epoch: all but those still to come."""
-        step = self.batch_size * self.world_size
-        return len(self) - (self.epoch_length() - samples) // step
+        global_batch = self.batch_size * self.world_size
+        batches_to_come = (self.epoch_length() - samples) // global_batch
+        return len(self) - batches_to_come
 
     def samples_after(self, epoch: int, batches: int) -> int:
         """How many samples of ``epoch`` (of all processes) are done after ``batches`` batches."""
-        step = self.batch_size * self.world_size
+        global_batch = self.batch_size * self.world_size
         if self.resume_at is None or self.resume_at[0] != epoch:
-            return batches * step
-        return self.resume_at[1] + (batches - self.batches_before(self.resume_at[1])) * step
+            return batches * global_batch
+        _, samples_before = self.resume_at
+        batches_since = batches - self.batches_before(samples_before)
+        return samples_before + batches_since * global_batch
 
     def order(self, epoch: int) -> np.ndarray:
         """Indices of an epoch's samples, of all processes: ``(epoch_length(),)``."""
-        rng, view = np.random.default_rng([self.seed, epoch]), self.view(epoch)
+        rng = np.random.default_rng([self.seed, epoch])
+        view = self.view(epoch)
+
+        # A view that repeats keeps its pairs: they are shuffled as pairs.
         if self.paired and view != epoch:
-            first = self.order(view)
-            even = len(first) - len(first) % 2
-            return np.concatenate(
-                [rng.permutation(first[:even].reshape(-1, 2)).reshape(-1), first[even:]]
-            )
+            first_order = self.order(view)
+            even = len(first_order) - len(first_order) % 2
+            pairs = rng.permutation(first_order[:even].reshape(-1, 2))
+            return np.concatenate([pairs.reshape(-1), first_order[even:]])
+
+        # Samples of one kind alone.
         if not self.unlabelled:
             return rng.permutation(self._labelled(epoch))
         if self.ratio is None:
             return self.length + rng.permutation(self.unlabelled)
-        more = self.epoch_length() - self.length
-        labelled = self._labelled(epoch)
-        if not self.paired:
-            return rng.permutation(np.concatenate([labelled, self._in_turn(epoch * more, more)]))
-        if more <= self.unlabelled:
-            return rng.permutation(np.concatenate([labelled, self._once(epoch, more)]))
-        return self._in_whole_pairs(rng, more - self.unlabelled)
+
+        # Labelled and unlabelled samples in one shuffled order.
+        count = self.epoch_length() - self.length  # of unlabelled samples in an epoch
+        if self.paired and count > self.unlabelled:
+            return self._in_whole_pairs(rng, count - self.unlabelled)
+        if self.paired:
+            unlabelled = self._once(epoch, count)
+        else:
+            unlabelled = self._in_turn(epoch * count, count)
+        return rng.permutation(np.concatenate([self._labelled(epoch), unlabelled]))
 
     def _labelled(self, epoch: int) -> np.ndarray:
-        """The labelled samples of an epoch, all of them or as many of each class."""
+        """The labelled samples of an epoch, ``(length,)``: each once, or with ``classes`` as many of each class."""
         if not self.groups:
             return np.arange(self.length)
         rng = np.random.default_rng([self.seed, epoch, 3])
-        count, more = divmod(self.length, len(self.groups))
-        turns = [(c + epoch) % len(self.groups) < more for c in range(len(self.groups))]
-        shares = [
-            np.resize(rng.permutation(g), count + turn)
-            for g, turn in zip(self.groups, turns, strict=True)
-        ]
-        return np.concatenate(shares)
+        # The samples that don't divide evenly go to ``remainder`` of the classes, to others in each epoch.
+        count, remainder = divmod(self.length, len(self.groups))
+        samples = []
+        for class_number, group in enumerate(self.groups):
+            has_one_more = (class_number + epoch) % len(self.groups) < remainder
+            # np.resize cuts a large class, and repeats a small one.
+            samples.append(np.resize(rng.permutation(group), count + has_one_more))
+        return np.concatenate(samples)
 
     def view(self, epoch: int) -> int:
         """Number of the view that an epoch shows: the epoch itself, or one of ``views`` where a cache repeats them."""
@@ -135,28 +146,35 @@ class TrainBatches(Sampler[list[Key]]):
 
     def _in_turn(self, first: int, count: int) -> np.ndarray:
         """``count`` unlabelled samples from position ``first`` of the endless sequence of permutations."""
-        passes = range(first // self.unlabelled, (first + count - 1) // self.unlabelled + 1)
-        drawn = [
-            np.random.default_rng([self.seed, i, 1]).permutation(self.unlabelled) for i in passes
-        ]
+        first_pass = first // self.unlabelled
+        last_pass = (first + count - 1) // self.unlabelled
+        sequence = [np.empty(0, int)]
+        for number in range(first_pass, last_pass + 1):
+            rng = np.random.default_rng([self.seed, number, 1])
+            sequence.append(rng.permutation(self.unlabelled))
         start = first % self.unlabelled
-        return self.length + np.concatenate([*drawn, np.empty(0, int)])[start : start + count]
+        return self.length + np.concatenate(sequence)[start : start + count]
 
     def _once(self, epoch: int, count: int) -> np.ndarray:
-        """An epoch's ``count`` unlabelled samples, leaving out repetitions."""
-        drawn = self._in_turn(epoch * count, count + self.unlabelled)
-        _, first = np.unique(drawn, return_index=True)
-        return drawn[np.sort(first)][:count]
+        """An epoch's ``count`` unlabelled samples, in the order of the endless sequence without its repetitions."""
+        samples = self._in_turn(epoch * count, count + self.unlabelled)
+        _, first_places = np.unique(samples, return_index=True)
+        return samples[np.sort(first_places)][:count]
 
     def _in_whole_pairs(self, rng: np.random.Generator, repeated: int) -> np.ndarray:
         """All samples once, and pairs of unlabelled ones again, ``repeated`` (even) samples more."""
+        # Pairs of unlabelled samples, which may repeat.
         unlabelled = self.length + rng.permutation(self.unlabelled)
-        pairs = unlabelled[: self.unlabelled // 2 * 2].reshape(-1, 2)
-        rest = rng.permutation(np.concatenate([np.arange(self.length), unlabelled[pairs.size :]]))
-        even = len(rest) // 2 * 2
-        again = np.resize(pairs, (repeated // 2, 2))
-        order = rng.permutation(np.concatenate([rest[:even].reshape(-1, 2), pairs, again]))
-        return np.concatenate([order.reshape(-1), rest[even:]])
+        even = self.unlabelled // 2 * 2
+        unlabelled_pairs = unlabelled[:even].reshape(-1, 2)
+        repeated_pairs = np.resize(unlabelled_pairs, (repeated // 2, 2))
+        # Pairs of the labelled samples, and of an unlabelled one that was left over.
+        others = rng.permutation(np.concatenate([np.arange(self.length), unlabelled[even:]]))
+        even = len(others) // 2 * 2
+        other_pairs = others[:even].reshape(-1, 2)
+        # All pairs in one shuffled order; a last sample without a partner comes last.
+        pairs = rng.permutation(np.concatenate([other_pairs, unlabelled_pairs, repeated_pairs]))
+        return np.concatenate([pairs.reshape(-1), others[even:]])
 
     def epoch_length(self) -> int:
         """Samples of an epoch, before an incomplete global batch is dropped."""
@@ -164,37 +182,43 @@ class TrainBatches(Sampler[list[Key]]):
             return self.length
         if self.ratio is None:
             return self.unlabelled
-        more = round(self.ratio * self.length)
-        if self.paired and more > self.unlabelled:
-            repeated = (more - self.unlabelled) // 2 * 2 if self.unlabelled > 1 else 0
-            more = self.unlabelled + repeated
-        return self.length + more
+        count = round(self.ratio * self.length)  # of unlabelled samples
+        if self.paired and count > self.unlabelled:  # whole pairs repeat, see order()
+            has_pairs = self.unlabelled > 1
+            repeated = (count - self.unlabelled) // 2 * 2 if has_pairs else 0
+            count = self.unlabelled + repeated
+        return self.length + count
 
     def __len__(self) -> int:
         return self.epoch_length() // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        epoch, shown = self.epoch, 0 if self.repeats else self.epoch
-        order, view = self.order(shown), self.view(shown)
-        step = self.batch_size * self.world_size
-        done = self.resume_at[1] if self.resume_at and self.resume_at[0] == epoch else 0
-        views = np.full(len(order), view)
-        if self.views is None and (
-            self.groups or self.unlabelled
-        ):  # with a cache a repetition has the same view
+        shown_epoch = 0 if self.repeats else self.epoch
+        order = self.order(shown_epoch)
+        views = np.full(len(order), self.view(shown_epoch))
+        may_repeat = bool(self.groups or self.unlabelled)
+        if may_repeat and self.views is None:  # with a cache a repetition has the same view
             views += TURN * _turns(order)
-        for start in range(done, self.epoch_length() - step + 1, step):
-            mine = start + self.rank * self.batch_size
-            there = slice(mine, mine + self.batch_size)
-            yield list(zip(order[there].tolist(), views[there].tolist(), strict=True))
+
+        done = 0  # samples of this epoch, of all processes
+        if self.resume_at is not None and self.resume_at[0] == self.epoch:
+            done = self.resume_at[1]
+        global_batch = self.batch_size * self.world_size
+        for start in range(done, self.epoch_length() - global_batch + 1, global_batch):
+            first = start + self.rank * self.batch_size
+            last = first + self.batch_size
+            indices = order[first:last].tolist()
+            yield list(zip(indices, views[first:last].tolist(), strict=True))
 
 
 def _turns(order: np.ndarray) -> np.ndarray:
     """How often each sample has occurred before in an epoch's order; the shape of ``order``."""
     sorting = np.argsort(order, kind="stable")
-    of_sample = order[sorting]
+    sorted_samples = order[sorting]
+    # A sample's place in the sorted order, less the place of its first occurrence there.
+    first_places = np.searchsorted(sorted_samples, sorted_samples)
     turns = np.empty(len(order), int)
-    turns[sorting] = np.arange(len(order)) - np.searchsorted(of_sample, of_sample)
+    turns[sorting] = np.arange(len(order)) - first_places
     return turns
 
 
@@ -210,6 +234,8 @@ class EvalBatches(Sampler[list[Key]]):
         batch_size: samples a batch of one process.
         rank: of this process.
         world_size: number of processes.
+        limit: batches to use: a number, or a fraction of all (float).
+        seed: orders the samples where not all batches are used.
     """
 
     def __init__(
@@ -221,23 +247,29 @@ class EvalBatches(Sampler[list[Key]]):
         limit: float = 1.0,
         seed: int = 0,
     ) -> None:
-        self.length, self.batch_size = length, batch_size
-        self.rank, self.world_size = rank, world_size
-        self.used = min(
-            len(self), limit if isinstance(limit, int) else max(1, int(limit * len(self)))
-        )
+        self.length = length
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.share = math.ceil(length / world_size)  # samples of each rank, with padding
+        if not isinstance(limit, int):
+            limit = max(1, int(limit * len(self)))
+        self.used = min(len(self), limit)
         self.order = np.arange(length)
         if self.used < len(self):
-            places = (np.random.default_rng([seed, 4]).random() + self.order * GOLDEN) % 1
+            # The fractions of start + n GOLDEN are spread evenly, so their ranks are a spread order of the samples.
+            start = np.random.default_rng([seed, 4]).random()
+            places = (start + self.order * GOLDEN) % 1
             self.order = places.argsort().argsort()
 
     def __len__(self) -> int:
-        share = -(-self.length // self.world_size)
-        return -(-share // self.batch_size)
+        return math.ceil(self.share / self.batch_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        share = -(-self.length // self.world_size)
-        mine = [self.rank + i * self.world_size for i in range(share)]
-        keys = [(int(self.order[i]), 0) if i < self.length else (0, -1) for i in mine]
-        for start in range(0, share, self.batch_size):
+        keys = []
+        for i in range(self.share):
+            number = self.rank + i * self.world_size
+            is_padding = number >= self.length
+            keys.append((0, -1) if is_padding else (int(self.order[number]), 0))
+        for start in range(0, self.share, self.batch_size):
             yield keys[start : start + self.batch_size]

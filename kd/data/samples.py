@@ -16,15 +16,26 @@ from kd.data.sources import Source, Split, fetch, named
 from kd.data.targets import Targets
 from kd.data.transforms import MixPairs, seeded
 
-Sample = tuple[Tensor, Any, Key]  # Picture, target (id, ids, or mask), (index, epoch)
-KEPT_BYTES = 2**28  # of decoded pictures, the first ones, in a process without loader workers
+Sample = tuple[Tensor, Any, Key]
+"""Picture uint8 ``(3, H, W)``, target (id, ids, numbers or mask), (index, epoch)."""
+DECODED_BYTES = 2**28
+"""Of decoded pictures that a process without loader workers holds, the first ones that it reads."""
 
 
 class Samples(Dataset[Any]):
-    """One split by (index, view), with the source's kind of target."""
+    """One split by (index, view), with the source's kind of target.
+
+    Args:
+        split: the pictures.
+        seed: of the run; views depend on it.
+        source: of the split; None: pictures with one label each.
+        max_pixels: a picture that claims more is not decoded.
+    """
 
     def __init__(self, split: Split, seed: int, source: Source | None, max_pixels: int) -> None:
-        self.split, self.seed, self.max_pixels = split, seed, max_pixels
+        self.split = split
+        self.seed = seed
+        self.max_pixels = max_pixels
         self.kind = source.kind if source else Targets()
         self.ignore_index = source.ignore_index if source else None
 
@@ -37,7 +48,16 @@ class Samples(Dataset[Any]):
 
 
 class PictureSet(Samples):
-    """One split, decoded and transformed; a view depends on (seed, index, epoch) alone."""
+    """One split, decoded and transformed; a view depends on (seed, index, epoch) alone.
+
+    Args:
+        split: the pictures.
+        transform: uint8 ``(3, H, W)`` -> a view, uint8 ``(3, *size)``.
+        seed: of the run.
+        source: of the split; None: pictures with one label each.
+        max_pixels: a picture that claims more is not decoded.
+        size: height and width of a view.
+    """
 
     def __init__(
         self,
@@ -49,52 +69,73 @@ class PictureSet(Samples):
         size: tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__(split, seed, source, max_pixels)
-        self.transform, self.size = transform, size  # of a view
-        self._kept: dict[int, Tensor] = {}
-        self._room = KEPT_BYTES
+        self.transform = transform
+        self.size = size
+        self._decoded: dict[int, Tensor] = {}
+        self._room = DECODED_BYTES
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample]:
-        fetch(self.split, [index for index, _ in keys])
-        for (
-            index,
-            _,
-        ) in keys:  # before any view: decoder and views in turn evict each other's code (1.3 times the time)
-            if self._room and index not in self._kept and get_worker_info() is None:
-                with suppress(RuntimeError, OSError):  # named below
-                    self._kept[index] = decode(self.split.read(index), self.max_pixels)
-                    self._room = max(0, self._room - self._kept[index].numel())
+        indices = [index for index, _ in keys]
+        fetch(self.split, indices)
+        if get_worker_info() is None:
+            self._decode_ahead(indices)
         return [self[key] for key in keys]
+
+    def _decode_ahead(self, indices: Sequence[int]) -> None:
+        """Decodes a batch's pictures before any of its views is made.
+
+        Decoder and views in turn evict each other's code from the processor's cache: 1.3 times the time.
+        """
+        for index in indices:
+            if not self._room or index in self._decoded:
+                continue
+            with suppress(RuntimeError, OSError):  # __getitem__ reports it
+                picture = decode(self.split.read(index), self.max_pixels)
+                self._decoded[index] = picture
+                self._room = max(0, self._room - picture.numel())
 
     def __getitem__(self, key: Key) -> Sample:
         index, epoch = key
         try:
-            picture = (
-                self._kept[index]
-                if index in self._kept
-                else decode(self.split.read(index), self.max_pixels)
-            )
+            picture = self._decoded.get(index)
+            if picture is None:
+                picture = decode(self.split.read(index), self.max_pixels)
             target = self.split.target(index)
             with seeded(self.seed, index, epoch):
-                return (*self.kind.view(self.transform, picture, target, self.ignore_index), key)
+                view, view_target = self.kind.view(
+                    self.transform, picture, target, self.ignore_index
+                )
         except (RuntimeError, OSError) as error:
             raise RuntimeError(f"{named(self.split, index)} can't be read: {error}") from error
+        return view, view_target, key
 
 
 class Collate:
-    """Samples -> a batch; mixes pairs where the augmentation says so."""
+    """Samples -> a batch.
+
+    Args:
+        mix: mixes pairs of a training batch; None: a validation batch.
+        kind: of the targets.
+        classes: of the source.
+    """
 
     def __init__(
         self, mix: MixPairs | None = None, kind: Targets | None = None, classes: int = 0
     ) -> None:
-        self.mix, self.kind, self.classes = mix, kind or Targets(), classes
+        self.mix = mix
+        self.kind = kind or Targets()
+        self.classes = classes
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
         images = torch.stack([image for image, _, _ in samples])
         targets = self.kind.stack([target for _, target, _ in samples], self.classes)
         keys = [key for _, _, key in samples]
-        real = sum(epoch >= 0 for _, epoch in keys)  # padding comes last
         index = torch.tensor([-1 if epoch < 0 else i for i, epoch in keys])
-        if self.mix:
+        if self.mix is not None:
             images, targets = self.mix(images, targets, keys)
         batch: Batch = {"image": images, "target": targets, "index": index}
-        return {**batch, "real": real} if self.mix is None else {**batch, "view": keys[0][1]}
+        if self.mix is None:
+            batch["real"] = sum(epoch >= 0 for _, epoch in keys)  # padding comes last
+        else:
+            batch["view"] = keys[0][1]
+        return batch

@@ -81,7 +81,8 @@ class LabelSets(Targets):
 
     name = "several labels a picture"
     undefined = ("mixup", "cutmix")
-    one_class, least_classes = False, 1
+    one_class = False
+    least_classes = 1
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """Rows ``(N, C)`` of 0 and 1; NaN for a picture without labels (-1)."""
@@ -97,16 +98,17 @@ class LabelSets(Targets):
 class Numbers(Targets):
     """Some numbers a picture, NaN where one is missing."""
 
-    name, counted = "numbers", "number(s)"
+    name = "numbers"
+    counted = "number(s)"
     undefined = ("mixup", "cutmix")
-    one_class, least_classes = False, 1
+    one_class = False
+    least_classes = 1
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """Rows ``(N, C)``; NaN for a picture without a label (-1)."""
-        return torch.tensor(
-            [x if isinstance(x, list) else [math.nan] * classes for x in targets],
-            dtype=torch.float32,
-        )
+        missing = [math.nan] * classes
+        rows = [target if isinstance(target, list) else missing for target in targets]
+        return torch.tensor(rows, dtype=torch.float32)
 
     def scales(self, targets: Sequence[Any], classes: int) -> list[tuple[float, float]]:
         """Mean and standard deviation of each number over the known targets (NaN and missing ones left out; 1 where
@@ -115,9 +117,10 @@ class Numbers(Targets):
         known = np.asarray(
             [target for target in targets if isinstance(target, list)], dtype=np.float64
         )
+        means, deviations = np.nanmean(known, 0), np.nanstd(known, 0)
         return [
-            (float(mean), float(std) or 1.0)
-            for mean, std in zip(np.nanmean(known, 0), np.nanstd(known, 0), strict=True)
+            (float(mean), float(deviation) or 1.0)
+            for mean, deviation in zip(means, deviations, strict=True)
         ]
 
 
@@ -134,17 +137,17 @@ class Masks(Targets):
         "rotation",
         "before_resize",
     )
-    one_class, least_classes = False, 1
+    one_class = False
+    least_classes = 1
     cut_with_picture = True
 
     def view(
         self, transform: v2.Transform, picture: Tensor, target: Target, ignore_index: int | None
     ) -> tuple[Any, Any]:
         """The view of the picture, and of its mask by the same crop and flip."""
-        found: tuple[Any, Any] = transform(
-            picture, self._whole(target, picture.shape[-2:], ignore_index)
-        )
-        return found
+        mask = self._whole(target, picture.shape[-2:], ignore_index)
+        view, view_mask = transform(picture, mask)
+        return view, view_mask
 
     def stack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """Masks ``(N, H, W)`` of class ids."""
@@ -162,9 +165,8 @@ class Masks(Targets):
             ignore_index: fills the mask of an unlabelled picture.
         """
         top, left, height, width = box
-        return self._whole(target, size, ignore_index).as_subclass(Tensor)[
-            :, top : top + height, left : left + width
-        ]
+        mask = self._whole(target, size, ignore_index).as_subclass(Tensor)
+        return mask[:, top : top + height, left : left + width]
 
     def pack(self, targets: Sequence[Any], classes: int) -> Tensor:
         """All masks' pixels in one row, as their sizes differ."""
@@ -172,16 +174,15 @@ class Masks(Targets):
 
     def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
         """Ids ``(N, *size)``, by nearest pixels, as torch's ``nearest`` chooses them."""
-        lengths = torch.tensor([box[2:] for box in boxes]).to(packed.device, non_blocking=True)[
-            :, :, None
-        ]
-        high, wide = lengths.unbind(1)
-        y, x = (
-            (torch.arange(out, device=packed.device) * (length / out)).long().minimum(length - 1)
-            for out, length in zip(size, (high, wide), strict=True)
-        )
-        start = (high * wide).cumsum(0) - high * wide
-        return packed[start[..., None] + y[:, :, None] * wide[..., None] + x[:, None]]
+        cut_sizes = torch.tensor([(height, width) for _, _, height, width in boxes])
+        cut_sizes = cut_sizes.to(packed.device, non_blocking=True)
+        heights, widths = cut_sizes[:, :, None].unbind(1)  # (N, 1) each
+        y = _nearest(heights, size[0])  # (N, size[0])
+        x = _nearest(widths, size[1])  # (N, size[1])
+        areas = heights * widths
+        starts = areas.cumsum(0) - areas  # of each mask in the row of pixels
+        place = starts[..., None] + y[:, :, None] * widths[..., None] + x[:, None]
+        return packed[place]
 
     def flip(self, target: Tensor, chosen: Tensor, axis: int) -> None:
         """Flips the chosen masks along an axis, in place."""
@@ -192,6 +193,11 @@ class Masks(Targets):
         """A picture's mask; without labels -1, which the task skips, not ``ignore_index``, which distillation skips."""
         if isinstance(target, Tensor):
             return target
-        return tv_tensors.Mask(
-            torch.full((1, *size), 254 if ignore_index == 255 else 255, dtype=torch.uint8)
-        )
+        unlabelled = 254 if ignore_index == 255 else 255
+        return tv_tensors.Mask(torch.full((1, *size), unlabelled, dtype=torch.uint8))
+
+
+def _nearest(lengths: Tensor, size: int) -> Tensor:
+    """The old pixel that each new one of a line takes: lines of ``lengths`` ``(N, 1)`` -> places ``(N, size)``."""
+    new = torch.arange(size, device=lengths.device)
+    return (new * (lengths / size)).long().minimum(lengths - 1)

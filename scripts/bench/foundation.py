@@ -280,7 +280,7 @@ def agreement(file: Path) -> float:
     teacher.load_state_dict({name: value.float() for name, value in load_file(TUNED).items()})
     own = preprocess_for(teacher, SIDE)
     data = DistillationDataModule(
-        Pictures(str(GROCERY / "val")), SIDE, num_workers=0, probe=Probe(str(GROCERY))
+        Pictures(str(GROCERY / "val")), img_size=SIDE, num_workers=0, probe=Probe(str(GROCERY))
     )
     models: dict[str, Callable[[Tensor], Tensor]] = {
         "student": lambda images: student(prepare(images)),

@@ -419,8 +419,15 @@ def feed(part: Part) -> None:
             def rate(
                 engine: str = engine, augment: Any = augment, workers: int = workers
             ) -> dict[str, Any]:
-                data: Any = DistillationDataModule(ImageFolder(str(root)), side, batch, workers,
-                                                   augment=Augment(**augment), engine=engine, check="headers")  # type: ignore[arg-type]  # fmt: skip
+                data: Any = DistillationDataModule(
+                    ImageFolder(str(root)),
+                    img_size=side,
+                    batch_size=batch,
+                    num_workers=workers,
+                    augment=Augment(**augment),
+                    engine=engine,  # type: ignore[arg-type]
+                    check="headers",  # type: ignore[arg-type]
+                )
                 data.prepare_data()
                 batches, count = iter(data.trial_loader(steps + 2 * workers + 1)), 0
                 for _ in range(2 * workers + 1):

@@ -85,9 +85,9 @@ def main() -> None:
         tier = TierSpec(asked.address) if engine == "ray" else None
         data = DistillationDataModule(
             ImageFolder(str(root)),
-            asked.size,
-            asked.batch,
-            workers,
+            img_size=asked.size,
+            batch_size=asked.batch,
+            num_workers=workers,
             engine=engine,
             tier=tier,
             check="off",

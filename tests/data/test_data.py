@@ -183,7 +183,7 @@ def test_small_sets_are_decoded_once_without_loader_workers(
 
     split, read = module(pictures, num_workers=0).split("train"), list[int]()
     size = decode(split.read(3)).numel()
-    monkeypatch.setattr(samples, "KEPT_BYTES", room * size)
+    monkeypatch.setattr(samples, "DECODED_BYTES", room * size)
     monkeypatch.setattr(samples, "get_worker_info", lambda: worker)
     views = samples.PictureSet(split, train_transform((32, 32), STRONG), 0)
     keys = [(i, view) for view in range(2) for i in (3, 1, 2)]

@@ -31,7 +31,12 @@ def batches(
     pictures: Path, engine: Any, augment: Augment, **kwargs: Any
 ) -> list[dict[str, torch.Tensor]]:
     data = DistillationDataModule(
-        ImageFolder(str(pictures)), 32, 8, engine=engine, augment=augment, **kwargs
+        ImageFolder(str(pictures)),
+        img_size=32,
+        batch_size=8,
+        engine=engine,
+        augment=augment,
+        **kwargs,
     )
     loader = data.train_dataloader()
     loader.batch_sampler.set_epoch(3)

@@ -464,7 +464,7 @@ def test_targets_do_not_move_while_training(
         name: kept[f"students.student.objective.losses.f.targets.{name}"]
         for name in ("mean", "turn", "rows")
     }
-    data = DistillationDataModule(ImageFolder(str(pictures)), 32)
+    data = DistillationDataModule(ImageFolder(str(pictures)), img_size=32)
     teacher = tiny_vit(seed=1).eval()
     with torch.no_grad():
         inputs = kd.Preprocess(32, teacher.pretrained_cfg["mean"], teacher.pretrained_cfg["std"])

@@ -315,7 +315,9 @@ def test_a_pack_of_scenes_and_views_of_the_device_learn_the_same(
     augment = Augment(scale=0.3, color_jitter=0.4)
     found = []
     for source, engine in ((folder, "torch"), (packed, "device")):
-        data = DistillationDataModule(source, (24, 32), 4, 0, engine=engine, augment=augment)
+        data = DistillationDataModule(
+            source, img_size=(24, 32), batch_size=4, num_workers=0, engine=engine, augment=augment
+        )
         found.append([data.on_after_batch_transfer(batch, 0) for batch in data.train_dataloader()])
     for a, b in zip(*found, strict=True):
         for key in ("image", "target", "index"):

@@ -52,7 +52,9 @@ def cache(tmp_path: Path) -> list[str]:
 
 
 def views_of(pictures: Path) -> PictureSet:
-    split = DistillationDataModule(ImageFolder(str(pictures)), SIZE, 8).split("train")
+    split = DistillationDataModule(ImageFolder(str(pictures)), img_size=SIZE, batch_size=8).split(
+        "train"
+    )
     return PictureSet(split, train_transform(SIZE, Augment(color_jitter=0.3)), seed=3, size=SIZE)
 
 
@@ -234,7 +236,9 @@ def test_processes_that_keep_the_same_views_at_once_keep_whole_ones(
 
 def test_other_pictures_and_other_views_have_other_pixels(tmp_path: Path, pictures: Path) -> None:
     def folder_of(root: Path, **augment: float) -> Path:
-        data = DistillationDataModule(ImageFolder(str(root)), SIZE, 8, augment=Augment(**augment))
+        data = DistillationDataModule(
+            ImageFolder(str(root)), img_size=SIZE, batch_size=8, augment=Augment(**augment)
+        )
         teacher: Any = SimpleNamespace(spec=SimpleNamespace(cache_dir=str(tmp_path)))
         return Layout(data).pixels(teacher)[0]
 

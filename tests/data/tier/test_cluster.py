@@ -212,7 +212,9 @@ def module(
         if cluster
         else {"num_workers": 0}
     )
-    data = DistillationDataModule(source(str(root)), 32, 4, augment=MIXED, **{**more, **kwargs})
+    data = DistillationDataModule(
+        source(str(root)), img_size=32, batch_size=4, augment=MIXED, **{**more, **kwargs}
+    )
     data.prepare_data()
     return data
 
