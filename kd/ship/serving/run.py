@@ -25,6 +25,9 @@ LINGER_S = (
     2.0  # A connection that the server ends is read for so long: else its answer could be lost
 )
 LINGERING = 3  # One connection that is read so, for as many that are open
+PIPELINED = 4
+"""Requests that a connection may send before it has read the answers; then it is closed. Else one client with many
+connections would queue thousands of requests before the next client's picture."""
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -52,6 +55,7 @@ class _Connection(H11Protocol):
     _due: asyncio.TimerHandle
     _socket: asyncio.Transport
     _ended = False
+    _pipelined = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._socket = transport
@@ -88,6 +92,10 @@ class _Connection(H11Protocol):
         if not self._ended:
             self._due.cancel()
             self._watch()
+            next_request, _ = self.conn.trailing_data
+            self._pipelined = self._pipelined + 1 if next_request else 0
+            if self._pipelined > PIPELINED:
+                self._end()
         super().on_response_complete()
 
     @property

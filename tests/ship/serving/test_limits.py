@@ -26,6 +26,7 @@ from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving import batcher as batching
 from kd.ship.serving.answers import answer
 from kd.ship.serving.metrics import Metrics
+from kd.ship.serving.run import PIPELINED
 from tests._helpers import ROOT
 from tests._serving import ABOUT, Served, mean_colour, serving
 
@@ -118,6 +119,27 @@ def test_half_sent_headers_hold_nobody_up(model: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
         assert process.stdout.read() == "kd-serve: stopped\n"
+
+
+def test_pipelined_requests_hold_nobody_up(model: Path) -> None:
+    """200 connections with 40 requests each: every connection gets a few answers, and a picture is not after them all."""
+    get = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with serving(model) as (port, _), ExitStack() as opened:
+        many = [opened.enter_context(connect(port)) for _ in range(200)]
+        for raw in many:
+            raw.sendall(40 * get)
+        assert ask(port, in_json(picture()))[0] == 200
+        answers = []
+        for raw in many:
+            text = b""
+            while part := raw.recv(1 << 16):
+                text += part
+            answers.append(text.count(b"HTTP/1.1 200"))
+        assert set(answers) == {PIPELINED + 1}
+        alone = opened.enter_context(connect(port))
+        for _ in range(3 * PIPELINED):  # one after another is as many as a client likes
+            alone.sendall(get)
+            assert receive(alone)[0] == 200
 
 
 def test_connections_that_die_in_a_burst_are_not_taken_for_open_ones(model: Path) -> None:
