@@ -27,7 +27,7 @@ from kd.lightning_internals import trainer_of
 from kd.losses import DistillLoss
 from kd.losses.base import equal_on_all_ranks
 from kd.models import TapSpec
-from kd.module.evaluation import Validation
+from kd.module.evaluation import Validation, warn_of_repeats
 from kd.module.inference import Inference
 from kd.module.pace import (
     clip,
@@ -343,6 +343,8 @@ class DistillationModule(Inference):
     def on_validation_start(self) -> None:
         """Brings classifiers that are made of the teacher's up to date."""
         self.students.take_classifiers()
+        if self.data is None:
+            warn_of_repeats(self.trainer.val_dataloaders)
 
     def on_train_end(self) -> None:
         """Sets fitted classifiers, where no validation came after the last step."""

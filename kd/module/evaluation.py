@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
+from torch.utils.data import DistributedSampler
 
 from kd.data.batch import Batch, real_rows
 from kd.data.datamodule import DistillationDataModule
@@ -22,6 +24,31 @@ from kd.tasks.features import knn_accuracy, ridge_accuracy
 from kd.tasks.label_free import PROBE
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
+
+
+def warn_of_repeats(loaders: object) -> None:
+    """Warns where loaders of the user's own repeat samples, so that all processes have equally many.
+
+    kd's loaders mark such padding and leave it out of the metrics. Torch's DistributedSampler, which Lightning puts into
+    a user's loader, does not tell it from a sample.
+
+    Args:
+        loaders: a loader, or a list or dict of them, as ``trainer.val_dataloaders`` has them.
+    """
+    if isinstance(loaders, Mapping):
+        loaders = list(loaders.values())
+    for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
+        sampler = getattr(loader, "sampler", None)
+        if not isinstance(sampler, DistributedSampler):
+            continue
+        count = len(sampler.dataset)  # type: ignore[arg-type]
+        repeated = sampler.total_size - count
+        if repeated > 0:
+            rank_zero_warn(
+                f"validation: {repeated} of {count} samples count twice in the metrics, as torch's DistributedSampler "
+                f"repeats them for {sampler.num_replicas} processes; a kd.DistillationDataModule counts each once",
+                category=UserWarning,
+            )
 
 
 @dataclass
