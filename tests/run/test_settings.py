@@ -25,6 +25,7 @@ from kd.settings import (
     OptimSettings,
     Range,
     TrainerSettings,
+    height_width,
     limits,
 )
 from tests._helpers import ROOT
@@ -132,6 +133,11 @@ def test_a_bare_off_is_the_word_that_a_setting_takes() -> None:
     assert {name for name, _ in words} >= {"data.check", "preflight", "model.teacher.cache"}
     check_values([(name, yaml.safe_load(word)) for name, word in words], keys.schema())
     assert DataSettings(check=False).check == "off"
+
+
+def test_one_number_is_a_square() -> None:
+    assert height_width(224) == (224, 224)
+    assert height_width([168, 224]) == (168, 224)
 
 
 def test_lightnings_trainer_takes_what_is_said_of_it() -> None:

@@ -1,0 +1,32 @@
+"""Splits of files."""
+
+from pathlib import Path
+
+from PIL import Image
+
+from kd.data.sources.base import Subset, size_of
+from kd.data.sources.files import FileSplit, printable, said
+
+
+def picture(path: Path, size: tuple[int, int] = (8, 6), color: str = "red") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, color).save(path)
+    return path
+
+
+def test_a_split_of_files_knows_sizes_stamps_and_a_subset_keeps_them(tmp_path: Path) -> None:
+    paths = [picture(tmp_path / f"{i}.png", (8 + i, 8)) for i in range(3)]
+    split = FileSplit(paths, [0, 1, 0])
+    some = Subset(split, [2, 0])
+    assert some.targets == [0, 0]
+    assert some.name(0) == str(paths[2])
+    assert some.read(0) == paths[2].read_bytes()
+    assert size_of(some, 1) == split.size(0) == paths[0].stat().st_size
+    assert some.stamp(0) == split.stamp(2) != split.stamp(0)
+    assert split.store is None
+
+
+def test_names_and_left_out_files_are_printable() -> None:
+    assert printable("caf\udce9.jpg") == "caf\\udce9.jpg"
+    assert said({}) == ""
+    assert said({".txt": 1, ".heic": 20}).startswith("; left out: 20 of .heic")

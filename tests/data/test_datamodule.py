@@ -1,0 +1,33 @@
+"""The data module's place in the samples, and what a resumed run must share with the run before."""
+
+import pytest
+
+from kd.data.datamodule import Position, check_same_samples
+from kd.errors import UserError
+
+
+def test_a_position_without_a_run_is_empty_and_a_saved_one_is_restored() -> None:
+    position = Position()
+    assert position.state(None) == {}
+    position.load({}, None)
+    assert position.at is None
+    position.load({"epoch": 2, "samples": 64}, None)
+    assert position.at == (2, 64)
+
+
+@pytest.mark.parametrize(("changed", "key"), [
+    ({"seed": 1}, "seed"), ({"unlabeled_ratio": 2.0}, "data.unlabeled_ratio"),
+    ({"balance_classes": True}, "data.balance_classes"), ({"content": "other", "train": 9}, "data.source"),
+])  # fmt: skip
+def test_a_resume_with_other_samples_names_the_key(changed: dict[str, object], key: str) -> None:
+    before = {
+        "seed": 0,
+        "unlabeled_ratio": None,
+        "balance_classes": False,
+        "content": "x",
+        "train": 10,
+    }
+    check_same_samples(before, before)
+    check_same_samples({}, before)  # older runs did not say
+    with pytest.raises(UserError, match=f"^{key}"):
+        check_same_samples(before, before | changed)

@@ -1,0 +1,65 @@
+"""What a source lacks is completed: held-out pictures, and settings that fit the data."""
+
+import numpy as np
+import pytest
+
+from kd.data.sources.base import Source
+from kd.data.splits import held_out, info_of
+from kd.data.targets import LabelSets, Masks, Targets
+from kd.errors import UserError
+from kd.settings import Augment
+
+
+@pytest.mark.parametrize(("counts", "fraction", "expected"), [
+    ([10, 10], 0.1, [1, 1]), ([10, 40], 0.25, [2, 10]), ([2, 1], 0.1, [1, 0]), ([3, 3], 0.99, [2, 2]),
+])  # fmt: skip
+def test_of_each_class_a_share_is_held_out_but_never_its_last_picture(
+    counts: list[int], fraction: float, expected: list[int]
+) -> None:
+    targets = [label for label, count in enumerate(counts) for _ in range(count)]
+    chosen = held_out(targets, fraction, seed=3)
+    assert [sum(targets[i] == label for i in chosen) for label in range(len(counts))] == expected
+    assert np.array_equal(chosen, held_out(targets, fraction, seed=3)), "the same for every process"
+
+
+def test_pictures_with_several_labels_are_held_out_from_all_alike() -> None:
+    assert len(held_out([[0], [0, 1], [1], [0]], 0.5, seed=0)) == 2
+
+
+def test_a_tenth_of_two_classes_is_one_picture_each() -> None:
+    assert held_out([0] * 10 + [1] * 10, 0.1, seed=0).shape == (2,)
+
+
+class Known(Source):
+    def __init__(self, classes: list[str], kind: Targets | None = None) -> None:
+        self.classes, self.kind = classes, kind or Targets()
+
+
+def info(source: Source, augment: Augment | None = None, balance: bool = False, unlabeled: int = 0,
+         ratio: float | None = None, targets: list[int] | None = None):  # type: ignore[no-untyped-def]  # fmt: skip
+    sizes = {"train": 4, "val": 2, "unlabeled": unlabeled}
+    return info_of(
+        source, sizes, targets or [0, 1, 1, 1], augment or Augment(), 0.875, ratio, balance
+    )
+
+
+def test_classes_are_counted_where_a_picture_has_one_label() -> None:
+    assert info(Known(["a", "b", "c"])).counts == [1, 3, 0]
+    assert info(Known(["a", "b"]), balance=True).counts is None, "all are seen equally often"
+    assert info(Known(["a", "b"], LabelSets())).counts is None
+
+
+@pytest.mark.parametrize(("source", "settings", "message"), [
+    (Known(["a"]), {}, "data.source: needs two classes or more, got one"),
+    (Known([]), {"unlabeled": 3, "ratio": 1.0}, "data.unlabeled"),
+    (Known(["a", "b"], Masks()), {"augment": Augment(mixup=0.2)}, "data.augment.mixup"),
+    (Known(["a", "b"], LabelSets()), {"augment": Augment(cutmix=0.2)}, "data.augment.cutmix"),
+    (Known(["a", "b"], Masks()), {"balance": True}, "data.balance_classes"),
+    (Known(["a", "b"]), {"balance": True, "unlabeled": 3, "ratio": 1.0, "augment": Augment(mixup=0.2)},
+     "data.balance_classes"),
+])  # fmt: skip
+def test_settings_that_do_not_fit_the_data_are_refused_by_key(
+    source: Source, settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        info(source, **settings)  # type: ignore[arg-type]
