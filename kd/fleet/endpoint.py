@@ -297,9 +297,13 @@ def difference(predicted: Mapping[str, Any], served: Mapping[str, Any]) -> float
     """
     numbers = _numbers(predicted)
     served_numbers = _numbers(served)
-    apart = max(abs(value - served_numbers.get(name, 0.0)) for name, value in numbers.items())
-    largest = max(abs(value) for value in numbers.values())
-    return round(apart / (largest or 1.0), 9)
+    largest_difference = 0.0
+    largest_number = 0.0
+    for name, number in numbers.items():
+        difference = abs(number - served_numbers.get(name, 0.0))
+        largest_difference = max(largest_difference, difference)
+        largest_number = max(largest_number, abs(number))
+    return round(largest_difference / (largest_number or 1.0), 9)
 
 
 def _short(answer: Mapping[str, Any]) -> str:

@@ -104,10 +104,9 @@ def ask(command: Sequence[str], text: str | None = None) -> str:
     """
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
     if done.returncode:
-        words = (done.stderr or done.stdout).strip().splitlines() or [
-            f"exit status {done.returncode}"
-        ]
-        raise UserError(f"{command[0]} {command[1]}: {words[-1].strip()[:300]}")
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        reason = lines[-1].strip()[:300] if lines else f"exit status {done.returncode}"
+        raise UserError(f"{command[0]} {command[1]}: {reason}")
     return done.stdout.strip()
 
 
@@ -128,10 +127,11 @@ class Tail:
         with open_regular(self._file, LARGEST_DATA) as file:
             file.seek(self._read)
             text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._read += len(whole)
-        if whole:
-            print(whole.decode(errors="replace"), end="", flush=True)
+        end = text.rfind(b"\n") + 1
+        self._read += end
+        if end:
+            lines = text[:end].decode(errors="replace")
+            print(lines, end="", flush=True)
 
 
 def command(job: Job) -> str:

@@ -172,13 +172,16 @@ def _sent_mb(facts: Facts) -> float | None:
         return None
     first = facts.usual_steps[0]
     last = facts.usual_steps[-1]
-    samples = [s for s in facts.samples if first["t"] < s["t"] <= last["t"] and "net_w" in s]
-    if len(samples) < 3 or facts.processes < 2:
+    rates = []  # MiB a second
+    for sample in facts.samples:
+        if first["t"] < sample["t"] <= last["t"] and "net_w" in sample:
+            rates.append(sample["net_w"])
+    if len(rates) < 3 or facts.processes < 2:
         return None
-    mib_a_second = sum(s["net_w"] for s in samples) / len(samples)
-    mb_a_second = mib_a_second * 2**20 / 1e6
-    seconds_a_step = (last["t"] - first["t"]) / (last["step"] - first["step"])
-    return mb_a_second * seconds_a_step / facts.processes
+    mb_a_second = sum(rates) / len(rates) * 2**20 / 1e6
+    seconds = last["t"] - first["t"]
+    steps = last["step"] - first["step"]
+    return mb_a_second * seconds / steps / facts.processes
 
 
 def ring_times(runs: Sequence[RunRecords]) -> list[tuple[int, float, float]]:

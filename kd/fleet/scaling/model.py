@@ -96,8 +96,9 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
     if each < 0:  # the best line that does not fall is level
         return Line(mean(times), 0.0)
     if fixed < 0:  # the best line through the origin: each = sum(x y) / sum(x x)
-        dot = sum(x * ms for x, ms in points)
-        return Line(0.0, dot / sum(x * x for x in pictures))
+        sum_xy = sum(x * ms for x, ms in points)
+        sum_xx = sum(x * x for x in pictures)
+        return Line(0.0, sum_xy / sum_xx)
     return Line(fixed, each)
 
 
@@ -135,13 +136,15 @@ def fit_ring(times: Sequence[tuple[int, float, float]]) -> RingCost:
     Args:
         times: ``(processes, MB, ms)`` of each all-reduce; at least two different ones.
     """
-    a = [2 * (n - 1) / ms for n, _, ms in times]
-    b = [2 * (n - 1) / n * mb / ms for n, mb, ms in times]
-    sum_a = sum(a)
-    sum_b = sum(b)
-    sum_aa = sum(x * x for x in a)
-    sum_bb = sum(y * y for y in b)
-    sum_ab = sum(x * y for x, y in zip(a, b, strict=True))
+    sum_a = sum_b = sum_aa = sum_bb = sum_ab = 0.0
+    for n, mb, ms in times:
+        a = 2 * (n - 1) / ms
+        b = 2 * (n - 1) / n * mb / ms
+        sum_a += a
+        sum_b += b
+        sum_aa += a * a
+        sum_bb += b * b
+        sum_ab += a * b
 
     determinant = sum_aa * sum_bb - sum_ab * sum_ab
     alpha = (sum_a * sum_bb - sum_b * sum_ab) / determinant
@@ -184,11 +187,14 @@ def fit_overlap(points: Sequence[tuple[float, float, float]]) -> Overlap:
         share = step / 50
         # for one share the best fixed time is the mean of what the rest of the equation leaves
         hidden = Overlap(share, 0.0)
-        fixed_ms = mean(exposed - hidden.exposed_ms(ring, back) for ring, back, exposed in points)
-        overlap = Overlap(share, max(0.0, fixed_ms))
-        error = sum((overlap.exposed_ms(ring, back) - ms) ** 2 for ring, back, ms in points)
+        rest_ms = [exposed - hidden.exposed_ms(ring, back) for ring, back, exposed in points]
+        overlap = Overlap(share, max(0.0, mean(rest_ms)))
+        error = 0.0
+        for ring, back, exposed in points:
+            error += (overlap.exposed_ms(ring, back) - exposed) ** 2
         if error < least:
-            best, least = overlap, error
+            least = error
+            best = overlap
     return best
 
 
@@ -299,14 +305,19 @@ class StepModel:
             return model.step_ms(self.processes, batch, MACHINES, between)
 
         expected = step_ms(self, network)
-        fast, slow = expected, expected
+        fast = slow = expected
         if not network.given:
             fast = step_ms(self, network.times(2.0))
             slow = step_ms(self, network.times(0.5))
-        moves = [step_ms(model, network) - expected for model in self.perturbed]
-        spread = math.sqrt(sum(ms * ms for ms in moves))
+        squares = 0.0
+        for model in self.perturbed:
+            move = step_ms(model, network) - expected
+            squares += move * move
+        spread = math.sqrt(squares)
         error = self.error or 0.0
-        return max(0.0, fast * (1 - error) - spread), expected, slow * (1 + error) + spread
+        best = fast * (1 - error) - spread
+        worst = slow * (1 + error) + spread
+        return max(0.0, best), expected, worst
 
 
 def fit(
@@ -333,24 +344,34 @@ def _fit_once(
     readings: Sequence[ShortRun], strategy: str, ring: RingCost, gradient_mb: float
 ) -> StepModel:
     # compute: as ddp has it on a full machine, where cores and memory are shared by all processes
-    most = max(r.processes for r in readings)
-    full_machine = [r for r in readings if r.processes == most and r.strategy == "ddp"]
-    rates = {part: fit_line([(r.batch, r.parts[part]) for r in full_machine]) for part in PARTS}
+    most = max(reading.processes for reading in readings)
+    rates = {}
+    for part in PARTS:
+        points = []
+        for reading in readings:
+            if reading.processes == most and reading.strategy == "ddp":
+                points.append((reading.batch, reading.parts[part]))
+        rates[part] = fit_line(points)
     model = StepModel(strategy, rates, ring, Overlap(0.0, 0.0), gradient_mb, most, None)
 
     # communication: ddp times its waits; of the others it is what a step takes beyond its compute
     several = [r for r in readings if r.strategy == strategy and r.processes > 1]
-    points = []
-    for r in several:
-        ring_ms = PASSES[strategy] * ring.pass_ms(r.processes, gradient_mb)
-        exposed_ms = r.exposed
+    talk = []  # (ring ms, backward ms, exposed ms)
+    for reading in several:
+        ring_ms = PASSES[strategy] * ring.pass_ms(reading.processes, gradient_mb)
+        backward_ms = rates["backward"](reading.batch)
+        exposed_ms = reading.exposed
         if strategy != "ddp":
-            exposed_ms = max(0.0, r.step_ms - model.compute_ms(r.batch))
-        points.append((ring_ms, rates["backward"](r.batch), exposed_ms))
-    model = replace(model, overlap=fit_overlap(points))
+            exposed_ms = max(0.0, reading.step_ms - model.compute_ms(reading.batch))
+        talk.append((ring_ms, backward_ms, exposed_ms))
+    model = replace(model, overlap=fit_overlap(talk))
 
     # the error is known where there are more readings than parameters
     if len(several) <= PARAMETERS:
         return model
-    errors = [abs(model.step_ms(r.processes, r.batch) / r.step_ms - 1) for r in several]
-    return replace(model, error=max(errors))
+    largest_error = 0.0
+    for reading in several:
+        predicted_ms = model.step_ms(reading.processes, reading.batch)
+        error = abs(predicted_ms / reading.step_ms - 1)
+        largest_error = max(largest_error, error)
+    return replace(model, error=largest_error)

@@ -114,18 +114,18 @@ def _predicted(
     return rows
 
 
-def sections(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def sections(scale: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The sections of the page, from the content of ``scale.json``."""
-    measured, predicted = found["measured"], found["predicted"]
-    rates = next(iter(found["fitted"].values()))["rates_ms"]
+    measured, predicted = scale["measured"], scale["predicted"]
+    rates = next(iter(scale["fitted"].values()))["rates_ms"]
     return [
         {
             "kind": "verdict",
             "bound": "scaling",
-            "text": _headline(found),
-            "others": _assumed(found),
+            "text": _headline(scale),
+            "others": _assumed(scale),
         },
-        *_curves(found),
+        *_curves(scale),
         {
             "kind": "table",
             "title": "Measured here",
@@ -150,7 +150,7 @@ def sections(found: Mapping[str, Any]) -> list[dict[str, Any]]:
             "kind": "table",
             "title": "Traffic and memory of a process (MB)",
             "columns": [CASE, "sent, ring", "sent, counted", "state", "peak"],
-            "rows": [_cost(m, found) for m in measured],
+            "rows": [_cost(m, scale) for m in measured],
             "note": "A step sends what the ring of the strategy needs; counted is what left by network devices, loopback "
             "too. State: weights, gradients, optimizer of the students.",
         },
@@ -193,8 +193,8 @@ def band(values: Sequence[float]) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def _headline(found: Mapping[str, Any]) -> str:
-    measured = found["measured"]
+def _headline(scale: Mapping[str, Any]) -> str:
+    measured = scale["measured"]
     most = max(m["processes"] for m in measured)
     full_machine = [m for m in measured if m["processes"] == most]
     best = {}
@@ -204,16 +204,16 @@ def _headline(found: Mapping[str, Any]) -> str:
     efficiency = ", ".join(
         f"{m['efficiency']:.0%} {kind} with {m['strategy']}" for kind, m in best.items()
     )
-    serial = found["fitted"][best["strong"]["strategy"]]["serial_part"]
+    serial = scale["fitted"][best["strong"]["strategy"]]["serial_part"]
     return (
         f"{most} processes here: efficiency {efficiency}; "
         f"{serial:.0%} of a step does not shrink with more processes"
     )
 
 
-def _assumed(found: Mapping[str, Any]) -> list[str]:
+def _assumed(scale: Mapping[str, Any]) -> list[str]:
     """What the reader of the page has to know: where time goes, and what the forecast assumes."""
-    weak = [m for m in found["measured"] if (m["strategy"], m["kind"]) == ("ddp", "weak")]
+    weak = [m for m in scale["measured"] if (m["strategy"], m["kind"]) == ("ddp", "weak")]
     full = max(weak, key=lambda m: m["processes"])
     lines = []
     teacher_ms = full["parts_ms"]["teacher"]
@@ -229,7 +229,7 @@ def _assumed(found: Mapping[str, Any]) -> list[str]:
         "nothing is predicted for more"
     )
 
-    network = found["network"]
+    network = scale["network"]
     source = "as given"
     if not network["given"]:
         source = "taken for granted (network=GBIT), with half and double of it in the band"
@@ -239,11 +239,11 @@ def _assumed(found: Mapping[str, Any]) -> list[str]:
     )
 
     errors = []
-    for name, fitted in found["fitted"].items():
+    for name, fitted in scale["fitted"].items():
         error = fitted["error"]
         errors.append(f"{name} {UNKNOWN if error is None else f'{error:.0%}'}")
     lines.append(
-        f"the band holds the spread of the measured steps (up to {found['spread']:.0%}) and the worst error of the "
+        f"the band holds the spread of the measured steps (up to {scale['spread']:.0%}) and the worst error of the "
         f"model against what was measured: {', '.join(errors)}"
     )
     lines.append(
@@ -264,27 +264,29 @@ def _time(m: Mapping[str, Any]) -> list[Any]:
     return [_case(m), *(round(value, 1) for value in ms)]
 
 
-def _cost(m: Mapping[str, Any], found: Mapping[str, Any]) -> list[Any]:
+def _cost(m: Mapping[str, Any], scale: Mapping[str, Any]) -> list[Any]:
     """A row of the table of traffic and memory: case, MB that the ring sends, then what was recorded, where it was."""
-    gradient_mb = next(iter(found["fitted"].values()))["gradient_mb"]
+    any_model = next(iter(scale["fitted"].values()))
     members = m["processes"]
-    ring_mb = PASSES[m["strategy"]] * (members - 1) / members * gradient_mb
+    passes = PASSES[m["strategy"]]
+    ring_mb = passes * (members - 1) / members * any_model["gradient_mb"]
     row = [_case(m), round(ring_mb, 2)]
     for key in ("sent_mb", "state_mb", "memory_mb"):
-        row.append("" if m[key] is None else round(m[key], 2))
+        recorded = m[key]
+        row.append("" if recorded is None else round(recorded, 2))
     return row
 
 
-def _curves(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _curves(scale: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A chart of efficiency over processes for weak scaling, and one for strong."""
-    strategies = list(found["fitted"])
-    most = max(m["processes"] for m in found["measured"])
+    strategies = list(scale["fitted"])
+    most = max(m["processes"] for m in scale["measured"])
     charts = []
     for kind in ("weak", "strong"):
         series: dict[str, dict[int, float]] = {}  # by name of the curve: efficiency by processes
 
         # measured; the run of one process is the start of every strategy's curve
-        for m in found["measured"]:
+        for m in scale["measured"]:
             if m["processes"] == 1:
                 for name in strategies:
                     series.setdefault(name, {})[1] = 100 * m["efficiency"]
@@ -292,7 +294,7 @@ def _curves(found: Mapping[str, Any]) -> list[dict[str, Any]]:
                 series.setdefault(m["strategy"], {})[m["processes"]] = 100 * m["efficiency"]
 
         # predicted; with several strategies the bounds of the band would hide the curves
-        for p in found["predicted"]:
+        for p in scale["predicted"]:
             if p["kind"] != kind:
                 continue
             expected, worst, best = p["efficiency"]

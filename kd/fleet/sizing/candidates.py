@@ -188,8 +188,9 @@ def _undercuts(other: Candidate, size: Candidate) -> bool:
         return False
     depth = size.spec.kwargs.get("depth", inf)
     other_depth = other.spec.kwargs.get("depth", inf)
-    same = other_depth == depth and other.cost == size.cost
-    return other_depth <= depth and other.cost <= size.cost and not same
+    if other_depth > depth or other.cost > size.cost:
+        return False
+    return other_depth < depth or other.cost < size.cost
 
 
 def _grids(
@@ -322,4 +323,8 @@ def _evenly_spaced(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
     count = min(count, len(ordered))
     steps = max(1, count - 1)
     last = len(ordered) - 1
-    return [ordered[round(i * last / steps)] for i in range(count)]
+    chosen = []
+    for i in range(count):
+        place = round(i * last / steps)
+        chosen.append(ordered[place])
+    return chosen

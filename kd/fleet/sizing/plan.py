@@ -68,24 +68,34 @@ def plan(request: Request) -> SizingPlan:
     Raises:
         UserError: an unknown runtime, budget or size, int8 where the runtime has none, or a missing extra.
     """
-    own = take(request, *KEYS)
-    runtime, int8 = own.get("runtime", "torch"), truth(own, "int8")
+    options = take(request, *KEYS)
+    runtime = options.get("runtime", "torch")
+    int8 = truth(options, "int8")
     if runtime not in RUNTIMES:
         raise UserError(f"runtime: must be one of {', '.join(RUNTIMES)}, got '{runtime}'")
     if int8 and runtime == "torch":
         raise UserError("int8: runtime=torch has no int8 (runtime=onnx and openvino have)")
     if runtime != "torch":
         find_format(runtime).check(f"runtime={runtime}", int8)
-    archs = tuple(re.findall(r"[^\s,\[\]]+", own.get("archs", "")))
-    if "archs" in own and not archs:
+    archs = re.findall(r"[^\s,\[\]]+", options.get("archs", ""))
+    if "archs" in options and not archs:
         raise UserError(
-            f"archs: must be names of timm models with commas between, got '{own['archs']}'"
+            f"archs: must be names of timm models with commas between, got '{options['archs']}'"
         )
+    budget = {}
+    for key in BUDGETS:
+        if key in options:
+            budget[key] = positive(key, options[key])
+    threads = whole_number(options, "threads", 1)
+    batch = whole_number(options, "batch", 1)
+    sizes: list[int] = []
+    if "img_sizes" in options:
+        sizes = whole_numbers(options, "img_sizes", "1")
     return SizingPlan(
-        {key: positive(key, own[key]) for key in BUDGETS if key in own},
-        Conditions(runtime, int8, whole_number(own, "threads", 1), whole_number(own, "batch", 1)),
-        tuple(dict.fromkeys(archs)),
-        tuple(whole_numbers(own, "img_sizes", "1")) if "img_sizes" in own else (),
-        whole_number(own, "candidates", 24, high=1000),
-        whole_number(own, "steps", 60 if archs else 0, low=0),
+        budget=budget,
+        conditions=Conditions(runtime, int8, threads, batch),
+        archs=tuple(dict.fromkeys(archs)),
+        sizes=tuple(sizes),
+        count=whole_number(options, "candidates", 24, high=1000),
+        steps=whole_number(options, "steps", 60 if archs else 0, low=0),
     )

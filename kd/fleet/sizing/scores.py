@@ -160,7 +160,11 @@ def _of_answers(
             tasks[name].update(logits, seen.target, seen.decided)
         if seen.taught:
             tasks.setdefault(TEACHER, teachers_task).update(seen.taught[ALL], seen.target, None)
-    return {name: float(of_model.compute()[task.primary]) for name, of_model in tasks.items()}
+    scores = {}
+    for name, of_model in tasks.items():
+        metrics = of_model.compute()
+        scores[name] = float(metrics[task.primary])
+    return scores
 
 
 def _of_features(
@@ -174,5 +178,9 @@ def _of_features(
         models[TEACHER] = teacher
     label = f"scoring {len(models)} models"
     batches = bar(data.eval_dataloader("probe"), label=label, unit=" batches")
-    seen = look_at(models, data, batches, module.device)
-    return {name: seen.accuracy(name)[module.task.primary] for name in models}
+    features = look_at(models, data, batches, module.device)
+    metric = module.task.primary
+    scores = {}
+    for name in models:
+        scores[name] = features.accuracy(name)[metric]
+    return scores

@@ -180,9 +180,11 @@ class SizeSearch:
 
     def _check_smallest(self, to_time: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
         """Refuses a budget that the smallest candidates exceed even in their best round, before all are timed."""
+        times = self._times(smallest(to_time))
         best_rounds = []
-        for name, numbers in self._times(smallest(to_time)).items():
-            best_rounds.append({**rows[name], **numbers, "latency_ms": numbers["fastest_round_ms"]})
+        for name, numbers in times.items():
+            best_ms = numbers["fastest_round_ms"]
+            best_rounds.append({**rows[name], **numbers, "latency_ms": best_ms})
         check(best_rounds, self.plan.budget)
 
     def _times(self, timed: Sequence[Candidate], keep: bool = False) -> dict[str, dict[str, float]]:
@@ -348,8 +350,9 @@ def choose(rows: Sequence[Row], budget: Mapping[str, float], sign: int) -> str |
         if "score" in row:
             merits[row["name"]] = (sign * row["score"], -row["latency_ms"])
     for row in rows:
+        merit = merits.get(row["name"])
         row["within"] = not exceeded(row, budget)
-        row["front"] = row["name"] in merits and _on_front(merits[row["name"]], merits.values())
+        row["front"] = merit is not None and _on_front(merit, merits.values())
     return max(merits, key=lambda name: merits[name], default=None)
 
 

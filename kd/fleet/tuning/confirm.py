@@ -157,7 +157,9 @@ def _compared(
 def has_test_split(plan: SearchPlan) -> bool:
     """Whether the pictures' folder has a ``test`` beside ``train`` and ``val``."""
     source = plan.config["data"]["source"] or {}
-    root = str((source.get("init_args") or {}).get("root") or "")
-    if not root or not str(source.get("class_path", "")).endswith(".ImageFolder"):
+    class_path = str(source.get("class_path", ""))
+    arguments = source.get("init_args") or {}
+    root = arguments.get("root")
+    if not root or not class_path.endswith(".ImageFolder"):
         return False
-    return ImageFolder(root).has(TEST)
+    return ImageFolder(str(root)).has(TEST)

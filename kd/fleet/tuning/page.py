@@ -144,9 +144,12 @@ def _place(space: Space, value: Any) -> float | None:
     if value is None:
         return None
     if space.choices is not None:
-        return space.labels.index(value) / max(1, len(space.labels) - 1)
+        last = len(space.labels) - 1
+        return space.labels.index(value) / max(1, last)
     scale = math.log if space.log else float
-    return (scale(value) - scale(space.low)) / (scale(space.high) - scale(space.low))
+    low = scale(space.low)
+    high = scale(space.high)
+    return (scale(value) - low) / (high - low)
 
 
 def _parallel(study: Study, plan: SearchPlan) -> dict[str, Any] | None:

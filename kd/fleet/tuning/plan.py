@@ -49,7 +49,8 @@ class SearchObjective:
     def value(self, run: Path) -> float:
         """The objective's value of a finished run: of validation metrics the best epoch's, whose student is kept."""
         if self.name == LATENCY:
-            rows = json_of(text_of(run / "export" / "latency.json"))["rows"]
+            file = run / "export" / "latency.json"
+            rows = json_of(text_of(file))["rows"]
             student_row = next(row for row in rows if row["model"] == "student")
             return float(student_row["median_ms"])
         summary = json_of(text_of(run / "summary.json"))
@@ -327,9 +328,13 @@ def _as_resolved(args: list[str], chosen: Sequence[tuple[str, Any]], space: Spac
     """
     resolved = []
     for example in space.examples():
-        items = [f"--{item(key, value)}" for key, value in [*chosen, (space.key, example)]]
-        config = flatten(Run([*args, *items]).config)
-        by_short_key = {key.replace(".init_args.", "."): value for key, value in config.items()}
+        pairs = [*chosen, (space.key, example)]
+        items = [f"--{item(key, value)}" for key, value in pairs]
+        run = Run([*args, *items])
+        by_short_key = {}
+        for key, value in flatten(run.config).items():
+            short_key = key.replace(".init_args.", ".")
+            by_short_key[short_key] = value
         resolved.append(by_short_key.get(space.key))
     return resolved
 

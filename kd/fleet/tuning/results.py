@@ -47,19 +47,22 @@ def write_best(study: Study, plan: SearchPlan) -> None:
     best = chosen(study, plan)
     if best is None:
         return
-    config = yaml_of(text_of(Path(best.user_attrs["folder"]) / "config.yaml"))
+    folder = Path(best.user_attrs["folder"])
+    config = yaml_of(text_of(folder / "config.yaml"))
     # what the search has set for its trials is again as the user had it
     config["runs_dir"] = plan.config["runs_dir"]
     config["trainer"]["enable_progress_bar"] = plan.config["trainer"]["enable_progress_bar"]
 
-    pairs = zip(plan.objectives, best.values, strict=True)
-    values = ", ".join(f"{objective.name} {value:.6g}" for objective, value in pairs)
+    values = []
+    for objective, value in zip(plan.objectives, best.values, strict=True):
+        values.append(f"{objective.name} {value:.6g}")
     ended = len(study.trials("complete"))
-    lines = [f"# Best of {ended} trials: {values} (trial {best.number} of {plan.folder})\n"]
+    where = f"trial {best.number} of {plan.folder}"
+    text = f"# Best of {ended} trials: {', '.join(values)} ({where})\n"
     for key, value in best.params.items():
-        lines.append(f"#   {item(key, value)}\n")
-    lines.append(yaml.safe_dump(config, sort_keys=False))
-    write_text(plan.folder / BEST, "".join(lines))
+        text += f"#   {item(key, value)}\n"
+    text += yaml.safe_dump(config, sort_keys=False)
+    write_text(plan.folder / BEST, text)
 
 
 def ranked(study: Study, plan: SearchPlan) -> list[Any]:
@@ -71,9 +74,12 @@ def ranked(study: Study, plan: SearchPlan) -> list[Any]:
 
 def print_table(study: Study, plan: SearchPlan) -> None:
     """Prints the best :data:`SHOWN` trials, and how many there are."""
+    recipe = plan.config["recipe"]
     count = len(study.trials())
-    title = f"{plan.config['recipe']}: {count} trials in {plan.folder}"
-    rows = [row(trial, plan) for trial in ranked(study, plan)[:SHOWN]]
+    title = f"{recipe}: {count} trials in {plan.folder}"
+    rows = []
+    for trial in ranked(study, plan)[:SHOWN]:
+        rows.append(row(trial, plan))
     searched = [space.key for space in plan.space]
     width = max(100, shutil.get_terminal_size().columns)
     terminal.print_table(title, columns(plan), rows, left=searched, width=width)
@@ -133,7 +139,9 @@ class Confirmation:
         Of ``n`` differences with standard deviation ``s`` half of the interval is ``t(n - 1) * s / sqrt(n)``, by
         Student's t; it is infinite for one seed.
         """
-        differences = [b - d for b, d in zip(self.best, self.default, strict=True)]
+        differences = []
+        for best, default in zip(self.best, self.default, strict=True):
+            differences.append(best - default)
         n = len(differences)
         if n < 2:
             return differences[0], math.inf

@@ -225,16 +225,24 @@ class Search:
     def line(self, running: Running) -> str:
         """A trial that has ended, and how far the search is."""
         trial = self.study.trial(running.trial.number)
-        state = {"COMPLETE": "", "PRUNED": "stopped early: ", "FAIL": "failed: "}[trial.state.name]
         if trial.state.name == "FAIL":
-            result = trial.user_attrs["reason"]
-        else:
+            result = f"failed: {trial.user_attrs['reason']}"
+        elif trial.state.name == "PRUNED":
             newest = list(trial.intermediate_values.values())[-1:]
-            values = trial.values or newest
-            pairs = zip(self.plan.objectives, values, strict=False)
-            result = ", ".join(f"{objective.name} {value:.4g}" for objective, value in pairs)
-        chosen = " ".join(f"{key}={short(value)}" for key, value in running.chosen.items())
-        return f"trial {trial.number}: {state}{result} ({chosen}); {self.progress()}"
+            result = f"stopped early: {self._values(newest)}"
+        else:
+            result = self._values(trial.values)
+        chosen = []
+        for key, value in running.chosen.items():
+            chosen.append(f"{key}={short(value)}")
+        return f"trial {trial.number}: {result} ({' '.join(chosen)}); {self.progress()}"
+
+    def _values(self, values: Sequence[float]) -> str:
+        """Values of the objectives, with their names; of a trial that was stopped, the first alone or none."""
+        words = []
+        for objective, value in zip(self.plan.objectives, values, strict=False):
+            words.append(f"{objective.name} {value:.4g}")
+        return ", ".join(words)
 
     def progress(self) -> str:
         """One line: how many trials have ended, the best so far, the time left."""
@@ -252,7 +260,8 @@ class Search:
         """By the mean of the trials that have ended, and at most what is left of the hours; infinite if not known."""
         seconds = self.seconds
         if not seconds:  # none has ended here yet: those before a resume
-            seconds = [t.user_attrs["wall_s"] for t in ended if t.user_attrs.get("wall_s")]
+            of_runs = [trial.user_attrs.get("wall_s") for trial in ended]
+            seconds = [wall_s for wall_s in of_runs if wall_s]
         left_s = math.inf
         if seconds:
             trials_left = max(0, self.plan.trials - len(ended))

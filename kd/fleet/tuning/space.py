@@ -54,10 +54,13 @@ class Space:
     def suggest(self, trial: "optuna.Trial") -> object:
         """Lets the sampler choose the trial's value."""
         if self.choices is not None:
-            label = trial.suggest_categorical(self.key, self.labels)
-            return self.choices[self.labels.index(label)]
+            labels = self.labels
+            label = trial.suggest_categorical(self.key, labels)
+            place = labels.index(label)
+            return self.choices[place]
         if self.integer:
-            low, high = int(self.low), int(self.high)
+            low = int(self.low)
+            high = int(self.high)
             return trial.suggest_int(self.key, low, high, log=self.log)
         return trial.suggest_float(self.key, self.low, self.high, log=self.log)
 

@@ -221,7 +221,8 @@ class TrialRun:
     def stop(self, why: str) -> None:
         """Makes the run save and end; :attr:`status` kills it when it has not ended after ``patience_s``."""
         if not self.stopped:
-            self.stopped, self.stopped_at = why, time.monotonic()
+            self.stopped = why
+            self.stopped_at = time.monotonic()
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
