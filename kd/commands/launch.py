@@ -118,13 +118,16 @@ def _target(place: str, *search: object) -> Target:
 
 def _take_options(request: Request, place_keys: Iterable[str]) -> dict[str, str]:
     """Takes the keys of ``kd-launch`` and of the place out of a command line; ``X.NAME`` stands for all keys ``X.*``."""
-    prefixes = tuple(key.removesuffix("NAME") for key in place_keys if key.endswith(".NAME"))
     typed = [item.partition("=")[0] for item in request.overrides]
-    for flag in ("dry_run", "tune"):
-        if flag in typed:
-            raise UserError(f"no key '{flag}'; did you mean '--{flag.replace('_', '-')}'?")
-    with_prefix = [key for key in typed if key.startswith(prefixes)]
-    return take(request, *KEYS, *place_keys, *with_prefix)
+    for key, flag in (("dry_run", "--dry-run"), ("tune", "--tune")):
+        if key in typed:
+            raise UserError(f"no key '{key}'; did you mean '{flag}'?")
+    keys = [*KEYS, *place_keys]
+    for place_key in place_keys:
+        if place_key.endswith(".NAME"):
+            prefix = place_key.removesuffix("NAME")
+            keys += [key for key in typed if key.startswith(prefix)]
+    return take(request, *keys)
 
 
 def _search(place: str, request: Request) -> Target:

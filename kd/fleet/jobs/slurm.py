@@ -172,12 +172,23 @@ def _state(job_id: str) -> tuple[str, float | None]:
     try:
         answer = ask(["scontrol", "--oneliner", "show", "job", job_id])
     except UserError:
-        rows = ask(
-            ["sacct", "--noheader", "--allocations", "--jobs", job_id, "--format=State,ElapsedRaw"]
-        ).split()
-        return (rows[0].rstrip("+"), int(rows[-1]) / 3600) if len(rows) > 1 else ("UNKNOWN", None)
-    fields = dict(item.split("=", 1) for item in answer.splitlines()[0].split() if "=" in item)
+        return _state_by_accounting(job_id)
+    fields = {}
+    for word in answer.splitlines()[0].split():
+        name, equals, value = word.partition("=")
+        if equals:
+            fields[name] = value
     return fields.get("JobState", "UNKNOWN"), _hours(fields.get("RunTime", ""))
+
+
+def _state_by_accounting(job_id: str) -> tuple[str, float | None]:
+    command = ["sacct", "--noheader", "--allocations", "--jobs", job_id]
+    words = ask([*command, "--format=State,ElapsedRaw"]).split()  # CANCELLED+ by 1000 3600
+    if len(words) < 2:
+        return "UNKNOWN", None
+    state = words[0].rstrip("+")
+    seconds = int(words[-1])
+    return state, seconds / 3600
 
 
 def _hours(text: str) -> float | None:

@@ -52,10 +52,11 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
         group = candidates[first : first + AT_ONCE]
         module, data = _students(run, group, steps)
         module.begin(cache(data.sample_pictures), data)
-        scores = {name: {"before": value} for name, value in measured(module, data).items()}
-        for candidate in group:
-            if not candidate.inherits:  # weights as drawn say nothing yet
-                scores[candidate.name] = {}
+        drawn = {candidate.name for candidate in group if not candidate.inherits}
+        scores = {}
+        for name, value in measured(module, data).items():
+            # weights as drawn say nothing yet
+            scores[name] = {} if name in drawn else {"before": value}
         keep(scores)
         if not steps:
             continue
@@ -65,7 +66,9 @@ def score(run: Run, candidates: Sequence[Candidate], steps: int, keep: Keep) -> 
             module.take(Students({name: students[name] for name in names}))
             _distill(run, module, data, label=f"distilling {', '.join(names)}")
             after = measured(module, data, teacher=False)
-            keep({name: {**scores[name], "after": after[name]} for name in names})
+            for name in names:
+                scores[name]["after"] = after[name]
+            keep({name: scores[name] for name in names})
 
 
 def _distill(

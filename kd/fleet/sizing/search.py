@@ -169,14 +169,23 @@ class SizeSearch:
 
     def _teacher_size(self) -> list[Candidate]:
         """The teacher as a size to be timed; [] where it is not one open model of timm's."""
-        members = [] if self.teacher is None else list(self.teacher.members.values())
-        if len(members) != 1 or members[0].closed or members[0].spec.builder is not None:
+        if self.teacher is None or len(self.teacher.members) != 1:
             return []
-        member = members[0]
+        (member,) = self.teacher.members.values()
+        if member.closed or member.spec.builder is not None:
+            return []
         spec = StudentSpec(
             arch=member.spec.arch, img_size=member.prepare.size, kwargs=member.spec.kwargs
         )
-        return [Candidate(TEACHER, spec, spec, count_parameters(member.model), 0, False)]
+        size = Candidate(
+            name=TEACHER,
+            run_spec=spec,
+            spec=spec,
+            params=count_parameters(member.model),
+            cost=0,
+            inherits=False,
+        )
+        return [size]
 
     def _check_smallest(self, to_time: Sequence[Candidate], rows: Mapping[str, Row]) -> None:
         """Refuses a budget that the smallest candidates exceed even in their best round, before all are timed."""

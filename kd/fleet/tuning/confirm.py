@@ -115,14 +115,29 @@ def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
     objective = plan.objectives[0]
     if objective.name == LATENCY:
         raise UserError(f"confirm: {LATENCY} does not depend on the seed; name an accuracy first")
-    seeds = tuple(plan.config["seed"] + i for i in range(1, plan.confirm + 1))
+    first_seed = plan.config["seed"] + 1
+    seeds = tuple(range(first_seed, first_seed + plan.confirm))
+    jobs = _train_on_seeds(search, plan, seeds)
+
+    values = [objective.value(job.run) for job in jobs]
+    confirmations = [_compared(objective, objective.name, seeds, values)]
+    metric = objective.name.removeprefix("val/")
+    if metric != objective.name and has_test_split(plan):
+        tested = [split_metrics(job.run, TEST, job.slot).get(metric) for job in jobs]
+        if all(value is not None for value in tested):
+            confirmations.append(_compared(objective, f"{TEST}/{metric}", seeds, tested))
+    return confirmations
+
+
+def _train_on_seeds(search: Search, plan: SearchPlan, seeds: Sequence[int]) -> list[TrialRun]:
+    """Trains the winner on each seed, then the default on each; runs that have ended well are not trained again."""
     best = chosen(search.study, plan)
     assert best is not None
     command_lines = {
         f"trial-{best.number}": [f"recipe={plan.folder / BEST}", "--trust"],
         "default": [*plan.items, *search.extra],
     }
-    jobs = []  # those of the winner, then those of the default
+    jobs = []
     items = []
     for name, command_line in command_lines.items():
         for seed in seeds:
@@ -136,14 +151,7 @@ def confirm(search: Search, plan: SearchPlan) -> list[Confirmation]:
     for job in jobs:
         if job.summary().get("status") != "done":
             raise UserError(f"confirm: {job.folder} failed: {job.reason()}")
-    values = [objective.value(job.run) for job in jobs]
-    confirmations = [_compared(objective, objective.name, seeds, values)]
-    metric = objective.name.removeprefix("val/")
-    if metric != objective.name and has_test_split(plan):
-        tested = [split_metrics(job.run, TEST, job.slot).get(metric) for job in jobs]
-        if all(value is not None for value in tested):
-            confirmations.append(_compared(objective, f"{TEST}/{metric}", seeds, tested))
-    return confirmations
+    return jobs
 
 
 def _compared(

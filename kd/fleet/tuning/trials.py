@@ -188,10 +188,13 @@ class TrialRun:
 
     def begin(self, items: Sequence[str]) -> None:
         """Starts the run, or resumes it from its last checkpoint; does nothing if it has ended well."""
-        self.items, self.process = items, None
-        if self.summary().get("status") == "done" and (self.run / "student.safetensors").is_file():
+        self.items = items
+        self.process = None
+        has_student = (self.run / "student.safetensors").is_file()
+        if has_student and self.summary().get("status") == "done":
             return
-        if newest_whole(self.run / "checkpoints")[0] is not None:
+        checkpoint, *_ = newest_whole(self.run / "checkpoints")
+        if checkpoint is not None:
             command = [f"resume={self.run}"]
         else:
             shutil.rmtree(self.folder / self.recipe, ignore_errors=True)
