@@ -88,10 +88,15 @@ def _subscripted(node: ast.Subscript) -> object:
 
 def _limit(node: ast.expr) -> object:
     """A ``Range`` or ``Like`` in an annotation, written out or by its name in ``kd/settings.py``; None for others."""
-    if isinstance(node, ast.Call):
-        kind = LIMITS.get(ast.unparse(node.func).rpartition(".")[2])
-        return kind(*map(_text, node.args)) if kind is not None else None
-    return vars(settings).get(ast.unparse(node).rpartition(".")[2])
+    called = node.func if isinstance(node, ast.Call) else node
+    name = ast.unparse(called).rpartition(".")[2]
+    if not isinstance(node, ast.Call):
+        return vars(settings).get(name)
+    kind = LIMITS.get(name)
+    if kind is None:
+        return None
+    texts = [_text(argument) for argument in node.args]
+    return kind(*texts)
 
 
 def _text(node: ast.expr) -> str:

@@ -63,16 +63,21 @@ def check_values(config: dict[str, Any]) -> None:
 
 def _check_overlap(model: dict[str, Any]) -> None:
     """A stored answer leaves nothing to overlap; a teacher's shards and CUDA graphs can't run beside a step."""
-    several = {f"model.teachers.{name}": own for name, own in (model.get("teachers") or {}).items()}
-    teachers = several or {"model.teacher": model.get("teacher") or {}}
-    asking = next((f"{key}.overlap" for key, own in teachers.items() if own.get("overlap")), None)
-    for key, own in teachers.items() if asking else ():
+    teachers: dict[str, dict[str, Any]] = {}
+    for name, settings in (model.get("teachers") or {}).items():
+        teachers[f"model.teachers.{name}"] = settings
+    if not teachers:
+        teachers["model.teacher"] = model.get("teacher") or {}
+    overlapping = [key for key, settings in teachers.items() if settings.get("overlap")]
+    if not overlapping:
+        return
+    for key, settings in teachers.items():
         for name, needed in (("cache", "off"), ("placement", "same"), ("compile", "default")):
-            value = own.get(name)
-            if value not in (None, False, needed) and (name, value) != ("compile", True):
-                raise UserError(
-                    f"{asking}: needs {key}.{name}={needed}, got {'on' if value is True else value}"
-                )
+            value = settings.get(name)
+            if value in (None, False, needed) or (name, value) == ("compile", True):
+                continue
+            shown = "on" if value is True else value
+            raise UserError(f"{overlapping[0]}.overlap: needs {key}.{name}={needed}, got {shown}")
 
 
 def _check_strategy(strategy: str | dict[str, Any], optimizer: str) -> None:

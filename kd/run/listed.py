@@ -229,7 +229,8 @@ def _shown(fields: Mapping[str, object]) -> str:
 @cache
 def _fields(path: str) -> Mapping[str, object]:
     if path not in FIELDS:
-        return {name: key.kind for name, key in keys.arguments(path.rpartition(".")[2]).items()}
+        arguments = keys.arguments(path.rpartition(".")[2])
+        return {name: argument.kind for name, argument in arguments.items()}
     function = ast.parse(f"def arguments({FIELDS[path]}): ...").body[0]
     assert isinstance(function, ast.FunctionDef)
     return {argument.arg: type_of(argument.annotation) for argument in function.args.args}
@@ -238,11 +239,15 @@ def _fields(path: str) -> Mapping[str, object]:
 @cache
 def paths_of(path: str) -> set[str]:
     """The class paths that mean the same class as a public one: by its package, and by the module that defines it."""
-    module, _, name = path.rpartition(".")
-    paths = {path, *(f"{home}.{name}" for home in _homes(module, name))}
     import kd
 
-    return paths | ({f"kd.{name}"} if kd.public(name) == module else set())
+    module, _, name = path.rpartition(".")
+    paths = {path}
+    for home in _homes(module, name):
+        paths.add(f"{home}.{name}")
+    if kd.public(name) == module:
+        paths.add(f"kd.{name}")
+    return paths
 
 
 def _homes(module: str, name: str) -> Iterator[str]:

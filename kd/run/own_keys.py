@@ -9,9 +9,16 @@ from kd.run.request import Request
 
 def take(request: Request, *keys: str) -> dict[str, str]:
     """Removes a command's own ``key=value`` items from the request; the last of each counts."""
-    own = {k: v for k, _, v in (item.partition("=") for item in request.overrides) if k in keys}
-    request.overrides = [item for item in request.overrides if item.split("=", 1)[0] not in own]
-    return own
+    taken: dict[str, str] = {}
+    others: list[str] = []
+    for item in request.overrides:
+        key, _, text = item.partition("=")
+        if key in keys:
+            taken[key] = text
+        else:
+            others.append(item)
+    request.overrides = others
+    return taken
 
 
 def whole_number(
@@ -23,10 +30,12 @@ def whole_number(
         UserError: anything else.
     """
     text = str(own.get(key, default))
-    if not (re.fullmatch(r"\d{1,9}", text, re.ASCII) and low <= int(text) <= (high or int(text))):
-        allowed = f"from {low} to {high}" if high else f">= {low}"
-        raise UserError(f"{key}: must be a whole number {allowed}, got '{text}'")
-    return int(text)
+    if re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        number = int(text)
+        if low <= number and (not high or number <= high):
+            return number
+    allowed = f"from {low} to {high}" if high else f">= {low}"
+    raise UserError(f"{key}: must be a whole number {allowed}, got '{text}'")
 
 
 def whole_numbers(own: Mapping[str, str], key: str, default: str) -> list[int]:
@@ -35,10 +44,15 @@ def whole_numbers(own: Mapping[str, str], key: str, default: str) -> list[int]:
     Raises:
         UserError: anything else.
     """
-    words = own.get(key, default).strip("[]").replace(" ", "").split(",")
-    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
-        raise UserError(f"{key}: must be whole numbers > 0 with commas between, got '{own[key]}'")
-    return sorted({int(word) for word in words})
+    numbers: set[int] = set()
+    text = own.get(key, default).strip("[]").replace(" ", "")
+    for word in text.split(","):
+        if not re.fullmatch(r"\d+", word, re.ASCII) or int(word) == 0:
+            raise UserError(
+                f"{key}: must be whole numbers > 0 with commas between, got '{own[key]}'"
+            )
+        numbers.add(int(word))
+    return sorted(numbers)
 
 
 def positive(key: str, text: str, below: float = 1e6, or_zero: bool = False) -> float:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import MISSING, fields
-from functools import cache, reduce
+from functools import cache
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
@@ -130,8 +130,11 @@ class KDCLI:
         """Sets values in the resolved configuration, by dotted keys that exist; built objects do not follow."""
         for key, value in settings.items():
             self._yaml, self._plain = "", {}
-            *path, last = key.split(".")
-            reduce(lambda node, part: node[part], path, self.config)[last] = value
+            *groups, name = key.split(".")
+            node = self.config
+            for group in groups:
+                node = node[group]
+            node[name] = value
 
     def build(self, cluster: Cluster | None = None, marker: Path | None = None) -> None:
         """Builds data, module and trainer from the configuration.
@@ -350,17 +353,18 @@ class KDCLI:
 
     def _rate(self) -> str:
         """The learning rate, and the recipe's where it is another one."""
-        recipe_lr = self.recipe_lr
         rate = f"optim.lr={self.config.optim.lr:g}"
-        return (
-            rate
-            if recipe_lr in (None, self.config.optim.lr)
-            else f"{rate} (the recipe's: {recipe_lr:g})"
-        )
+        if self.recipe_lr in (None, self.config.optim.lr):
+            return rate
+        return f"{rate} (the recipe's: {self.recipe_lr:g})"
 
     def _plugins(self) -> list[object] | None:
-        own = self._given["plugins"]
-        plugins = [*own] if isinstance(own, list | tuple) else [own] if own else []
+        plugins: list[object] = []
+        configured = self._given["plugins"]
+        if isinstance(configured, list | tuple):
+            plugins += configured
+        elif configured:
+            plugins.append(configured)
         # Lightning takes SLURM's or Kubernetes' variables for the job's, though this process starts the others itself
         existing = started()
         alone = existing is None or existing.by in ("mpirun", "another program")
@@ -369,26 +373,26 @@ class KDCLI:
         return plugins or None
 
     def _module(self, config: Namespace) -> DistillationModule:
-        given = config.as_dict()
-        optim = cast(OptimSpec, made(OptimSpec, given["optim"], "optim", self.trusted))
-        arguments = arguments_of(assemble, given["model"], "model", self.trusted)
+        settings = config.as_dict()
+        optim = cast(OptimSpec, made(OptimSpec, settings["optim"], "optim", self.trusted))
+        arguments = arguments_of(assemble, settings["model"], "model", self.trusted)
         return assemble(self.datamodule.info, optim=optim, **arguments)
 
     def _together(self) -> DistillationModule:
-        found: dict[str, DistillationModule] = {}
-        for name, own in self.config.students.items():
-            check_student(name, own or {})
-            items = [
-                f"--{key}={v if isinstance(v, str) else json.dumps(v)}"
-                for key, v in (own or {}).items()
-            ]
+        modules: dict[str, DistillationModule] = {}
+        for name, differences in self.config.students.items():
+            check_student(name, differences or {})
+            items: list[str] = []
+            for key, value in (differences or {}).items():
+                text = value if isinstance(value, str) else json.dumps(value)
+                items.append(f"--{key}={text}")
             config = self.parser.parse_args(items, self.config.clone())
             config.students = None
             self.student_configs[name] = self._dump(config)
             remember(self.student_configs[name], yaml.load(self.student_configs[name], FAST))
             self._seed()
-            found[name] = self._module(config)
-        return DistillationModule.together(found)
+            modules[name] = self._module(config)
+        return DistillationModule.together(modules)
 
     def as_dict(self) -> dict[str, Any]:
         """The resolved configuration as nested dicts of plain values; a copy."""

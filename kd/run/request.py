@@ -110,8 +110,9 @@ class Request:
         self.recipe = str(file) if file else None
         contents, trees = self._checked()
         whole: Any = keys.merged([{"data": {}, "model": {}}, *contents.values()], {})
-        for key, value in (one for tree in trees for one in tree.items()):
-            _put(whole, key, self._of_file(key, value))
+        for tree in trees:
+            for key, value in tree.items():
+                _put(whole, key, self._of_file(key, value))
         if any("${" in str(value) for _, value in files.leaves(whole)):
             from omegaconf import OmegaConf
 
@@ -139,50 +140,53 @@ class Request:
         for file, content in contents.items():
             files.check_text(content, f"{file}: ")
             check_names(content, f"{file}: ")
-            group = next(
-                (key for key in GROUPS if not isinstance(content.get(key) or {}, dict)), None
-            )
-            if group:
-                raise UserError(
-                    f"{file}: {group}: must be a group of settings, got '{content[group]}'"
-                )
-        self.overrides = [
-            meant for item in self.overrides for meant in source_items(item, contents.values())
-        ]
-        self.overrides = implied(self.overrides, contents.values()) + self.overrides
+            for group in GROUPS:
+                if not isinstance(content.get(group) or {}, dict):
+                    raise UserError(
+                        f"{file}: {group}: must be a group of settings, got '{content[group]}'"
+                    )
+        overrides: list[str] = []
+        for item in self.overrides:
+            overrides += source_items(item, contents.values())
+        self.overrides = implied(overrides, contents.values()) + overrides
         check_no_files(pairs(contents.values(), self.overrides))
         trees = self._trees(contents.values())
         for tree in trees:
             files.check_text(tree)
             check_names(tree)
             _check_says_something(*next(iter(tree.items())))
-        self._check_keys(
-            list(contents.values()), {key: value for tree in trees for key, value in tree.items()}
-        )
+        typed: dict[str, Any] = {}
+        for tree in trees:
+            typed |= tree
+        self._check_keys(list(contents.values()), typed)
         if "trust" not in self.flags:
             for file, content in contents.items():
                 check_file(file, content, self.trust)
-            for key, value in (leaf for tree in trees for leaf in files.leaves(tree)):
-                self._of_file(key, value)
+            for tree in trees:
+                for key, value in files.leaves(tree):
+                    self._of_file(key, value)
         self.vouched = vouched(contents, trees, self.trust, "trust" in self.flags)
         return contents, trees
 
     def _trees(self, contents: Iterable[dict[Any, Any]]) -> list[dict[str, Any]]:
-        words = [(key, text) for key, _, text in (item.partition("=") for item in self.overrides)]
-        whole = keys.merged([*contents], {key.rstrip("+"): _read(text) for key, text in words})
-        known = {**keys.schema(), **keys.of_recipe(whole)[0]}
-        return [{key: _typed(key, text, known)} for key, text in words]
+        """The overrides as ``{key: value}``, one each, with the types that their keys have."""
+        texts: list[tuple[str, str]] = []
+        values: dict[str, Any] = {}
+        for item in self.overrides:
+            key, _, text = item.partition("=")
+            texts.append((key, text))
+            values[key.rstrip("+")] = _read(text)
+        settings = keys.merged([*contents], values)
+        keys_of_classes, _ = keys.of_recipe(settings)
+        known = {**keys.schema(), **keys_of_classes}
+        return [{key: _typed(key, text, known)} for key, text in texts]
 
     def value_of(self, key: str) -> str | None:
         """The value that ``key=value`` items give a key, the last one; None without any."""
-        return next(
-            (
-                item.split("=", 1)[1]
-                for item in reversed(self.overrides)
-                if item.startswith(f"{key}=")
-            ),
-            None,
-        )
+        for item in reversed(self.overrides):
+            if item.startswith(f"{key}="):
+                return item.split("=", 1)[1]
+        return None
 
     @property
     def trusted(self) -> list[str]:
@@ -195,29 +199,34 @@ class Request:
     def check_read(self) -> dict[str, Any]:
         """Refuses settings that no part of a run would read, and returns all (:func:`kd.run.unread.check_read`)."""
         contents = [files.read(file) for file in self._files()]
-        typed = {key: value for tree in self._trees(contents) for key, value in tree.items()}
-        return check_read(contents, typed | ({"resume": self.resume} if self.resume else {}))
+        typed: dict[str, Any] = {}
+        for tree in self._trees(contents):
+            typed |= tree
+        if self.resume:
+            typed["resume"] = self.resume
+        return check_read(contents, typed)
 
     def _files(self) -> list[Path]:
-        found = [find("recipes", self.recipe)] if self.recipe else []
+        """The recipe and the overlays, in rising priority."""
+        paths = [find("recipes", self.recipe)] if self.recipe else []
         for overlay in self.overlays:
-            found += [find("configs", overlay), *part_of(overlay, self.recipe or "")]
-        return found
+            paths.append(find("configs", overlay))
+            paths += part_of(overlay, self.recipe or "")
+        return paths
 
     def _check_keys(self, contents: list[dict[Any, Any]], given: dict[str, Any]) -> None:
-        for number, content in enumerate(
-            contents, 1
-        ):  # a later file may name another class, with other keys
-            _check(
-                [key for key, _ in files.leaves(content)],
-                flatten(content),
-                keys.merged(contents[:number], {}),
-            )
-        whole = keys.merged(contents, {key.rstrip("+"): value for key, value in given.items()})
-        values = {
-            key: value for name, own in given.items() for key, value in flatten(own, name).items()
-        }
-        _check([*given], values, whole)
+        for number, content in enumerate(contents, 1):
+            names = [key for key, _ in files.leaves(content)]
+            settings_so_far = keys.merged(
+                contents[:number], {}
+            )  # a later file may name another class, with other keys
+            _check(names, flatten(content), settings_so_far)
+        values: dict[str, Any] = {}
+        replaced: dict[str, Any] = {}
+        for key, value in given.items():
+            values |= flatten(value, key)
+            replaced[key.rstrip("+")] = value
+        _check([*given], values, keys.merged(contents, replaced))
 
 
 def _check(names: list[str], values: dict[str, Any], whole: dict[str, Any]) -> None:

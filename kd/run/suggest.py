@@ -156,39 +156,49 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
     >>> suggest("model.student.drop_path_rate", [])
     ['model.student.kwargs.drop_path_rate']
     """
-    known, loss = list(accepted), next(iter(losses), "kd")
-    ends: dict[str, list[str]] = {}
+    known = list(accepted)
+    by_last_part: dict[str, list[str]] = {}
     for name in known:
-        ends.setdefault(name.split(".")[-1], []).append(name)
-    synonyms = {
-        word: [name.format(loss=loss) for name in names] for word, names in SYNONYMS.items()
-    }
-    given = key.lower().replace("-", "_").split(".")
-    last = given[-1]
-    if last in ARCHITECTURE and last not in ends:
-        side = "teacher" if any("teacher" in part for part in given) else "student"
+        by_last_part.setdefault(name.rpartition(".")[2], []).append(name)
+    loss = next(iter(losses), "kd")
+    synonyms: dict[str, list[str]] = {}
+    for word, names in SYNONYMS.items():
+        synonyms[word] = [name.format(loss=loss) for name in names]
+
+    *above, last = key.lower().replace("-", "_").split(".")
+    if last in ARCHITECTURE and last not in by_last_part:
+        of_teacher = any("teacher" in part for part in [*above, last])
+        side = "teacher" if of_teacher else "student"
         return [f"model.{side}.kwargs.{MEANT.get(last, last)}"]
-    found: list[str] = []
+
+    candidates: list[str] = []
     for words in _runs(last):
-        found = [*synonyms.get(words, []), *ends.get(words, [])]
-        if found:
+        candidates = synonyms.get(words, []) + by_last_part.get(words, [])
+        if candidates:
             break
-    if not found:
-        for name in difflib.get_close_matches(last, [*ends, *synonyms], MOST, 0.75):
-            found += [*ends.get(name, []), *synonyms.get(name, [])]
-    found = list(dict.fromkeys(found)) or difflib.get_close_matches(key, known, 1, 0.75)
-    context = {*given[:-1], *last.split("_")}
-    shared = {name: len(context & set(name.split(".")[:-1])) for name in found}
-    return [name for name in found if shared[name] == max(shared.values()) and name != key][:MOST]
+    if not candidates:
+        for name in difflib.get_close_matches(last, [*by_last_part, *synonyms], MOST, 0.75):
+            candidates += by_last_part.get(name, []) + synonyms.get(name, [])
+    if not candidates:
+        candidates = difflib.get_close_matches(key, known, 1, 0.75)
+    candidates = list(dict.fromkeys(candidates))
+
+    # of several the ones whose groups the key names too: a student's key for a student's
+    context = {*above, *last.split("_")}
+    shared = {name: len(context & set(name.split(".")[:-1])) for name in candidates}
+    most_shared = max(shared.values(), default=0)
+    nearest = [name for name in candidates if shared[name] == most_shared and name != key]
+    return nearest[:MOST]
 
 
 def _runs(name: str) -> list[str]:
     """Runs of a name's words, the longest first, the last ones before the first ones."""
     words = name.split("_")
-    spans = [
-        (i, i + size) for size in range(len(words), 0, -1) for i in range(len(words) - size, -1, -1)
-    ]
-    return ["_".join(words[i:j]) for i, j in spans]
+    runs: list[str] = []
+    for size in range(len(words), 0, -1):
+        for first in range(len(words) - size, -1, -1):
+            runs.append("_".join(words[first : first + size]))
+    return runs
 
 
 def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:

@@ -124,14 +124,15 @@ def wrong(kind: object, value: object) -> str:
 
 def _misplaced(name: str, value: object, known: Mapping[str, Key]) -> str:
     """What is wrong with a plain value for a group of settings, or with a key below a plain setting."""
-    above, _, _ = name.rpartition(".")
+    above = name.rpartition(".")[0]
     if above in known and not takes(known[above].kind, {}):
         return (
             f"no key '{name}': {above} has no keys of its own, it is {_in_words(known[above].kind)}"
         )
-    group = any(key.startswith(f"{name}.") for key in known)
-    fits = value is None or isinstance(value, dict) or str(value).endswith(SETTINGS)
-    return no_plain_value(name, value) if group and not fits else ""
+    if value is None or isinstance(value, dict) or str(value).endswith(SETTINGS):
+        return ""
+    is_group = any(key.startswith(f"{name}.") for key in known)
+    return no_plain_value(name, value) if is_group else ""
 
 
 def _kind(name: str, known: Mapping[str, Key]) -> object:
@@ -324,7 +325,10 @@ def _in_words(kind: object) -> str:
 
 def _words(kind: object) -> list[str]:
     if len(members(kind)) > 1:
-        return [word for part in members(kind) if part is not NoneType for word in _words(part)]
+        words: list[str] = []
+        for part in members(kind):
+            words += _words(part) if part is not NoneType else []
+        return words
     if get_origin(kind) is Annotated:
         return _words(get_args(kind)[0])
     if get_origin(kind) is Literal:
@@ -374,25 +378,20 @@ def _unknown_to_timm(key: str, value: object) -> str:
     """What is wrong with the name of an optimizer or a model; empty where it may be one."""
     if "${" in str(value):
         return ""
-    if key == "optim.name" and isinstance(value, str) and timm_names("optim"):
-        there = timm_names("optim")
-        return (
-            ""
-            if value in there
-            else f"must be one of timm's optimizers, got '{value}'{near(value, there, 3)}"
-        )
-    if not (
-        re.fullmatch(r"model\.(student|teacher)\.arch", key) and isinstance(value, str) and value
-    ):
+    if not isinstance(value, str):
+        return ""
+    if key == "optim.name":
+        optimizers = timm_names("optim")
+        if not optimizers or value in optimizers:
+            return ""
+        return f"must be one of timm's optimizers, got '{value}'{near(value, optimizers, 3)}"
+    if not value or not re.fullmatch(r"model\.(student|teacher)\.arch", key):
         return ""
     name = re.sub(r"^timm/", "", value)
-    known = timm_names("models")
-    timm = sys.modules.get("timm")  # where it is imported, models of one's own may be registered
-    if (
-        not known
-        or ":" in name
-        or name.partition(".")[0] in known
-        or (timm and timm.is_model(name))
-    ):
+    models = timm_names("models")
+    if not models or ":" in name or name.partition(".")[0] in models:
         return ""
-    return f"timm has no model '{name}'{near(name, known)}"
+    timm = sys.modules.get("timm")  # where it is imported, models of one's own may be registered
+    if timm and timm.is_model(name):
+        return ""
+    return f"timm has no model '{name}'{near(name, models)}"

@@ -44,16 +44,21 @@ READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], s
 
 def check_read(files: Sequence[Mapping[Any, Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """All settings by key; refuses one of the recipe or command line that is idle (overlays and run folders may be)."""
-    layers = [flatten(dict(file)) for file in files] + [flatten(dict(overrides))]
-    layers = [{keys.plain(key): value for key, value in layer.items()} for layer in layers]
-    together = flatten(keys.merged([*map(dict, files)], dict(overrides)))
-    whole = {keys.plain(key): value for key, value in together.items()}
-    recipe = -1 if not files or set(files[0]) >= RESOLVED else 0
-    for name, value in whole.items():
-        source = _newest(layers, name)
-        if source in (recipe, len(layers) - 1) and value and value != _default(name):
-            _check(name, value, source, whole, layers)
-    return whole
+    layers = [_plain_keys(layer) for layer in (*files, overrides)]
+    settings = _plain_keys(keys.merged([dict(file) for file in files], dict(overrides)))
+    command_line = len(layers) - 1
+    from_a_run = not files or set(files[0]) >= RESOLVED
+    checked = (command_line,) if from_a_run else (0, command_line)  # the recipe is the first file
+    for name, value in settings.items():
+        layer = _newest(layers, name)
+        if layer in checked and value and value != _default(name):
+            _check(name, value, layer, settings, layers)
+    return settings
+
+
+def _plain_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    """Nested settings by dotted key, as ``--keys`` has the keys."""
+    return {keys.plain(key): value for key, value in flatten(dict(tree)).items()}
 
 
 def _check(

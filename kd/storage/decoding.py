@@ -85,26 +85,40 @@ def frame(
     """The view of validation, prediction and server; of one scaled to 8 times its crop the middle alone counts.
 
     The shorter side is scaled to ``floor(size / crop_ratio)`` pixels, as by timm's transform for validation.
+
+    Args:
+        picture: its width and height in pixels.
+        size: height and width of the view in pixels.
+        crop_ratio: share of the scaled picture that the view has; None: the view is the whole picture.
+        max_pixels: most pixels that scaling may take.
+
+    Raises:
+        TooLarge: the picture is so long and narrow that scaling would take more.
     """
-    crop = (size[1], size[0])
-    wide, tall = (math.floor(side / (crop_ratio or 1)) for side in crop)
+    width, height = picture
+    crop_height, crop_width = size
+
+    # the whole picture, scaled: both sides to the view's over crop_ratio; of a square view the shorter side alone
+    wide = math.floor(crop_width / (crop_ratio or 1))
+    tall = math.floor(crop_height / (crop_ratio or 1))
     if wide == tall and crop_ratio:
-        wide, tall = (
-            tall if side == min(picture) else int(tall * side / min(picture)) for side in picture
-        )
-    kept = [_middle(*sides) for sides in zip(picture, (wide, tall), crop, strict=True)]
-    wide, tall = (
-        round(s * k / side) for s, k, side in zip((wide, tall), kept, picture, strict=True)
-    )
-    if max(wide * max(tall, kept[1]), 4 * max(kept)) > max(
-        max_pixels, LONGEST**2 * size[0] * size[1]
-    ):
-        raise TooLarge(
-            f"its {picture[0]} x {picture[1]} pixels are too long and narrow to be scaled"
-        )
-    left, top = ((side - k) // 2 for side, k in zip(picture, kept, strict=True))
-    corner = (round((wide - crop[0]) / 2), round((tall - crop[1]) / 2))
-    return Frame((left, top, kept[0], kept[1]), (wide, tall), corner)
+        shorter = min(picture)
+        shorter_scaled = tall
+        wide = shorter_scaled if width == shorter else int(shorter_scaled * width / shorter)
+        tall = shorter_scaled if height == shorter else int(shorter_scaled * height / shorter)
+
+    # of a long side its middle alone
+    part_width = _middle(width, wide, crop_width)
+    part_height = _middle(height, tall, crop_height)
+    wide = round(wide * part_width / width)
+    tall = round(tall * part_height / height)
+    memory = max(wide * max(tall, part_height), 4 * max(part_width, part_height))
+    if memory > max(max_pixels, LONGEST**2 * crop_height * crop_width):
+        raise TooLarge(f"its {width} x {height} pixels are too long and narrow to be scaled")
+
+    left, top = (width - part_width) // 2, (height - part_height) // 2
+    corner = (round((wide - crop_width) / 2), round((tall - crop_height) / 2))
+    return Frame((left, top, part_width, part_height), (wide, tall), corner)
 
 
 def _middle(side: int, scaled: int, crop: int) -> int:

@@ -258,10 +258,12 @@ class Ranged:
         def fetch() -> bytes:
             files, path = file_system(self.url)
             data: bytes = files.cat_file(f"{path}/{name}", start=start, end=start + self.block)
-            if len(data) < self.block:  # the end of the file, or of a connection
-                end = int(files.info(f"{path}/{name}")["size"])
-                if start + len(data) < end:
-                    raise OSError(f"received {len(data)} of {min(end - start, self.block)} bytes")
+            if len(data) == self.block:
+                return data
+            file_bytes = int(files.info(f"{path}/{name}")["size"])
+            expected = min(file_bytes - start, self.block)
+            if len(data) < expected:  # the connection has ended, not the file
+                raise OSError(f"received {len(data)} of {expected} bytes")
             return data
 
         return tried(fetch, f"{self.url}/{name} can't be fetched")

@@ -209,8 +209,11 @@ def tag_of(found: Mapping[str, Any]) -> str:
     """What changes with a file in the store; times in whole seconds, as stores give more digits at some times."""
     name = next((name for name in TAGS if found.get(name)), "")
     value = found.get(name, "")
-    value = int(value.timestamp()) if hasattr(value, "timestamp") else value
-    return f"{found['size']} {name} {int(value) if isinstance(value, float) else value}"
+    if hasattr(value, "timestamp"):
+        value = value.timestamp()
+    if isinstance(value, float):
+        value = int(value)
+    return f"{found['size']} {name} {value}"
 
 
 class Copies:
@@ -222,11 +225,15 @@ class Copies:
     """
 
     def __init__(self, folder: Path, url: str = "") -> None:
-        self.folder, self.url, self.known = folder, url, dict[str, dict[str, Any]]()
+        self.folder = folder
+        self.url = url
+        self.known: dict[str, dict[str, Any]] = {}
         with suppress(OSError, ValueError, KeyError, TypeError):
-            kept = json_of(text_of(folder / KEPT))
-            if url in ("", kept["url"]):
-                self.url, self.known = kept["url"], kept["files"]
+            saved = json_of(text_of(folder / KEPT))
+            saved_url, saved_files = saved["url"], saved["files"]
+            if url in ("", saved_url):
+                self.url = saved_url
+                self.known = saved_files
 
     def sending(self, name: str, state: list[int]) -> None:
         """A file is on its way: a kill before its end is known must not make it another machine's."""
@@ -243,9 +250,10 @@ class Copies:
 
     def differ(self, name: str, found: Mapping[str, Any]) -> bool:
         """Whether the file is missing here, or the store has another one than was last seen there."""
-        return not (self.folder / name).is_file() or self.known.get(name, {}).get(
-            "there"
-        ) != tag_of(found)
+        if not (self.folder / name).is_file():
+            return True
+        last_seen = self.known.get(name, {}).get("there")
+        return last_seen != tag_of(found)
 
     def changed_here(self, name: str) -> bool:
         """Whether the file here is another than the one that was the same as the store's."""
