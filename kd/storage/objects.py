@@ -258,7 +258,7 @@ class Ranged:
         def fetch() -> bytes:
             files, path = file_system(self.url)
             data: bytes = files.cat_file(f"{path}/{name}", start=start, end=start + self.block)
-            if len(data) == self.block:
+            if len(data) >= self.block:
                 return data
             file_bytes = int(files.info(f"{path}/{name}")["size"])
             expected = min(file_bytes - start, self.block)
