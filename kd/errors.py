@@ -84,25 +84,23 @@ def reason(error: BaseException) -> str:
     """Why a run failed, in one line; what libraries say in a paragraph is put into plain words."""
     lines = str(error).splitlines() or [""]
     first = lines[0]
-    if (
-        "in DataLoader worker process" in first
-    ):  # its own traceback follows, and the message at the end
+    if "in DataLoader worker process" in first:  # its own traceback follows, then the message
         first = lines[-1].removeprefix("kd.errors.RunError: ")
     if isinstance(error, RunError):
         return first
-    if any(
-        "Expected more than 1 value per channel when training" in str(cause)
-        for cause in causes(error)
-    ):
-        return ONE_PICTURE
-    worker = next(
-        (found for cause in causes(error) if (found := KILLED_WORKER.search(str(cause)))), None
-    )
-    if worker and "Bus error" in worker[1]:
-        return NO_SHARED_MEMORY
-    if worker:
-        return f"a loader worker {worker[1].replace('is killed', 'was killed')} (out of memory? data.num_workers)"
-    if any(_of_a_worker_s_pipe(cause) for cause in causes(error)):
+    all_causes = list(causes(error))
+    for cause in all_causes:
+        if "Expected more than 1 value per channel when training" in str(cause):
+            return ONE_PICTURE
+    for cause in all_causes:
+        killed = KILLED_WORKER.search(str(cause))
+        if killed is None:
+            continue
+        if "Bus error" in killed[1]:
+            return NO_SHARED_MEMORY
+        how = killed[1].replace("is killed", "was killed")
+        return f"a loader worker {how} (out of memory? data.num_workers)"
+    if any(_is_of_a_workers_pipe(cause) for cause in all_causes):
         return "a loader worker exited unexpectedly (out of memory? data.num_workers)"
     if isinstance(error, RuntimeError) and LOST.search(str(error)):
         detail = re.sub(r"^.*?(Read|Write) error |^\[\S*\.cc:\d+\] ", "", first).split(". ")[0]
@@ -110,7 +108,7 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}"
 
 
-def _of_a_worker_s_pipe(error: BaseException) -> bool:
+def _is_of_a_workers_pipe(error: BaseException) -> bool:
     """Whether it is of the pipe to a loader worker: torch lets it through where the process is not seen dead yet."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     loads = any(file.endswith("torch/utils/data/dataloader.py") for file in files)

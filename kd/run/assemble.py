@@ -154,10 +154,13 @@ def begin(
     """
     spec = own_patches(asked)
     start, note, parent = _start(spec, model, teacher)
-    if start == "inherited" and teacher is not None:
-        wanted, note = _patches_of(teacher.members[parent], spec, model, spec is not asked)
-        spec, model = wanted, model if wanted is spec else build(wanted)
-    return Begun(spec, model, start, note, parent)
+    if start != "inherited" or teacher is None:
+        return Begun(spec, model, start, note, parent)
+    is_auto = spec is not asked
+    inheriting_spec, note = _patches_of(teacher.members[parent], spec, model, is_auto)
+    if inheriting_spec is not spec:
+        model = build(inheriting_spec)
+    return Begun(inheriting_spec, model, start, note, parent)
 
 
 def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> tuple[str, str, str]:
@@ -195,9 +198,12 @@ def own_patches(spec: StudentSpec) -> StudentSpec:
     """The settings without ``patch_size: auto``; a checkpoint keeps its own."""
     if spec.kwargs.get(PATCHES) != AUTO:
         return spec
-    kept = about(spec.checkpoint).kwargs.get(PATCHES)
-    given = {name: value for name, value in spec.kwargs.items() if name != PATCHES}
-    return replace(spec, kwargs={**given, PATCHES: kept} if kept else given)
+    kwargs = dict(spec.kwargs)
+    del kwargs[PATCHES]
+    patches_of_checkpoint = about(spec.checkpoint).kwargs.get(PATCHES)
+    if patches_of_checkpoint:
+        kwargs[PATCHES] = patches_of_checkpoint
+    return replace(spec, kwargs=kwargs)
 
 
 def _patches_of(

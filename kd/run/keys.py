@@ -135,37 +135,37 @@ def _field_texts(node: ast.ClassDef) -> dict[str, str]:
     return texts
 
 
-def _parameters(given: ast.arguments, texts: dict[str, str]) -> dict[str, Key]:
-    names = [*given.args[1:], *given.kwonlyargs]  # without self
-    defaults: list[ast.expr | None] = [None] * (len(given.args) - 1 - len(given.defaults))
-    defaults += [*given.defaults, *given.kw_defaults]
-    return {
-        a.arg: _key(a.arg, type_of(a.annotation), default, texts)
-        for a, default in zip(names, defaults, strict=True)
-    }
+def _parameters(signature: ast.arguments, texts: dict[str, str]) -> dict[str, Key]:
+    """The arguments of a constructor, without ``self``; ``texts``: what its docstring says of each."""
+    positional = signature.args[1:]
+    without_default = len(positional) - len(signature.defaults)
+    defaults: list[ast.expr | None] = [None] * without_default
+    defaults += [*signature.defaults, *signature.kw_defaults]
+    parameters: dict[str, Key] = {}
+    for argument, default in zip([*positional, *signature.kwonlyargs], defaults, strict=True):
+        name = argument.arg
+        parameters[name] = _key(name, type_of(argument.annotation), default, texts)
+    return parameters
 
 
 def _key(name: str, kind: object, default: ast.expr | None, texts: dict[str, str]) -> Key:
-    given = ast.unparse(default) if default is not None else ""
-    factory = re.fullmatch(r"field\(default_factory=(\w+)\)", given)
+    default_text = ast.unparse(default) if default is not None else ""
+    factory = re.fullmatch(r"field\(default_factory=(\w+)\)", default_text)
     if factory:
-        given = {"dict": "{}", "list": "[]"}.get(factory[1], factory[1])
-    return Key(
-        name,
-        kind,
-        given,
-        texts.get(name, ""),
-    )
+        default_text = {"dict": "{}", "list": "[]"}.get(factory[1], factory[1])
+    return Key(name, kind, default_text, texts.get(name, ""))
 
 
 def _texts(docstring: str) -> dict[str, str]:
     """Arguments explained in a docstring: the first sentence of each."""
-    found: dict[str, str] = {}
     section = re.search(r"^(?:Args|Attributes):\n(.*?)(?=^\S|\Z)", docstring, re.M | re.S)
-    for entry in re.split(r"\n(?=    \w+: )", "\n" + section[1]) if section else []:
+    if section is None:
+        return {}
+    texts: dict[str, str] = {}
+    for entry in re.split(r"\n(?=    \w+: )", "\n" + section[1]):
         name, _, text = entry.strip().partition(": ")
-        found[name] = _first_sentence(text)
-    return found
+        texts[name] = _first_sentence(text)
+    return texts
 
 
 def _first_sentence(text: str) -> str:
@@ -206,46 +206,56 @@ def _group(group: str, name: str) -> dict[str, Key]:
 @cache
 def subclasses(*bases: str) -> dict[str, str]:
     """Our classes below ``bases`` that can be named in a configuration, with the first line of their docstrings."""
-    names = [
-        name
-        for name in _files()
-        if not name.startswith("_") and name not in bases and _is_below(name, bases)
-    ]
-    return {
-        name: (ast.get_docstring(definition(name) or ast.Module([], [])) or "").split("\n")[0]
-        for name in names
-    }
+    first_lines: dict[str, str] = {}
+    for name in _files():
+        if name.startswith("_") or name in bases or not _is_below(name, bases):
+            continue
+        node = definition(name)
+        docstring = ast.get_docstring(node) if node is not None else None
+        first_lines[name] = (docstring or "").split("\n")[0]
+    return first_lines
 
 
 def _is_below(name: str, bases: tuple[str, ...]) -> bool:
-    above = [
-        base for base in (_files()[name][1] if name in _files() else []) if base != name
-    ]  # another package's
-    return any(base in bases or _is_below(base, bases) for base in above)
+    """Whether a class of ours inherits from one of ``bases``, directly or through others of ours."""
+    if name not in _files():
+        return False
+    for base in _files()[name][1]:
+        if base == name:  # a class of another package with the same name
+            continue
+        if base in bases or _is_below(base, bases):
+            return True
+    return False
 
 
 def of_recipe(content: dict[str, Any]) -> tuple[dict[str, Key], set[str]]:
     """The keys of the classes that settings name (source, task, losses), and the places whose keys are all known."""
-    data, model = (
-        part if isinstance(part, dict) else {}
-        for part in (content.get("data"), content.get("model"))
-    )
-    places = {
-        "data.source": data.get("source") or "FoodTagMini",
-        "model.task": model.get("task") or "Classification",
+    data = content.get("data")
+    model = content.get("model")
+    source = data.get("source") if isinstance(data, dict) else None
+    task = model.get("task") if isinstance(model, dict) else None
+    losses = model.get("distill_losses") if isinstance(model, dict) else None
+    places: dict[str, Any] = {
+        "data.source": source or "FoodTagMini",
+        "model.task": task or "Classification",
     }
-    losses = model.get("distill_losses")
     if isinstance(losses, dict):
-        places |= {f"model.distill_losses.{name}": loss for name, loss in losses.items()}
-    found: dict[str, Key] = {}
-    for place, given in places.items():
-        name = given.get("class_path", "") if isinstance(given, dict) else str(given)
-        ours, name = "." not in name or name.startswith("kd."), name.rpartition(".")[2]
-        own = arguments(name) if ours and name in _files() else {}
-        found |= {
-            f"{place}.{key.name}": replace(key, name=f"{place}.{key.name}") for key in own.values()
-        }
-    return found, {place for place in places if any(key.startswith(f"{place}.") for key in found)}
+        for name, loss in losses.items():
+            places[f"model.distill_losses.{name}"] = loss
+
+    known: dict[str, Key] = {}
+    closed: set[str] = set()
+    for place, value in places.items():
+        path = value.get("class_path", "") if isinstance(value, dict) else str(value)
+        is_ours = "." not in path or path.startswith("kd.")
+        name = path.rpartition(".")[2]
+        if not is_ours or name not in _files():
+            continue
+        for key in arguments(name).values():
+            whole_name = f"{place}.{key.name}"
+            known[whole_name] = replace(key, name=whole_name)
+            closed.add(place)
+    return known, closed
 
 
 def merged(contents: list[dict[str, Any]], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -260,16 +270,18 @@ def merged(contents: list[dict[str, Any]], overrides: dict[str, Any]) -> dict[st
     return whole
 
 
-def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
-    for key, value in part.items():
+def _merge(settings: dict[str, Any], more: dict[str, Any]) -> None:
+    """Puts ``more`` into nested settings: groups are merged key by key, other values are replaced."""
+    for key, value in more.items():
+        before = settings.get(key)
         if isinstance(value, dict) and isinstance(
-            whole.get(key), str
+            before, str
         ):  # a class by its name, and arguments of it
-            whole[key] = {"class_path": whole[key]}
-        if isinstance(value, dict) and isinstance(whole.get(key), dict):
-            _merge(whole[key], value)
+            before = settings[key] = {"class_path": before}
+        if isinstance(value, dict) and isinstance(before, dict):
+            _merge(before, value)
         else:
-            whole[key] = copy.deepcopy(value)
+            settings[key] = copy.deepcopy(value)
 
 
 def check(given: Iterable[str], content: dict[str, Any]) -> None:
@@ -296,13 +308,12 @@ def _is_one(name: str, known: dict[str, Key], closed: set[str]) -> bool:
     if name in known or any(other.startswith(f"{name}.") for other in known):
         return True
     parents = [name.rsplit(".", i)[0] for i in range(1, name.count(".") + 1)]
+    known_parents = [parent for parent in parents if parent in known]
     place = next((parent for parent in parents if parent in closed), None)
-    if place and name.removeprefix(f"{place}.") not in ("class_path", "dict_kwargs"):
-        return any(
-            parent in known and parent not in closed and parent.startswith(f"{place}.")
-            for parent in parents
-        )
-    return any(parent in known for parent in parents)
+    if place is None or name.removeprefix(f"{place}.") in ("class_path", "dict_kwargs"):
+        return bool(known_parents)
+    # of a class whose arguments are all known: below one of them that takes names of its own
+    return any(parent not in closed and parent.startswith(f"{place}.") for parent in known_parents)
 
 
 def table(keys: dict[str, Key], pattern: str) -> str:
@@ -311,17 +322,14 @@ def table(keys: dict[str, Key], pattern: str) -> str:
     Raises:
         UserError: no such key.
     """
-    found = (
-        [key for key in keys.values() if pattern.lower() in key.name.lower()]
-        if pattern
-        else list(keys.values())
-    )
-    if not found:
+    matching = [key for key in keys.values() if pattern.lower() in key.name.lower()]
+    if not matching:
         raise UserError(f"no key with '{pattern}' in its name (kd-train --keys)")
-    width = min(40, max(len(key.name) for key in found))
-    texts = [key.text and f"\n{'':<{width}}  {key.text}" for key in found]
-    defaults = [key.default and f" = {key.default}" for key in found]
-    rows = zip(found, defaults, texts, strict=True)
-    return "".join(
-        f"{key.name:<{width}}  {key.type}{default}{text}\n" for key, default, text in rows
-    )
+    width = min(40, max(len(key.name) for key in matching))
+    lines: list[str] = []
+    for key in matching:
+        default = f" = {key.default}" if key.default else ""
+        lines.append(f"{key.name:<{width}}  {key.type}{default}\n")
+        if key.text:
+            lines.append(f"{'':<{width}}  {key.text}\n")
+    return "".join(lines)
