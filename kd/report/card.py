@@ -1,6 +1,5 @@
 """A model card from a run's folder: Markdown with the metadata that the Hugging Face hub reads."""
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from jinja2 import Environment
 from kd.report.metric import format_metric, is_share, lost_classes
 from kd.report.records import RunRecords
 from kd.storage.elsewhere import mapping_of
+from kd.storage.shown import in_markdown
 
 METRICS = {
     "acc1": "accuracy",
@@ -200,7 +200,7 @@ def _plain(value: object) -> object:
     """No name opens markup, ends a cell or begins a line."""
     if isinstance(value, Raw):
         return value
-    return " ".join(re.sub(r"([\\|<*_`\[\]#&])", r"\\\1", str(value)).split())
+    return in_markdown(str(value))
 
 
 def _percent(value: float | None) -> str:

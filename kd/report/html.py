@@ -1,6 +1,5 @@
 """Pages that open without a network: one file each, the same page for runs, comparisons, searches and scaling."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from kd.report.comparison import comparison, label
 from kd.report.records import RunRecords
 from kd.report.rules import Explained
 from kd.report.sections import report
+from kd.storage.shown import in_html
 from kd.storage.writing import write_text
 
 PAGE = Path(__file__).parent / "page.html"
@@ -41,9 +41,7 @@ def write_page(file: Path, title: str, sections: Sequence[dict[str, Any] | None]
 
 def page(content: dict[str, Any]) -> str:
     """One HTML page that needs no network, from its title and sections."""
-    text = json.dumps(finite(content), separators=(",", ":")).replace(
-        "<", "\\u003c"
-    )  # no text opens markup
+    text = in_html(finite(content))
     return PAGE.read_text(encoding="utf-8").replace("{{DATA}}", text)
 
 

@@ -1,6 +1,8 @@
-"""Text from files on its way out: to terminals and to tables, through one function each."""
+"""Text from files on its way out: to terminals, tables, Markdown and HTML, through one function each."""
 
 import csv
+import json
+import re
 import unicodedata
 from collections.abc import Iterable
 from typing import TextIO
@@ -40,6 +42,30 @@ def on_terminal(text: str) -> str:
 
 def _escaped(letter: str) -> str:
     return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def in_markdown(text: str) -> str:
+    r"""Text in one line of Markdown: opens no markup and no HTML, ends no cell, and makes no link of an address.
+
+    >>> print(in_markdown("<b>cat</b> | [x](http://y)"))
+    \<b\>cat\</b\> \| \[x\](http:/\/y)
+    """
+    one_line = on_terminal(" ".join(text.split()))
+    escaped = re.sub(r"([\\|<>*_`~\[\]#&!@])", r"\\\1", one_line)
+    return escaped.replace("://", ":/\\/").replace("www.", "www\\.")
+
+
+def in_html(values: object) -> str:
+    r"""Plain values as JSON inside a page's script: no text in them opens markup or ends the script.
+
+    Raises:
+        ValueError: a number is NaN or infinite, which JSON lacks.
+
+    >>> print(in_html({"name": "</script>"}))
+    {"name":"\u003c/script>"}
+    """
+    text = json.dumps(values, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
 
 
 class Table:

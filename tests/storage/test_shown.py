@@ -3,10 +3,12 @@
 import ast
 import csv
 import io
+import re
 
 import pytest
 
-from kd.storage.shown import Table, on_terminal
+from kd.storage.elsewhere import json_of
+from kd.storage.shown import Table, in_html, in_markdown, on_terminal
 from scripts.house import tree_of
 from tests._helpers import ROOT
 
@@ -41,3 +43,33 @@ def test_tables_are_written_in_one_place() -> None:
         and ast.unparse(node).startswith("csv.")
     }
     assert writers == {"kd/storage/shown.py"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["<img src=x onerror=alert(1)>", "[a](http://b)", "a | b", "*b*", "![i](j)", "~~x~~", "http://b", "www.b.c",
+     "@everyone", "a\n# b", "a\u202eb", "a\x1b[2Jb", "&lt;b&gt;", "back\\<b>"],
+)  # fmt: skip
+def test_a_name_is_plain_text_in_markdown(name: str) -> None:
+    shown = in_markdown(name)
+    without_escapes = re.sub(r"\\.", "", shown)
+    assert not re.search(r"[|<>*_`~\[\]#&!@]|://|www\.", without_escapes)
+    assert shown.isprintable()
+
+
+def test_no_text_ends_the_script_of_a_page() -> None:
+    names = ["</script><script>alert(1)</script>", "<!--", "a"]
+    text = in_html(names)
+    assert "<" not in text and json_of(text) == names
+
+
+def test_pages_and_cards_are_filled_through_one_function() -> None:
+    """Whoever reads a template imports the function for it, and nobody else escapes markup."""
+    templates = {".html": "in_html", ".md.j2": "in_markdown"}
+    for file in (ROOT / "kd").rglob("*.py"):
+        text = file.read_text()
+        for ending, function in templates.items():
+            if f'{ending}"' in text and "__file__" in text:
+                assert f"import {function}" in text, file
+        if file.name != "shown.py":
+            assert "u003c" not in text and "html.escape" not in text, file

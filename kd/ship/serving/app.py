@@ -2,7 +2,6 @@
 KServe's ``/v2`` and SageMaker's ``/ping`` and ``/invocations``."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from kd.ship.serving.bodies import Busy, Limits, Refused, Room, Share, read_body
 from kd.ship.serving.hosts import KnownHosts
 from kd.ship.serving.metrics import Metrics
 from kd.ship.serving.pictures import view
+from kd.storage.shown import in_html
 
 PAGE = Path(__file__).parent / "page.html"
 RETRY_S = 1
@@ -176,10 +176,8 @@ class Server:
             "classes": len(self.manifest.classes),
             "models": list(self.models),
         }
-        text = json.dumps(about).replace("<", "\\u003c")
-        return HTMLResponse(
-            PAGE.read_text(encoding="utf-8").replace("{{ABOUT}}", text), headers=HEADERS
-        )
+        text = PAGE.read_text(encoding="utf-8").replace("{{ABOUT}}", in_html(about))
+        return HTMLResponse(text, headers=HEADERS)
 
     async def healthz(self, request: Request) -> Response:
         """``GET /healthz``: 200 as long as the process answers."""
