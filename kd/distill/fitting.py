@@ -92,15 +92,23 @@ def check_batch(losses: Mapping[str, DistillLoss], batch_size: int, processes: i
         UserError: a loss needs more pictures than a step has.
     """
     for name, loss in losses.items():
-        pictures = batch_size * (processes if getattr(loss, "gather", False) else 1)
+        pictures = batch_size
+        if getattr(loss, "gather", False):
+            pictures = batch_size * processes
         if pictures < loss.least_batch:
             wants = f"must give {type(loss).__name__} (model.distill_losses.{name}) {loss.least_batch} pictures"
             raise UserError(f"data.batch_size: {wants} at least, got {pictures}")
 
 
 def _check_labels(key: str, loss: DistillLoss, task: Task, data: DataInfo) -> None:
-    wants = "a class id" if loss.needs_class_ids else "a label" if loss.needs_labels else ""
-    if wants == "a class id" and data.soft_targets:
+    """Checks that the data's pictures have the labels that a loss reads; raises a UserError."""
+    if loss.needs_class_ids:
+        needed = "a class id"
+    elif loss.needs_labels:
+        needed = "a label"
+    else:
+        return
+    if loss.needs_class_ids and data.soft_targets:
         reason = "mixes labels (data.augment.mixup=0 data.augment.cutmix=0)"
     elif task.no_class_id:
         reason = task.no_class_id
@@ -108,13 +116,12 @@ def _check_labels(key: str, loss: DistillLoss, task: Task, data: DataInfo) -> No
         reason = "has pictures without a label"
     else:
         return
-    if wants:
-        raise UserError(
-            f"{key}: {type(loss).__name__} needs {wants} for each picture, the data {reason}"
-        )
+    raise UserError(
+        f"{key}: {type(loss).__name__} needs {needed} for each picture, the data {reason}"
+    )
 
 
 def among(names: Iterable[str]) -> str:
-    """What there is, in brackets; nothing where there is nothing."""
+    """Names in brackets, for the end of a message, such as " (a, b)"; "" without names."""
     listed = ", ".join(names)
     return f" ({listed})" if listed else ""

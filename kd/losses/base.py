@@ -42,13 +42,13 @@ class Float32(nn.Module):
     """A part of a loss whose tensors stay in float32 where a run is in half precision throughout (``bf16-true``)."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        def moved(tensor: Tensor) -> Tensor:
-            there = fn(tensor)
-            return (
-                tensor.to(there.device) if there.dtype in (torch.bfloat16, torch.float16) else there
-            )
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if moved.dtype in (torch.bfloat16, torch.float16):
+                return tensor.to(moved.device)
+            return moved
 
-        return super()._apply(moved, recurse)
+        return super()._apply(move, recurse)
 
 
 class KnownOnHost(nn.Module):
@@ -111,23 +111,22 @@ class DistillLoss(nn.Module):
         return torch.full((), len(target), dtype=torch.int64, device=target.device)
 
     def warmed_up(self, epochs: int) -> float:
-        """Factor that grows linearly to 1 over the first ``epochs``; 0 for none."""
-        return min((int(self.epoch) + 1) / epochs, 1.0) if epochs else 1.0
+        """A factor of the loss that grows linearly to 1 over the first ``epochs``; 1 where these are 0."""
+        if not epochs:
+            return 1.0
+        return min((int(self.epoch) + 1) / epochs, 1.0)
 
 
 @dataclass
 class TopKLogits:
-    """The k largest logits of each answer, and the mass of all others as one number a temperature.
-
-    Attributes:
-        values: ``(N, k)`` float32, relative to the largest (which is 0), falling.
-        indices: ``(N, k)`` their classes.
-        tails: temperature ``T`` -> ``(N,)``: ``log sum exp(z_c / T)`` over the other classes, with the same reference.
-    """
+    """The k largest logits of each answer, and the mass of all others as one number a temperature."""
 
     values: Tensor
+    """``(N, k)`` float32, relative to the largest (which is 0), falling."""
     indices: Tensor
+    """``(N, k)`` their classes."""
     tails: dict[float, Tensor]
+    """Temperature ``T`` -> ``(N,)``: ``log sum exp(z_c / T)`` over the other classes, with the same reference."""
 
 
 class LogitLoss(DistillLoss):
@@ -174,10 +173,11 @@ class LogitLoss(DistillLoss):
 
 def equal_on_all_ranks(module: nn.Module) -> list[str]:
     """The names, below ``module``, of the losses' buffers that DDP need not broadcast."""
-    losses = (
-        (path, loss) for path, loss in module.named_modules() if isinstance(loss, DistillLoss)
-    )
-    return [f"{path}.{name}" for path, loss in losses for name in loss.equal_on_all_ranks]
+    names = []
+    for path, loss in module.named_modules():
+        if isinstance(loss, DistillLoss):
+            names += [f"{path}.{name}" for name in loss.equal_on_all_ranks]
+    return names
 
 
 class FeatureLoss(DistillLoss):
@@ -244,21 +244,28 @@ class EachLayer(LayersLoss):
             ValueError: another number of layers on each side, or a pair that does not fit.
         """
         super().build(student_shapes, teacher_shapes)
-        self.losses = nn.ModuleList([copy.deepcopy(self.losses[0]) for _ in student_shapes])
-        for loss, student, teacher in zip(self.losses, student_shapes, teacher_shapes, strict=True):
-            loss.build(student, teacher)  # type: ignore[operator]
+        original = self.losses[0]
+        self.losses = nn.ModuleList([copy.deepcopy(original) for _ in student_shapes])
+        pairs = zip(self.losses, student_shapes, teacher_shapes, strict=True)
+        for loss, student_shape, teacher_shape in pairs:
+            loss.build(student_shape, teacher_shape)  # type: ignore[operator]
 
     def forward(
         self, student: list[Tensor], teacher: list[Tensor], target: Tensor, **extra: Tensor
     ) -> Tensor:
         """The mean of the pairs' losses."""
-        values = [
-            loss(s, t, target, **extra)
-            for loss, s, t in zip(self.losses, student, teacher, strict=True)
-        ]
+        values = []
+        for loss, student_features, teacher_features in zip(
+            self.losses, student, teacher, strict=True
+        ):
+            values.append(loss(student_features, teacher_features, target, **extra))
         return sum(values[1:], values[0]) / len(values)
 
     def per_picture(self, student: list[Tensor], teacher: list[Tensor]) -> Tensor:
         """The mean over the pairs for each picture, ``(N,)``; see :meth:`FeatureLoss.per_picture`."""
-        pairs = zip(self.losses, student, teacher, strict=True)
-        return torch.stack([loss.per_picture(s, t) for loss, s, t in pairs]).mean(dim=0)  # type: ignore[operator]
+        values = []  # of each pair, (N,)
+        for loss, student_features, teacher_features in zip(
+            self.losses, student, teacher, strict=True
+        ):
+            values.append(loss.per_picture(student_features, teacher_features))  # type: ignore[operator]
+        return torch.stack(values).mean(dim=0)

@@ -143,12 +143,9 @@ class Task(KeepsDtype):
     def note_on_labels(self, there: bool) -> str:
         """What to report of training labels that are ``there`` or not; "" where nothing is unusual."""
         beside = "beside labelled ones: data.unlabeled_ratio"
-        unused = ", ".join(
-            [
-                "model.task_loss_weight",
-                *(f"model.task.{name}" for name in self.settings_of_the_loss),
-            ]
-        )
+        keys = ["model.task_loss_weight"]
+        keys += [f"model.task.{name}" for name in self.settings_of_the_loss]
+        unused = ", ".join(keys)
         note = f"training on the unlabelled pictures alone: no task loss ({beside}); {unused}: without effect"
         return "" if there else note
 
@@ -201,21 +198,23 @@ class Task(KeepsDtype):
 
     @property
     def _metrics(self) -> dict[str, Any]:
-        return {
-            name: metric for name, metric in self.named_children() if isinstance(metric, Metric)
-        }
+        """The metrics by name."""
+        metrics = {}
+        for name, child in self.named_children():
+            if isinstance(child, Metric):
+                metrics[name] = child
+        return metrics
 
     def compute(self) -> dict[str, Tensor]:
         """The metrics over all batches (and processes) since the last reset, in 0..1."""
+        values = {}
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message=".*before the ``update`` method.*"
-            )  # the others' batches count
-            return {
-                name: metric.compute()
-                for name, metric in self._metrics.items()
-                if _updated_anywhere(metric)
-            }
+            # A process without a batch computes too: the other processes' batches count.
+            warnings.filterwarnings("ignore", message=".*before the ``update`` method.*")
+            for name, metric in self._metrics.items():
+                if _updated_anywhere(metric):
+                    values[name] = metric.compute()
+        return values
 
     def reset(self) -> None:
         """Sets all metrics back to no pictures."""
@@ -233,8 +232,9 @@ class Task(KeepsDtype):
 
 
 def relative_entropy(log_p: Tensor) -> Tensor:
-    """The mean entropy of log-probabilities ``(N, K, ...)`` over its maximum."""
-    return -(log_p.exp() * log_p).sum(1).mean() / math.log(max(2, log_p.shape[1]))
+    """The mean entropy ``-sum_k p log p`` of log-probabilities ``(N, K, ...)`` over its maximum, ``log K``."""
+    entropy = -(log_p.exp() * log_p).sum(1).mean()
+    return entropy / math.log(max(2, log_p.shape[1]))
 
 
 def _updated_anywhere(metric: Metric) -> bool:
@@ -247,7 +247,16 @@ def _updated_anywhere(metric: Metric) -> bool:
 
 
 def counted(ids: Tensor, known: Tensor, count: int) -> Tensor:
-    """How often each of ``count`` ids is among the ``known`` ones, int64, without waiting for a GPU."""
+    """How often each id occurs, without waiting for a GPU.
+
+    Args:
+        ids: int64 ``(M,)``, below ``count`` where known.
+        known: bool ``(M,)``: the ids that count.
+        count: how many ids there are, C.
+
+    Returns:
+        int64 ``(C,)``.
+    """
     numbers = torch.zeros(count, dtype=torch.int64, device=ids.device)
     return numbers.scatter_add_(0, torch.where(known, ids, 0), known.long())
 

@@ -17,12 +17,12 @@ def label_free_metrics(losses: Iterable[str], probed: bool) -> list[str]:
     >>> label_free_metrics(["dino"], True)
     ['feature_loss', 'dino_loss', 'rankme', 'knn1', 'probe1']
     """
-    return [
-        "feature_loss",
-        *(f"{name}_loss" for name in losses),
-        "rankme",
-        *(PROBE if probed else ()),
-    ]
+    metrics = ["feature_loss"]
+    metrics += [f"{name}_loss" for name in losses]
+    metrics.append("rankme")
+    if probed:
+        metrics += PROBE
+    return metrics
 
 
 class HeldOut(ExactMetric):
@@ -58,9 +58,9 @@ class HeldOut(ExactMetric):
     def compute(self) -> dict[str, Tensor]:
         """Each loss's mean over the held-out pictures, and ``rankme``, the effective rank of the features."""
         means = (self.sums / self.pictures.clamp_min(1)).float()
-        return dict(zip(self.names, means, strict=True)) | {
-            "rankme": torch.tensor(rank_of_gram(self.gram))
-        }
+        metrics = dict(zip(self.names, means, strict=True))
+        metrics["rankme"] = torch.tensor(rank_of_gram(self.gram))
+        return metrics
 
 
 class Features(Task):
