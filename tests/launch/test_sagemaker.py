@@ -10,7 +10,7 @@ import pytest
 import timm
 
 from kd.errors import UserError
-from kd.launch.sagemaker import folder_of
+from kd.launch.sagemaker import _as_text, folder_of
 from kd.run.request import config_argument, merge, translate
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
@@ -178,3 +178,15 @@ def test_a_channel_whose_name_begins_with_another_one(
     file.write_text("".join(f"{name}: channel:{name}\n" for name in names))
     text = config_argument(file, {name: f"channel:{name}" for name in names})
     assert text == "".join(f"{name}: /data{i}\n" for i, name in enumerate(names))
+
+
+def test_as_text() -> None:
+    assert _as_text("0.1") == "0.1"
+    assert _as_text(0.1) == "0.1"
+    assert _as_text('"tiny"') == "tiny"
+    assert _as_text("tiny") == "tiny"
+    assert _as_text({"a": True}) == '{"a": true}'
+
+
+def test_folder_of() -> None:
+    assert folder_of("channel:train/photos", {"SM_CHANNEL_TRAIN": "/data"}) == "/data/photos"

@@ -1,15 +1,11 @@
-"""Instance groups, threads and the meeting point, each by itself."""
+"""Instance groups: which machines train, which have GPUs."""
 
-import os
 from pathlib import Path
 
 import pytest
-from pytorch_lightning import Trainer
 
 from kd.errors import UserError
-from kd.launch.child import SAYS_HOW, wait_asleep
 from kd.launch.groups import base, has_gpus, machines
-from kd.launch.loopback import meet_on_loopback
 
 
 def described(tmp_path: Path, groups: dict[str, tuple[str, list[str]]], here: str) -> Path:
@@ -66,21 +62,8 @@ def test_gpus_by_the_family_of_an_instance() -> None:
     assert has_gpus("my-machine") is None
 
 
-@pytest.mark.parametrize("said", [None, *SAYS_HOW])
-def test_threads_wait_asleep_unless_the_environment_says_how(
-    said: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in SAYS_HOW:
-        monkeypatch.delenv(name, raising=False)
-    if said:
-        monkeypatch.setenv(said, "1")
-    wait_asleep()
-    assert os.environ.get("OMP_WAIT_POLICY") == {None: "passive", "OMP_WAIT_POLICY": "1"}.get(said)
-
-
-def test_one_process_needs_no_meeting_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MASTER_PORT", raising=False)
-    meet_on_loopback(
-        Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False)
-    )
-    assert "MASTER_PORT" not in os.environ
+def test_has_gpus() -> None:
+    assert has_gpus("ml.p4d.24xlarge")
+    assert has_gpus("g5.xlarge")
+    assert not has_gpus("ml.c5.18xlarge")
+    assert has_gpus("local") is None

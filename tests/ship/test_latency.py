@@ -1,0 +1,11 @@
+"""What ``kd-latency`` measures."""
+
+from pathlib import Path
+
+from kd.ship.latency import runtimes_of
+
+
+def test_a_damaged_record_of_exports_counts_as_none(tmp_path: Path) -> None:
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "export.json").write_text('{"onnx": ')
+    assert runtimes_of(tmp_path, None, lambda _: True) == {"torch": {}}

@@ -1,0 +1,13 @@
+"""Rows of ``kd-predict``."""
+
+from kd.ship.predict import _columns
+
+
+def test_columns() -> None:
+    assert _columns(
+        {
+            "file": "a.jpg",
+            "labels": [{"label": "pie", "p": 0.9}],
+            "facts": {"kcal": {"of_label": 300.0}},
+        }
+    ) == {"file": "a.jpg", "label_1": "pie", "p_1": 0.9, "kcal_of_label": 300.0}
