@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,20 @@ def test_a_weights_file_alone_needs_only_pictures(
         err = capsys.readouterr().err
         assert err.startswith(f"kd-eval: {told}")
         assert err.count("\n") == 1
+
+
+def test_what_a_source_notes_is_printed(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished.parents[2] / "data" / "val", tmp_path / "mine")
+    (tmp_path / "mine" / "nothing").mkdir()
+    assert main("eval", [str(finished), f"folder={tmp_path / 'mine'}"]) == 0
+    notes = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if "'nothing'" in line or "nothing (" in line
+    ]
+    assert len(notes) == 1
 
 
 def test_what_can_not_be_compared_is_refused(

@@ -56,6 +56,8 @@ def run(request: Request) -> int | None:
         print_evaluation(results[0])
     else:
         print_side_by_side(results, evaluation.pairs)
+    for note in evaluation.notes:
+        print(note)
     if evaluation.files:
         files = ", ".join(str(file) for file in evaluation.files)
         print(f"written to {files}{said(results[0].get('left_out', {}))}")

@@ -100,6 +100,8 @@ class Evaluation:
     """Files that the figures were written to."""
     pairs: list[tuple[int, int]] = field(default_factory=list)
     """On how many pictures the first model alone is right, and each other model alone."""
+    notes: list[str] = field(default_factory=list)
+    """What the sources of the pictures report about them, each line once."""
 
     @classmethod
     def written(
@@ -253,6 +255,8 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
     if csv_file:
         _write_answers(csv_file, measured, answers, options)
     found.pairs = [answers[0].only(other) for other in answers[1:]]
+    for subject in measured:
+        found.notes += [note for note in subject.data.source.notes if note not in found.notes]
     return found
 
 

@@ -49,7 +49,8 @@ class Pictures(Source):
         pictures = unlabelled_folder(
             folder, f"data.source.{'root' if split == 'train' else 'val'}", self.cache_bytes
         )
-        self.note(*splits_within(folder, pictures.place))
+        if split == "train":
+            self.note(*splits_within(folder, pictures.place))
         return pictures
 
     def has(self, split: str) -> bool:
@@ -83,9 +84,12 @@ def unlabelled_folder(
 
 
 def splits_within(root: str, place: Place) -> list[str]:
-    """A note where a folder of unlabelled pictures has splits below it: all of them are read."""
+    """A warning where a folder of unlabelled pictures has a validation or test split below it: training sees it too."""
     folder = joined(root)
     names = sorted(name for name in place.folders(folder) if split_of(name))
     if {split_of(name) for name in names} & {"val", "test"}:
-        return [f"all pictures below {root} are used, of its folders {', '.join(names)} too"]
+        return [
+            f"warning: all pictures below {root} are trained on, also those of its folders "
+            f"{', '.join(names)}; to keep test pictures out, give the folder of training pictures"
+        ]
     return []
