@@ -205,11 +205,10 @@ class RunRecords:
     @property
     def primary(self) -> str:
         """The task's main metric; ``acc1`` where the records do not name it."""
-        known = [
-            *(header.get("primary") for header in self.headers.values()),
-            self.summary.get("primary"),
-        ]
-        return next((name for name in known if name), "acc1")
+        for header in self.headers.values():
+            if header.get("primary"):
+                return header["primary"]
+        return self.summary.get("primary") or "acc1"
 
     @property
     def students(self) -> list[str]:
@@ -218,44 +217,55 @@ class RunRecords:
 
     def model_of(self, student: str) -> dict[str, Any]:
         """A student's part of ``summary.json``; {} where it has none."""
-        return (
-            (self.summary.get("students") or {}).get(student)
-            if student
-            else self.summary.get("student")
-        ) or {}
+        if not student:
+            return self.summary.get("student") or {}
+        return (self.summary.get("students") or {}).get(student) or {}
 
     def health_of(self, student: str) -> list[dict[str, Any]]:
         """A student's health records; those without a name are the first's."""
-        return [h for h in self.health if h.get("student", self.students[0]) == student]
+        first = self.students[0]
+        return [record for record in self.health if record.get("student", first) == student]
 
     @property
     def tensors(self) -> list[TensorSeries]:
         """What training health has read of gradients, weights and activations (``monitor.health_every``)."""
-        found: dict[tuple[str, str, str], TensorSeries] = {}
-        for record in self.health:
+        by_key: dict[tuple[str, str, str], TensorSeries] = {}
+
+        def append(record: dict[str, Any], layer: str, statistic: str, value: float | None) -> None:
             student = record.get("student", "")
-            read = {("", name): record[name] for name in OF_STUDENTS if name in record}
-            read |= {
-                (layer, name): value
-                for name in OF_LAYERS
-                for layer, value in record.get(name, {}).items()
-            }
-            for (layer, name), value in read.items():
-                series = found.setdefault(
-                    (student, layer, name), TensorSeries(student, layer, name, [], [])
-                )
-                series.steps.append(record["step"])
-                series.values.append(value)
-        return list(found.values())
+            key = student, layer, statistic
+            if key not in by_key:
+                by_key[key] = TensorSeries(student, layer, statistic, [], [])
+            by_key[key].steps.append(record["step"])
+            by_key[key].values.append(value)
+
+        for record in self.health:
+            for statistic in OF_STUDENTS:
+                if statistic in record:
+                    append(record, "", statistic, record[statistic])
+            for statistic in OF_LAYERS:
+                for layer, value in record.get(statistic, {}).items():
+                    append(record, layer, statistic, value)
+        return list(by_key.values())
 
     def confusion_of(self, student: str) -> dict[str, Any] | None:
         """The newest count of a student's mistakes, where the classes have names."""
-        own = [c for c in self.confusion if c.get("student", self.students[0]) == student]
-        return own[-1] if own and self.classes else None
+        first = self.students[0]
+        counts = [record for record in self.confusion if record.get("student", first) == student]
+        if not counts or not self.classes:
+            return None
+        return counts[-1]
 
 
 def is_kept(number: int, share: float) -> bool:
-    """Whether line ``number`` is among the kept ``share``; who is kept at a share is kept at every larger one."""
+    """Whether a line survives thinning; one that survives at a share does at every larger one.
+
+    By Knuth's multiplicative hash of the line's number, below ``share`` of its range.
+
+    Args:
+        number: of the line.
+        share: of the lines that are kept, 0 to 1.
+    """
     return (number * _SPREAD) % 2**32 < share * 2**32
 
 
@@ -273,14 +283,23 @@ class Writer:
     """
 
     def __init__(self, path: Path, header: dict[str, Any], limit: int = LIMIT) -> None:
-        self.path, self.limit, self.share = path, limit, 1.0
-        earlier, _ = read_lines(path, LARGEST_LOG) if file_for(path).is_file() else ([], [])
-        self.share = min(
-            [r.get("share", 1.0) for r in earlier if r["kind"] == "header"], default=1.0
-        )
-        self.last_total = next((r for r in reversed(earlier) if r["kind"] == "total"), None)
+        self.path = path
+        self.limit = limit
+        self.share = 1.0
+        self.last_total: dict[str, Any] | None = None
+        self._number = 0  # of the newest step or sample, also of those left out
+
+        # Continue an existing file: as thin as it is, from its newest total and line.
+        earlier: list[dict[str, Any]] = []
+        if file_for(path).is_file():
+            earlier, _ = read_lines(path, LARGEST_LOG)
+        for record in earlier:
+            self._number = max(self._number, record.get("n", 0))
+            if record["kind"] == "header":
+                self.share = min(self.share, record.get("share", 1.0))
+            elif record["kind"] == "total":
+                self.last_total = record
         self._lines = len(earlier)
-        self._number = max((r.get("n", 0) for r in earlier), default=0)
         self._file = appended(path)
         if _is_torn(path):
             self._file.write("\n")
@@ -300,18 +319,25 @@ class Writer:
             self._thin()
 
     def _thin(self) -> None:
+        """Halves the share of the steps and samples that are kept, and writes the file anew."""
         records, _ = read_lines(self.path, LARGEST_LOG)
         self.share /= 2
-        totals = [r for r in records if r["kind"] == "total"][-1:]
-        rest = [r for r in records if r["kind"] not in ("total", *THINNED)]
-        headers = [{**r, "share": self.share} if r["kind"] == "header" else r for r in rest]
-        lines = (
-            headers
-            + totals
-            + [r for r in records if r["kind"] in THINNED and is_kept(r["n"], self.share)]
-        )
+        others: list[dict[str, Any]] = []
+        totals: list[dict[str, Any]] = []
+        thinned: list[dict[str, Any]] = []
+        for record in records:
+            if record["kind"] == "total":
+                totals = [record]  # the newest alone
+            elif record["kind"] == "header":
+                others.append({**record, "share": self.share})
+            elif record["kind"] not in THINNED:
+                others.append(record)
+            elif is_kept(record["n"], self.share):
+                thinned.append(record)
+        kept_records = others + totals + thinned
+        lines = [json.dumps(record, separators=(",", ":")) + "\n" for record in kept_records]
         self._file.close()
-        write_text(self.path, "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in lines))
+        write_text(self.path, "".join(lines))
         self._file = appended(self.path)
         self._lines = len(lines)
 
@@ -357,16 +383,20 @@ def read_lines(path: Path, largest: int = LARGEST) -> tuple[list[dict[str, Any]]
 
 def is_whole(record: dict[str, Any]) -> bool:
     """Whether a record holds what its kind needs, so that its readers can rely on it."""
-    needed = dict(NEEDED.get(record["kind"], {}))
-    if record["kind"] == "header":
-        needed |= NEEDED_OF.get(str(record.get("of")), {})
-    needed |= {name: kind for name, kind in MAY_HAVE.items() if name in record}
-    if not all(isinstance(record.get(name), kind) for name, kind in needed.items()):
+    kind = record["kind"]
+    types = dict(NEEDED.get(kind, {}))  # of the fields, by name
+    if kind == "header":
+        types |= NEEDED_OF.get(str(record.get("of")), {})
+    for name, optional_type in MAY_HAVE.items():
+        if name in record:
+            types[name] = optional_type
+    if not all(isinstance(record.get(name), type_) for name, type_ in types.items()):
         return False
-    numbers = [record[name] for name, kind in needed.items() if kind is NUMBER]
-    if record["kind"] in ("step", "total"):
+
+    numbers = [record[name] for name, type_ in types.items() if type_ is NUMBER]
+    if kind in ("step", "total"):
         numbers += record["p"].values()
-    if record["kind"] == "sample":
+    if kind == "sample":
         numbers += record["cpu"]
     return all(isinstance(number, NUMBER) and math.isfinite(number) for number in numbers)
 
@@ -405,72 +435,85 @@ def read_run(folder: str | Path) -> RunRecords:
     run = read_results(folder)
     if (folder / "job.json").exists():
         run.job = _mapping(folder / "job.json", run.notes)
-    if (folder / "export" / "latency.json").exists():
-        found = _mapping(folder / "export" / "latency.json", run.notes).get("rows")
-        needed = {"model", "runtime", "threads", "batch", "median_ms"}
-        run.latency = [row for row in found or [] if isinstance(row, dict) and needed <= set(row)]
-    found = sorted((folder / "records").glob("*.jsonl"))
-    files = [
-        file for file in found if not file.name.startswith("samples.")
-    ]  # those are an audit's, not for a report
+    run.latency = _latency_rows(folder / "export" / "latency.json", run.notes)
+
+    # The files samples.*.jsonl are an audit's, not for a report.
+    files = sorted((folder / "records").glob("*.jsonl"))
+    files = [file for file in files if not file.name.startswith("samples.")]
     if not files:
         run.notes.append(
             "the run has no records (monitor.enabled=false, or it stopped before the first step)"
         )
     for file in files:
-        try:
-            lines, notes = read_lines(file)
-        except OSError as error:
-            run.notes.append(f"{file.name} is left out: {error.strerror}")
-            continue
-        records = [record for record in lines if is_whole(record)]
-        run.notes += notes
-        if missing := len(lines) - len(records):
-            lack = f"{missing} record{'s' * (missing > 1)} left out"
-            run.notes.append(
-                f"{file.name}: {lack}: a field is missing, or a number is NaN or infinite"
-            )
-        whole = records[
-            next(
-                (i for i, record in enumerate(records) if record["kind"] == "header"), len(records)
-            ) :
-        ]
-        if len(whole) < len(records):
-            run.notes.append(
-                f"{file.name}: its header is torn: records before the next one are left out"
-            )
-        _sort_in(run, whole)
-    for (
-        rank,
-        steps,
-    ) in (
-        run.steps.items()
-    ):  # a resumed run repeats the steps after its checkpoint: the newest counts
-        run.steps[rank] = sorted({s["step"]: s for s in steps}.values(), key=lambda s: s["step"])
+        _sort_in(run, _usable_records(file, run.notes))
+
+    # A resumed run repeats the steps after its checkpoint: the newest counts.
+    for rank, steps in run.steps.items():
+        newest = {step["step"]: step for step in steps}
+        run.steps[rank] = sorted(newest.values(), key=lambda step: step["step"])
     run.health.sort(key=lambda record: record["step"])
-    file = folder / "summary.json"  # of a run that was resumed since, it describes the first part
-    if file.is_file() and any(
-        header.get("t", 0.0) > file.stat().st_mtime for header in run.headers.values()
-    ):
-        run.summary = {
-            key: value for key, value in run.summary.items() if key not in ("status", "error")
-        }
+
+    # The summary of a run that has been resumed since describes its first part: that run has not ended.
+    summary_file = folder / "summary.json"
+    if summary_file.is_file():
+        written_t = summary_file.stat().st_mtime
+        if any(header.get("t", 0.0) > written_t for header in run.headers.values()):
+            run.summary = dict(run.summary)
+            run.summary.pop("status", None)
+            run.summary.pop("error", None)
     return run
+
+
+def _latency_rows(file: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """The rows of ``latency.json`` that have all their fields; [] without the file."""
+    if not file.exists():
+        return []
+    needed = {"model", "runtime", "threads", "batch", "median_ms"}
+    rows = _mapping(file, notes).get("rows") or []
+    return [row for row in rows if isinstance(row, dict) and needed <= set(row)]
+
+
+def _usable_records(file: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """The whole records of a file from its first header on; ``notes`` gets what is left out."""
+    try:
+        lines, notes_of_file = read_lines(file)
+    except OSError as error:
+        notes.append(f"{file.name} is left out: {error.strerror}")
+        return []
+    notes += notes_of_file
+
+    records = [record for record in lines if is_whole(record)]
+    missing = len(lines) - len(records)
+    if missing:
+        notes.append(
+            f"{file.name}: {missing} record{'s' * (missing > 1)} left out: "
+            "a field is missing, or a number is NaN or infinite"
+        )
+
+    headers = [index for index, record in enumerate(records) if record["kind"] == "header"]
+    first_header = headers[0] if headers else len(records)
+    if first_header > 0:
+        notes.append(f"{file.name}: its header is torn: records before the next one are left out")
+    return records[first_header:]
 
 
 def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, float]]]:
     """Rows of ``metrics.csv`` of the other runs of a recipe, the newest few."""
     here = folder.resolve()
-    found = [
-        f
-        for f in here.parent.glob("*/metrics.csv")
-        if f.parent != here and not f.parent.is_symlink()
-    ]
-    files = sorted(found, key=lambda file: file.stat().st_mtime_ns)[-newest:]
-    return {f"{file.parent.parent.name}/{file.parent.name}": _metrics(file, []) for file in files}
+    files: list[Path] = []
+    for file in here.parent.glob("*/metrics.csv"):
+        if file.parent != here and not file.parent.is_symlink():
+            files.append(file)
+    files.sort(key=lambda file: file.stat().st_mtime_ns)
+    rows: dict[str, list[dict[str, float]]] = {}
+    for file in files[-newest:]:
+        run_folder = file.parent
+        rows[f"{run_folder.parent.name}/{run_folder.name}"] = _metrics(file, [])
+    return rows
 
 
 def _sort_in(run: RunRecords, records: Iterable[Any]) -> None:
+    """Adds the records of one file to the run; the newest header says whose they are."""
     header: dict[str, Any] = {}
     for record in records:
         kind = record["kind"]
@@ -487,10 +530,12 @@ def _sort_in(run: RunRecords, records: Iterable[Any]) -> None:
             run.tier[header["rank"]].append(record)
         elif kind == "kernels":
             run.kernels.append({"rank": header.get("rank", 0), **record})
-        else:
-            {"event": run.events, "health": run.health, "confusion": run.confusion}.get(
-                kind, []
-            ).append(record)
+        elif kind == "event":
+            run.events.append(record)
+        elif kind == "health":
+            run.health.append(record)
+        elif kind == "confusion":
+            run.confusion.append(record)
 
 
 def _keep_header(run: RunRecords, record: dict[str, Any]) -> None:
@@ -507,11 +552,13 @@ def _keep_header(run: RunRecords, record: dict[str, Any]) -> None:
 
 
 def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
+    """The mapping in a JSON or YAML file; {} where that can't be read, and ``notes`` gets the reason."""
     try:
-        found = json_of(text_of(file)) if file.suffix == ".json" else yaml_of(text_of(file))
-        if isinstance(found, dict):
-            return found
-        notes.append(f"{file.name} is {'empty' if found is None else 'no mapping'}")
+        text = text_of(file)
+        content = json_of(text) if file.suffix == ".json" else yaml_of(text)
+        if isinstance(content, dict):
+            return content
+        notes.append(f"{file.name} is {'empty' if content is None else 'no mapping'}")
     except FileNotFoundError:
         notes.append(f"{file.name} is missing")
     except RefusedFile as error:
@@ -527,21 +574,29 @@ def _metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
     rows: list[dict[str, float]] = []
     try:
         with lines_of(file) as lines:
-            for row in csv.DictReader(lines):
-                rows.append({})
-                for name, text in row.items():
+            for texts in csv.DictReader(lines):
+                row: dict[str, float] = {}
+                for name, text in texts.items():
+                    if not name or not text:
+                        continue
                     with suppress(TypeError, ValueError):
-                        rows[-1] |= {name: float(text)} if name and text else {}
+                        row[name] = float(text)
+                rows.append(row)
     except (OSError, ValueError, csv.Error):
         notes.append(f"{file.name} can't be read after row {len(rows)}")
     return rows
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The ``q``-th percentile (0 to 100), linear between neighbours; ``nan`` of nothing."""
+    """The ``q``-th percentile (0 to 100), linear between neighbours; NaN of no values.
+
+    ``x[i] + (x[i + 1] - x[i]) * f`` of the sorted values, where ``i + f = (n - 1) q / 100``: numpy's default method
+    (type 7 of Hyndman and Fan, "Sample quantiles in statistical packages", 1996).
+    """
     if not values:
         return math.nan
     ordered = sorted(values)
-    place = (len(ordered) - 1) * q / 100
-    low = math.floor(place)
-    return ordered[low] + (ordered[min(low + 1, len(ordered) - 1)] - ordered[low]) * (place - low)
+    position = (len(ordered) - 1) * q / 100
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
