@@ -40,6 +40,7 @@ from kd.losses import (
 from kd.models import Preprocess, TeacherSpec
 from kd.models.segmenter import DenseModel
 from kd.monitor import health
+from kd.monitor.confusion import Confusion
 from kd.optim import OptimSpec, build_optimizer
 from kd.settings import Augment, TapSpec
 from kd.tasks import Features, MultiLabel, Regression, Segmentation
@@ -429,9 +430,13 @@ def test_a_batch_of_validation_waits_nowhere(kind: str, padding: int) -> None:
     module.teacher.identity()
     with gpu() as waits:
         place(module, waits)
-        fidelity = FidelityRecord(SimpleNamespace(kept=None), None)  # type: ignore[arg-type]
-        with mock.patch("kd.callbacks.fidelity.RunContext.of", lambda trainer: SimpleNamespace(
-                module=module, students=module.students)):  # fmt: skip
+        fidelity = FidelityRecord(SimpleNamespace(keep_as_it_comes=lambda run: None), None)  # type: ignore[arg-type]
+        run = SimpleNamespace(module=module, students=module.students, device=CUDA)
+        confusion = Confusion()
+        with mock.patch("kd.callbacks.fidelity.RunContext.of", lambda trainer: run), mock.patch(
+                "kd.monitor.confusion.RunContext.of", lambda trainer: run):  # fmt: skip
+            confusion.on_validation_epoch_start(SimpleNamespace(sanity_checking=False), module)  # type: ignore[arg-type]
+            assert bool(confusion._counts) is module.task.one_class
             for _ in range(2):
                 waits.found.clear()
                 batch = {**batch_of(target), "real": N - padding}
@@ -443,6 +448,7 @@ def test_a_batch_of_validation_waits_nowhere(kind: str, padding: int) -> None:
                 out = module.validation_step(batch, 0)
                 if kind != "masks":  # whose maps are compared where they are
                     fidelity.on_validation_batch_end(None, module, out, batch, 0)  # type: ignore[arg-type]
+                confusion.on_validation_batch_end(None, module, out, batch, 0)  # type: ignore[arg-type]
     assert lines(waits) == set()
 
 

@@ -32,54 +32,62 @@ class Confusion(Recording):
         if trainer.sanity_checking or not run.module.task.one_class or classes > MOST_CLASSES:
             return
         for name in run.students.named():
-            self._counts[name] = torch.zeros(classes * classes, dtype=torch.long, device=run.device)
+            # A cell for each pair (target, answer), and a last one for pictures whose target is unknown.
+            self._counts[name] = torch.zeros(
+                classes * classes + 1, dtype=torch.long, device=run.device
+            )
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: STEP_OUTPUT, *_: object
     ) -> None:
-        """Counts (target, answer) pairs of each student; unknown targets are left out."""
+        """Counts (target, answer) pairs of each student; unknown targets are left out.
+
+        Nothing here waits for the device: neither a boolean mask nor ``bincount``, whose sizes depend on values.
+        """
         classes = len(RunContext.of(trainer).students.data_info.classes)
-        for name, (logits, target, _numbers) in validation_logits(outputs).items():
-            if name in self._counts:
-                known = (target >= 0) & (target < classes)
-                places = target[known] * classes + logits.argmax(1)[known]
-                self._counts[name] += torch.bincount(places, minlength=classes * classes)
+        for name, (logits_NC, target_N, _numbers) in validation_logits(outputs).items():
+            if name not in self._counts:
+                continue
+            known_N = (target_N >= 0) & (target_N < classes)
+            cell_N = target_N * classes + logits_NC.argmax(1)
+            cell_N = torch.where(known_N, cell_N, classes * classes)
+            self._counts[name].index_add_(0, cell_N, torch.ones_like(cell_N))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sums over the ranks; rank 0 writes what is mixed up most."""
         run = RunContext.of(trainer)
         classes = len(run.students.data_info.classes)
         for name in list(self._counts):
-            matrix = trainer.strategy.reduce(self._counts.pop(name), reduce_op="sum").view(
-                classes, -1
-            )
-            if trainer.is_global_zero and run.module.folder is not None and int(matrix.sum()):
-                self._write(
-                    run,
-                    matrix,
-                    {"epoch": trainer.current_epoch} | ({"student": name} if name else {}),
-                )
+            counts = trainer.strategy.reduce(self._counts.pop(name), reduce_op="sum")
+            matrix = counts[:-1].view(classes, classes)
+            if not trainer.is_global_zero or run.module.folder is None or not int(matrix.sum()):
+                continue
+            about: dict[str, Any] = {"epoch": trainer.current_epoch}
+            if name:
+                about["student"] = name
+            self._write(run, matrix, about)
 
     def _write(self, run: RunContext, matrix: Tensor, about: dict[str, Any]) -> None:
+        """Writes a record.
+
+        Args:
+            run: that is validated.
+            matrix: ``(C, C)``, how often pictures of the class of a row were taken for that of a column.
+            about: the record's epoch and student.
+        """
         classes = run.students.data_info.classes
         if self._writer is None:
             header = {"of": "confusion", "classes": list(classes)}
             self._writer = Writer(run.folder / "records" / "confusion.jsonl", header)
         counts, right = matrix.sum(1), matrix.diagonal()
         wrong = matrix - torch.diag(right)
-        values, places = wrong.flatten().topk(min(PAIRS, wrong.numel()))
-        found = zip(places.tolist(), values.tolist(), strict=True)
-        pairs = [[place // len(classes), place % len(classes), count] for place, count in found]
-        shares = [
-            round(r / n, 4) if n else None
-            for r, n in zip(right.tolist(), counts.tolist(), strict=True)
-        ]
-        self._writer.write(
-            {
-                "kind": "confusion",
-                **about,
-                "right": shares,
-                "counts": counts.tolist(),
-                "pairs": [pair for pair in pairs if pair[2]],
-            }
-        )
+        most_frequent, cells = wrong.flatten().topk(min(PAIRS, wrong.numel()))
+        pairs: list[list[int]] = []
+        for cell, count in zip(cells.tolist(), most_frequent.tolist(), strict=True):
+            if count:
+                pairs.append([cell // len(classes), cell % len(classes), count])
+        shares: list[float | None] = []
+        for right_count, count in zip(right.tolist(), counts.tolist(), strict=True):
+            shares.append(round(right_count / count, 4) if count else None)
+        record = {"right": shares, "counts": counts.tolist(), "pairs": pairs}
+        self._writer.write({"kind": "confusion", **about, **record})

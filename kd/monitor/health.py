@@ -163,27 +163,30 @@ class _Reading:
         self._student = _logits(out)
 
     def _layer(self, path: str, layer: nn.Module, _inputs: object, out: object) -> None:
-        out = out[0] if isinstance(out, list | tuple) and out else out
-        if isinstance(out, Tensor):
-            found = {
-                "spread": out.detach().float().std(),
-                "zeros": (out.detach() == 0).float().mean(),
-            }
-            if isinstance(layer, tuple(ENDS)):
-                low, high = ENDS[type(layer)]
-                near = END * (high - low)
-                found["saturated"] = (
-                    ((out.detach() < low + near) | (out.detach() > high - near)).float().mean()
-                )
-            if isinstance(layer, nn.ReLU):
-                units = (
-                    out.detach().flatten(0, -2)
-                    if out.ndim < 4
-                    else out.detach().transpose(0, 1).flatten(1).T
-                )
-                found["dead"] = (units <= 0).all(0).float().mean()
-            for name, value in found.items():
-                self._layers.setdefault(name, {})[path] = value
+        """Notes the statistics of a layer's output; of several outputs the first is read."""
+        if isinstance(out, list | tuple) and out:
+            out = out[0]
+        if not isinstance(out, Tensor):
+            return
+        output = out.detach()
+        statistics = {
+            "spread": output.float().std(),
+            "zeros": (output == 0).float().mean(),
+        }
+        if isinstance(layer, tuple(ENDS)):
+            low, high = ENDS[type(layer)]
+            near = END * (high - low)
+            at_an_end = (output < low + near) | (output > high - near)
+            statistics["saturated"] = at_an_end.float().mean()
+        if isinstance(layer, nn.ReLU):
+            # Units are channels: the last dimension of (N, T, D), the second of maps (N, C, H, W).
+            if output.ndim < 4:
+                units = output.flatten(0, -2)  # (N T, D)
+            else:
+                units = output.transpose(0, 1).flatten(1).T  # (N H W, C)
+            statistics["dead"] = (units <= 0).all(0).float().mean()
+        for name, value in statistics.items():
+            self._layers.setdefault(name, {})[path] = value
 
     def stop_listening(self) -> None:
         for handle in self._handles:
@@ -192,16 +195,20 @@ class _Reading:
 
     def before_step(self, trained: Sequence[Tensor]) -> None:
         """Reads the gradients of those of the ``trained`` parameters that are this student's."""
-        mine = {id(p) for p in self.student.parameters()}
-        parameters = [p for p in trained if id(p) in mine]
+        of_student = {id(parameter) for parameter in self.student.parameters()}
+        parameters = [parameter for parameter in trained if id(parameter) in of_student]
+
+        # The norm of all gradients together: the norm of the norms.
         gradients = [p.grad.float() for p in parameters if p.grad is not None]
         if gradients:
             norms = [whole(norm) for norm in torch._foreach_norm(gradients)]
             self._grad_norm = torch.linalg.vector_norm(torch.stack(norms))
-        weights = [p for p in parameters if p.ndim >= 2]
-        self._before = [
-            (p, p.detach().clone()) for p in weights[:: max(1, len(weights) // LAYERS)][:LAYERS]
-        ]
+
+        # Copies of up to LAYERS matrices, spread evenly: how far the step moves them.
+        matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+        every = max(1, len(matrices) // LAYERS)
+        chosen = matrices[::every][:LAYERS]
+        self._before = [(matrix, matrix.detach().clone()) for matrix in chosen]
 
     @torch.no_grad()
     def values(self, teacher: Tensor | None, terms: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -58,10 +58,13 @@ class Watch(Closing):
 
     def _watch(self) -> None:
         while not self._end.wait(self._spec.rules_every_s):
-            self.newest = ask_rules(self._folder) or self.newest
+            answer = ask_rules(self._folder)
+            if answer:
+                self.newest = answer
+            actions = self._spec.actions or {}
             for finding in self.newest.get("findings", []):
-                action = (self._spec.actions or {}).get(finding["rule"])
-                self._act(finding["rule"], finding["text"], finding["lever"], action)
+                rule = finding["rule"]
+                self._act(rule, finding["text"], finding["lever"], actions.get(rule))
 
     def _keep_limits(self) -> None:
         """Time and budget, in a thread that waits for nothing else."""
