@@ -106,6 +106,11 @@ class LazyCSVLogger(CSVLogger):
         return CSVWriter(log_dir=self.log_dir)
 
 
+def write_with(logger: CSVLogger, writer: CSVWriter) -> None:
+    """Makes a logger use a writer of the caller's, where its own would remove an older file."""
+    logger._experiment = writer
+
+
 class ShardedDataParallel(ModelParallelStrategy):
     """A strategy whose mesh has one axis, ``data_parallel``, over all processes."""
 

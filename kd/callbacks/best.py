@@ -67,17 +67,31 @@ class Best(Callback):
             trainer.save_checkpoint(run.best_checkpoint, weights_only=True)
 
     def _is_better(self, name: str, pictures: int) -> bool:
-        pair = self.newest[name], self.best.get(name) or self.newest[name]
-        kl = all(math.isfinite(v.get("kl", math.nan)) for v in pair)
-        new, old = (
-            (self.sign * v[self.metric], -v["kl"] if kl else v.get("agreement", 0.0)) for v in pair
-        )
-        if math.isnan(new[0]):
+        """Whether a student's newest metrics are better than its best ones.
+
+        Within a standard error of the highest value the closeness to the teacher decides first, else the metric does.
+        """
+        newest = self.newest[name]
+        best = self.best.get(name) or newest
+        new, old = self.sign * newest[self.metric], self.sign * best[self.metric]
+        if math.isnan(new):
             return False
-        top = self.top[name] = max(new[0], self.top.get(name, old[0]))
-        error = math.sqrt(top * (1 - top) / pictures) if self.metric == "acc1" and pictures else 0.0
-        close = min(new[0], old[0]) >= top - error
-        return name not in self.best or (new[::-1] > old[::-1] if close else new > old)
+        top = self.top[name] = max(new, self.top.get(name, old))
+        if name not in self.best:
+            return True
+
+        # KL where both have it (lower is closer), else the share of equal answers
+        if math.isfinite(newest.get("kl", math.nan)) and math.isfinite(best.get("kl", math.nan)):
+            new_closeness, old_closeness = -newest["kl"], -best["kl"]
+        else:
+            new_closeness, old_closeness = newest.get("agreement", 0.0), best.get("agreement", 0.0)
+
+        error = 0.0
+        if self.metric == "acc1" and pictures:
+            error = math.sqrt(top * (1 - top) / pictures)
+        if min(new, old) >= top - error:
+            return (new_closeness, new) > (old_closeness, old)
+        return (new, new_closeness) > (old, old_closeness)
 
 
 def _pictures(run: RunContext, listed: int) -> int:

@@ -3,17 +3,21 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kd.tasks.base import ExactMetric
 
-SIGMAS = (
-    3.5  # standard errors that another order must gain: one wrong alarm in some thousand teachers
-)
-CYCLE_SIGMAS = 2.0  # that each group of classes which change places must gain to be believed
-MOST_CLASSES = 2000  # two tables of classes x classes are kept
+SIGMAS = 3.5
+"""Standard errors that another order must gain: one wrong alarm in some thousand teachers."""
+
+CYCLE_SIGMAS = 2.0
+"""Standard errors that each group of classes which change places must gain."""
+
+MOST_CLASSES = 2000
+"""Classes of a search: two tables of classes x classes are kept."""
 
 
 class Confusions(ExactMetric):
@@ -58,28 +62,41 @@ class Confusions(ExactMetric):
 class ClassOrder:
     """An order of a teacher's columns in which it is right more often."""
 
-    classes: list[int]  # the class of each column
-    reached: float  # its accuracy in this order
-    rule: str = ""  # the way of sorting names that gives this order; empty where none does
+    classes: list[int]
+    """The class of each column."""
+    reached: float
+    """Its accuracy in this order."""
+    rule: str = ""
+    """The way of sorting names that gives this order; "" where none does."""
 
 
-def _number_or_text(name: str) -> list[tuple[int, int, str]]:
-    """Sorts ``a2`` before ``a10``: runs of digits count as numbers."""
-    return [
-        (0, int(part), "") if part.isdecimal() else (1, 0, part)
-        for part in re.split(r"(\d+)", name)
-        if part
-    ]
+def number_or_text(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts ``a2`` before ``a10``: digits in a row count as one number, and before text.
+
+    >>> sorted(["a10", "a2", "b"], key=number_or_text)
+    ['a2', 'a10', 'b']
+    """
+    key = []
+    for part in re.split(r"(\d+)", name):
+        if part.isdecimal():
+            key.append((0, int(part), ""))
+        elif part:
+            key.append((1, 0, part))
+    return key
 
 
-RULES: dict[str, Callable[[str], object]] = {
-    "names sorted, capitals first": lambda name: name,
+def number_or_folded_text(name: str) -> list[tuple[int, int, str]]:
+    """As :func:`number_or_text`, without regard to case."""
+    return number_or_text(name.casefold())
+
+
+RULES: dict[str, Callable[[str], Any]] = {
+    "names sorted, capitals first": str,
     "names sorted without regard to case": str.casefold,
-    "numbers sorted as numbers": _number_or_text,
-    "numbers sorted as numbers, without regard to case": lambda name: _number_or_text(
-        name.casefold()
-    ),
+    "numbers sorted as numbers": number_or_text,
+    "numbers sorted as numbers, without regard to case": number_or_folded_text,
 }
+"""The keys by which tools sort the names of classes."""
 
 
 def better_order(counts: Tensor, names: Sequence[str] = ()) -> ClassOrder | None:
@@ -101,94 +118,122 @@ def better_order(counts: Tensor, names: Sequence[str] = ()) -> ClassOrder | None
     >>> better_order(torch.full((2, 3, 3), 5)) is None
     True
     """
-    counts = counts.cpu()
-    fitted, judged = counts
+    fitted, judged = counts.cpu()
     both = fitted + judged
-    by_rule = [
-        ClassOrder(order.tolist(), _accuracy(both, order), rule)
-        for rule, order in _sorted_orders(names).items()
-        if _is_clear(both, order)
-    ]
-    best = max(by_rule, key=lambda order: order.reached, default=None)
-    order = _matched(fitted)
-    if not _is_clear(judged, order):
-        return best
-    reached = _accuracy(judged, order)
+
+    # the best of the orders that sorting gives
+    sorted_order: ClassOrder | None = None
+    for rule, order in sorted_orders(names).items():
+        accuracy = _accuracy(both, order)
+        is_best = sorted_order is None or accuracy > sorted_order.reached
+        if is_best and _is_clear(both, order):
+            sorted_order = ClassOrder(order.tolist(), accuracy, rule)
+
+    # an order matched on one half of the pictures, judged on the other
+    matched = _matched(fitted)
+    if not _is_clear(judged, matched):
+        return sorted_order
+    reached = _accuracy(judged, matched)
+
+    # a rule that explains as much is the likelier reason
     error = (reached * (1 - reached) / max(1, int(judged.sum()))) ** 0.5
-    if best is not None and best.reached >= reached - CYCLE_SIGMAS * error:
-        return best
+    if sorted_order is not None and sorted_order.reached >= reached - CYCLE_SIGMAS * error:
+        return sorted_order
     return ClassOrder(_matched(both).tolist(), reached)
 
 
-def _sorted_orders(names: Sequence[str]) -> dict[str, Tensor]:
-    """The class of each column ``(C,)`` where a tool sorts names by its own rule, if that changes it."""
+def sorted_orders(names: Sequence[str]) -> dict[str, Tensor]:
+    """The class of each column ``(C,)`` by rule, for the rules of :data:`RULES` that change the order.
+
+    Args:
+        names: of the data's classes, by class id; where two are equal no rule is tried.
+
+    >>> sorted_orders(["a10", "a2"])["numbers sorted as numbers"]
+    tensor([1, 0])
+    """
+    if len(set(names)) < len(names):
+        return {}
+    as_it_is = list(range(len(names)))
     orders: dict[str, Tensor] = {}
     for rule, key in RULES.items():
-        order = sorted(range(len(names)), key=lambda i: key(names[i]))  # type: ignore[arg-type, return-value]
-        if order != list(range(len(names))) and len(set(names)) == len(names):
+        keys = [key(name) for name in names]
+        order = sorted(as_it_is, key=keys.__getitem__)
+        if order != as_it_is:
             orders[rule] = torch.tensor(order)
     return orders
 
 
 def _accuracy(counts: Tensor, order: Tensor) -> float:
-    """Of a teacher whose columns mean these classes."""
+    """Of a teacher whose columns mean the classes ``order`` ``(C,)``, from its counts ``(C, C)``."""
     right = counts.gather(1, order[:, None]).sum()
     return float(right) / max(1, int(counts.sum()))
 
 
 def _is_clear(counts: Tensor, order: Tensor) -> bool:
-    """Whether pictures of these counts ``(C, C)`` show that an order is better than the data's, and than guessing."""
-    total = max(1, int(counts.sum()))
-    gain, moved = _gain(counts, order, torch.arange(len(order)))
-    share = float(counts.sum(0).max()) / total  # of the largest class
-    guessing = share + SIGMAS * (share * (1 - share) / total) ** 0.5
-    return gain > SIGMAS * max(1, moved) ** 0.5 and _accuracy(counts, order) > guessing
+    """Whether an order is clearly better than the data's, and than guessing, on pictures of the counts ``(C, C)``."""
+    all_columns = torch.arange(len(order))
+    gain, changed = _gain(counts, order, all_columns)
+    if gain <= SIGMAS * max(1, changed) ** 0.5:
+        return False
+    pictures = max(1, int(counts.sum()))
+    largest_class = float(counts.sum(0).max()) / pictures
+    error = (largest_class * (1 - largest_class) / pictures) ** 0.5
+    return _accuracy(counts, order) > largest_class + SIGMAS * error
 
 
 def _gain(counts: Tensor, order: Tensor, columns: Tensor) -> tuple[int, int]:
-    """By how many pictures these columns are right more often in an order, and how many speak for one or the other."""
-    columns = columns[order[columns] != columns]
-    after, before = counts[columns, order[columns]], counts[columns, columns]
-    return int((after - before).sum()), int((after + before).sum())
+    """The two numbers of a paired test, ``b - c`` and ``b + c``, for some of the columns.
+
+    ``b`` pictures are right in the new order alone, ``c`` in the data's alone.
+    """
+    moved = columns[order[columns] != columns]
+    new_alone = counts[moved, order[moved]].sum()
+    old_alone = counts[moved, moved].sum()
+    return int(new_alone - old_alone), int(new_alone + old_alone)
 
 
 def _matched(counts: Tensor) -> Tensor:
-    """The class of each column ``(C,)``, where groups of columns that do not gain clearly stay in their places.
-
-    The most frequent pairs of column and class first, each column and class once; of equally frequent pairs the one
-    that leaves the order as it is.
-    """
+    """The class of each column ``(C,)``, where groups of columns that do not gain clearly stay in their places."""
+    # pairs of column and class, the most frequent first; of equally frequent ones those that change nothing first
     columns, classes = counts.nonzero(as_tuple=True)
     frequency = 2 * counts[columns, classes] + (columns == classes)
     ranking = frequency.argsort(descending=True, stable=True)
+
+    # each column gets the first class that is free
     class_of: dict[int, int] = {}
-    taken: set[int] = set()
+    free = set(range(len(counts)))
     for column, label in zip(columns[ranking].tolist(), classes[ranking].tolist(), strict=True):
-        if column not in class_of and label not in taken:
+        if column not in class_of and label in free:
             class_of[column] = label
-            taken.add(label)
-    left = [label for label in range(len(counts)) if label not in taken]
-    for column in [column for column in range(len(counts)) if column not in class_of]:
-        label = column if column in left else left[0]
-        class_of[column] = label
-        left.remove(label)
+            free.remove(label)
+
+    # columns that answered no free class keep their own where they can
+    for column in range(len(counts)):
+        if column not in class_of:
+            class_of[column] = column if column in free else min(free)
+            free.remove(class_of[column])
+
+    # groups that change places must gain, each by itself
     order = torch.tensor([class_of[column] for column in range(len(counts))])
     for cycle in _cycles(class_of):
-        gain, moved = _gain(counts, order, torch.tensor(cycle))
-        if gain <= CYCLE_SIGMAS * moved**0.5:
+        gain, changed = _gain(counts, order, torch.tensor(cycle))
+        if gain <= CYCLE_SIGMAS * changed**0.5:
             order[cycle] = torch.tensor(cycle)
     return order
 
 
 def _cycles(class_of: dict[int, int]) -> list[list[int]]:
     """Columns that change places among themselves: ``{0: 1, 1: 0, 2: 2}`` -> ``[[0, 1], [2]]``."""
-    cycles, seen = [], set[int]()
+    cycles: list[list[int]] = []
+    seen: set[int] = set()
     for first in class_of:
-        cycle, column = [], first
+        if first in seen:
+            continue
+        cycle = []
+        column = first
         while column not in seen:
             seen.add(column)
             cycle.append(column)
             column = class_of[column]
-        if cycle:
-            cycles.append(cycle)
+        cycles.append(cycle)
     return cycles

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.loggers import Logger
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from kd.callbacks.context import RunContext
+from kd.callbacks.run_folder import MetricsCSV
 from kd.errors import UserError
+from kd.lightning_internals import write_with
 
 RUN = "RUN"  # in a logger's arguments: the run's folder
 LIGHTNINGS = "lightning_logs"  # the name that Lightning's loggers give where none is given
@@ -64,6 +66,7 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
         defaults.get("name") == LIGHTNINGS
     )  # its name and version are folders, not a run's name
     ours |= {"name": kind, "version": ""} if in_folders else {"name": ours["run_name"]}
+    ours["flush_logs_every_n_steps"] = 1  # of the CSVLogger: a killed run loses no row
     if name == "MLFlowLogger":
         given = _with_database(given, defaults, run.parent.parent)
     for key, value in ours.items():
@@ -102,6 +105,24 @@ def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) 
     return {**given, **{key: value for key, value in ours.items() if not given.get(key)}}
 
 
+def purged_from(spec: dict[str, Any], step: int) -> dict[str, Any]:
+    """A TensorBoardLogger whose readers ignore older events of ``step`` and later; other loggers as they are.
+
+    >>> purged_from({"class_path": "pytorch_lightning.loggers.TensorBoardLogger", "init_args": {}}, 3)["init_args"]
+    {'purge_step': 3}
+    """
+    if spec["class_path"].rpartition(".")[2] != "TensorBoardLogger":
+        return spec
+    return {**spec, "init_args": {"purge_step": step, **spec["init_args"]}}
+
+
+def continue_file(logger: CSVLogger, step: int) -> None:
+    """Makes a CSVLogger of a resumed run append to its older file, without the rows of ``step`` and later."""
+    file = MetricsCSV(Path(logger.log_dir))
+    file.drop_from(step)
+    write_with(logger, file.make_writer())
+
+
 @dataclass
 class Loggers(Callback):
     """Builds the loggers once the run has a folder, and gives them all settings as hyper-parameters."""
@@ -113,12 +134,52 @@ class Loggers(Callback):
     settings: dict[str, Any]
     """The run's settings by dotted key."""
 
+    def __post_init__(self) -> None:
+        self._resumed_at: int | None = None  # the first step of this process, in a resumed run
+        self._checkpoint_is_new = False
+        self._boards: list[TensorBoardLogger] = []
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keeps the step that a resumed run starts at."""
+        self._resumed_at = int(checkpoint["global_step"])
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Makes the loggers below the run's folder, and gives them the settings."""
+        """Makes the loggers below the run's folder, and gives them the settings.
+
+        A killed run has logged steps after its last checkpoint, which the resumed run makes again: a CSVLogger's file
+        and TensorBoard's events lose them.
+        """
         folder = RunContext.of(trainer).folder.resolve()
-        made = self.build([placed(spec, folder) for spec in self.specs])
-        for (
-            logger
-        ) in made:  # at once: TensorBoard's writes them to a file only once, before training starts
+        specs = [placed(spec, folder) for spec in self.specs]
+        step = self._resumed_at
+        if step is not None:
+            specs = [purged_from(spec, step) for spec in specs]
+        loggers = self.build(specs)
+        if step is not None and trainer.is_global_zero:
+            for logger in loggers:
+                if isinstance(logger, CSVLogger):
+                    continue_file(logger, step)
+        for logger in loggers:
+            # at once: TensorBoard's writes them to a file only once, before training starts
             logger.log_hyperparams(self.settings)
-        trainer.loggers = [*made, *trainer.loggers]
+        self._boards = [logger for logger in loggers if isinstance(logger, TensorBoardLogger)]
+        trainer.loggers = [*loggers, *trainer.loggers]
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Notes that a run may resume here: what was logged before is written with the next batch."""
+        self._checkpoint_is_new = True
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        """Writes what TensorBoard keeps in memory, up to two minutes of events, after each checkpoint."""
+        if not self._checkpoint_is_new:
+            return
+        self._checkpoint_is_new = False
+        if trainer.is_global_zero:
+            for board in self._boards:
+                board.experiment.flush()

@@ -229,10 +229,14 @@ class Summary(Callback):
 
 
 def _state_bytes(trainer: Trainer) -> int:
-    parts = [part for optimizer in trainer.optimizers for part in each_of(optimizer)]
-    local = [part.optim if isinstance(part, ZeroRedundancyOptimizer) else part for part in parts]
-    values = [value for part in local for state in part.state.values() for value in state.values()]
-    return size_of(own(value) for value in values if isinstance(value, torch.Tensor))
+    """Bytes of the optimizers' state on this rank."""
+    tensors: list[torch.Tensor] = []
+    for optimizer in trainer.optimizers:
+        for part in each_of(optimizer):
+            local = part.optim if isinstance(part, ZeroRedundancyOptimizer) else part
+            for state in local.state.values():
+                tensors += [own(x) for x in state.values() if isinstance(x, torch.Tensor)]
+    return size_of(tensors)
 
 
 def optimizer_state(trainer: Trainer) -> dict[str, float]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kd.callbacks.class_order import MOST_CLASSES, Confusions, better_order
+from kd.callbacks.class_order import MOST_CLASSES, SIGMAS, ClassOrder, Confusions, better_order
 from kd.cli import train_main
 from tests._good_teacher import recipe_of_a_good_teacher
 from tests._runs import run_folders
@@ -59,6 +59,17 @@ def test_a_teacher_that_knows_nothing_gets_no_such_advice(
     assert (
         "no better than guessing (wrong class order, size or weights?)" in capsys.readouterr().err
     )
+
+
+def test_a_permuted_teacher_is_found_and_a_poor_one_is_not_taken_for_one() -> None:
+    order = torch.tensor([2, 0, 3, 1])
+    counts = Confusions(4)
+    target = torch.arange(4).repeat_interleave(10)
+    counts.update(torch.argsort(order)[target], target, torch.arange(40))
+    assert better_order(counts.compute()) == ClassOrder(order.tolist(), 1.0)
+    chance = torch.full((2, 4, 4), 3)
+    assert better_order(chance) is None
+    assert SIGMAS > 3, "a wrong alarm is rare"
 
 
 # -- only some classes are in another order --------

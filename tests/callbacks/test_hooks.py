@@ -7,7 +7,7 @@ from pytorch_lightning.profilers import PassThroughProfiler
 
 from kd.callbacks import learning_rate
 from kd.callbacks.context import output_of, validation_logits
-from kd.callbacks.hooks import Closing
+from kd.callbacks.hooks import SYNC_EVERY, Closing, after_step, ranks_meet
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.learning_rate import LastStep
 from kd.callbacks.nodes import _span, own_address
@@ -71,3 +71,28 @@ def test_a_run_that_ends_before_its_first_step_closes_its_clock() -> None:
     phases.profiler = PhaseProfiler(clock, PassThroughProfiler(), lambda: None)
     phases.close(SimpleNamespace())  # type: ignore[arg-type]
     assert clock._schedstat is None
+
+
+# -- when a step ends, and ranks meet --------
+
+
+def trainer_of(accumulate: int = 1, world: int = 1, last: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(accumulate_grad_batches=accumulate, world_size=world, is_last_batch=last)
+
+
+@pytest.mark.parametrize(("accumulate", "last", "expected"), [
+    (1, False, [True] * 4), (2, False, [False, True, False, True]), (4, True, [True] * 4),
+])  # fmt: skip
+def test_a_step_ends_with_its_last_batch(accumulate: int, last: bool, expected: list[bool]) -> None:
+    assert [after_step(trainer_of(accumulate, last=last), i) for i in range(4)] == expected  # type: ignore[arg-type]
+
+
+def test_several_ranks_meet_only_every_few_batches() -> None:
+    assert [i for i in range(30) if ranks_meet(trainer_of(world=2), i)] == [
+        SYNC_EVERY - 1,
+        2 * SYNC_EVERY - 1,
+        29,
+    ]  # type: ignore[arg-type]
+    assert all(ranks_meet(trainer_of(), i) for i in range(30))  # type: ignore[arg-type]
+    assert [i for i in range(24) if ranks_meet(trainer_of(4, world=2), i)] == [11, 23]  # type: ignore[arg-type]
+    assert ranks_meet(trainer_of(world=2, last=True), 3)  # type: ignore[arg-type]

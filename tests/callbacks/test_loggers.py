@@ -2,17 +2,21 @@
 
 import csv
 import json
+import os
 import struct
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
+from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.loggers import PACKAGES, placed
 from kd.cli import train_main
 from kd.optim import warmup_cosine
+from tests._forks import start, status_of
 
 LOGGERS = {"CSVLogger": "metrics.csv", "TensorBoardLogger": "events.out.*"}
 
@@ -123,6 +127,43 @@ def test_tensorboard_gets_metrics_and_settings(recipe: Path) -> None:
     assert [event.step for event in found.Scalars("train/kd_loss")] == list(range(6))
     assert {"val/acc1", "val/agreement", "val/kl", "train/lr"} <= {*found.Tags()["scalars"]}
     assert yaml.safe_load((board / "hparams.yaml").read_text())["optim.lr"] == 0.002
+
+
+class KillAt(Callback):
+    """Ends the run in the middle of an epoch, after steps that no checkpoint holds."""
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        if trainer.global_step == 10:
+            os._exit(9)
+
+
+def test_a_killed_and_resumed_run_logs_each_step_once(recipe: Path) -> None:
+    """As ``metrics.csv``: 12 steps, killed at the tenth, resumed at the last checkpoint, of step 6."""
+    board = find_spec("tensorboard") is not None
+    names = "[CSVLogger,TensorBoardLogger]" if board else "[CSVLogger]"
+    kill = json.dumps({"class_path": "tests.callbacks.test_loggers.KillAt"})
+    pid = start(
+        [f"recipe={recipe}", f"trainer.logger={names}", f"trainer.callbacks+={kill}"],
+        recipe.parent / "log",
+    )
+    assert status_of(pid) == 9
+    run = recipe.parent / "runs" / "tiny" / "000"
+    assert len(steps_of(run / "csv" / "metrics.csv")) > 6, "it was not killed after a checkpoint"
+    assert train_main([f"resume={run}", "trainer.callbacks=null"]) == 0
+    assert steps_of(run / "metrics.csv") == list(range(12))
+    assert steps_of(run / "csv" / "metrics.csv") == list(range(12))
+    if board:
+        reading = import_module("tensorboard.backend.event_processing.event_accumulator")
+        events = reading.EventAccumulator(str(run / "tensorboard")).Reload()
+        assert [event.step for event in events.Scalars("train/loss")] == list(range(12))
+
+
+def steps_of(file: Path) -> list[int]:
+    """The steps whose training loss a file of metrics holds."""
+    rows = list(csv.DictReader(file.open()))
+    return [int(row["step"]) for row in rows if row["train/loss"]]
 
 
 def test_wandb_offline_gets_metrics_settings_and_a_name(

@@ -15,7 +15,7 @@ import torch
 from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
-from kd.callbacks.phases import Phases
+from kd.callbacks.phases import Phases, phase_of
 from kd.cli import train_main
 from kd.clock import Clock, annotate, process_start, run_clock
 from kd.report.records import PHASES, RunRecords, percentile, read_run
@@ -330,3 +330,7 @@ def test_a_shell_that_becomes_the_program_is_no_part_of_its_start() -> None:
     line = f"sleep 0.5; exec {sys.executable} -c '{code}'"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, cwd=ROOT)
     assert float(done.stdout) == 0.0  # and not -0.5
+
+
+def test_an_actions_name_gives_its_phase() -> None:
+    assert phase_of("[Strategy]SingleDeviceStrategy.backward") == "backward"
