@@ -36,7 +36,7 @@ FOLDER = "KD_PREFLIGHT"  # The environment's name for the folder of what preflig
 
 
 @dataclass
-class Found:
+class Findings:
     """A preflight's findings."""
 
     val: dict[str, dict[str, float]]
@@ -91,31 +91,27 @@ class SharedPreflight:
         ]
         return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
 
-    def read(self) -> Found | None:
+    def read(self) -> Findings | None:
         """What an earlier run has found; None unless all processes have their file."""
         if self.file is None:
             return None
-        found = None
-        with suppress(
-            OSError, RuntimeError, ValueError, TypeError, EOFError
-        ):  # not there, or damaged: it is made anew
-            found = Found(**read_tensors(self.file))  # type: ignore[arg-type]
-        return (
-            found if self.run.trainer.strategy.reduce_boolean_decision(found is not None) else None
-        )
+        findings = None
+        # a file that is missing or damaged is made again
+        with suppress(OSError, RuntimeError, ValueError, TypeError, EOFError):
+            findings = Findings(**read_tensors(self.file))  # type: ignore[arg-type]
+        all_have_one = self.run.trainer.strategy.reduce_boolean_decision(findings is not None)
+        return findings if all_have_one else None
 
-    def write(self, found: Found, kept: KeptLogits) -> None:
+    def write(self, findings: Findings, kept: KeptLogits) -> None:
         """Keeps what was found, and the logits that it was found by."""
         if self.file is None:
             return
         rows = kept.rows
-        found = replace(
-            found, index=list(rows), logits=torch.stack(list(rows.values())) if rows else None
-        )
-        part = self.file.with_name(
-            f"{self.file.stem}-{os.getpid()}.pt"
-        )  # several runs may find it at once
-        write_whole(part, lambda opened: torch.save(asdict(found), opened))
+        logits = torch.stack(list(rows.values())) if rows else None
+        content = asdict(replace(findings, index=list(rows), logits=logits))
+        # several runs may write it at once
+        part = self.file.with_name(f"{self.file.stem}-{os.getpid()}.pt")
+        write_whole(part, lambda opened: torch.save(content, opened))
         part.replace(self.file)
 
 
@@ -159,20 +155,21 @@ class Preflight(Callback):
         )
         teacher.to(run.device, dtype_for(str(trainer.precision)), keep)
         shared = SharedPreflight(run)
-        before = shared.read()
+        earlier = shared.read()
         self.kept = self._nothing_kept_yet(run)
-        found = before or self._find(trainer, run, self.kept)
-        if before is None:
-            shared.write(found, self.kept)
-        elif before.logits is not None:
-            self.kept.add(torch.tensor(before.index), before.logits)
-        run.module.validation.known = found.decided
-        self.teacher_val, self.members = (
-            found.val[""],
-            {name: val for name, val in found.val.items() if name},
-        )
-        for name in found.val:
-            self._judge(trainer, run, found, name, ", as measured before" if before else "")
+        if earlier is None:
+            findings = self._find(trainer, run, self.kept)
+            shared.write(findings, self.kept)
+        else:
+            findings = earlier
+            if earlier.logits is not None:
+                self.kept.add(torch.tensor(earlier.index), earlier.logits)
+        run.module.validation.known = findings.decided
+        self.teacher_val = findings.val[""]
+        self.members = {name: val for name, val in findings.val.items() if name}
+        note = "" if earlier is None else ", as measured before"
+        for name in findings.val:
+            self._judge(trainer, run, findings, name, note)
 
     @staticmethod
     def _nothing_kept_yet(run: RunContext) -> KeptLogits:
@@ -196,51 +193,52 @@ class Preflight(Callback):
         self._keep_as_it_comes = False
 
     @part_of_the_start("preflight: teacher on val")
-    def _find(self, trainer: Trainer, run: RunContext, kept: KeptLogits) -> Found:
+    def _find(self, trainer: Trainer, run: RunContext, kept: KeptLogits) -> Findings:
         members = run.teacher.members
         judges = {
             name: copy.deepcopy(run.module.task).to(run.device) for name in {"": None, **members}
         }
         for judge in judges.values():
             judge.reset()
-        info = run.students.data_info
-        seen, orders = (
-            TargetCounts(len(info.classes), info.ignore_index).to(run.device),
-            dict[str, Confusions](),
-        )
-        if (
-            run.module.task.one_class and len(info.classes) <= MOST_CLASSES
-        ):  # to find a teacher's order of the classes
-            orders = {name: Confusions(len(info.classes)).to(run.device) for name in members}
-        others = files_inputs(run) if run.module.task.one_class else {}
-        decided = self._measure(trainer, run, judges, seen, orders, others, kept)
-        counts, total = seen.of_all_batches()
-        val = {name: rounded(judge.compute()) for name, judge in judges.items()}
+        info, task = run.students.data_info, run.module.task
+        targets = TargetCounts(len(info.classes), info.ignore_index).to(run.device)
+        confusions: dict[str, Confusions] = {}
+        if task.one_class and len(info.classes) <= MOST_CLASSES:
+            confusions = {name: Confusions(len(info.classes)).to(run.device) for name in members}
+        other_inputs = files_inputs(run) if task.one_class else {}
+        decided = self._measure(trainer, run, judges, targets, confusions, other_inputs, kept)
+
+        counts, total = targets.of_all_batches()
         classes = int((counts > 0).sum())
-        if run.module.task.one_class:
+        if task.one_class:
             ids = torch.as_tensor(run.data.split("val").targets)
             counts = torch.bincount(ids[ids >= 0], minlength=len(info.classes))
-        found = Found(val, counts.cpu(), int(total), decided, classes=classes)
+        val = {name: rounded(judge.compute()) for name, judge in judges.items()}
+        findings = Findings(val, counts.cpu(), int(total), decided, classes=classes)
+
+        # a wrong input is named first: with it no order of classes can be judged
         for name, teacher in members.items():
-            remedy = others[name].remedy(run) if name in others else ""
-            found.remedies[name] = remedy or self._order_remedy(
-                trainer, teacher, orders.get(name), info.classes
-            )
-        for name, metrics in val.items():
-            weak = metrics[run.module.task.primary] <= run.module.task.chance(
-                found.counts, found.total
-            )
-            if weak and 2 * found.classes >= len(found.counts):
-                found.weak.append(name)
-        return found
+            remedy = other_inputs[name].remedy(run) if name in other_inputs else ""
+            if not remedy and name in confusions:
+                remedy = self._order_remedy(trainer, teacher, confusions[name], info.classes)
+            findings.remedies[name] = remedy
+        shows_enough = 2 * findings.classes >= len(findings.counts)
+        chance = task.chance(findings.counts, findings.total)
+        if shows_enough:
+            findings.weak = [
+                name for name, metrics in val.items() if metrics[task.primary] <= chance
+            ]
+        return findings
 
     def _order_remedy(
-        self, trainer: Trainer, teacher: RunTeacher, seen: Confusions | None, classes: list[str]
+        self, trainer: Trainer, teacher: RunTeacher, confusions: Confusions, classes: list[str]
     ) -> str:
-        """The key that brings a teacher's classes into the order in which it is clearly better; empty without one."""
-        order = better_order(seen.compute(), classes) if seen is not None else None
-        names = teacher.names_of_its_columns([classes[i] for i in order.classes]) if order else None
-        if order is None or names is None or self.lists is None:
+        """The key that brings a teacher's classes into the order in which it is clearly better; "" without one."""
+        order = better_order(confusions.compute(), classes)
+        if order is None or self.lists is None:
+            return ""
+        names = teacher.names_of_its_columns([classes[i] for i in order.classes])
+        if names is None:
             return ""
         file = self.lists / f"{teacher.key.split('.')[-1]}_classes.json"
         if trainer.is_global_zero:
@@ -273,58 +271,73 @@ class Preflight(Callback):
         trainer: Trainer,
         run: RunContext,
         judges: dict[str, Task],
-        seen: TargetCounts,
-        orders: dict[str, Confusions],
-        others: dict[str, FilesInput],
+        targets: TargetCounts,
+        confusions: dict[str, Confusions],
+        other_inputs: dict[str, FilesInput],
         kept: KeptLogits,
     ) -> Tensor | None:
-        data, task, answers = run.data, run.module.task, None
-        loader, batches = data.val_dataloader(), data.eval_batches("val").used
-        total = batches * data.batch_size * trainer.world_size
+        """Runs the teachers over the validation batches; all but ``run`` collect what they are given.
+
+        Returns:
+            The decisions by the pictures' numbers, of this process's share.
+        """
+        data = run.data
+        batches = data.eval_batches("val").used
+        pictures = len(data.split("val").targets)
         shown = bar(
-            label="preflight: teacher on val", total=total, disable=not trainer.is_global_zero
+            label="preflight: teacher on val",
+            total=batches * data.batch_size * trainer.world_size,
+            disable=not trainer.is_global_zero,
         )
         copies = HostCopies[Tensor]()
-        for batch, _ in zip(loader, range(batches), strict=False):
+        decided: Tensor | None = None
+        for batch, _ in zip(data.val_dataloader(), range(batches), strict=False):
             shown.update(len(batch["index"]) * trainer.world_size)
-            found = look(batch, task, run.teacher, {}, run.device, members=True)
-            if found is None or found.index is None or found.decided is None:
+            seen = look(batch, run.module.task, run.teacher, {}, run.device, members=True)
+            if seen is None or seen.index is None or seen.decided is None:
                 continue
             for name, judge in judges.items():
-                judge.update(found.taught[name], found.target, None)
-            seen.update(found.target)
-            copies.add(found.index, found.decided, found.taught[ALL].to(torch.float16))
-            for name, order in orders.items():
-                order.update(found.taught[name].argmax(1), found.target, found.index)
-            for name, other in others.items():
-                other.look(batch, found.taught[name], found.target)
-            answers = _keep(copies.take(), len(data.split("val").targets), kept, answers)
+                judge.update(seen.taught[name], seen.target, None)
+            targets.update(seen.target)
+            copies.add(seen.index, seen.decided, seen.taught[ALL].to(torch.float16))
+            for name, counts in confusions.items():
+                counts.update(seen.taught[name].argmax(1), seen.target, seen.index)
+            for name, other in other_inputs.items():
+                other.look(batch, seen.taught[name], seen.target)
+            decided = _keep(copies.take(), pictures, kept, decided)
         shown.close()
-        return _keep(copies.take(wait=True), len(data.split("val").targets), kept, answers)
+        return _keep(copies.take(wait=True), pictures, kept, decided)
 
-    def _judge(self, trainer: Trainer, run: RunContext, found: Found, key: str, known: str) -> None:
+    def _judge(
+        self, trainer: Trainer, run: RunContext, findings: Findings, key: str, note: str
+    ) -> None:
+        """Reports a teacher's accuracy, or of all together (``key`` is empty).
+
+        Raises:
+            UserError: it is too weak to teach, and ``mode`` is ``stop``.
+        """
         task, members = run.module.task, run.teacher.members
         arch = members[key].arch if key in members else f"ensemble {run.teacher.arch}"
         name = f"{key} ({arch})" if key else arch
-        value, weak, hint = (
-            found.val[key][task.primary],
-            key in found.weak,
-            found.remedies.get(key, ""),
-        )
-        score = task.judged(value, found.total)
+        value = findings.val[key][task.primary]
+        score = task.judged(value, findings.total)
+        remedy = findings.remedies.get(key, "")
+        weak = key in findings.weak
         if weak and self.mode == "stop":
             raise UserError(
                 f"model.teacher: {name} {score}, no better than guessing"
-                f"{hint or ' (wrong class order, size or weights?)'}; preflight=warn distils from it all the same"
+                f"{remedy or ' (wrong class order, size or weights?)'}; preflight=warn distils from it all the same"
             )
-        if trainer.is_global_zero:
-            share = f" ({value:.1%})" if task.one_class else ""
-            classes = len(found.counts)
-            few = f"; they show {found.classes} of {classes} classes, too few to judge it"
-            judged = (
-                ", no better than guessing" if weak else few if 2 * found.classes < classes else ""
-            )
-            print(f"preflight: teacher {name} {score}{share}{known}{judged}{hint}", flush=True)
+        if not trainer.is_global_zero:
+            return
+        share = f" ({value:.1%})" if task.one_class else ""
+        classes = len(findings.counts)
+        judged = ""
+        if weak:
+            judged = ", no better than guessing"
+        elif 2 * findings.classes < classes:
+            judged = f"; they show {findings.classes} of {classes} classes, too few to judge it"
+        print(f"preflight: teacher {name} {score}{share}{note}{judged}{remedy}", flush=True)
 
 
 def _keep(
