@@ -9,7 +9,7 @@ from lightning_fabric.loggers.csv_logs import _ExperimentWriter
 from lightning_fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning_fabric.utilities.distributed import _init_dist_connection
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.strategies import DDPStrategy, ModelParallelStrategy, Strategy
@@ -109,6 +109,11 @@ class LazyCSVLogger(CSVLogger):
 def write_with(logger: CSVLogger, writer: CSVWriter) -> None:
     """Makes a logger use a writer of the caller's, where its own would remove an older file."""
     logger._experiment = writer
+
+
+def purge_from(logger: TensorBoardLogger, step: int) -> None:
+    """Makes readers of TensorBoard ignore older events of ``step`` and later; before the logger's first use."""
+    logger._kwargs["purge_step"] = step
 
 
 class ShardedDataParallel(ModelParallelStrategy):

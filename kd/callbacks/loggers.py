@@ -10,11 +10,12 @@ from typing import Any, TypeVar, cast
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import MetricsCSV
 from kd.errors import UserError
-from kd.lightning_internals import write_with
+from kd.lightning_internals import purge_from, write_with
 
 RUN = "RUN"  # in a logger's arguments: the run's folder
 LIGHTNINGS = "lightning_logs"  # the name that Lightning's loggers give where none is given
@@ -105,22 +106,11 @@ def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) 
     return {**given, **{key: value for key, value in ours.items() if not given.get(key)}}
 
 
-def purged_from(spec: dict[str, Any], step: int) -> dict[str, Any]:
-    """A TensorBoardLogger whose readers ignore older events of ``step`` and later; other loggers as they are.
-
-    >>> purged_from({"class_path": "pytorch_lightning.loggers.TensorBoardLogger", "init_args": {}}, 3)["init_args"]
-    {'purge_step': 3}
-    """
-    if spec["class_path"].rpartition(".")[2] != "TensorBoardLogger":
-        return spec
-    return {**spec, "init_args": {"purge_step": step, **spec["init_args"]}}
-
-
 def continue_file(logger: CSVLogger, step: int) -> None:
     """Makes a CSVLogger of a resumed run append to its older file, without the rows of ``step`` and later."""
     file = MetricsCSV(Path(logger.log_dir))
     file.drop_from(step)
-    write_with(logger, file.make_writer())
+    write_with(logger, file.make_writer(ExperimentWriter))
 
 
 @dataclass
@@ -140,10 +130,10 @@ class Loggers(Callback):
         self._boards: list[TensorBoardLogger] = []
 
     def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, int]
     ) -> None:
         """Keeps the step that a resumed run starts at."""
-        self._resumed_at = int(checkpoint["global_step"])
+        self._resumed_at = checkpoint["global_step"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes the loggers below the run's folder, and gives them the settings.
@@ -154,13 +144,13 @@ class Loggers(Callback):
         folder = RunContext.of(trainer).folder.resolve()
         specs = [placed(spec, folder) for spec in self.specs]
         step = self._resumed_at
-        if step is not None:
-            specs = [purged_from(spec, step) for spec in specs]
         loggers = self.build(specs)
         if step is not None and trainer.is_global_zero:
             for logger in loggers:
                 if isinstance(logger, CSVLogger):
                     continue_file(logger, step)
+                if isinstance(logger, TensorBoardLogger):
+                    purge_from(logger, step)
         for logger in loggers:
             # at once: TensorBoard's writes them to a file only once, before training starts
             logger.log_hyperparams(self.settings)
@@ -168,7 +158,7 @@ class Loggers(Callback):
         trainer.loggers = [*loggers, *trainer.loggers]
 
     def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, int]
     ) -> None:
         """Notes that a run may resume here: what was logged before is written with the next batch."""
         self._checkpoint_is_new = True

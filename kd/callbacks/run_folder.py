@@ -32,12 +32,12 @@ class MetricsCSV(LazyCSVLogger):
     def _file(self) -> Path:
         return Path(self.log_dir, CSVWriter.NAME_METRICS_FILE)
 
-    def make_writer(self) -> CSVWriter:
+    def make_writer(self, kind: type[CSVWriter] = CSVWriter) -> CSVWriter:
         """Lightning's writer, which continues the file of a resumed run with that file's columns."""
         aside = file_for(self._file.with_name(f"{self._file.name}.part"))
         if file_for(self._file).is_file():
             move(self._file, aside)  # Lightning's writer removes a file of this name
-        writer = CSVWriter(log_dir=self.log_dir)
+        writer = kind(log_dir=self.log_dir)
         if aside.is_file():
             move(aside, self._file)
             writer.metrics_keys = text_of(self._file, LARGEST_LOG).splitlines()[0].split(",")
