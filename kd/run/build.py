@@ -152,7 +152,7 @@ def _takes(kinds: Sequence[object], container: type) -> bool:
     return not {Any, object, container, *CONTAINERS[container]}.isdisjoint(origins)
 
 
-def _inner(kinds: Sequence[Any], of: type) -> Any:
+def _inner(kinds: Sequence[Any], of: type) -> object:
     return next((get_args(one)[-1] for one in kinds if get_origin(one) is of), Any)
 
 

@@ -28,7 +28,7 @@ class _Strict(BoundedLoader):
 
 
 @lru_cache(maxsize=16)  # a command reads its files several times
-def _content(text: str) -> Any:
+def _content(text: str) -> object:
     return yaml_of(text, _Strict)
 
 

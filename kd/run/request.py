@@ -330,7 +330,7 @@ def _typed(key: str, text: str, known: Mapping[str, keys.Key]) -> object:
     return text if takes_text_alone else value
 
 
-def _read(text: str) -> Any:
+def _read(text: str) -> object:
     try:
         return yaml_of(text)
     except ValueError:  # the parser says what is wrong
