@@ -160,11 +160,12 @@ def fill(
 def _publish(module: Fill, data: DistillationDataModule, out: str) -> int:
     layout = Layout(data)
     for cache in module.caches.values():
-        for kept in cache.kept:
-            assert isinstance(kept.store, AnswerStore)
-            place = f"{out}/{PUBLISHED}/{layout.name(cache.live)}/{kept.store.folder.name}"
-            views = bar(range(kept.store.views), label=f"writing {kept.store.folder.name}")
-            size = publish(kept.store, data.split("train"), place, views)
+        for entry in cache.entries:
+            store = entry.store
+            assert isinstance(store, AnswerStore)
+            place = f"{out}/{PUBLISHED}/{layout.name(cache.live)}/{store.folder.name}"
+            views = bar(range(store.views), label=f"writing {store.folder.name}")
+            size = publish(store, data.split("train"), place, views)
             print(f"       {size / 1e6:,.1f} MB in {place}")
         print(
             f"       read them with {cache.live.key}.cache=only {cache.live.key}.cache_dir={out}",

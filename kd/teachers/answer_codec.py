@@ -10,38 +10,52 @@ from torch import Tensor
 
 from kd.losses.base import TopKLogits
 
-UNITS_OF = 64  # pictures
+UNITS_OF = 64
+"""Pictures that int8's units are measured on; the errors are measured on the pictures after them."""
+
 CRC_BYTES = 4
 """At the start of every record: the checksum of the rest (:mod:`kd.teachers.answer_store`)."""
 
 
 def half(values: Tensor) -> Tensor:
     """Float16, with values beyond +-65,504 kept as that."""
-    most = torch.finfo(torch.float16).max
-    return values.clamp(-most, most).half()
+    largest = torch.finfo(torch.float16).max
+    return values.clamp(-largest, largest).half()
 
 
 def padded(size: int) -> int:
     """``size`` in bytes, rounded up to a multiple of 4, so that what follows is aligned."""
-    return size + -size % 4  # so that what follows is aligned
+    return size + -size % 4
 
 
 def packed(columns: Sequence[Tensor], size: int, head: int = 0) -> Tensor:
-    """Columns ``(N, ...)`` of any types, one after the other: uint8 ``(N, size)``, ``head`` bytes empty."""
-    body = torch.cat([column.flatten(1).contiguous().view(torch.uint8) for column in columns], 1)
-    return torch.nn.functional.pad(body, (head, size - head - body.shape[1]))
+    """Writes columns of any types one after the other into records.
+
+    Args:
+        columns: each ``(N, ...)``.
+        size: bytes of a record; the end is filled with zeros.
+        head: bytes that are left empty (zero) before the columns.
+
+    Returns:
+        uint8 ``(N, size)``.
+    """
+    bytes_of_columns = [column.flatten(1).contiguous().view(torch.uint8) for column in columns]
+    body = torch.cat(bytes_of_columns, 1)
+    empty_after = size - head - body.shape[1]
+    return torch.nn.functional.pad(body, (head, empty_after))
 
 
 def unpacked(
     records: Tensor, layout: Sequence[tuple[torch.dtype, tuple[int, ...]]], start: int = 0
 ) -> list[Tensor]:
     """The columns that :func:`packed` has written from byte ``start`` on, by type and shape."""
-    found = []
+    columns = []
     for dtype, shape in layout:
         end = start + math.prod(shape) * dtype.itemsize
-        found.append(records[:, start:end].contiguous().view(dtype).unflatten(1, shape))
+        column = records[:, start:end].contiguous().view(dtype)
+        columns.append(column.unflatten(1, shape))
         start = end
-    return found
+    return columns
 
 
 class HalfFeature:
@@ -64,13 +78,14 @@ class HalfFeature:
         return unpacked(columns, [(torch.float16, self.shape)])[0].float()
 
 
-FLOOR = 1 / 8  # of the channels' median unit: a channel that is silent in the sample may fire later
-OUTLIERS = 1
-"""Values of each token that are kept beside the others, which one that is far beyond its unit would round to 0."""
+FLOOR = 1 / 8
+"""The smallest unit, as a share of the channels' median: a channel that is silent in the sample may fire later."""
 
+OUTLIERS = 1
+"""Values of each token that are stored beside the others. One value far beyond its unit would round the others to 0."""
 
 BESIDE = 6
-"""Bytes of a token in int8 beside its values: so many channels at least make it smaller than in half precision."""
+"""Bytes of a token in int8 beside its values; int8 is smaller than half precision from one channel more on."""
 
 
 class Int8Feature:
@@ -86,156 +101,183 @@ class Int8Feature:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
-        self.channel = 1 if len(shape) == 2 else 0
-        self.tokens = math.prod(shape) // shape[self.channel]
+        self.channel_axis = 1 if len(shape) == 2 else 0
+        self.channels = shape[self.channel_axis]
+        self.tokens = math.prod(shape) // self.channels
         self.bytes = padded(BESIDE * self.tokens + math.prod(shape))
         self.units: Tensor | None = None
 
     def measure(self, x: Tensor) -> list[float]:
         """The channels' units: root mean squares over ``(N, *shape)``, at least :data:`FLOOR` of their median."""
-        rms = self._rows(x).double().square().mean((0, 1)).sqrt()
-        heard = rms[rms > 0]
-        floor = FLOOR * heard.median().item() if len(heard) else 1.0
-        units: list[float] = rms.clamp_min(floor).float().tolist()
+        rms_D = self._rows(x).double().square().mean((0, 1)).sqrt()
+        of_active_channels = rms_D[rms_D > 0]
+        floor = 1.0
+        if len(of_active_channels):
+            floor = FLOOR * of_active_channels.median().item()
+        units: list[float] = rms_D.clamp_min(floor).float().tolist()
         self.use(units)
         return units
 
     def use(self, units: list[float]) -> None:
-        """Takes units that were measured before.
+        """Sets units that were measured before.
+
+        Args:
+            units: one a channel.
 
         Raises:
-            ValueError: other channels, or units that are no positive numbers.
+            ValueError: another number of channels, or units that are not finite and positive.
         """
-        found = torch.tensor(units, dtype=torch.float32)
-        if found.shape != (self.shape[self.channel],) or not (found.isfinite() & (found > 0)).all():
-            raise ValueError(f"{self.shape[self.channel]} units, each > 0")
-        self.units = found
+        units_D = torch.tensor(units, dtype=torch.float32)
+        positive = (units_D.isfinite() & (units_D > 0)).all()
+        if units_D.shape != (self.channels,) or not positive:
+            raise ValueError(f"{self.channels} units, each > 0")
+        self.units = units_D
 
     def encode(self, x: Tensor) -> Tensor:
         """``(N, *shape)`` -> uint8 ``(N, bytes)``: each token's scale, its largest value with its channel, and all
         others as int8.
         """
-        rows = self._rows(x) / self._units(x)
-        place = rows.abs().argmax(2, keepdim=True)
-        rest = rows.scatter(2, place, 0.0)
-        scale = half(
-            (rest.abs().amax(2, keepdim=True) / 127).clamp_min(torch.finfo(torch.float16).tiny)
-        )
-        values = (rest / scale.float()).round().clamp(-127, 127).to(torch.int8)
-        return packed(
-            (scale, half(rows.gather(2, place)), place.to(torch.uint16), values), self.bytes
-        )
+        rows_NTD = self._rows(x) / self._units_on(x.device)
+        # the largest value of each token and its channel, stored apart
+        channel_NT1 = rows_NTD.abs().argmax(2, keepdim=True)
+        largest_NT1 = rows_NTD.gather(2, channel_NT1)
+        # int8 for the others: scale = second largest / 127
+        others_NTD = rows_NTD.scatter(2, channel_NT1, 0.0)
+        exact_scale_NT1 = others_NTD.abs().amax(2, keepdim=True) / 127
+        scale_NT1 = half(exact_scale_NT1.clamp_min(torch.finfo(torch.float16).tiny))
+        values_NTD = (others_NTD / scale_NT1.float()).round().clamp(-127, 127).to(torch.int8)
+        columns = (scale_NT1, half(largest_NT1), channel_NT1.to(torch.uint16), values_NTD)
+        return packed(columns, self.bytes)
 
     def decode(self, columns: Tensor) -> Tensor:
         """uint8 ``(N, bytes)`` -> float32 ``(N, *shape)``."""
-        depth, one = self.shape[self.channel], (self.tokens, 1)
+        one_a_token = (self.tokens, 1)
         layout = [
-            (torch.float16, one),
-            (torch.float16, one),
-            (torch.uint16, one),
-            (torch.int8, (self.tokens, depth)),
+            (torch.float16, one_a_token),
+            (torch.float16, one_a_token),
+            (torch.uint16, one_a_token),
+            (torch.int8, (self.tokens, self.channels)),
         ]
-        scale, largest, place, values = unpacked(columns, layout)
-        place = place.long().clamp(max=depth - 1)
-        rows = (values.float() * scale.float()).scatter(2, place, largest.float()) * self._units(
-            columns
-        )
-        return rows if self.channel else rows.transpose(1, 2).reshape(-1, *self.shape)
+        scale_NT1, largest_NT1, channel_NT1, values_NTD = unpacked(columns, layout)
+        channel_NT1 = channel_NT1.long().clamp(max=self.channels - 1)  # of a damaged record too
+        rows_NTD = values_NTD.float() * scale_NT1.float()
+        rows_NTD = rows_NTD.scatter(2, channel_NT1, largest_NT1.float())
+        rows_NTD = rows_NTD * self._units_on(columns.device)
+        if self.channel_axis == 1:
+            return rows_NTD
+        return rows_NTD.transpose(1, 2).reshape(-1, *self.shape)
 
     def _rows(self, x: Tensor) -> Tensor:
-        """``(N, *shape)`` -> float32 ``(N, tokens, D)``."""
-        return (
-            x.float()
-            if self.channel
-            else x.float().flatten(2).transpose(1, 2)
-            if x.ndim > 2
-            else x.float()[:, None]
-        )
+        """``(N, *shape)`` -> float32 ``(N, T, D)``; a vector is one token, a map has a token a position."""
+        if self.channel_axis == 1:
+            return x.float()
+        if x.ndim > 2:
+            return x.float().flatten(2).transpose(1, 2)
+        return x.float()[:, None]
 
-    def _units(self, beside: Tensor) -> Tensor:
+    def _units_on(self, device: torch.device) -> Tensor:
+        """The channels' units ``(D,)``, moved to ``device`` once."""
         assert self.units is not None
-        self.units = self.units.to(beside.device)
+        self.units = self.units.to(device)
         return self.units
 
 
 FeatureCodec = HalfFeature | Int8Feature
 
 
-def relative_error(there: Tensor, exact: Tensor) -> float:
-    """``|there - exact| / |exact|`` over all values."""
-    return float(((there - exact).double().norm() / exact.double().norm().clamp_min(1e-30)).item())
+def relative_error(decoded: Tensor, exact: Tensor) -> float:
+    """``|decoded - exact| / |exact|`` over all values of two tensors of one shape (Frobenius norms)."""
+    difference = (decoded - exact).double().norm()
+    size = exact.double().norm().clamp_min(1e-30)
+    return float((difference / size).item())
 
 
-def worst_error(there: Tensor, exact: Tensor) -> float:
-    """The largest :func:`relative_error` of one picture, the first axis."""
-    return max(relative_error(a, b) for a, b in zip(there, exact, strict=True))
+def worst_error(decoded: Tensor, exact: Tensor) -> float:
+    """The largest :func:`relative_error` of one picture; pictures are the first axis."""
+    pairs = zip(decoded, exact, strict=True)
+    return max(relative_error(of_picture, exactly) for of_picture, exactly in pairs)
 
 
 class MapCodec:
-    """A map of logits ``(C, h, w)``: all, or at each pixel the ``topk`` largest and the mass of the others.
+    """A map of logits ``(C, h, w)``: all, or at each pixel the k largest and the mass of the others.
 
-    ``precision`` of all: ``half``, or ``int8`` with a unit a class and a scale a pixel.
+    Args:
+        shape: ``(C, h, w)`` of one picture's.
+        topk: k < C; None: all logits.
+        precision: of all logits: ``half``, or ``int8`` with a unit a class and a scale a pixel.
     """
 
     def __init__(self, shape: tuple[int, int, int], topk: int | None, precision: str) -> None:
         self.shape, self.topk, self.precision = shape, topk, precision
         self.num_classes = shape[0]
-        self.whole = Int8Feature(shape) if precision == "int8" else HalfFeature(shape)
+        self.all_logits = Int8Feature(shape) if precision == "int8" else HalfFeature(shape)
         self.index_type = torch.uint8 if shape[0] <= 2**8 else torch.int16
-        pixels = math.prod(shape[1:])
-        size = (
-            self.whole.bytes
-            if topk is None
-            else pixels * (2 * (topk + 2) + topk * self.index_type.itemsize)
-        )
+        size = self.all_logits.bytes
+        if topk is not None:
+            pixels = math.prod(shape[1:])
+            half_values = topk + 2  # the largest, the others' mass, and k values below the largest
+            size = pixels * (2 * half_values + topk * self.index_type.itemsize)
         self.record_bytes = padded(CRC_BYTES + size)
 
     def describe(self) -> dict[str, Any]:
         """What a reader must know to read the records, as plain values."""
-        kind = "map" if self.topk is None else f"top-{self.topk} map"
-        found = {"format": kind, "classes": self.num_classes, "size": list(self.shape[1:])}
-        half = self.topk or self.precision == "half"
-        return found if half else {**found, "precision": self.precision, "outliers": OUTLIERS}
+        description: dict[str, Any] = {
+            "format": "map" if self.topk is None else f"top-{self.topk} map",
+            "classes": self.num_classes,
+            "size": list(self.shape[1:]),
+        }
+        if self.topk is None and self.precision != "half":
+            description["precision"] = self.precision
+            description["outliers"] = OUTLIERS
+        return description
 
     def encode(self, logits: Tensor) -> Tensor:
         """``(N, C, h, w)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
-        body = (
-            self.whole.encode(logits)
-            if self.topk is None
-            else self._largest(logits.float(), self.topk)
-        )
+        if self.topk is None:
+            body = self.all_logits.encode(logits)
+        else:
+            body = self._encode_largest(logits.float(), self.topk)
         return packed([body], self.record_bytes, CRC_BYTES)
 
     def decode(self, records: Tensor) -> Tensor:
         """uint8 ``(N, record_bytes)`` -> float32 ``(N, C, h, w)``."""
         body = records[:, CRC_BYTES:]
-        return (
-            self.whole.decode(body[:, : self.whole.bytes])
-            if self.topk is None
-            else self._filled(body, self.topk)
-        )
+        if self.topk is None:
+            return self.all_logits.decode(body[:, : self.all_logits.bytes])
+        return self._decode_largest(body, self.topk)
 
-    def _largest(self, logits: Tensor, k: int) -> Tensor:
-        values, indices = logits.topk(k, dim=1)
-        top = values[:, :1]
-        others = (logits.scatter(1, indices, -torch.inf) - top).logsumexp(1, keepdim=True)
-        parts = [half(top), half(others), half(values - top), indices.to(self.index_type)]
-        return torch.cat([packed([part], part[0].nbytes) for part in parts], 1)
-
-    def _filled(self, body: Tensor, k: int) -> Tensor:
-        one, several = (1, *self.shape[1:]), (k, *self.shape[1:])
-        layout = [
-            (torch.float16, one),
-            (torch.float16, one),
-            (torch.float16, several),
-            (self.index_type, several),
+    def _encode_largest(self, logits: Tensor, k: int) -> Tensor:
+        """Logits ``(N, C, h, w)`` -> uint8 ``(N, B)``: at each pixel the largest logit, the others' mass relative to
+        it, the k largest relative to it and their classes.
+        """
+        values_Nkhw, classes_Nkhw = logits.topk(k, dim=1)
+        largest_N1hw = values_Nkhw[:, :1]
+        # log of the mass of all classes but the k, relative to the largest: log sum exp(z_c - z_max)
+        others = logits.scatter(1, classes_Nkhw, -torch.inf) - largest_N1hw
+        mass_N1hw = others.logsumexp(1, keepdim=True)
+        columns = [
+            half(largest_N1hw),
+            half(mass_N1hw),
+            half(values_Nkhw - largest_N1hw),
+            classes_Nkhw.to(self.index_type),
         ]
-        top, others, values, indices = unpacked(body, layout)
-        rest = top.float() + others.float() - math.log(self.num_classes - k)
-        whole = rest.expand(-1, self.num_classes, -1, -1).clone()
-        return whole.scatter_(
-            1, indices.long().clamp(0, self.num_classes - 1), top.float() + values.float()
-        )
+        return torch.cat([packed([column], column[0].nbytes) for column in columns], 1)
+
+    def _decode_largest(self, body: Tensor, k: int) -> Tensor:
+        """uint8 ``(N, B)`` -> logits ``(N, C, h, w)``, where the others' mass is shared equally among them."""
+        one_shape = (1, *self.shape[1:])
+        k_shape = (k, *self.shape[1:])
+        layout = [
+            (torch.float16, one_shape),
+            (torch.float16, one_shape),
+            (torch.float16, k_shape),
+            (self.index_type, k_shape),
+        ]
+        largest_N1hw, mass_N1hw, values_Nkhw, classes_Nkhw = unpacked(body, layout)
+        other_N1hw = largest_N1hw.float() + mass_N1hw.float() - math.log(self.num_classes - k)
+        logits_NChw = other_N1hw.expand(-1, self.num_classes, -1, -1).clone()
+        classes_Nkhw = classes_Nkhw.long().clamp(0, self.num_classes - 1)
+        return logits_NChw.scatter_(1, classes_Nkhw, largest_N1hw.float() + values_Nkhw.float())
 
 
 class DenseCodec:
@@ -257,14 +299,15 @@ class DenseCodec:
 
     def encode(self, logits: Tensor) -> Tensor:
         """``(N, C)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
-        top = logits.float().amax(1, keepdim=True)
-        return packed([top, half(logits.float() - top)], self.record_bytes, CRC_BYTES)
+        largest_N1 = logits.float().amax(1, keepdim=True)
+        below_NC = half(logits.float() - largest_N1)
+        return packed([largest_N1, below_NC], self.record_bytes, CRC_BYTES)
 
     def decode(self, records: Tensor) -> Tensor:
         """uint8 ``(N, record_bytes)`` -> float32 logits ``(N, C)``."""
         layout = [(torch.float32, (1,)), (torch.float16, (self.num_classes,))]
-        top, rest = unpacked(records, layout, CRC_BYTES)
-        return top + rest.float()
+        largest_N1, below_NC = unpacked(records, layout, CRC_BYTES)
+        return largest_N1 + below_NC.float()
 
 
 class TopKCodec:
@@ -293,24 +336,30 @@ class TopKCodec:
 
     def encode(self, logits: Tensor) -> Tensor:
         """``(N, C)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
-        values, indices = logits.float().topk(self.k, dim=1)
-        others = logits.float().scatter(1, indices, -torch.inf) - values[:, :1]
-        tails = torch.stack([(others / t).logsumexp(1) for t in self.temperatures], 1)
-        parts = [tails, indices.to(self.index_type), half(values - values[:, :1])]
-        return packed(parts, self.record_bytes, CRC_BYTES)
+        values_Nk, classes_Nk = logits.float().topk(self.k, dim=1)
+        largest_N1 = values_Nk[:, :1]
+        # log of the others' mass at each temperature t, relative to the largest: log sum exp((z_c - z_max) / t)
+        others_NC = logits.float().scatter(1, classes_Nk, -torch.inf) - largest_N1
+        tails_N = [(others_NC / temperature).logsumexp(1) for temperature in self.temperatures]
+        columns = [
+            torch.stack(tails_N, 1),
+            classes_Nk.to(self.index_type),
+            half(values_Nk - largest_N1),
+        ]
+        return packed(columns, self.record_bytes, CRC_BYTES)
 
     def decode(self, records: Tensor) -> TopKLogits:
         """uint8 ``(N, record_bytes)`` -> the k largest logits ``(N, k)``, their classes, and the others' logsumexp
         by temperature.
         """
-        count, k = (len(self.temperatures),), (self.k,)
-        layout = [(torch.float32, count), (self.index_type, k), (torch.float16, k)]
-        tails, indices, values = unpacked(records, layout, CRC_BYTES)
-        return TopKLogits(
-            values.float(),
-            indices.long(),
-            dict(zip(self.temperatures, tails.unbind(1), strict=True)),
-        )
+        layout = [
+            (torch.float32, (len(self.temperatures),)),
+            (self.index_type, (self.k,)),
+            (torch.float16, (self.k,)),
+        ]
+        tails, classes_Nk, values_Nk = unpacked(records, layout, CRC_BYTES)
+        tail_by_temperature = dict(zip(self.temperatures, tails.unbind(1), strict=True))
+        return TopKLogits(values_Nk.float(), classes_Nk.long(), tail_by_temperature)
 
 
 Codec = DenseCodec | TopKCodec | MapCodec
@@ -327,7 +376,7 @@ PRECISIONS: dict[str, type[HalfFeature] | type[Int8Feature]] = {
 
 
 class AnswerCodec:
-    """A whole answer: the logits by a codec of their own, and behind them features.
+    """A whole answer: the logits by a codec of their own, then the features.
 
     Args:
         logits: None where no loss wants them.
@@ -341,120 +390,153 @@ class AnswerCodec:
         features: Mapping[Feature, tuple[int, ...]] | None = None,
         precision: str = "half",
     ) -> None:
-        self.logits, self.precision = logits, precision
-        self.features = {
-            name: PRECISIONS[precision](shape) for name, shape in (features or {}).items()
-        }
-        self._start = logits.record_bytes if logits else CRC_BYTES
-        self.record_bytes = padded(
-            self._start + sum(codec.bytes for codec in self.features.values())
-        )
+        self.logits = logits
+        self.precision = precision
+        feature_codec = PRECISIONS[precision]
+        self.features = {name: feature_codec(shape) for name, shape in (features or {}).items()}
+        self._start_of_features = logits.record_bytes if logits else CRC_BYTES
+        feature_bytes = sum(codec.bytes for codec in self.features.values())
+        self.record_bytes = padded(self._start_of_features + feature_bytes)
 
     def describe(self) -> dict[str, Any]:
-        """What a reader must know to read the records."""
-        shapes = {":".join(feature): list(codec.shape) for feature, codec in self.features.items()}
-        found = self.logits.describe() if self.logits else {"format": FEATURES_ALONE}
-        if shapes:
-            found = {**found, "features": shapes}
-        return (
-            found
-            if self.precision == "half"
-            else {**found, "precision": self.precision, "outliers": OUTLIERS}
-        )
+        """What a reader must know to read the records, as plain values: a part of the cache's fingerprint."""
+        description: dict[str, Any] = {"format": FEATURES_ALONE}
+        if self.logits:
+            description = self.logits.describe()
+        if self.features:
+            description["features"] = {
+                ":".join(feature): list(codec.shape) for feature, codec in self.features.items()
+            }
+        if self.precision != "half":
+            description["precision"] = self.precision
+            description["outliers"] = OUTLIERS
+        return description
 
     def measure(self, logits: Tensor, features: Mapping[Feature, Tensor]) -> dict[str, Any]:
-        """Measured when a cache is begun: int8's ``units`` by feature, relative ``error`` by kind, the ``worst``.
+        """Measures int8's units and the errors of rounding on some pictures, when a cache is begun.
 
         Args:
-            logits: of some pictures, ``(N, C)``.
+            logits: of N pictures, ``(N, C)``.
             features: likewise ``(N, ...)``.
 
         Returns:
-            ``units`` by feature, and ``error``: the relative error of each kind of answer on these pictures.
+            ``pictures``: how many the errors are measured on; ``error``: the relative error by kind of answer;
+            ``worst``: the largest of one picture; ``units`` by feature where the precision is int8.
         """
-        given = {"logits": logits} | {":".join(name): x for name, x in features.items()}
-        units = {
-            name: codec.measure(given[name][:UNITS_OF])
-            for name, codec in self._named().items()
-            if isinstance(codec, Int8Feature)
+        exact = {"logits": logits}
+        for feature, x in features.items():
+            exact[":".join(feature)] = x
+
+        # the units are measured on the first pictures, the errors on the others
+        units = {}
+        for name, codec in self._codecs_by_name().items():
+            if isinstance(codec, Int8Feature):
+                units[name] = codec.measure(exact[name][:UNITS_OF])
+        first = UNITS_OF if len(logits) > UNITS_OF else 0
+        exact = {name: x[first:].float().cpu() for name, x in exact.items()}
+        held_out_features = {feature: x[first:] for feature, x in features.items()}
+        records = self.encode(logits[first:], held_out_features).cpu()
+
+        decoded_logits, decoded_features = self.decode(records)
+        decoded = {":".join(feature): x for feature, x in decoded_features.items()}
+        if isinstance(decoded_logits, Tensor):  # the k largest logits alone have no such error
+            decoded["logits"] = decoded_logits
+        measured: dict[str, Any] = {
+            "pictures": len(exact["logits"]),
+            "error": {name: relative_error(x, exact[name]) for name, x in decoded.items()},
+            "worst": {name: worst_error(x, exact[name]) for name, x in decoded.items()},
         }
-        judged = slice(UNITS_OF if len(logits) > UNITS_OF else 0, None)
-        exact = {name: x[judged].float().cpu() for name, x in given.items()}
-        back, found = self.decode(
-            self.encode(logits[judged], {k: x[judged] for k, x in features.items()}).cpu()
-        )
-        there = {":".join(name): x for name, x in found.items()}
-        if isinstance(back, Tensor):
-            there["logits"] = back
-        error, worst = (
-            {name: measure(x, exact[name]) for name, x in there.items()}
-            for measure in (relative_error, worst_error)
-        )
-        noted = {"pictures": len(exact["logits"]), "error": error, "worst": worst}
-        return {**noted, "units": units} if units else noted
+        if units:
+            measured["units"] = units
+        return measured
 
     def as_measured(self, measured: dict[str, Any]) -> None:
         """Gives int8's codecs the units that the cache was begun with.
 
+        Args:
+            measured: what :meth:`measure` returned then.
+
         Raises:
             ValueError: missing or damaged.
         """
-        for name, codec in self._named().items():
-            if isinstance(codec, Int8Feature):
-                try:
-                    codec.use([float(unit) for unit in measured["units"][name]])
-                except (KeyError, TypeError) as error:
-                    raise ValueError(f"no units of {name}") from error
+        for name, codec in self._codecs_by_name().items():
+            if not isinstance(codec, Int8Feature):
+                continue
+            try:
+                units = [float(unit) for unit in measured["units"][name]]
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"no units of {name}") from error
+            codec.use(units)
 
-    def _named(self) -> dict[str, FeatureCodec]:
-        named = {":".join(name): codec for name, codec in self.features.items()}
-        whole = isinstance(self.logits, MapCodec) and self.logits.topk is None
-        return {"logits": self.logits.whole, **named} if whole else named  # type: ignore[union-attr]
+    def _codecs_by_name(self) -> dict[str, FeatureCodec]:
+        """The codecs that may have units: of whole maps of logits (``logits``) and of features (``layer:tokens``)."""
+        codecs: dict[str, FeatureCodec] = {}
+        if isinstance(self.logits, MapCodec) and self.logits.topk is None:
+            codecs["logits"] = self.logits.all_logits
+        for feature, codec in self.features.items():
+            codecs[":".join(feature)] = codec
+        return codecs
 
     def encode(self, logits: Tensor, features: Mapping[Feature, Tensor] | None = None) -> Tensor:
         """Logits ``(N, C)`` and features ``(N, ...)`` -> uint8 ``(N, record_bytes)``, the checksum left empty."""
-        empty = torch.zeros(len(logits), CRC_BYTES, dtype=torch.uint8, device=logits.device)
-        first = self.logits.encode(logits) if self.logits else empty
-        return packed(
-            [
-                first,
-                *(codec.encode((features or {})[name]) for name, codec in self.features.items()),
-            ],
-            self.record_bytes,
-        )
+        if self.logits:
+            columns = [self.logits.encode(logits)]
+        else:
+            columns = [torch.zeros(len(logits), CRC_BYTES, dtype=torch.uint8, device=logits.device)]
+        for name, codec in self.features.items():
+            assert features is not None
+            columns.append(codec.encode(features[name]))
+        return packed(columns, self.record_bytes)
 
     def usable(self, records: np.ndarray) -> np.ndarray:
         """Which records ``(N, record_bytes)`` hold finite answers, bool ``(N,)``: a checksum does not show that."""
         logits, features = self.decode(torch.from_numpy(records))
+        usable_N = torch.ones(len(records), dtype=torch.bool)
         values: list[Tensor] = list(features.values())
-        known = torch.ones(len(records), dtype=torch.bool)
         if isinstance(self.logits, TopKCodec):
             assert isinstance(logits, TopKLogits)
-            known = (logits.indices < self.logits.num_classes).all(1)
+            usable_N = (logits.indices < self.logits.num_classes).all(1)
             values += [logits.values, *logits.tails.values()]
         elif isinstance(logits, Tensor):
             values.append(logits)
         for value in values:
-            known &= value.reshape(len(records), -1).isfinite().all(1)
-        return known.numpy()
+            usable_N &= value.reshape(len(records), -1).isfinite().all(1)
+        return usable_N.numpy()
 
     def decode(self, records: Tensor) -> tuple[Tensor | TopKLogits | None, dict[Feature, Tensor]]:
-        """uint8 ``(N, record_bytes)`` -> what is known of the logits, and the features, float32."""
-        logits = self.logits.decode(records[:, : self._start]) if self.logits else None
-        columns = unpacked(
-            records,
-            [(torch.uint8, (codec.bytes,)) for codec in self.features.values()],
-            self._start,
-        )
-        pairs = zip(self.features.items(), columns, strict=True)
-        return logits, {name: codec.decode(column) for (name, codec), column in pairs}
+        """Reads records.
+
+        Args:
+            records: uint8 ``(N, record_bytes)``.
+
+        Returns:
+            The logits, float32 ``(N, C)`` or ``(N, C, h, w)``, or the k largest; None where the records have none. The
+            features, float32 ``(N, ...)`` each.
+        """
+        logits = None
+        if self.logits:
+            logits = self.logits.decode(records[:, : self._start_of_features])
+        layout = [(torch.uint8, (codec.bytes,)) for codec in self.features.values()]
+        columns = unpacked(records, layout, self._start_of_features)
+        features = {}
+        for (name, codec), column in zip(self.features.items(), columns, strict=True):
+            features[name] = codec.decode(column)
+        return logits, features
 
 
 def described(codecs: Sequence[AnswerCodec]) -> dict[str, Any]:
-    """What several kinds of answers hold together: ``format`` of the logits, ``features``, ``precision``."""
-    each = sorted(
-        (codec.describe() for codec in codecs), key=lambda one: one["format"] == FEATURES_ALONE
-    )
-    features = {name: shape for one in each for name, shape in one.pop("features", {}).items()}
-    merged = {**each[-1], **each[0]}
-    return {**merged, "features": features} if features else merged
+    """What several kinds of answers hold together: ``format`` of the logits, ``features``, ``precision``.
+
+    Args:
+        codecs: at least one; of these at most one has logits.
+    """
+    descriptions = [codec.describe() for codec in codecs]
+    descriptions.sort(key=lambda description: description["format"] == FEATURES_ALONE)
+    features = {}
+    for description in descriptions:
+        features.update(description.pop("features", {}))
+    merged = descriptions[-1]  # the precision of features
+    merged.update(descriptions[0])  # the format of the logits, where there are any
+    if features:
+        merged["features"] = features
+    return merged

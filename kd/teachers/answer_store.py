@@ -23,7 +23,8 @@ from kd.storage.writing import make_folder, write_text
 from kd.teachers.answer_codec import CRC_BYTES
 
 FINGERPRINT = "fingerprint.json"
-BEGUN = (".lock", f"{FINGERPRINT}.part")  # what a cache holds before its fingerprint
+BEGUN = (".lock", f"{FINGERPRINT}.part")
+"""What a cache's folder holds before its fingerprint."""
 
 
 class WholeRecords:
@@ -39,23 +40,34 @@ class WholeRecords:
         self, samples: int, views: int, usable: Callable[[np.ndarray], np.ndarray] | None = None
     ) -> None:
         self._usable = usable
-        self._sums = np.zeros(
-            (views, samples), dtype="<u4"
-        )  # of records that were found whole; 0: not yet
+        # checksums of the records that were found whole, by view and picture; 0: not yet
+        self._checksums = np.zeros((views, samples), dtype="<u4")
 
     def among(self, view: int, index: np.ndarray, records: np.ndarray) -> np.ndarray:
-        """Of the records of the samples ``index``, uint8 ``(N, record_bytes)``: bool ``(N,)``."""
-        sums = records[:, :CRC_BYTES].copy().view("<u4")[:, 0]
-        there = (sums != 0) & (sums == self._sums[view, index])
-        unknown = np.flatnonzero(~there & (sums != 0))
-        whole = (
-            unknown[[checksum(records[i]) == sums[i] for i in unknown]] if len(unknown) else unknown
-        )
-        if len(whole) and self._usable is not None:
-            whole = whole[self._usable(records[whole])]
-        self._sums[view, index[whole]] = sums[whole]
-        there[whole] = True
-        return there
+        """Checks records that were read.
+
+        Args:
+            view: number of the view.
+            index: numbers of the pictures, ``(N,)``.
+            records: uint8 ``(N, record_bytes)``.
+
+        Returns:
+            Which are whole, bool ``(N,)``.
+        """
+        checksums_N = records[:, :CRC_BYTES].copy().view("<u4")[:, 0]
+        is_written_N = checksums_N != 0
+        is_whole_N = is_written_N & (checksums_N == self._checksums[view, index])
+
+        # the others are summed up once, and then known
+        unchecked = np.flatnonzero(is_written_N & ~is_whole_N)
+        newly_whole = unchecked
+        if len(unchecked):
+            newly_whole = unchecked[[checksum(records[i]) == checksums_N[i] for i in unchecked]]
+        if len(newly_whole) and self._usable is not None:
+            newly_whole = newly_whole[self._usable(records[newly_whole])]
+        self._checksums[view, index[newly_whole]] = checksums_N[newly_whole]
+        is_whole_N[newly_whole] = True
+        return is_whole_N
 
 
 class AnswerStore:
@@ -86,22 +98,17 @@ class AnswerStore:
         measure: Callable[[], dict[str, Any]] | None = None,
         key: str = "model.teacher",
     ) -> None:
-        self.folder, self.samples, self.views, self.record_bytes = (
-            folder,
-            samples,
-            views,
-            record_bytes,
-        )
-        self._files: dict[int, int] = {}
-        self._key = key
+        self.folder = folder
+        self.samples = samples
+        self.views = views
+        self.record_bytes = record_bytes
         self.measured: dict[str, Any] = {}
+        self._files: dict[int, int] = {}  # descriptors by view
+        self._key = key
         try:
-            if not os.path.lexists(
-                folder / FINGERPRINT
-            ):  # looked for again: another process may just have begun
-                refuse_strangers(
-                    folder, lambda p: p.name in BEGUN or os.path.lexists(folder / FINGERPRINT), key
-                )
+            if not self._has_begun():
+                # looked for again at each file: another process may just have begun this cache
+                refuse_strangers(folder, lambda p: p.name in BEGUN or self._has_begun(), key)
             check_room({folder: self.disk_bytes}, f"{views} view(s) of {samples} pictures", key)
             self._whole = WholeRecords(samples, views, usable)
             make_folder(folder)
@@ -114,17 +121,22 @@ class AnswerStore:
                 f"{key}.cache_dir: {folder} can't be used: {error.strerror or error}"
             ) from error
 
+    def _has_begun(self) -> bool:
+        return os.path.lexists(self.folder / FINGERPRINT)
+
     def _claim(
         self, fingerprint: dict[str, dict[str, Any]], measure: Callable[[], dict[str, Any]] | None
     ) -> None:
+        """Writes the fingerprint of a new cache, or compares that of an older one; sets :attr:`measured`."""
         file = self.folder / FINGERPRINT
-        if not os.path.lexists(file):
-            noted = {"measured": measure()} if measure else {}
-            write_text(file, json.dumps({**fingerprint, **noted}, indent=1))
-        os.close(_plain_file(file, os.O_RDONLY))
-        self.measured = (
-            compare(text_of(file), fingerprint, str(self.folder), self._key).get("measured") or {}
-        )
+        if not self._has_begun():
+            content: dict[str, Any] = dict(fingerprint)
+            if measure:
+                content["measured"] = measure()
+            write_text(file, json.dumps(content, indent=1))
+        os.close(_plain_file(file, os.O_RDONLY))  # refuses a link before it is read
+        stored = compare(text_of(file), fingerprint, str(self.folder), self._key)
+        self.measured = stored.get("measured") or {}
 
     @property
     def disk_bytes(self) -> int:
@@ -132,24 +144,25 @@ class AnswerStore:
         return self.views * self.samples * self.record_bytes
 
     def _open(self, view: int) -> None:
-        self._files[view] = _plain_file(
-            self.folder / f"view-{view:04d}.bin", os.O_RDWR | os.O_CREAT
-        )
+        """Opens a view's file, which is made where it is missing, at its whole size."""
+        path = self.folder / f"view-{view:04d}.bin"
+        self._files[view] = _plain_file(path, os.O_RDWR | os.O_CREAT)
         self._grow(view)
 
     def _grow(self, view: int) -> None:
         """Reserves the whole file, so that a full disk raises here; clears the checksum of a truncated record."""
-        file, whole = self._files[view], self.samples * self.record_bytes
+        file = self._files[view]
+        whole_size = self.samples * self.record_bytes
         size = os.fstat(file).st_size
-        if size >= whole:
+        if size >= whole_size:
             return
-        if size % self.record_bytes:
-            start = size - size % self.record_bytes
-            _write_all(file, bytes(min(CRC_BYTES, size - start)), start)
+        truncated = size % self.record_bytes  # bytes of the last record, where it is not whole
+        if truncated:
+            _write_all(file, bytes(min(CRC_BYTES, truncated)), size - truncated)
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file, 0, whole)
+            os.posix_fallocate(file, 0, whole_size)
         else:  # macOS
-            os.truncate(file, whole)
+            os.truncate(file, whole_size)
 
     def __getstate__(self) -> dict[str, Any]:
         """For spawned loader processes, which open the files themselves."""
@@ -161,9 +174,8 @@ class AnswerStore:
             self._open(view)
 
     def _locked(self) -> FileLock:
-        return FileLock(
-            self.folder / ".lock"
-        )  # anew each time: a loader process may not use one that it inherited
+        """A new lock each time: a loader process must not use one that it inherited."""
+        return FileLock(self.folder / ".lock")
 
     def close(self) -> None:
         """Closes the files of all views."""
@@ -172,18 +184,20 @@ class AnswerStore:
         self._files = {}
 
     def read(self, view: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Records of the samples ``index``, uint8 ``(N, record_bytes)``, and which are whole, bool ``(N,)``.
+        """Reads records.
+
+        Args:
+            view: number of the view.
+            index: numbers of the pictures, ``(N,)``.
 
         Returns:
-            uint8 ``(N, record_bytes)`` and bool ``(N,)``.
+            The records, uint8 ``(N, record_bytes)``, and which of them are whole, bool ``(N,)``.
         """
         records = np.empty((len(index), self.record_bytes), dtype=np.uint8)
         for row, i in zip(records, index, strict=True):
-            if (
-                os.preadv(self._files[view], [row.data], int(i) * self.record_bytes)
-                < self.record_bytes
-            ):
-                row[:] = 0  # the file was cut
+            bytes_read = os.preadv(self._files[view], [row.data], int(i) * self.record_bytes)
+            if bytes_read < self.record_bytes:  # the file was cut
+                row[:] = 0
         return records, self._whole.among(view, index, records)
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
@@ -205,45 +219,77 @@ class AnswerStore:
             self._grow(view)
             missing = ~self.present(view, index)
             for i, record in zip(index[missing], records[missing], strict=True):
-                whole = (
-                    checksum(record).to_bytes(CRC_BYTES, "little") + record[CRC_BYTES:].tobytes()
-                )
-                _write_all(self._files[view], whole, int(i) * self.record_bytes)
+                head = checksum(record).to_bytes(CRC_BYTES, "little")
+                body = record[CRC_BYTES:].tobytes()
+                _write_all(self._files[view], head + body, int(i) * self.record_bytes)
 
     def filled(self) -> float:
         """The share of all records that have a checksum."""
-        begun = sum(
-            records_begun(file, self.samples, self.record_bytes) for file in self._files.values()
-        )
-        return begun / (self.views * self.samples)
+        written = 0
+        for file in self._files.values():
+            written += count_written(file, self.samples, self.record_bytes)
+        return written / (self.views * self.samples)
 
 
 def refuse_strangers(folder: Path, is_ours: Callable[[Path], bool], key: str) -> None:
-    """Raises a UserError for a folder that holds anything else, before anything is written to it."""
-    strangers = (
-        sorted(p.name for p in folder.iterdir() if not is_ours(p)) if folder.exists() else []
-    )
+    """Refuses a folder that holds anything but a cache, before anything is written to it.
+
+    Args:
+        folder: need not exist.
+        is_ours: whether a path in it belongs to a cache.
+        key: the teacher's configuration key, named in the error.
+
+    Raises:
+        UserError: the first other name in it.
+    """
+    if not folder.exists():
+        return
+    strangers = sorted(path.name for path in folder.iterdir() if not is_ours(path))
     if strangers:
         raise UserError(
             f"{key}.cache_dir: {folder} is not a cache of answers: it holds {strangers[0]}"
         )
 
 
-def records_begun(file: int, samples: int, record_bytes: int) -> int:
-    """How many records of a view's open file have a checksum."""
-    begun, step = 0, max(1, 2**24 // record_bytes)
-    for first in range(0, samples, step):
-        data = os.pread(file, min(step, samples - first) * record_bytes, first * record_bytes)
-        rows = np.frombuffer(data, np.uint8)[: len(data) // record_bytes * record_bytes]
-        begun += int(rows.reshape(-1, record_bytes)[:, :CRC_BYTES].any(1).sum())
-    return begun
+def count_written(file: int, samples: int, record_bytes: int) -> int:
+    """Counts the records that have a checksum, which is not compared.
+
+    Args:
+        file: descriptor of a view's open file.
+        samples: pictures, so many records at most.
+        record_bytes: size of a record.
+    """
+    written = 0
+    records_a_read = max(1, 2**24 // record_bytes)  # 16 MiB
+    for first in range(0, samples, records_a_read):
+        count = min(records_a_read, samples - first)
+        data = os.pread(file, count * record_bytes, first * record_bytes)
+        whole_records = len(data) // record_bytes  # fewer where the file was cut
+        values = np.frombuffer(data, np.uint8)[: whole_records * record_bytes]
+        checksums = values.reshape(-1, record_bytes)[:, :CRC_BYTES]
+        written += int(checksums.any(1).sum())
+    return written
 
 
 def check_room(sizes: Mapping[Path, int], what: str, key: str, pixels: bool = False) -> None:
-    """Raises a UserError if the disk lacks room for caches of these sizes, less what their folders already take."""
-    there = sum(f.lstat().st_blocks * 512 for folder in sizes for f in folder.glob("view-*.bin"))
+    """Checks that the disk has room for caches, less what their folders already take.
+
+    Args:
+        sizes: bytes of each whole cache by folder; at least one. The first folder's disk is measured.
+        what: views and pictures, named in the error.
+        key: the teacher's configuration key, likewise.
+        pixels: whether the views' pixels are among them, likewise.
+
+    Raises:
+        UserError: they don't fit.
+    """
+    taken = 0
+    for folder in sizes:
+        for file in folder.glob("view-*.bin"):
+            taken += file.lstat().st_blocks * 512
     first = next(iter(sizes)).absolute()
-    free, needed = free_bytes(first), sum(sizes.values()) - there
+    free = free_bytes(first)
+    needed = sum(sizes.values()) - taken
     if needed > free:
         less = "or cache_pixels=false" if pixels else "cache_topk, or cache_precision=int8"
         raise UserError(
@@ -255,11 +301,13 @@ def check_room(sizes: Mapping[Path, int], what: str, key: str, pixels: bool = Fa
 def free_bytes(folder: Path) -> int:
     """Free bytes of the disk that ``folder`` is on, or would be on."""
     folder = folder.absolute()
-    return shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 def _plain_file(path: Path, flags: int) -> int:
-    """Opens a file of the cache.
+    """Opens a file of the cache; ``flags`` as of :func:`os.open`. Gives its descriptor.
 
     Raises:
         OSError: it is a link, a second name of another file, or no file at all; whatever it leads to is left alone.
@@ -270,64 +318,74 @@ def _plain_file(path: Path, flags: int) -> int:
         if path.is_symlink():
             raise OSError(f"{path.name} is a link, and a cache has none") from error
         raise
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         os.close(descriptor)
         raise OSError(f"{path.name} is not a regular file with one name, as a cache's files are")
     return descriptor
 
 
-NAMED = {
-    "transform": "transforms",
-    "answers": "kinds of answers",
-}  # parts of a fingerprint, in messages
+NAMED = {"transform": "transforms", "answers": "kinds of answers"}
+"""Names of a fingerprint's parts in messages, where they differ."""
 
 
 def compare(
     text: str, fingerprint: dict[str, dict[str, Any]], folder: str, key: str
 ) -> dict[str, Any]:
-    """The fingerprint that a cache holds as ``text``; a UserError names the first difference from the run's.
+    """Compares the fingerprint that a cache holds with the run's.
 
     Args:
-        text: content of the file.
+        text: content of the cache's file.
         fingerprint: what it must hold.
         folder: where it is, named in errors.
         key: the teacher's configuration key, likewise.
+
+    Returns:
+        The file's content: the parts, and what was measured when the cache was begun.
 
     Raises:
         UserError: it is damaged, or the cache's answers depend on something else: the first difference is named.
     """
     try:
-        found = json_of(text)
-        parts = {name: dict(found[name]) for name in fingerprint}
+        stored = json_of(text)
+        stored_parts = {name: dict(stored[name]) for name in fingerprint}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{key}.cache_dir: {folder}/{FINGERPRINT} is damaged ({type(error).__name__})"
         ) from error
-    for name, here in json_of(json.dumps(fingerprint)).items():
-        for differing in differences(parts[name], here).values():
+    for name, part in json_of(
+        json.dumps(fingerprint)
+    ).items():  # with lists for tuples, as in the file
+        for difference in differences(stored_parts[name], part).values():
             raise UserError(
-                f"{key}.cache_dir: {folder} was filled with other {NAMED.get(name, name)}: {differing}"
+                f"{key}.cache_dir: {folder} was filled with other {NAMED.get(name, name)}: {difference}"
             )
-    return dict(found)
+    return dict(stored)
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> dict[str, str]:
-    """What differs between a part of a cache's fingerprint and the run's, by name."""
+    """What differs between a part of a cache's fingerprint (``there``) and the run's (``here``).
+
+    Returns:
+        A sentence by name, first the names of ``here``.
+    """
     names = [*here, *(name for name in there if name not in here)]
-    return {
-        n: f"{n} is {there.get(n)} there, {here.get(n)} here"
-        for n in names
-        if there.get(n) != here.get(n)
-    }
+    sentences = {}
+    for name in names:
+        if there.get(name) != here.get(name):
+            sentences[name] = f"{name} is {there.get(name)} there, {here.get(name)} here"
+    return sentences
 
 
 def checksum(record: np.ndarray) -> int:
     """CRC-32 of a record's bytes after those that hold it."""
-    return zlib.crc32(record[CRC_BYTES:].data) or 1  # 0 marks a record that was never written
+    crc = zlib.crc32(record[CRC_BYTES:].data)
+    return crc or 1  # 0 marks a record that was never written
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    """Writes all bytes at ``offset``: one call of the system may write fewer."""
     while data:
         written = os.pwrite(descriptor, data, offset)
-        data, offset = data[written:], offset + written
+        data = data[written:]
+        offset += written

@@ -17,11 +17,10 @@ import torch
 import torchvision
 
 from kd.data.datamodule import DistillationDataModule
-from kd.data.sources import FileSplit, Split, cache_dir, fingerprint
-from kd.data.sources.base import content, stamp_of
+from kd.data.sources import cache_dir
+from kd.data.sources.base import content
 from kd.errors import UserError
 from kd.losses import LogitLoss
-from kd.storage.elsewhere import json_of, text_of
 from kd.storage.objects import is_url
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES, AnswerCodec, Codec, DenseCodec, MapCodec, TopKCodec
@@ -35,6 +34,7 @@ PIXELS = "pixels"
 """In the name of the folder of views' pixels, and the format that its fingerprint names."""
 
 Parts = dict[str, dict[str, Any]]
+"""What answers depend on, as the fingerprint of a cache has it: ``teacher``, ``transform``, ``data``, ``answers``."""
 
 
 @dataclass
@@ -44,11 +44,11 @@ class Kind:
     codec: AnswerCodec
     """How a record is written."""
     parts: Parts
-    """What the answers depend on: ``teacher``, ``transform``, ``data``, ``answers``."""
+    """What the answers depend on."""
     folder: Path
-    """Where they are."""
+    """Where they are on this machine."""
     url: str = ""
-    """Where they are published (:mod:`kd.teachers.published`), instead."""
+    """Where they are published (:mod:`kd.teachers.published`), in place of the folder."""
 
     @property
     def place(self) -> str:
@@ -65,22 +65,22 @@ class Layout:
 
     def __init__(self, data: DistillationDataModule) -> None:
         self.data = data
-        self.samples, self.classes = data.info.train, data.info.classes
-        self.split = data.split("train")
-        pairs_follow_it = data.augment.mixes and data.unlabeled_ratio is not None  # beside the seed
+        self.samples = data.info.train
+        self.classes = data.info.classes
+        self.masks = data.source.kind.cut_with_picture
+        self.pictures = {"pictures": self.samples, "content": content(data.split("train"))}
+        # ray makes the same views as torch, on other machines
+        engine = "torch" if data.engine == "ray" else data.engine
         self.views: dict[str, Any] = {
             "img_size": list(data.size),
             "seed": data.seed,
-            "engine": "torch"
-            if data.engine == "ray"
-            else data.engine,  # the same views, made elsewhere
+            "engine": engine,
             **asdict(data.augment),
-            **({"unlabeled_ratio": data.unlabeled_ratio} if pairs_follow_it else {}),
             "torch": torch.__version__.split("+")[0],
             "torchvision": torchvision.__version__.split("+")[0],
         }
-        self.masks = data.source.kind.cut_with_picture
-        self.pictures = {"pictures": self.samples, "content": content(self.split)}
+        if data.augment.mixes and data.unlabeled_ratio is not None:  # which decides the mixed pairs
+            self.views["unlabeled_ratio"] = data.unlabeled_ratio
 
     def kinds(self, teacher: RunTeacher, wanted: Wanted) -> list[Kind]:
         """What a cache keeps of a teacher: the logits and each wanted feature.
@@ -92,38 +92,36 @@ class Layout:
         Raises:
             UserError: the cache's folder is a file, or holds something else.
         """
-        beside = self.beside(teacher)
-        whole = None if beside else self._in_one(teacher, wanted)
-        if whole is not None:
-            return [whole]
-        shared: Parts = {
-            "teacher": teacher.fingerprint(),
-            "transform": self.views,
-            "data": self.pictures,
-        }
+        published = self.published(teacher)
         base = self.base(teacher)
         if base.exists() and not base.is_dir():
             raise UserError(f"{teacher.key}.cache_dir: {base} can't be used: it is a file")
-        if not beside:
+        if not published:
             refuse_strangers(base, _is_ours, teacher.key)
-        found = []
+        kinds = []
         for label, codec in self._codecs(teacher, wanted):
-            own: Parts = {"answers": codec.describe()}
+            # what this kind depends on beside what all kinds do
+            of_kind: Parts = {"teacher": {}, "data": {}, "answers": codec.describe()}
             if codec.logits:
-                own["teacher"] = {
-                    "classes": teacher.spec.classes,
-                    "class_map": teacher.spec.class_map,
-                }
-                own["data"] = {"classes": _hash("\0".join(self.classes))}
-            name = re.sub(r"[^\w.]+", "_", label) + "-" + _digest(own)[:8]
-            parts = {
-                part: {**shared.get(part, {}), **own.get(part, {})} for part in (*shared, "answers")
+                spec = teacher.spec
+                of_kind["teacher"] = {"classes": spec.classes, "class_map": spec.class_map}
+                of_kind["data"] = {"classes": _hash("\0".join(self.classes))}
+            digest = _digest({part: content for part, content in of_kind.items() if content})
+            name = re.sub(r"[^\w.]+", "_", label) + "-" + digest[:8]
+            parts: Parts = {
+                "teacher": {**teacher.fingerprint(), **of_kind["teacher"]},
+                "transform": dict(self.views),
+                "data": {**self.pictures, **of_kind["data"]},
+                "answers": of_kind["answers"],
             }
-            found.append(Kind(codec, parts, base / name, f"{beside}/{name}" if beside else ""))
-        return found
+            url = f"{published}/{name}" if published else ""
+            kinds.append(Kind(codec, parts, base / name, url))
+        return kinds
 
-    def beside(self, teacher: RunTeacher) -> str:
-        """Where its answers are published beside a pack; nothing where ``cache_dir`` is a cache of this machine."""
+    def published(self, teacher: RunTeacher) -> str:
+        """Folder or URL where its answers are published beside a pack; "" where ``cache_dir`` is a cache of this
+        machine.
+        """
         place = (teacher.spec.cache_dir or "").rstrip("/")
         if is_url(place) or (place and Path(place, PUBLISHED).is_dir()):
             return f"{place}/{PUBLISHED}/{self.name(teacher)}"
@@ -142,75 +140,43 @@ class Layout:
 
     def pixels(self, teacher: RunTeacher) -> tuple[Path, Parts]:
         """Where the pixels of these views are kept, the same for all teachers, and what they depend on."""
-        form = {"format": PIXELS, "masks": self.masks}
         parts: Parts = {
             "teacher": {},
             "transform": self.views,
             "data": self.pictures,
-            "answers": form,
+            "answers": {"format": PIXELS, "masks": self.masks},
         }
-        if teacher.spec.cache_dir and not self.beside(teacher):
+        if teacher.spec.cache_dir and not self.published(teacher):
             return self.base(teacher) / f"{PIXELS}-{_digest(parts)[:8]}", parts
         return cache_dir() / "answers" / PIXELS / _digest(parts), parts
 
     @property
     def pixel_bytes(self) -> int:
         """Size of a view's record: a checksum, uint8 ``(3, H, W)``, and its mask ``(1, H, W)`` where it has one."""
-        return CRC_BYTES + (3 + self.masks) * self.data.size[0] * self.data.size[1]
+        planes = 4 if self.masks else 3
+        height, width = self.data.size
+        return CRC_BYTES + planes * height * width
 
     def _codecs(self, teacher: RunTeacher, wanted: Wanted) -> list[tuple[str, AnswerCodec]]:
-        precision = teacher.spec.cache_precision
-        found = [("logits", AnswerCodec(codec))] if (codec := self._logits(teacher, wanted)) else []
+        """The codec of each kind of answer with its label: the logits, then each layer's features."""
+        codecs = []
+        if wanted.logits:
+            codecs.append(("logits", AnswerCodec(self._logits_codec(teacher, wanted))))
         for (_, path, tokens), shape in wanted.features.items():
-            found.append(
-                (f"{path}.{tokens}", AnswerCodec(None, {(path, tokens): shape[1:]}, precision))
-            )
-        return found
+            of_picture = {(path, tokens): shape[1:]}
+            codec = AnswerCodec(None, of_picture, teacher.spec.cache_precision)
+            codecs.append((f"{path}.{tokens}", codec))
+        return codecs
 
-    def _logits(self, teacher: RunTeacher, wanted: Wanted) -> Codec | None:
-        if not wanted.logits:
-            return None
-        topk, count = teacher.spec.cache_topk, len(self.classes)
+    def _logits_codec(self, teacher: RunTeacher, wanted: Wanted) -> Codec:
+        topk = teacher.spec.cache_topk
         if wanted.maps:
-            _, classes, height, width = teacher(
-                torch.zeros(1, 3, *self.data.size, dtype=torch.uint8)
-            ).shape
+            black = torch.zeros(1, 3, *self.data.size, dtype=torch.uint8)
+            _, classes, height, width = teacher(black).shape
             return MapCodec((classes, height, width), topk, teacher.spec.cache_precision)
-        return (
-            TopKCodec(count, topk, temperatures(logit_losses(wanted)))
-            if topk
-            else DenseCodec(count)
-        )
-
-    # -- caches from before each kind of answer had a folder ---------------------------------------------------------
-    def _in_one(self, teacher: RunTeacher, wanted: Wanted) -> Kind | None:
-        """A cache that holds all kinds in one record, where there is one."""
-        folder = self.base(teacher)
-        old = any(folder.parent.glob(f"*/{FINGERPRINT}"))
-        if not (teacher.spec.cache_dir and (folder / FINGERPRINT).exists()) and not old:
-            return None
-        shapes = {(path, form): shape[1:] for (_, path, form), shape in wanted.features.items()}
-        codec = AnswerCodec(self._logits(teacher, wanted), shapes, teacher.spec.cache_precision)
-        parts: Parts = {
-            "teacher": {
-                **teacher.fingerprint(),
-                "classes": teacher.spec.classes,
-                "class_map": teacher.spec.class_map,
-            },
-            "transform": self.views,
-            "data": {"pictures": self.samples, "classes": _hash("\0".join(self.classes))},
-            "answers": codec.describe(),
-        }
-        for stamps in (False, True):
-            found = {**parts, "data": {**parts["data"], "content": fingerprint(self.split, stamps)}}
-            file = _file_of_old(teacher, found)
-            if (
-                file.exists()
-                if stamps
-                else _still_right(file, found["data"]["content"], self.split)
-            ):
-                return Kind(codec, found, file.parent)
-        return None
+        if topk:
+            return TopKCodec(len(self.classes), topk, temperatures(logit_losses(wanted)))
+        return DenseCodec(len(self.classes))
 
 
 def logit_losses(wanted: Wanted) -> list[LogitLoss]:
@@ -219,8 +185,9 @@ def logit_losses(wanted: Wanted) -> list[LogitLoss]:
 
 
 def temperatures(losses: Iterable[LogitLoss]) -> tuple[float, ...]:
-    """The temperatures at which losses can do with the largest logits."""
-    return tuple(sorted({t for t in map(topk_temperature, losses) if t is not None}))
+    """The temperatures at which losses can do with the largest logits, each once, ascending."""
+    of_losses = [topk_temperature(loss) for loss in losses]
+    return tuple(sorted({temperature for temperature in of_losses if temperature is not None}))
 
 
 def topk_temperature(loss: LogitLoss) -> float | None:
@@ -229,29 +196,11 @@ def topk_temperature(loss: LogitLoss) -> float | None:
 
 
 def _is_ours(folder: Path) -> bool:
-    names = (
-        {p.name for p in folder.iterdir()} if folder.is_dir() and not folder.is_symlink() else {""}
-    )
-    return FINGERPRINT in names or names <= {*BEGUN}
-
-
-def _file_of_old(teacher: RunTeacher, parts: Mapping[str, Any]) -> Path:
-    if teacher.spec.cache_dir:
-        return Path(teacher.spec.cache_dir).expanduser() / FINGERPRINT
-    return cache_dir() / "answers" / f"{teacher.spec.arch}-{_digest(parts)}" / FINGERPRINT
-
-
-def _still_right(file: Path, wanted: str, split: Split) -> bool:
-    """Whether a cache from before pictures had stamps was begun after the last of them was changed."""
-    try:
-        if isinstance(split, FileSplit) or json_of(text_of(file))["data"]["content"] != wanted:
-            return False
-        stamps = filter(None, (stamp_of(split, i).rstrip("\0") for i in range(len(split.targets))))
-        fields = "\0".join(stamps).split("\0")  # size and time of change of each file
-        times = [int(time) for _, time in zip(fields[::2], fields[1::2], strict=fields != [""])]
-        return max(times, default=0) <= file.stat().st_mtime_ns
-    except (OSError, ValueError, KeyError, TypeError):
+    """Whether a path in a cache's folder is the folder of one kind of answers, begun or just made."""
+    if folder.is_symlink() or not folder.is_dir():
         return False
+    names = {path.name for path in folder.iterdir()}
+    return FINGERPRINT in names or names <= {*BEGUN}
 
 
 def _hash(text: str) -> str:

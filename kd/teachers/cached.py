@@ -25,7 +25,9 @@ class CacheEntry:
     """One kind of answers: where the records are, and how they are written."""
 
     store: Store
+    """Where the records are."""
     codec: AnswerCodec
+    """How a record is written."""
 
 
 class CachedTeacher(RunTeacher):
@@ -36,18 +38,24 @@ class CachedTeacher(RunTeacher):
 
     Args:
         live: the model whose answers are cached.
-        kept: the answers, each kind in a store of its own; all of equally many pictures and views.
+        entries: the answers, each kind in a store of its own; all of equally many pictures and views.
         only: never run the model in training; a missing answer is an error.
     """
 
-    def __init__(self, live: RunTeacher, kept: Sequence[CacheEntry], only: bool = False) -> None:
-        self.live, self.kept, self.only = live, list(kept), only
-        self.arch, self.model, self.spec = live.arch, live.model, live.spec
-        self.views, self.samples = self.kept[0].store.views, self.kept[0].store.samples
-        self.record_bytes = sum(entry.codec.record_bytes for entry in kept)
+    def __init__(self, live: RunTeacher, entries: Sequence[CacheEntry], only: bool = False) -> None:
+        self.live = live
+        self.entries = list(entries)
+        self.only = only
+        self.arch = live.arch
+        self.model = live.model
+        self.spec = live.spec
+        self.views = self.entries[0].store.views
+        self.samples = self.entries[0].store.samples
+        self.record_bytes = sum(entry.codec.record_bytes for entry in entries)
         self.pixels: AnswerStore | None = None  # of the views that it answers
-        self.read = self.computed = 0
-        self._full = False
+        self.read = 0  # answers, in this process
+        self.computed = 0
+        self._disk_is_full = False
 
     @property
     def members(self) -> Mapping[str, RunTeacher]:
@@ -62,40 +70,44 @@ class CachedTeacher(RunTeacher):
         """Always live: pictures alone name no view."""
         return self.live(images)
 
-    # -- what there is -----------------------------------------------------------------------------------------------
+    # -- what is stored ----------------------------------------------------------------------------------------------
     @property
     def place(self) -> str:
         """The folder of all kinds of answers, for messages."""
-        folders = [str(kept.store.folder) for kept in self.kept]
-        return folders[0] if len(folders) == 1 else folders[0].rpartition("/")[0]
+        folder = str(self.entries[0].store.folder)
+        if len(self.entries) == 1:
+            return folder
+        return folder.rpartition("/")[0]
 
     @property
     def disk_bytes(self) -> int:
         """Bytes on disk once all views are filled, stored pixels included."""
-        return self.record_bytes * self.views * self.samples + (
-            self.pixels.disk_bytes if self.pixels else 0
-        )
+        answers = self.record_bytes * self.views * self.samples
+        return answers + self.pixels.disk_bytes if self.pixels else answers
 
     def error(self, which: str = "error") -> dict[str, float]:
-        """The relative error of each kind of answer, as measured when the cache was begun; ``worst``: of a picture."""
-        return {
-            name: e for kept in self.kept for name, e in kept.store.measured.get(which, {}).items()
-        }
+        """The relative error of each kind of answer, as measured when the cache was begun.
+
+        Args:
+            which: ``error`` of all pictures together, or ``worst``: the largest of one picture.
+        """
+        errors: dict[str, float] = {}
+        for entry in self.entries:
+            errors.update(entry.store.measured.get(which, {}))
+        return errors
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
-        """Which of the samples ``index`` have whole answers: bool, the shape of ``index``."""
-        return np.logical_and.reduce([kept.store.present(view, index) for kept in self.kept])
+        """Which of the samples ``index`` have answers of all kinds: bool, the shape of ``index``."""
+        return np.logical_and.reduce([entry.store.present(view, index) for entry in self.entries])
 
     # -- answering ---------------------------------------------------------------------------------------------------
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
         """On the host: adds the records, where all are there and the loader has not read them."""
-        known = batch.get("records", {})
-        if "view" not in batch or name in known:
+        records_by_teacher = batch.get("records", {})
+        if "view" not in batch or name in records_by_teacher:
             return batch
-        return {
-            **batch,
-            "records": {**known, name: read_records([kept.store for kept in self.kept], batch)},
-        }
+        records = read_records([entry.store for entry in self.entries], batch)
+        return {**batch, "records": {**records_by_teacher, name: records}}
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
         """The answers from the records of the batch; missing ones are computed and stored first.
@@ -109,63 +121,86 @@ class CachedTeacher(RunTeacher):
         if "view" not in batch:
             return self.live.answer(batch, wanted, name)
         answer = Answer()
-        for kept, records in zip(self.kept, self._records(batch, name), strict=True):
-            logits, features = kept.codec.decode(records)
+        for entry, records in zip(self.entries, self._records(batch, name), strict=True):
+            logits, features = entry.codec.decode(records)
             if logits is not None:
                 answer.logits[name] = logits
-            answer.features |= {(name, *key): x for key, x in features.items()}
+            for (path, tokens), x in features.items():
+                answer.features[name, path, tokens] = x
         return answer
 
     def _records(self, batch: Batch, name: str) -> list[Tensor]:
-        if found := batch.get("records", {}).get(name):
+        """The records of a batch, uint8 ``(N, record_bytes)`` of each kind, on the device of ``batch["index"]``."""
+        records_by_teacher = batch.get("records", {})
+        if records_by_teacher.get(name):  # read by the loader or by fetch
             self.read += len(batch["index"])
-            return found
-        view, numbers, device = batch["view"], batch["index"].cpu().numpy(), batch["index"].device
-        stored = [kept.store.read(view, numbers) for kept in self.kept]
-        missing = ~np.logical_and.reduce([there for _, there in stored])
+            return records_by_teacher[name]
+
+        # which answers are missing
+        view = batch["view"]
+        device = batch["index"].device
+        numbers = batch["index"].cpu().numpy()
+        stored = [entry.store.read(view, numbers) for entry in self.entries]
+        missing_N = ~np.logical_and.reduce([is_whole for _, is_whole in stored])
         if self.only:
             raise UserError(
-                f"{self.live.key}.cache: only, but {missing.sum()} of {len(numbers)} answers of a batch are missing in "
+                f"{self.live.key}.cache: only, but {missing_N.sum()} of {len(numbers)} answers of a batch are missing in "
                 f"{self.place}; kd-cache fills it"
             )
-        self.computed += int(missing.sum())
-        self.read += int((~missing).sum())
-        places = torch.from_numpy(np.flatnonzero(missing)).to(device)
+        self.computed += int(missing_N.sum())
+        self.read += int((~missing_N).sum())
+
+        # compute them, unless a data tier has done so
+        rows = torch.from_numpy(np.flatnonzero(missing_N)).to(device)
         if "made" in batch:
-            encoded = [batch["made"][_entry(name, i)][places] for i in range(len(self.kept))]
+            new = [batch["made"][_made_key(name, i)][rows] for i in range(len(self.entries))]
         else:
             images = batch["image"]
-            encoded = self.ask(images if missing.all() else images[places], numbers[missing])
-        whole = [torch.from_numpy(rows).to(device) for rows, _ in stored]
-        for kept, records, fresh in zip(self.kept, whole, encoded, strict=True):
-            records[places] = self._kept(kept.store, view, numbers[missing], fresh)
-        return whole
+            if not missing_N.all():
+                images = images[rows]
+            new = self.compute(images, numbers[missing_N])
 
-    def ask(self, images: Images, numbers: np.ndarray) -> list[Tensor]:
+        # store them, and put what is stored now in their place
+        records_of_kinds = [torch.from_numpy(records).to(device) for records, _ in stored]
+        for entry, records, new_records in zip(self.entries, records_of_kinds, new, strict=True):
+            records[rows] = self._store(entry.store, view, numbers[missing_N], new_records)
+        return records_of_kinds
+
+    def compute(self, images: Images, numbers: np.ndarray) -> list[Tensor]:
         """Computes answers as records, uint8 ``(N, record_bytes)``, one for each kind.
 
         Args:
             images: as the model takes them.
             numbers: of the pictures, ``(N,)``, named in errors.
         """
-        return records_of(self.live, [kept.codec for kept in self.kept], images, numbers)
+        return records_of(self.live, [entry.codec for entry in self.entries], images, numbers)
 
-    def _kept(self, store: Store, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:
-        """Stores; gives what is stored now, which for some samples may be another process's answer."""
-        if self._full:
+    def _store(self, store: Store, view: int, numbers: np.ndarray, encoded: Tensor) -> Tensor:
+        """Stores records; gives what is stored now, which for some samples may be another process's answer.
+
+        Args:
+            store: of one kind of answers.
+            view: number of the view.
+            numbers: of the pictures, ``(N,)``.
+            encoded: uint8 ``(N, record_bytes)``.
+
+        Returns:
+            uint8 ``(N, record_bytes)`` on the device of ``encoded``; ``encoded`` where the disk is full.
+        """
+        if self._disk_is_full:
             return encoded
         try:
             store.put(view, numbers, encoded.cpu().numpy())
         except OSError as error:
-            self._full = True
+            self._disk_is_full = True
             print(
                 f"{self.live.key}.cache: {store.folder}: {error.strerror}; the teacher answers live",
                 file=sys.stderr,
             )
             return encoded
-        rows, there = store.read(view, numbers)
-        found = torch.from_numpy(there).to(encoded.device)[:, None]
-        return torch.where(found, torch.from_numpy(rows).to(encoded.device), encoded)
+        stored, is_whole = store.read(view, numbers)
+        is_whole_N1 = torch.from_numpy(is_whole).to(encoded.device)[:, None]
+        return torch.where(is_whole_N1, torch.from_numpy(stored).to(encoded.device), encoded)
 
     def report(self) -> dict[str, Any]:
         """The cache's part of ``summary.json``: place, format, size in MB, measured errors, answers read and
@@ -173,7 +208,7 @@ class CachedTeacher(RunTeacher):
         """
         return {
             "folder": self.place,
-            **described([kept.codec for kept in self.kept]),
+            **described([entry.codec for entry in self.entries]),
             "views": self.views,
             "disk_mb": round(self.disk_bytes / 1e6, 1),
             "pixels": str(self.pixels.folder) if self.pixels else None,
@@ -185,25 +220,29 @@ class CachedTeacher(RunTeacher):
 
 
 def caches_of(teacher: RunTeacher | None) -> dict[str, CachedTeacher]:
-    """The caches among the teachers that are asked, by the teacher's name."""
+    """The caches among the answering teachers, by the teacher's name."""
+    if teacher is None:
+        return {}
     if isinstance(teacher, CachedTeacher):
         return {ALL: teacher}
-    members = teacher.members if teacher is not None else {}
-    return {name: member for name, member in members.items() if isinstance(member, CachedTeacher)}
+    members = teacher.members.items()
+    return {name: member for name, member in members if isinstance(member, CachedTeacher)}
 
 
 def reading_of(teacher: RunTeacher | None) -> Reading | None:
-    """How loaders read the caches among the teachers that are asked; None without any."""
+    """How loaders read the caches among the answering teachers; None without any."""
     caches = caches_of(teacher)
-    stores = {name: [kept.store for kept in cache.kept] for name, cache in caches.items()}
-    pixels = next((cache.pixels for cache in caches.values() if cache.pixels is not None), None)
-    return Reading(stores, pixels) if caches else None
+    if not caches:
+        return None
+    stores = {name: [entry.store for entry in cache.entries] for name, cache in caches.items()}
+    pixels = [cache.pixels for cache in caches.values() if cache.pixels is not None]
+    return Reading(stores, pixels[0] if pixels else None)
 
 
 def records_of(
     live: RunTeacher, codecs: Sequence[AnswerCodec], images: Images, numbers: np.ndarray
 ) -> list[Tensor]:
-    """A model's answers as records, uint8 ``(N, record_bytes)`` of each kind; errors name the pictures' ``numbers``.
+    """Computes a model's answers as records.
 
     Args:
         live: the model.
@@ -217,28 +256,27 @@ def records_of(
     Raises:
         UserError: an answer that is not finite, or not one a picture.
     """
-    logits, found = live.look(images, [(ALL, *key) for codec in codecs for key in codec.features])
-    if logits.ndim != 2 and any(
-        codec.logits and not isinstance(codec.logits, MapCodec) for codec in codecs
-    ):
-        raise UserError(
-            f"{live.key}.cache: holds one answer a picture, the teacher gives {tuple(logits.shape)}"
-        )
-    features = {(path, tokens): x for (_, path, tokens), x in found.items()}
-    finite = (
-        torch.stack([x.flatten(1).isfinite().all(1) for x in (logits, *features.values())])
-        .all(0)
-        .cpu()
-    )
-    if not finite.all():
-        raise UserError(
-            f"{live.key}: its answer to training picture {numbers[~finite.numpy()][0]} is not finite"
-        )
+    layers = [(ALL, *feature) for codec in codecs for feature in codec.features]
+    logits, features_by_layer = live.look(images, layers)
+    for codec in codecs:
+        if codec.logits and not isinstance(codec.logits, MapCodec) and logits.ndim != 2:
+            shape = tuple(logits.shape)
+            raise UserError(
+                f"{live.key}.cache: holds one answer a picture, the teacher gives {shape}"
+            )
+    features = {(path, tokens): x for (_, path, tokens), x in features_by_layer.items()}
+
+    # one copy from the device for all kinds of answers
+    finite_by_kind = [x.flatten(1).isfinite().all(1) for x in (logits, *features.values())]
+    finite_N = torch.stack(finite_by_kind).all(0).cpu().numpy()
+    if not finite_N.all():
+        first = numbers[~finite_N][0]
+        raise UserError(f"{live.key}: its answer to training picture {first} is not finite")
     return [codec.encode(logits, features) for codec in codecs]
 
 
 class AnsweringCollate:
-    """Samples -> their numbers and the teachers' records: what a data tier makes where it fills caches.
+    """Samples -> their numbers and the teachers' records: what a data tier computes where it fills caches.
 
     Args:
         collate: samples -> a batch of pictures.
@@ -247,21 +285,23 @@ class AnsweringCollate:
 
     def __init__(self, collate: Callable[..., Batch], caches: Mapping[str, CachedTeacher]) -> None:
         self.collate = collate
-        self.asked = {
-            name: (cache.live, [kept.codec for kept in cache.kept])
-            for name, cache in caches.items()
-        }
+        self.teachers: dict[str, tuple[RunTeacher, list[AnswerCodec]]] = {}
+        for name, cache in caches.items():
+            self.teachers[name] = (cache.live, [entry.codec for entry in cache.entries])
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
         """The batch without its pictures. Each teacher is put on this process's device first, in its own precision."""
-        batch, device = self.collate(samples), device_of_a_maker()
+        batch = self.collate(samples)
+        device = device_of_a_maker()
         made: dict[str, Tensor] = {}
-        for name, (live, codecs) in self.asked.items():
+        for name, (live, codecs) in self.teachers.items():
             live.to(device, live.dtype)
-            found = records_of(live, codecs, batch["image"], batch["index"].numpy())
-            made |= {_entry(name, i): records for i, records in enumerate(found)}
+            records_of_kinds = records_of(live, codecs, batch["image"], batch["index"].numpy())
+            for kind, records in enumerate(records_of_kinds):
+                made[_made_key(name, kind)] = records
         return {"index": batch["index"], "view": batch["view"], "made": made}
 
 
-def _entry(name: str, kind: int) -> str:
+def _made_key(name: str, kind: int) -> str:
+    """The key below ``made`` in a batch: a teacher's name, and the number of a kind of answer."""
     return f"{name}/{kind}"

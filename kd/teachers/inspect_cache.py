@@ -14,7 +14,7 @@ from kd.storage.elsewhere import LARGEST_DATA, json_of, open_regular, text_of
 from kd.storage.objects import file_system, in_one_line, is_url, small_file
 from kd.teachers.answer import Wanted
 from kd.teachers.answer_codec import CRC_BYTES, FEATURES_ALONE
-from kd.teachers.answer_store import FINGERPRINT, differences, records_begun
+from kd.teachers.answer_store import FINGERPRINT, count_written, differences
 from kd.teachers.base import RunTeacher
 from kd.teachers.cache_layout import PIXELS, Layout, Parts
 
@@ -126,7 +126,7 @@ def _held(folder: str, text: str) -> Held | None:
     for view, size in zip(files, sizes, strict=True):
         if size >= CRC_BYTES * max(pictures, 1):
             with open_regular(view, LARGEST_DATA) as opened:
-                begun += records_begun(opened.fileno(), pictures, size // max(pictures, 1))
+                begun += count_written(opened.fileno(), pictures, size // max(pictures, 1))
     return Held(
         folder, parts, measured, len(files), sum(sizes), begun / max(1, pictures * len(files))
     )

@@ -22,13 +22,15 @@ Store = AnswerStore | PublishedStore
 
 
 def read_records(stores: Sequence[Store], batch: Batch) -> list[Tensor]:
-    """The records of a batch, uint8 ``(N, record_bytes)`` of each kind; none where one is missing."""
-    found = [store.read(batch["view"], batch["index"].numpy()) for store in stores]
-    return (
-        [torch.from_numpy(rows) for rows, _ in found]
-        if all(there.all() for _, there in found)
-        else []
-    )
+    """The records of a batch, uint8 ``(N, record_bytes)`` of each kind; an empty list where one is missing."""
+    numbers = batch["index"].numpy()
+    records_of_kinds = []
+    for store in stores:
+        records, is_whole = store.read(batch["view"], numbers)
+        if not is_whole.all():
+            return []
+        records_of_kinds.append(torch.from_numpy(records))
+    return records_of_kinds
 
 
 @dataclass
@@ -46,34 +48,39 @@ class Reading:
         """What a loader gets in place of pictures and what makes a batch of them."""
         if self.pixels is not None:
             assert isinstance(pictures, PictureSet)  # the only engine that views are kept of
-            pictures = KeptViews(pictures, self.pixels)
+            pictures = CachedViews(pictures, self.pixels)
         return pictures, AddRecords(collate, self.stores)
 
 
 @dataclass
 class AddRecords:
-    """Samples -> a batch with the records that are there: the loader pins them with the pictures."""
+    """Samples -> a batch with the stored records (``records``): the loader pins them with the pictures."""
 
     collate: Callable[..., Batch]
+    """Samples -> a batch of pictures."""
     stores: Mapping[str, Sequence[Store]]
+    """Stores of each teacher's answers."""
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
         batch = self.collate(samples)
-        return {
-            **batch,
-            "records": {name: read_records(stores, batch) for name, stores in self.stores.items()},
-        }
+        records = {name: read_records(stores, batch) for name, stores in self.stores.items()}
+        return {**batch, "records": records}
 
 
-class KeptViews(Dataset[Sample]):
-    """Training views whose pixels are kept: one that is in the store is neither decoded nor augmented again.
+class CachedViews(Dataset[Sample]):
+    """Training views whose pixels are stored: one that is in the store is neither decoded nor augmented again.
 
-    Mixed pairs are mixed after this, from the same pixels by the same numbers. A mask lies behind its view's pixels.
+    Mixed pairs are mixed after this, from the same pixels by the same numbers. A mask follows its view's pixels.
+
+    Args:
+        pictures: makes the views that are missing.
+        store: a record is a checksum, uint8 ``(3, H, W)``, and a mask ``(1, H, W)`` where there are masks.
     """
 
     def __init__(self, pictures: PictureSet, store: AnswerStore) -> None:
-        self.pictures, self.store = pictures, store
-        self._full = False
+        self.pictures = pictures
+        self.store = store
+        self._disk_is_full = False
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -82,39 +89,44 @@ class KeptViews(Dataset[Sample]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample]:
-        index, view = np.array([i for i, _ in keys]), keys[0][1]
-        records, there = self.store.read(view, index)
-        made = self.pictures.__getitems__(
-            [key for key, is_kept in zip(keys, there, strict=True) if not is_kept]
-        )
-        if made:
-            self._keep(view, index[~there], made)
-        new = iter(made)
-        return [
-            self._kept(record, key) if is_kept else next(new)
-            for record, key, is_kept in zip(records, keys, there, strict=True)
-        ]
+        view = keys[0][1]
+        index = np.array([number for number, _ in keys])
+        records, is_stored = self.store.read(view, index)
 
-    def _kept(self, record: np.ndarray, key: Key) -> Sample:
+        # make and store the missing ones
+        missing = [key for key, stored in zip(keys, is_stored, strict=True) if not stored]
+        new_samples = self.pictures.__getitems__(missing)
+        if new_samples:
+            self._store(view, index[~is_stored], new_samples)
+
+        # in the order of the keys
+        new = iter(new_samples)
+        samples = []
+        for record, key, stored in zip(records, keys, is_stored, strict=True):
+            samples.append(self._sample(record, key) if stored else next(new))
+        return samples
+
+    def _sample(self, record: np.ndarray, key: Key) -> Sample:
+        """The view ``(3, H, W)`` in a record, its target (its mask where it has one) and its key."""
         height, width = self.pictures.size
         planes = torch.from_numpy(record[CRC_BYTES:]).view(-1, height, width)
         if self.pictures.kind.cut_with_picture:
             return planes[:3], planes[3:], key
         return planes, self.pictures.split.target(key[0]), key
 
-    def _keep(self, view: int, index: np.ndarray, made: Sequence[Sample]) -> None:
-        if self._full:
+    def _store(self, view: int, index: np.ndarray, samples: Sequence[Sample]) -> None:
+        """Stores new views; with a full disk a message is printed once and nothing is stored from then on."""
+        if self._disk_is_full:
             return
-        records = np.zeros((len(made), self.store.record_bytes), np.uint8)
-        for record, (image, target, _) in zip(records, made, strict=True):
+        records = np.zeros((len(samples), self.store.record_bytes), np.uint8)
+        for record, (image, target, _) in zip(records, samples, strict=True):
             parts = [image, target] if self.pictures.kind.cut_with_picture else [image]
-            record[CRC_BYTES:] = torch.cat(
-                [part.as_subclass(Tensor).reshape(-1) for part in parts]
-            ).numpy()
+            flat = [part.as_subclass(Tensor).reshape(-1) for part in parts]
+            record[CRC_BYTES:] = torch.cat(flat).numpy()
         try:
             self.store.put(view, index, records)
         except OSError as error:
-            self._full = True
+            self._disk_is_full = True
             print(
                 f"model.teacher.cache_pixels: {self.store.folder}: {os.strerror(error.errno or 0)}; views are made "
                 "anew",

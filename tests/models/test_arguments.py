@@ -12,7 +12,7 @@ from kd.errors import UserError
 from kd.models import ModelSpec, Preprocess
 from kd.models.arguments import check_arguments
 from kd.models.build import build_model
-from kd.models.hugging_face import HuggingFace
+from kd.models.hugging_face import HuggingFaceBuilder
 from kd.settings import LARGEST_SIDE, ModelSettings
 
 VIT = "vit_tiny_patch16_224"
@@ -73,11 +73,11 @@ def test_a_transformers_folder_with_a_huge_side(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="config.json: image_size: must be <= 4096 pixels, got 50000"
     ):
-        HuggingFace(str(tmp_path)).build(4, None)
+        HuggingFaceBuilder(str(tmp_path)).build(4, None)
 
 
 def test_a_transformers_model_larger_than_the_machine() -> None:
     pytest.importorskip("transformers")
     config = {"model_type": "vit", "image_size": 4096, "patch_size": 1, "hidden_size": 12_288}
     with pytest.raises(UserError, match="^hf_vit: its weights take .* GiB"):
-        HuggingFace(config=config).build(4, None)
+        HuggingFaceBuilder(config=config).build(4, None)

@@ -1,9 +1,13 @@
 """What loading does to a model's weights."""
 
+from pathlib import Path
+
 import pytest
+import torch
+from torch import nn
 
 from kd.errors import UserError
-from kd.models.loading import freeze_backbone
+from kd.models.loading import freeze_backbone, has_new_classifier, load_checkpoint
 from tests.distill.inherit._vits import small_vit as vit
 
 
@@ -16,3 +20,16 @@ def test_freezing_leaves_a_gradient_to_the_classifier_alone() -> None:
     }
     with pytest.raises(UserError, match="nothing is left to train"):
         freeze_backbone(vit(num_classes=0), "vit")
+
+
+def test_a_checkpoint_fits_or_says_what_does_not(tmp_path: Path) -> None:
+    saved, file = nn.Sequential(nn.Linear(4, 3)), tmp_path / "w.pth"
+    torch.save(saved.state_dict(), file)
+    model = nn.Sequential(nn.Linear(4, 3))
+    load_checkpoint(model, file, "model.student.checkpoint")
+    assert torch.equal(model[0].weight, saved[0].weight)
+    assert not has_new_classifier(nn.Linear(2, 2))
+    with pytest.raises(UserError, match=r"model.teacher.checkpoint: .*w.pth"):
+        load_checkpoint(nn.Sequential(nn.Linear(5, 3)), file, "model.teacher.checkpoint", head=True)
+    with pytest.raises(UserError, match="model.teacher.checkpoint"):
+        load_checkpoint(model, tmp_path / "none.pth", "model.teacher.checkpoint")

@@ -14,6 +14,7 @@ from kd.cli import train_main
 from kd.data.batch import DataInfo
 from kd.errors import UserError
 from kd.models import ModelSpec, StudentSpec, TeacherSpec, build_model, load_checkpoint, weights
+from kd.models.weights import _name_list
 from kd.run.assemble import assemble
 from kd.teachers import build_teacher
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher, tiny_vit, write_recipe
@@ -230,3 +231,9 @@ def test_a_bare_files_position_embeddings_are_taken_on_the_grid_that_they_show(
             doubted = f"position embeddings of {grid[0]}x{grid[1]} patches (by how alike neighbours are) are loaded"
             assert (doubted in report) == (grid != [8, 8])
         torch.testing.assert_close(got.pos_embed, want, atol=1e-6, rtol=0)
+
+
+def test_name_list() -> None:
+    assert _name_list({"bread": 1, "apple": 0}) == ["apple", "bread"]
+    assert _name_list({"1": "bread", "0": "apple"}) == ["apple", "bread"]
+    assert _name_list([3, 4]) == []

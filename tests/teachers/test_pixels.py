@@ -32,7 +32,7 @@ from kd.report.what_if import predict, read_change
 from kd.settings import Augment
 from kd.teachers.answer_store import AnswerStore
 from kd.teachers.cache_layout import Layout
-from kd.teachers.reading import AddRecords, KeptViews, Reading
+from kd.teachers.reading import AddRecords, CachedViews, Reading
 from tests._forks import run_ranks
 from tests._helpers import draw_folder
 from tests._runs import assert_same, losses, run, run_folders, student_of
@@ -77,7 +77,7 @@ def test_a_kept_view_is_not_made_again(
     tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     views, calls = views_of(pictures), made(monkeypatch)
-    kept = KeptViews(views, store_in(tmp_path / "p", len(views)))
+    kept = CachedViews(views, store_in(tmp_path / "p", len(views)))
     keys = [(5, 1), (0, 1), (47, 1)]
     first = kept.__getitems__(keys)
     assert len(calls) == 3
@@ -99,19 +99,19 @@ def test_other_processes_and_damaged_records(
     views = views_of(pictures)
     store = store_in(tmp_path / "p", len(views))
     keys = [(i, 0) for i in range(8)]
-    before = KeptViews(views, store).__getitems__(keys)
+    before = CachedViews(views, store).__getitems__(keys)
     other = pickle.loads(pickle.dumps(store))
     calls = made(monkeypatch)
     assert all(
         torch.equal(a[0], b[0])
-        for a, b in zip(before, KeptViews(views, other).__getitems__(keys), strict=True)
+        for a, b in zip(before, CachedViews(views, other).__getitems__(keys), strict=True)
     )
     assert not calls
     with (tmp_path / "p" / "view-0000.bin").open("r+b") as file:
         file.seek(2 * store.record_bytes + 100)
         file.write(b"\0\1\2\3\4\5\6\7")
         file.truncate(7 * store.record_bytes + 50)
-    found = KeptViews(views, store_in(tmp_path / "p", len(views))).__getitems__(keys)
+    found = CachedViews(views, store_in(tmp_path / "p", len(views))).__getitems__(keys)
     assert len(calls) == 2
     assert all(torch.equal(a[0], b[0]) for a, b in zip(before, found, strict=True))
 
@@ -127,7 +127,7 @@ def test_a_mask_is_kept_with_its_view(tmp_path: Path) -> None:
             made = [torch.randint(256, (4, *SIZE), dtype=torch.uint8) for _ in keys]
             return [(x[:3], tv_tensors.Mask(x[3:]), key) for x, key in zip(made, keys, strict=True)]
 
-    kept = KeptViews(Scenes(), store_in(tmp_path / "p", 4, masks=True))  # type: ignore[arg-type]
+    kept = CachedViews(Scenes(), store_in(tmp_path / "p", 4, masks=True))  # type: ignore[arg-type]
     image, mask, _ = kept[2, 1]
     again, same, _ = kept[2, 1]
     assert torch.equal(image, again)
@@ -215,7 +215,7 @@ def test_processes_that_keep_the_same_views_at_once_keep_whole_ones(
 ) -> None:
     views = views_of(pictures)
     keys = [(i, 0) for i in range(len(views))]
-    shared = KeptViews(
+    shared = CachedViews(
         views, store_in(tmp_path / "p", len(views))
     )  # as loader processes inherit it
     children = []
@@ -230,7 +230,7 @@ def test_processes_that_keep_the_same_views_at_once_keep_whole_ones(
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
     store = store_in(tmp_path / "p", len(views))
     assert store.present(0, np.arange(len(views))).all()
-    kept = KeptViews(views, store).__getitems__(keys)
+    kept = CachedViews(views, store).__getitems__(keys)
     assert all(torch.equal(a[0], b[0]) for a, b in zip(kept, views.__getitems__(keys), strict=True))
 
 

@@ -1,0 +1,37 @@
+"""A model's input, without a run."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from kd.errors import UserError
+from kd.models.preprocess import Given, Preprocess, input_of, preprocess_for
+
+
+def test_pictures_are_scaled_and_normalised_and_floats_pass() -> None:
+    prepare = Preprocess((4, 6), [0.5, 0.25, 0.0], [0.5, 0.5, 1.0])
+    pictures = torch.full((2, 3, 8, 12), 255, dtype=torch.uint8)
+    found = prepare(pictures)
+    assert found.shape == (2, 3, 4, 6)
+    assert torch.allclose(found[0, :, 0, 0], torch.tensor([1.0, 1.5, 1.0]))
+    assert torch.equal(prepare(found), found)
+    with pytest.raises(ValueError, match="std must not be 0"):
+        Preprocess(4, [0.5] * 3, [0.5, 0.0, 0.5])
+
+
+def test_a_models_own_input_is_timms_and_what_is_given_counts() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32)
+    assert preprocess_for(model, None).mean == tuple(model.pretrained_cfg["mean"])
+    assert preprocess_for(model, 48, mean=[0.1, 0.2, 0.3]).mean == (0.1, 0.2, 0.3)
+    assert preprocess_for(model, 48).size == (48, 48)
+    assert isinstance(input_of(nn.Flatten(), "student"), Given)
+    with pytest.raises(TypeError, match="student_prepare: must be"):
+        input_of(nn.Flatten(), "student", prepare=3, argument="student_prepare")  # type: ignore[arg-type]
+
+
+def test_pictures_for_a_model_of_ones_own_need_a_function() -> None:
+    given = input_of(nn.Flatten(), "student", argument="student_prepare")
+    assert torch.equal(given(torch.ones(1, 3, 2, 2)), torch.ones(1, 3, 2, 2))
+    with pytest.raises(UserError, match="student_prepare"):
+        given(torch.zeros(1, 3, 2, 2, dtype=torch.uint8))
