@@ -9,14 +9,17 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-LONGEST = 512  # tokens; of more, float32 is no faster
-_capabilities: Callable[[], Mapping[str, object]] = getattr(
-    torch.cpu, "get_capabilities", dict
-)  # torch 2.10 has it
-_runs_once: WeakKeyDictionary[nn.Module, bool] = (
-    WeakKeyDictionary()
-)  # its forward is known not to be run again
+LONGEST = 512
+"""Tokens; with more of them float32 is no faster."""
+
+# torch has the function from 2.10 on
+_capabilities: Callable[[], Mapping[str, object]] = getattr(torch.cpu, "get_capabilities", dict)
+
 MATRIX_INSTRUCTIONS = bool(_capabilities().get("amx_bf16"))
+"""Whether this CPU multiplies matrices in bfloat16."""
+
+_runs_once: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Whether a model's forward is known not to run a second time in the backward pass."""
 
 
 class InFloat32(TorchFunctionMode):
@@ -30,35 +33,43 @@ class InFloat32(TorchFunctionMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         """Calls ``func``, an attention with its floating-point arguments in float32."""
-        attends: Callable[..., Tensor] = scaled_dot_product_attention
-        if func != attends or not args or args[0].shape[-2] > LONGEST:
-            return func(*args, **(kwargs or {}))
+        named = kwargs or {}
+        is_attention = func == scaled_dot_product_attention
+        if not is_attention or not args or args[0].shape[-2] > LONGEST:
+            return func(*args, **named)
+        attention: Callable[..., Tensor] = scaled_dot_product_attention
+        wide_args = [_in_float32(value) for value in args]
+        wide_named = {name: _in_float32(value) for name, value in named.items()}
         with torch.autocast("cpu", enabled=False):
-            named = {name: _wide(value) for name, value in (kwargs or {}).items()}
-            return attends(*map(_wide, args), **named).to(args[0].dtype)
+            output = attention(*wide_args, **wide_named)
+            return output.to(args[0].dtype)
 
 
-def _wide(value: object) -> object:
+def _in_float32(value: object) -> object:
+    """A floating-point tensor in float32; anything else as it is."""
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def training_attention(model: nn.Module, pictures: Tensor) -> AbstractContextManager[object]:
     """The context of a forward with gradients: :class:`InFloat32` where faster; none if compiled or checkpointed."""
-    narrow = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
-    if (
-        pictures.device.type != "cpu"
-        or not narrow
-        or torch.compiler.is_compiling()
-        or MATRIX_INSTRUCTIONS
-    ):
+    if pictures.device.type != "cpu" or MATRIX_INSTRUCTIONS or torch.compiler.is_compiling():
+        return nullcontext()
+    in_bfloat16 = (
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    )
+    if not in_bfloat16:
         return nullcontext()
     if model not in _runs_once:
-        again = [
-            part.grad_checkpointing
-            for part in model.modules()
-            if hasattr(part, "grad_checkpointing")
-        ]  # timm's
-        _runs_once[model] = (
-            bool(again) and not any(again) and getattr(model, "_compiled_call_impl", None) is None
-        )
+        _runs_once[model] = _is_plain_of_timm(model)
     return InFloat32() if _runs_once[model] else nullcontext()
+
+
+def _is_plain_of_timm(model: nn.Module) -> bool:
+    """Whether a model is of timm, neither checkpointed nor compiled: its forward runs once a step."""
+    checkpointing = []
+    for layer in model.modules():
+        if hasattr(layer, "grad_checkpointing"):  # timm's models have it
+            checkpointing.append(layer.grad_checkpointing)
+    if not checkpointing or any(checkpointing):
+        return False
+    return getattr(model, "_compiled_call_impl", None) is None

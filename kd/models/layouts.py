@@ -22,15 +22,24 @@ from torch import Tensor, nn
 from kd.errors import UserError
 from kd.models.foreign import foreign_models
 
-COUNTER = ".num_batches_tracked"  # of BatchNorm, which only reads it without a momentum; many files lack it
-DEEPEST = 12  # dots of a name behind which no prefix ends
-PRETRAINING = ("decoder_", "mask_token")  # of masked autoencoders: parts that no classifier has
-AVERAGES = {
-    "state_dict_ema": "state_dict",
-    "model_ema": "model",
-}  # timm's order of what its trainer saves
-CLEARLY = 0.8  # of the squared difference between neighbours on a square grid
-ROW_ENDS = 2.0  # how many times the difference between neighbours one row's end and the next one's begin differ
+COUNTER = ".num_batches_tracked"
+"""A counter of BatchNorm, which reads it without a momentum alone; many files lack it."""
+
+DEEPEST = 12
+"""The most parts of a name that a prefix has."""
+
+PRETRAINING = ("decoder_", "mask_token")
+"""First letters of masked autoencoders' tensors that no classifier has."""
+
+AVERAGES = {"state_dict_ema": "state_dict", "model_ema": "model"}
+"""Names below which timm's trainer saves moving averages, and of the weights that they are averages of."""
+
+CLEARLY = 0.8
+"""A grid that is not square is recognised below this share of the squared difference of a square grid's neighbours."""
+
+ROW_ENDS = 2.0
+"""A row's end and the next row's begin differ at least so many times as much as neighbours, if rows are real."""
+
 Size = Sequence[int]
 
 
@@ -38,15 +47,20 @@ Size = Sequence[int]
 class FileModel:
     """One model of a file, under the names of the wanted one."""
 
-    prefix: str  # what is before its names in the file, with the last dot; "" where they begin at the top
-    state: dict[str, Tensor]  # under the wanted model's names
-    library: str = ""  # whose names were replaced
-    positions: str = ""  # what was found out about its position embeddings, for the user
-    same_shape: int = 0  # how many of the wanted model's tensors it has, with their shapes
-    same_name: int = 0  # how many with any shape
-    rivals: list[str] = field(
-        default_factory=list
-    )  # the prefixes of other models that were passed over
+    prefix: str
+    """What is before its names in the file, with the last dot; "" where they begin at the top."""
+    state: dict[str, Tensor]
+    """Its tensors under the wanted model's names."""
+    library: str = ""
+    """The library whose names were replaced."""
+    positions: str = ""
+    """A message about its position embeddings for the user, or ""."""
+    same_shape: int = 0
+    """How many of the wanted model's tensors it has with their shapes."""
+    same_name: int = 0
+    """How many of them it has with any shape."""
+    rivals: list[str] = field(default_factory=list)
+    """The prefixes of other models in the file that were passed over."""
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -76,26 +90,27 @@ def choose(
     Raises:
         UserError: two models fit equally well, or nothing is below ``part``.
     """
+    # a model fits where half of the wanted tensors have their shapes
     layouts = list(_layouts(tensors, model, img_size))
     half = _expected_count(model) / 2
-    fitting = [layout for layout in layouts if layout.same_shape >= half] or layouts
+    candidates = [layout for layout in layouts if layout.same_shape >= half] or layouts
     if part is not None:
-        fitting = _below_part(fitting, part, f"{name} ({key}_key)")
-    best = max(fitting, key=lambda layout: layout.rank, default=FileModel("", dict(tensors)))
-    others = [
-        layout
-        for layout in fitting
-        if layout.same_shape >= half and not _same_weights(layout, best)
-    ]
+        candidates = _below_part(candidates, part, f"{name} ({key}_key)")
+    best = max(candidates, key=lambda layout: layout.rank, default=FileModel("", dict(tensors)))
+
+    # other models, with other weights; a moving average is preferred to the weights that it is of
+    others = []
+    for layout in candidates:
+        if layout.same_shape >= half and not _same_weights(layout, best):
+            others.append(layout)
     replaced = [layout for layout in others if _is_plain_of(layout.prefix, best.prefix)]
-    equal = [
-        layout
-        for layout in others
-        if layout.same_shape == best.same_shape and layout not in replaced
-    ]
-    average = next((layout for layout in equal if _is_plain_of(best.prefix, layout.prefix)), None)
-    if average is not None and len(equal) == 1:
-        replaced, equal, best = [best], [], average
+    equal = []
+    for layout in others:
+        if layout.same_shape == best.same_shape and layout not in replaced:
+            equal.append(layout)
+    if len(equal) == 1 and _is_plain_of(best.prefix, equal[0].prefix):
+        replaced = [best]
+        best = equal.pop()
     if equal:
         shown = _distinct_prefixes([best, *equal])
         listed = f"{', '.join(shown[:-1])} and {shown[-1]}"
@@ -104,15 +119,17 @@ def choose(
             f"{key}_key=NAME says which, for example {key}_key={shown[0].strip(chr(39))}"
         )
     best.rivals = [layout.prefix for layout in [*others, *replaced] if layout is not best]
-    best.state = {
-        k: v
-        for k, v in best.state.items()
-        if not k.startswith(PRETRAINING) or k in model.state_dict()
-    }
+
+    # what masked autoencoders have beside a classifier is left out
+    expected = model.state_dict()
+    for tensor_name in list(best.state):
+        if tensor_name.startswith(PRETRAINING) and tensor_name not in expected:
+            del best.state[tensor_name]
     return best
 
 
 def _expected_count(model: nn.Module) -> int:
+    """The number of a model's tensors without BatchNorm's counters."""
     return sum(not name.endswith(COUNTER) for name in model.state_dict())
 
 
@@ -132,15 +149,14 @@ def _below_part(layouts: list[FileModel], part: str, name: str) -> list[FileMode
 
 def _same_weights(one: FileModel, other: FileModel) -> bool:
     """Whether all tensors that both have are equal: then they are one model, found at two places or in two ways."""
-    shared = one.state.keys() & other.state.keys()
-    return all(
-        one.state[name] is other.state[name]
-        or (
-            one.state[name].shape == other.state[name].shape
-            and torch.equal(one.state[name], other.state[name])
-        )
-        for name in shared
-    )
+    for name in one.state.keys() & other.state.keys():
+        first = one.state[name]
+        second = other.state[name]
+        if first is second:
+            continue
+        if first.shape != second.shape or not torch.equal(first, second):
+            return False
+    return True
 
 
 def _is_plain_of(plain: str, average: str) -> bool:
@@ -151,10 +167,14 @@ def _is_plain_of(plain: str, average: str) -> bool:
 
 def _distinct_prefixes(layouts: Sequence[FileModel]) -> list[str]:
     """The prefixes without what all begin with, in quotes; ``.`` for one that is before the others' names."""
-    parts = [layout.prefix.split(".")[:-1] for layout in layouts]
-    while all(parts) and len({one[0] for one in parts}) == 1:
-        parts = [one[1:] for one in parts]
-    return [f"'{'.'.join(one) or '.'}'" for one in parts]
+    prefixes = [layout.prefix.split(".")[:-1] for layout in layouts]
+    while all(prefixes) and len({names[0] for names in prefixes}) == 1:
+        prefixes = [names[1:] for names in prefixes]
+    quoted = []
+    for names in prefixes:
+        shown = ".".join(names) or "."
+        quoted.append(f"'{shown}'")
+    return quoted
 
 
 # -- every place and every way --------
@@ -164,22 +184,28 @@ def _layouts(
     tensors: Mapping[str, Tensor], model: nn.Module, img_size: Size | None
 ) -> Iterator[FileModel]:
     """Every way to read the file as the model. Where a place has its names and shapes, no other way is tried there."""
-    expected = {
-        name: value for name, value in model.state_dict().items() if not name.endswith(COUNTER)
-    }
-    below, shaped = Counter[str](), Counter[str]()
+    expected = {}
+    for name, value in model.state_dict().items():
+        if not name.endswith(COUNTER):
+            expected[name] = value
+
+    # how many tensors each prefix has, and how many with the model's names and shapes
+    below = Counter[str]()
+    matching = Counter[str]()
     for name, value in tensors.items():
         for prefix, rest in _splits(name):
             below[prefix] += 1
-            shaped[prefix] += rest in expected and expected[rest].shape == value.shape
-    exact = {prefix for prefix, count in shaped.items() if count == len(expected)}
-    places = exact or {prefix for prefix, count in below.items() if 3 * count >= len(expected)}
-    for prefix in sorted(places):
-        state = {
-            name.removeprefix(prefix): value
-            for name, value in tensors.items()
-            if name.startswith(prefix)
-        }
+            matching[prefix] += rest in expected and expected[rest].shape == value.shape
+    exact = {prefix for prefix, count in matching.items() if count == len(expected)}
+    prefixes = exact
+    if not exact:
+        prefixes = {prefix for prefix, count in below.items() if 3 * count >= len(expected)}
+
+    for prefix in sorted(prefixes):
+        state = {}
+        for name, value in tensors.items():
+            if name.startswith(prefix):
+                state[name.removeprefix(prefix)] = value
         for variant in _variants(state, expected):
             yield _fitted(prefix, variant, "", model, expected, img_size)
     if not exact:
@@ -201,18 +227,16 @@ def _splits(name: str) -> Iterator[tuple[str, str]]:
 def _variants(
     state: dict[str, Tensor], expected: Mapping[str, Tensor]
 ) -> Iterator[dict[str, Tensor]]:
+    """The tensors of one place as they are, and as filters of timm and models of builders expect them."""
     yield state
-    if all(
-        name.startswith("model.") for name in expected
-    ):  # a builder's module, trained outside of ours
+    # a builder's module, trained outside of kd
+    if all(name.startswith("model.") for name in expected):
         yield {f"model.{name}": value for name, value in state.items()}
-    if (
-        "register_tokens" in state and "mask_token" not in state
-    ):  # by which timm's filter knows DINOv2's layout
+    # timm's filter recognises DINOv2's layout by its mask token
+    if "register_tokens" in state and "mask_token" not in state:
         yield {**state, "mask_token": state["register_tokens"]}
-    if (
-        "class_embedding" in state
-    ):  # CLIP's picture tower alone: timm's filter reads it as a part of CLIP
+    # CLIP's picture tower alone: timm's filter reads it as a part of CLIP
+    if "class_embedding" in state:
         yield {f"visual.{name}": value for name, value in state.items()}
 
 
@@ -225,10 +249,10 @@ def _fitted(
     img_size: Size | None,
 ) -> FileModel:
     """The state through the architecture's filter, and how well it fits."""
-    state, positions = _in_the_models_layout(state, model, img_size)
-    same_name = [name for name in expected if name in state]
-    same_shape = sum(state[name].shape == expected[name].shape for name in same_name)
-    return FileModel(prefix, state, library, positions, same_shape, len(same_name))
+    filtered, positions = _in_the_models_layout(state, model, img_size)
+    same_name = [name for name in expected if name in filtered]
+    same_shape = [name for name in same_name if filtered[name].shape == expected[name].shape]
+    return FileModel(prefix, filtered, library, positions, len(same_shape), len(same_name))
 
 
 def _in_the_models_layout(
@@ -238,23 +262,27 @@ def _in_the_models_layout(
     backbone = getattr(model, "backbone", None)
     if not isinstance(backbone, nn.Module):
         return _filtered(state, model, img_size)
-    inner = {
-        name.removeprefix("backbone."): value
-        for name, value in state.items()
-        if name.startswith("backbone.")
-    }
-    if inner:
-        rest = {name: value for name, value in state.items() if not name.startswith("backbone.")}
-        filtered, positions = _filtered(inner, backbone, img_size)
-        return {**_prefixed(filtered), **rest}, positions
-    wanted = (
-        backbone.state_dict()
-    )  # a file for classification holds more: layers after the last level, a classifier
+
+    of_backbone = {}
+    of_head = {}
+    for name, value in state.items():
+        if name.startswith("backbone."):
+            of_backbone[name.removeprefix("backbone.")] = value
+        else:
+            of_head[name] = value
+    if of_backbone:  # a dense model's file
+        filtered, positions = _filtered(of_backbone, backbone, img_size)
+        return {**_below_backbone(filtered), **of_head}, positions
+
+    # a file for classification holds more: layers after the last level, a classifier
     filtered, positions = _filtered(state, backbone, img_size)
-    return _prefixed({name: value for name, value in filtered.items() if name in wanted}), positions
+    wanted = backbone.state_dict()
+    taken = {name: value for name, value in filtered.items() if name in wanted}
+    return _below_backbone(taken), positions
 
 
-def _prefixed(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _below_backbone(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A backbone's tensors under the names that they have in a dense model."""
     return {f"backbone.{name}": value for name, value in state.items()}
 
 
@@ -269,27 +297,25 @@ def _filtered(
     if convert is None or _is_exact(state, model):
         return state, positions
     options: dict[str, Any] = {}
-    if (
-        "adapt_layer_scale" in inspect.signature(convert).parameters
-    ):  # DeiT III's authors write gamma_1 for ls1.gamma
+    if "adapt_layer_scale" in inspect.signature(convert).parameters:
+        # DeiT III's authors write gamma_1 for ls1.gamma
         options["adapt_layer_scale"] = any("gamma_" in name for name in state)
+    copied = dict(state)  # some filters take tensors out
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # some print what they try
-            return convert(
-                dict(state), model, **options
-            ), positions  # a copy: some take tensors out
-    except (
-        Exception
-    ):  # a file of another architecture: the comparison of keys and shapes says it better
+            return convert(copied, model, **options), positions
+    except Exception:  # another architecture's file: comparing names and shapes gives the message
         return state, positions
 
 
 def _is_exact(state: Mapping[str, Tensor], model: nn.Module) -> bool:
     """Whether the state has the model's names, no others, and the model's shapes."""
     expected = model.state_dict()
-    names = {name for name in expected if not name.endswith(COUNTER)}
-    given = {name for name in state if not name.endswith(COUNTER)}
-    return names == given and all(state[name].shape == expected[name].shape for name in names)
+    expected_names = {name for name in expected if not name.endswith(COUNTER)}
+    state_names = {name for name in state if not name.endswith(COUNTER)}
+    if expected_names != state_names:
+        return False
+    return all(state[name].shape == expected[name].shape for name in expected_names)
 
 
 # -- position embeddings --------
@@ -303,70 +329,86 @@ def _with_positions(
     The grid is what the file names. Else it is square, as timm takes it, unless the embeddings clearly show another.
     Embeddings that have the model's shape stay as they are: what they show is only reported.
     """
-    new: Any = getattr(getattr(model, "patch_embed", None), "grid_size", None)
-    positions, patch = state.get("pos_embed"), state.get("patch_embed.proj.weight")
-    if new is None or positions is None or patch is None or positions.ndim != 3 or patch.ndim != 4:
+    model_grid: Any = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    positions = state.get("pos_embed")  # (1, L, D), those of the class token and the like first
+    patch = state.get("patch_embed.proj.weight")  # (D, 3, patch height, patch width)
+    if model_grid is None or positions is None or patch is None:
         return state, ""
-    before = (
-        0
-        if getattr(model, "no_embed_class", False)
-        else int(getattr(model, "num_prefix_tokens", 0))
-    )
+    if positions.ndim != 3 or patch.ndim != 4:
+        return state, ""
+    prefix_tokens = int(getattr(model, "num_prefix_tokens", 0))
+    without_patch = 0 if getattr(model, "no_embed_class", False) else prefix_tokens
+
+    report = ""
     if img_size is not None:
-        grid = [side // step for side, step in zip(img_size, patch.shape[-2:], strict=True)]
-        if positions.shape[1] - grid[0] * grid[1] != before:  # another layout: the filter knows it
-            return state, ""
-        report = ""
+        patch_size = patch.shape[-2:]
+        grid = [img_size[0] // patch_size[0], img_size[1] // patch_size[1]]
+        if positions.shape[1] - grid[0] * grid[1] != without_patch:
+            return state, ""  # another layout: the filter knows it
     else:
-        grid = _grid_of(positions[0], before, int(getattr(model, "num_prefix_tokens", 0)))
-        report = (
-            f"position embeddings of {grid[0]}x{grid[1]} patches (by how alike neighbours are)"
-            if grid
-            else ""
-        )
-        if report and positions.shape == model.state_dict()["pos_embed"].shape:
-            return (
-                state,
-                f"{report} are loaded unchanged into a model of {new[0]}x{new[1]}; is img_size right?",
-            )
-        report = report and f"{report} for {new[0]}x{new[1]}"
-    if not grid or grid == list(new):
+        grid = _grid_of(positions[0], without_patch, prefix_tokens)
+        if grid:
+            of_file = f"{grid[0]}x{grid[1]}"
+            of_model = f"{model_grid[0]}x{model_grid[1]}"
+            title = f"position embeddings of {of_file} patches (by how alike neighbours are)"
+            if positions.shape == model.state_dict()["pos_embed"].shape:
+                unchanged = f"are loaded unchanged into a model of {of_model}; is img_size right?"
+                return state, f"{title} {unchanged}"
+            report = f"{title} for {of_model}"
+    if not grid or grid == list(model_grid):
         return state, ""
-    return {
-        **state,
-        "pos_embed": resample_abs_pos_embed(positions, list(new), grid, num_prefix_tokens=before),
-    }, report
+    resampled = resample_abs_pos_embed(
+        positions, list(model_grid), grid, num_prefix_tokens=without_patch
+    )
+    return {**state, "pos_embed": resampled}, report
 
 
-def _grid_of(positions: Tensor, before: int, prefix_tokens: int) -> list[int]:
+def _grid_of(positions: Tensor, without_patch: int, prefix_tokens: int) -> list[int]:
     """The grid that is not square which position embeddings ``(L, D)`` show; nothing where they leave it to timm.
 
     Args:
-        positions: of the patches, after those of the class token and the like.
-        before: how many are not patches', by the model's convention.
+        positions: all of the file's, those of the class token and the like first.
+        without_patch: how many are not patches', by the model's convention.
         prefix_tokens: of the model; a file of another convention may have a position for each, or for one.
     """
-    for other in (before, 1, prefix_tokens, 0):
-        patches = len(positions) - other
-        if patches > 0 and math.isqrt(patches) ** 2 == patches:
-            return grid_shown(positions[other:]) if other == before else []
-    return grid_shown(positions[before:])
+    for count in (without_patch, 1, prefix_tokens, 0):
+        patches = len(positions) - count
+        if (
+            patches > 0 and math.isqrt(patches) ** 2 == patches
+        ):  # a square: timm's filter takes it so
+            return grid_shown(positions[count:]) if count == without_patch else []
+    return grid_shown(positions[without_patch:])
 
 
 def grid_shown(positions: Tensor) -> list[int]:
-    """The grid that is not square on which neighbouring position embeddings ``(L, D)`` are alike; else nothing.
+    """The grid that is not square on which neighbouring position embeddings are alike.
 
     On a true grid the end of a row and the beginning of the next are far apart; in a mere sequence they are neighbours.
+
+    Args:
+        positions: ``(L, D)`` of the patches, row by row.
+
+    Returns:
+        Rows and columns; an empty list where no grid is clearly better than a square one.
     """
-    length, off, ends = len(positions), {}, {}
-    for height in (n for n in range(2, length // 2 + 1) if length % n == 0):
-        grid = positions.float().unflatten(0, (height, length // height))  # (rows, columns, D)
-        pairs = [grid.diff(dim=0).square().mean(-1), grid.diff(dim=1).square().mean(-1)]
-        off[height] = torch.cat([part.flatten() for part in pairs]).mean().item()
-        ends[height] = (grid[1:, 0] - grid[:-1, -1]).square().mean().item()
-    best, square = min(off, key=off.__getitem__, default=0), math.isqrt(length)
-    if best in (0, square) or off[best] > CLEARLY * off.get(square, max(off.values())):
+    length = len(positions)
+    square = math.isqrt(length)
+    neighbours = {}  # mean squared difference of neighbours, by number of rows
+    row_ends = {}  # of a row's end and the next row's begin
+    for height in range(2, length // 2 + 1):
+        if length % height:
+            continue
+        grid_HWD = positions.float().unflatten(0, (height, length // height))
+        below = grid_HWD.diff(dim=0).square().mean(-1)
+        beside = grid_HWD.diff(dim=1).square().mean(-1)
+        neighbours[height] = torch.cat([below.flatten(), beside.flatten()]).mean().item()
+        row_ends[height] = (grid_HWD[1:, 0] - grid_HWD[:-1, -1]).square().mean().item()
+    if not neighbours:
         return []
-    if ends[best] < ROW_ENDS * off[best]:
+    best = min(neighbours, key=neighbours.__getitem__)
+    of_square = neighbours.get(square, max(neighbours.values()))
+    if best == square or neighbours[best] > CLEARLY * of_square:
+        return []
+    if row_ends[best] < ROW_ENDS * neighbours[best]:
         return []
     return [best, length // best]

@@ -13,45 +13,59 @@ SCALE, OFFSET = "unit_scale", "unit_offset"
 
 @torch.no_grad()
 def scale_output(model: nn.Module, scales: Sequence[tuple[float, float]], in_units: bool) -> None:
-    """Multiplies the classifier's output by the targets' deviations (``scales``: means, deviations), adds the means.
+    """Multiplies the classifier's output by the targets' deviations and adds their means, in a hook.
 
-    ``in_units``: the weights give units already, and are divided so that the output stays as it is.
+    Args:
+        model: with a linear classifier of C outputs.
+        scales: mean and standard deviation of each of the C targets.
+        in_units: the weights give units already, and are divided so that the output stays as it is.
+
+    Raises:
+        ValueError: the classifier is not linear, or has no bias.
     """
-    found = getattr(model, "get_classifier", lambda: None)()
-    if not isinstance(found, nn.Linear) or found.bias is None:
+    classifier = getattr(model, "get_classifier", lambda: None)()
+    if not isinstance(classifier, nn.Linear) or classifier.bias is None:
         raise ValueError(
             f"numbers need a linear classifier with a bias, {type(model).__name__} has none"
         )
-    scale, offset = found.weight.new_tensor(scales, dtype=torch.float32).T.flip(0).contiguous()
+    means_and_deviations = classifier.weight.new_tensor(scales, dtype=torch.float32).T  # (2, C)
+    scale_C, offset_C = means_and_deviations.flip(0).contiguous()
     if in_units:
-        found.bias.copy_((found.bias - offset) / scale)
-        found.weight.div_(scale[:, None])
-    found.register_buffer(SCALE, scale)
-    found.register_buffer(OFFSET, offset)
-    found.register_forward_hook(_to_units)
+        classifier.bias.copy_((classifier.bias - offset_C) / scale_C)
+        classifier.weight.div_(scale_C[:, None])
+    classifier.register_buffer(SCALE, scale_C)
+    classifier.register_buffer(OFFSET, offset_C)
+    classifier.register_forward_hook(_to_units)
 
 
 def _to_units(classifier: nn.Module, _: object, output: Tensor) -> Tensor:
+    """A forward hook: output ``(N, C)`` in deviations -> in the targets' units, float32."""
     return output.float() * classifier.get_buffer(SCALE) + classifier.get_buffer(OFFSET)
 
 
 @torch.no_grad()
 def set_in_units(classifier: nn.Linear, weight: Tensor, bias: Tensor) -> None:
-    """Sets a classifier that may be scaled to weights in the targets' units."""
+    """Sets a classifier, scaled or not, to weights ``(C, D)`` and bias ``(C,)`` in the targets' units."""
     buffers = dict(classifier.named_buffers(recurse=False))
     if SCALE in buffers:
-        weight, bias = weight / buffers[SCALE][:, None], (bias - buffers[OFFSET]) / buffers[SCALE]
+        weight = weight / buffers[SCALE][:, None]
+        bias = (bias - buffers[OFFSET]) / buffers[SCALE]
     classifier.weight.copy_(weight)
     classifier.bias.copy_(bias)
 
 
 def unit_output(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of a model as a plain model has them: a scale is folded into its classifier."""
-    found = dict(state)
-    for key in [key for key in found if key.endswith(f".{SCALE}")]:
-        name = key.removesuffix(f".{SCALE}")
-        scale, offset = found.pop(key), found.pop(f"{name}.{OFFSET}")
-        weight, bias = f"{name}.weight", f"{name}.bias"
-        found[bias] = (found[bias].float() * scale + offset).to(found[bias].dtype)
-        found[weight] = (found[weight].float() * scale[:, None]).to(found[weight].dtype)
-    return found
+    folded = dict(state)
+    for key in state:
+        if not key.endswith(f".{SCALE}"):
+            continue
+        classifier = key.removesuffix(f".{SCALE}")
+        scale_C = folded.pop(key)
+        offset_C = folded.pop(f"{classifier}.{OFFSET}")
+        weight_CD = folded[f"{classifier}.weight"]
+        bias_C = folded[f"{classifier}.bias"]
+        in_units = weight_CD.float() * scale_C[:, None]
+        folded[f"{classifier}.weight"] = in_units.to(weight_CD.dtype)
+        folded[f"{classifier}.bias"] = (bias_C.float() * scale_C + offset_C).to(bias_C.dtype)
+    return folded

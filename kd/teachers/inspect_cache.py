@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from kd.teachers.answer_store import FINGERPRINT, count_written, differences
 from kd.teachers.base import RunTeacher
 from kd.teachers.cache_layout import PIXELS, Layout, Parts
 
-DEPTH = 4  # below the folder that is asked about: a pack, all caches, one of them, a kind of answer in it
+DEPTH = 4
+"""Folders that are searched: the given one, and those of a pack, a teacher and a kind of answer below it."""
 PARTS = ("teacher", "transform", "data", "answers")
 
 
@@ -46,36 +46,43 @@ class Held:
 
     def teacher(self) -> str:
         """Whose answers, to which pictures and views."""
-        who, views = self.parts["teacher"], self.parts["transform"]
-        known = ("img_size", "seed", "engine", "torch", "torchvision")
-        augment = ", ".join(
-            f"{key} {value}" for key, value in views.items() if key not in known and value
-        )
-        of = "any teacher"  # of the pixels of views
-        if who:
-            of = f"{who.get('arch')} (weights {who.get('weights')}, {_size(who)}, {who.get('dtype')})"
-        made = f"seed {views.get('seed')}, engine {views.get('engine')}; {augment or 'plain'}"
-        return f"{of}; {self.pictures} pictures of {_size(views)}, {made}"
+        teacher = self.parts["teacher"]
+        views = self.parts["transform"]
+        name = "any teacher"  # of the pixels of views
+        if teacher:
+            arch, weights, dtype = (teacher.get(key) for key in ("arch", "weights", "dtype"))
+            name = f"{arch} (weights {weights}, {_size(teacher)}, {dtype})"
+        not_augment = ("img_size", "seed", "engine", "torch", "torchvision")
+        augment = [f"{key} {views[key]}" for key in views if key not in not_augment and views[key]]
+        origin = f"seed {views.get('seed')}, engine {views.get('engine')}"
+        listed = ", ".join(augment) or "plain"
+        return f"{name}; {self.pictures} pictures of {_size(views)}, {origin}; {listed}"
 
     def answers(self) -> str:
         """Which answers, how many, how large and how far off."""
-        kept = self.parts["answers"]
-        if kept["format"] == PIXELS:
-            with_masks = " and masks" if kept.get("masks") else ""
-            return f"pixels{with_masks}: {self.views} view(s), {self.filled:.0%} filled, {self.size / 1e6:,.1f} MB"
-        what = (
-            [f"logits ({kept['format']}, {kept['classes']} classes)"]
-            if kept["format"] != FEATURES_ALONE
-            else []
-        )
-        for name, shape in kept.get("features", {}).items():
-            what.append(f"{name} ({'x'.join(map(str, shape))}, {kept.get('precision', 'half')})")
-        errors, worst = self.measured.get("error", {}), self.measured.get("worst", {})
-        said = ", ".join(
-            f"{error:.3%} (at worst {worst.get(name, error):.3%})" for name, error in errors.items()
-        )
-        off = f", off by {said} on {self.measured.get('pictures')} pictures" if errors else ""
-        return f"{' and '.join(what)}: {self.views} view(s), {self.filled:.0%} filled, {self.size / 1e6:,.1f} MB{off}"
+        size = f"{self.views} view(s), {self.filled:.0%} filled, {self.size / 1e6:,.1f} MB"
+        form = self.parts["answers"]
+        if form["format"] == PIXELS:
+            with_masks = " and masks" if form.get("masks") else ""
+            return f"pixels{with_masks}: {size}"
+        kinds = []
+        if form["format"] != FEATURES_ALONE:
+            kinds.append(f"logits ({form['format']}, {form['classes']} classes)")
+        for name, shape in form.get("features", {}).items():
+            sides = "x".join(map(str, shape))
+            kinds.append(f"{name} ({sides}, {form.get('precision', 'half')})")
+        return f"{' and '.join(kinds)}: {size}{self._errors()}"
+
+    def _errors(self) -> str:
+        """The measured errors, as the end of a sentence; "" where none were measured."""
+        errors = self.measured.get("error", {})
+        worst = self.measured.get("worst", {})
+        if not errors:
+            return ""
+        shares = []
+        for name, error in errors.items():
+            shares.append(f"{error:.3%} (at worst {worst.get(name, error):.3%})")
+        return f", off by {', '.join(shares)} on {self.measured.get('pictures')} pictures"
 
 
 def held_in(place: str) -> list[Held]:
@@ -84,15 +91,20 @@ def held_in(place: str) -> list[Held]:
     Raises:
         UserError: there are none.
     """
-    found = [one for one in starmap(_held, _fingerprints(place)) if one is not None]
-    if not found:
+    caches = []
+    for folder, text in _fingerprints(place):
+        cache = _held(folder, text)
+        if cache is not None:
+            caches.append(cache)
+    if not caches:
         raise UserError(
             f"describe: {place} holds no answers of a teacher (there is no {FINGERPRINT} in it)"
         )
-    return found
+    return caches
 
 
 def _fingerprints(place: str) -> Iterator[tuple[str, str]]:
+    """Folder (or URL) and text of each fingerprint at a place and below it, the nearest first."""
     if not is_url(place):
         for depth in range(DEPTH):
             for file in sorted(Path(place).expanduser().glob("*/" * depth + FINGERPRINT)):
@@ -110,90 +122,126 @@ def _fingerprints(place: str) -> Iterator[tuple[str, str]]:
 
 
 def _held(folder: str, text: str) -> Held | None:
+    """One kind of answers by the text of its fingerprint; None where that is not a fingerprint."""
     try:
-        noted = json_of(text)
-        parts = {name: dict(noted[name]) for name in PARTS}
-        pictures, measured = int(parts["data"]["pictures"]), dict(noted.get("measured") or {})
-        if "shards" in noted:  # published: whole before it had a fingerprint
-            views = int(noted["views"])
-            return Held(
-                folder, parts, measured, views, views * pictures * int(noted["record_bytes"]), 1.0
-            )
+        stored = json_of(text)
+        parts = {name: dict(stored[name]) for name in PARTS}
+        pictures = int(parts["data"]["pictures"])
+        measured = dict(stored.get("measured") or {})
+        if "shards" in stored:  # published: whole before it had a fingerprint
+            views = int(stored["views"])
+            size = views * pictures * int(stored["record_bytes"])
+            return Held(folder, parts, measured, views, size, filled=1.0)
     except (ValueError, KeyError, TypeError):
         return None
+
     files = sorted(Path(folder).glob("view-*.bin"))
-    begun, sizes = 0, [view.stat().st_size for view in files]
-    for view, size in zip(files, sizes, strict=True):
-        if size >= CRC_BYTES * max(pictures, 1):
-            with open_regular(view, LARGEST_DATA) as opened:
-                begun += count_written(opened.fileno(), pictures, size // max(pictures, 1))
-    return Held(
-        folder, parts, measured, len(files), sum(sizes), begun / max(1, pictures * len(files))
-    )
+    size = 0
+    written = 0
+    for file in files:
+        bytes_of_view = file.stat().st_size
+        size += bytes_of_view
+        if bytes_of_view >= CRC_BYTES * max(pictures, 1):
+            record_bytes = bytes_of_view // max(pictures, 1)
+            with open_regular(file, LARGEST_DATA) as opened:
+                written += count_written(opened.fileno(), pictures, record_bytes)
+    filled = written / max(1, pictures * len(files))
+    return Held(folder, parts, measured, len(files), size, filled)
 
 
-def describe(found: Iterable[Held]) -> str:
+def describe(caches: Iterable[Held]) -> str:
     """Lines about all of them, each teacher and its views once."""
-    lines: dict[str, list[str]] = {}
-    for one in found:
-        lines.setdefault(one.teacher(), []).append(f"  {one.answers()}; {one.folder}")
-    return "\n".join(line for teacher, kinds in lines.items() for line in [teacher, *kinds])
+    answers_by_teacher: dict[str, list[str]] = {}
+    for cache in caches:
+        answers = f"  {cache.answers()}; {cache.folder}"
+        answers_by_teacher.setdefault(cache.teacher(), []).append(answers)
+    lines = []
+    for teacher, answers_of_teacher in answers_by_teacher.items():
+        lines.append(teacher)
+        lines.extend(answers_of_teacher)
+    return "\n".join(lines)
 
 
 def fit(
-    found: list[Held], teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted
+    caches: list[Held], teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted
 ) -> tuple[bool, str]:
-    """Whether a recipe finds all its answers there, and a line for each kind that it wants."""
-    layout, lines, fits = Layout(data), [], True
+    """Compares what a recipe wants with what is stored.
+
+    Args:
+        caches: at least one.
+        teacher: or several.
+        data: the training pictures and views.
+        wanted: what losses read.
+
+    Returns:
+        Whether the recipe finds all its answers among them, and a line for each kind that it wants.
+    """
+    layout = Layout(data)
+    lines = []
+    fits = True
     for name, member in teacher.members.items():
         if not wanted.of(name):
             continue
-        kinds = {
-            ", ".join(kind.codec.describe().get("features", {"logits": None})): kind.parts
-            for kind in layout.kinds(member, wanted.of(name))
-        }
+        kinds: dict[str, Parts] = {}
+        for kind in layout.kinds(member, wanted.of(name)):
+            features = kind.codec.describe().get("features", {"logits": None})
+            kinds[", ".join(features)] = kind.parts
         if member.spec.cache_pixels:
             kinds[PIXELS] = layout.pixels(member)[1]
-        for what, parts in kinds.items():
-            nearest = min(
-                (_differences(one, parts, member.key) for one in found),
-                key=lambda said: (len(said), said),
-            )
-            fits &= not nearest
-            lines.append(
-                f"{member.key}: {what}: {'fits' if not nearest else 'does not fit: ' + '; '.join(nearest)}"
-            )
+        for title, parts in kinds.items():
+            of_caches = [_differences(cache, parts, member.key) for cache in caches]
+            fewest = min(of_caches, key=lambda differing: (len(differing), differing))
+            result = "fits"
+            if fewest:
+                fits = False
+                result = f"does not fit: {'; '.join(fewest)}"
+            lines.append(f"{member.key}: {title}: {result}")
     return fits, "\n".join(lines)
 
 
-def _differences(one: Held, parts: Parts, key: str) -> list[str]:
+def _differences(cache: Held, parts: Parts, key: str) -> list[str]:
     """What differs, each with the key that sets it; other kinds of answers last."""
-    return [
-        f"{_key(part, name, key)}: {differing}"
-        for part in PARTS
-        for name, differing in differences(
-            one.parts[part], json_of(json.dumps(parts[part]))
-        ).items()
-    ]
+    sentences = []
+    for part in PARTS:
+        wanted = json_of(json.dumps(parts[part]))  # with lists for tuples, as in the file
+        for name, difference in differences(cache.parts[part], wanted).items():
+            sentences.append(f"{_key(part, name, key)}: {difference}")
+    return sentences
 
 
 def _key(part: str, name: str, teacher: str) -> str:
-    caches = {"precision": "precision", "format": "topk", "temperatures": "topk", "masks": "pixels"}
-    known = {
+    """The setting, or the version, that decides a value of a fingerprint.
+
+    Args:
+        part: of the fingerprint, one of :data:`PARTS`.
+        name: of the value in it.
+        teacher: the teacher's configuration key.
+    """
+    keys = {
         "teacher": {"dtype": "trainer.precision", "weights": f"{teacher}.checkpoint"},
         "transform": {
             "seed": "seed",
             "torch": "torch's version",
             "torchvision": "torchvision's version",
-        }
-        | {plain: f"data.{plain}" for plain in ("img_size", "engine", "unlabeled_ratio")},
-        "answers": {"features": "model.taps"}
-        | {n: f"{teacher}.cache_{setting}" for n, setting in caches.items()},
+            "img_size": "data.img_size",
+            "engine": "data.engine",
+            "unlabeled_ratio": "data.unlabeled_ratio",
+        },
+        "answers": {
+            "features": "model.taps",
+            "precision": f"{teacher}.cache_precision",
+            "format": f"{teacher}.cache_topk",
+            "temperatures": f"{teacher}.cache_topk",
+            "masks": f"{teacher}.cache_pixels",
+        },
     }
-    others = {"teacher": f"{teacher}.{name}", "transform": f"data.augment.{name}"}
-    return known.get(part, {}).get(name) or others.get(part, "data.source")
+    if name in keys.get(part, {}):
+        return keys[part][name]
+    other_names = {"teacher": f"{teacher}.{name}", "transform": f"data.augment.{name}"}
+    return other_names.get(part, "data.source")
 
 
 def _size(part: dict[str, Any]) -> str:
+    """Width and height in a part of a fingerprint, in pixels."""
     height, width = part.get("img_size", (0, 0))
     return f"{width}x{height} px"

@@ -1,4 +1,4 @@
-"""Opening (or making) the caches that teachers ask for."""
+"""Opens, or makes, the caches that the teachers' settings name."""
 
 from functools import partial
 from typing import Any
@@ -20,10 +20,16 @@ from kd.teachers.cached import CachedTeacher, CacheEntry
 from kd.teachers.published import PublishedStore
 from kd.teachers.reading import Store
 
-MEASURED_ON = 256  # pictures, for the units of int8 and the error that a cache states
-DISK_SHARE = 0.5  # of the free disk, at most, where nobody has said how much
+MEASURED_ON = 256
+"""Pictures, for the units of int8 and the error that a cache states."""
+
+DISK_SHARE = 0.5
+"""Largest share of the free disk that pixels take without a setting."""
+
 KEPT = "they are kept already"
-WORST = 0.1  # of one picture's answer, that int8 may be off by
+
+WORST = 0.1
+"""Largest relative error of one picture's answer in int8."""
 
 
 def open_cache(
@@ -36,121 +42,153 @@ def open_cache(
 ) -> RunTeacher:
     """The teacher, or each of several, behind the cache that its settings name.
 
-    ``announce``: log the size before anything is written; ``filling`` (``kd-cache``): compute answers that are missing;
-    ``auto_pixels``: what ``cache_pixels=auto`` means here.
+    Args:
+        teacher: on its device, in its precision.
+        data: the training pictures and views.
+        wanted: what losses read.
+        announce: print the size before anything is written.
+        filling: compute all answers that are missing, whatever ``cache`` is (``kd-cache``).
+        auto_pixels: whether ``cache_pixels=auto`` stores pixels.
+
+    Raises:
+        UserError: the losses or the data need more than a cache can give, the disk lacks room, or a folder holds
+            something else.
     """
     check_cacheable(teacher, data, wanted, filling)
     layout = Layout(data)
-    kinds = {
-        name: layout.kinds(m, wanted.of(name))
-        for name, m in _asking(teacher, wanted, filling).items()
+    members = _cached_members(teacher, wanted, filling)
+    kinds_by_teacher = {
+        name: layout.kinds(member, wanted.of(name)) for name, member in members.items()
     }
-    asked = {name: teacher.members[name].spec.cache_pixels for name in kinds}
-    shows = next(
-        (n for n, value in asked.items() if value is True or (value == "auto" and auto_pixels)),
-        None,
-    )
-    for name, found in kinds.items():
-        _check(teacher.members[name], found, layout, name == shows)
-    for name, found in kinds.items():
-        if announce:
-            _announce(teacher.members[name], name, found, layout, name == shows)
-    opened = {
-        name: _open(teacher.members[name], found, layout, filling) for name, found in kinds.items()
-    }
-    if shows is not None:
-        member, (folder, parts) = teacher.members[shows], layout.pixels(teacher.members[shows])
-        opened[shows].pixels = AnswerStore(
-            folder,
-            parts,
-            layout.samples,
-            member.spec.cache_views,
-            layout.pixel_bytes,
-            key=member.key,
-        )
+
+    # the first teacher that wants pixels stores them for all
+    with_pixels = None
+    for name, member in members.items():
+        pixels = member.spec.cache_pixels
+        if with_pixels is None and (pixels is True or (pixels == "auto" and auto_pixels)):
+            with_pixels = name
+
+    # nothing is written before all have been checked
+    for name, kinds in kinds_by_teacher.items():
+        _check(members[name], kinds, layout, name == with_pixels)
+    if announce:
+        for name, kinds in kinds_by_teacher.items():
+            _announce(members[name], name, kinds, layout, name == with_pixels)
+    opened = {}
+    for name, kinds in kinds_by_teacher.items():
+        opened[name] = _open(members[name], kinds, layout, filling)
+    if with_pixels is not None:
+        opened[with_pixels].pixels = _open_pixels(members[with_pixels], layout)
+
     if ALL in teacher.members:
         return opened.get(ALL, teacher)
     return Ensemble({name: opened.get(name, member) for name, member in teacher.members.items()})
 
 
-def _asking(teacher: RunTeacher, wanted: Wanted, filling: bool = False) -> dict[str, RunTeacher]:
-    members = teacher.members.items()
-    return {
-        name: m for name, m in members if (filling or m.spec.cache != "off") and wanted.of(name)
-    }
+def _cached_members(
+    teacher: RunTeacher, wanted: Wanted, filling: bool = False
+) -> dict[str, RunTeacher]:
+    """The teachers whose answers losses read and whose settings name a cache (``filling``: any setting)."""
+    cached = {}
+    for name, member in teacher.members.items():
+        if (filling or member.spec.cache != "off") and wanted.of(name):
+            cached[name] = member
+    return cached
 
 
 def _check(teacher: RunTeacher, kinds: list[Kind], layout: Layout, pixels: bool) -> None:
-    count = layout.samples * teacher.spec.cache_views
-    own = [] if any(kind.url for kind in kinds) else kinds
-    found = {kind.folder: (kind.parts, kind.codec.record_bytes * count) for kind in own}
+    """Compares the fingerprints of one teacher's caches, and their size with ``cache_gb`` and the free disk."""
+    records = layout.samples * teacher.spec.cache_views
+    parts_by_folder = {}
+    bytes_by_folder = {}
+    if not any(kind.url for kind in kinds):  # published answers take no disk here
+        for kind in kinds:
+            parts_by_folder[kind.folder] = kind.parts
+            bytes_by_folder[kind.folder] = kind.codec.record_bytes * records
     if pixels:
         folder, parts = layout.pixels(teacher)
-        found[folder] = (parts, layout.pixel_bytes * count)
-    for folder, (parts, _) in found.items():
+        parts_by_folder[folder] = parts
+        bytes_by_folder[folder] = layout.pixel_bytes * records
+    for folder, parts in parts_by_folder.items():
         if (folder / FINGERPRINT).is_file():
             compare(text_of(folder / FINGERPRINT), parts, str(folder), teacher.key)
-    what, needed = (
-        f"{teacher.spec.cache_views} view(s) of {layout.samples} pictures",
-        sum(s for _, s in found.values()),
-    )
+
+    what = f"{teacher.spec.cache_views} view(s) of {layout.samples} pictures"
+    needed = sum(bytes_by_folder.values())
     limit = teacher.spec.cache_gb
     if limit is not None and needed > limit * 1e9:
-        of = (
-            f", {layout.pixel_bytes * count / 1e9:.3g} of them for pixels (cache_pixels)"
-            if pixels
-            else ""
-        )
+        of_pixels = ""
+        if pixels:
+            gb = layout.pixel_bytes * records / 1e9
+            of_pixels = f", {gb:.3g} of them for pixels (cache_pixels)"
         raise UserError(
-            f"{teacher.key}.cache_gb: {what} need {needed / 1e9:.3g} GB{of}, got {limit:g}"
+            f"{teacher.key}.cache_gb: {what} need {needed / 1e9:.3g} GB{of_pixels}, got {limit:g}"
         )
-    if found:
-        check_room({folder: size for folder, (_, size) in found.items()}, what, teacher.key, pixels)
+    if bytes_by_folder:
+        check_room(bytes_by_folder, what, teacher.key, pixels)
 
 
 def pixels_fit(teacher: RunTeacher, layout: Layout) -> tuple[bool, str]:
-    """Whether the pixels of all views may be kept, and what they take: half of the free disk at most."""
-    size, (folder, parts) = (
-        layout.pixel_bytes * layout.samples * teacher.spec.cache_views,
-        layout.pixels(teacher),
-    )
+    """Whether the pixels of all views may be stored: they take half of the free disk at most.
+
+    Returns:
+        Whether they may, and the reason, as the rest of a sentence that begins with the pixels.
+
+    Raises:
+        UserError: their folder holds other pictures or views.
+    """
+    size = layout.pixel_bytes * layout.samples * teacher.spec.cache_views
+    folder, parts = layout.pixels(teacher)
     free = free_bytes(folder)
-    text = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
     if (folder / FINGERPRINT).is_file():
         compare(text_of(folder / FINGERPRINT), parts, str(folder), teacher.key)
         return True, KEPT
     limit = teacher.spec.cache_gb
     if limit is not None and size > limit * 1e9:
         return False, f"they would take {size / 1e9:.3g} GB of cache_gb={limit:g}"
-    return (
-        size <= DISK_SHARE * free,
-        f"they {'' if size <= DISK_SHARE * free else 'would '}take {text}",
-    )
+    room = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
+    if size <= DISK_SHARE * free:
+        return True, f"they take {room}"
+    return False, f"they would take {room}"
 
 
 def _announce(
     teacher: RunTeacher, name: str, kinds: list[Kind], layout: Layout, pixels: bool
 ) -> None:
-    views, size = teacher.spec.cache_views, sum(kind.codec.record_bytes for kind in kinds)
-    kept = ", ".join(
-        f"{key} {value}" for key, value in described([kind.codec for kind in kinds]).items()
-    )
-    place = kinds[0].place if len(kinds) == 1 else kinds[0].place.rpartition("/")[0]
+    """Prints the size of one teacher's cache, its format and its place."""
+    views = teacher.spec.cache_views
+    size = sum(kind.codec.record_bytes for kind in kinds)
+    description = described([kind.codec for kind in kinds])
+    form = ", ".join(f"{key} {value}" for key, value in description.items())
+    place = kinds[0].place
+    if len(kinds) > 1:
+        place = place.rpartition("/")[0]
+    title = f"cache of {name}" if name else "cache"
+    megabytes = size * layout.samples * views / 1e6
     print(
-        f"cache{f' of {name}' if name else ''}: {size:,} bytes an answer ({kept}), "
-        f"{size * layout.samples * views / 1e6:,.1f} MB for {views} view(s) of {layout.samples} pictures in {place}",
+        f"{title}: {size:,} bytes an answer ({form}), "
+        f"{megabytes:,.1f} MB for {views} view(s) of {layout.samples} pictures in {place}",
         flush=True,
     )
     if pixels:
+        megabytes = layout.pixel_bytes * layout.samples * views / 1e6
         print(
             f"cache: the views' pixels too, {layout.pixel_bytes:,} bytes each, "
-            f"{layout.pixel_bytes * layout.samples * views / 1e6:,.1f} MB in {layout.pixels(teacher)[0]}",
+            f"{megabytes:,.1f} MB in {layout.pixels(teacher)[0]}",
             flush=True,
         )
 
 
+def _open_pixels(teacher: RunTeacher, layout: Layout) -> AnswerStore:
+    """The store of the views' pixels, made where it is missing."""
+    folder, parts = layout.pixels(teacher)
+    views = teacher.spec.cache_views
+    return AnswerStore(folder, parts, layout.samples, views, layout.pixel_bytes, key=teacher.key)
+
+
 def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool) -> CachedTeacher:
-    found = []
+    """One teacher behind the stores of all its kinds of answers."""
+    entries = []
     for kind in kinds:
         store = _store(teacher, kind, layout, filling)
         try:
@@ -159,12 +197,16 @@ def _open(teacher: RunTeacher, kinds: list[Kind], layout: Layout, filling: bool)
             raise UserError(
                 f"{teacher.key}.cache_dir: {kind.place}/{FINGERPRINT} is damaged: {error}"
             ) from error
-        found.append(CacheEntry(store, kind.codec))
-    return CachedTeacher(teacher, found, teacher.spec.cache == "only" and not filling)
+        entries.append(CacheEntry(store, kind.codec))
+    only = teacher.spec.cache == "only" and not filling
+    return CachedTeacher(teacher, entries, only)
 
 
 def _store(teacher: RunTeacher, kind: Kind, layout: Layout, filling: bool) -> Store:
-    samples, views, codec = layout.samples, teacher.spec.cache_views, kind.codec
+    """Where one kind of answers is: a folder of this machine, made where it is missing, or a published one."""
+    samples = layout.samples
+    views = teacher.spec.cache_views
+    codec = kind.codec
     if kind.url and filling:
         raise UserError(
             f"{teacher.key}.cache_dir: {teacher.spec.cache_dir} is read-only; kd-cache out= writes there"
@@ -194,25 +236,43 @@ def _store(teacher: RunTeacher, kind: Kind, layout: Layout, filling: bool) -> St
 
 
 def _measured(teacher: RunTeacher, kind: Kind, data: DistillationDataModule) -> dict[str, Any]:
-    """Units of int8 and the error of rounding; refuses int8 where that is above :data:`WORST` of a picture's answer."""
-    layers = [(ALL, *key) for key in kind.codec.features]
-    given = [
-        teacher.look(part, layers) for part in data.sample_pictures(MEASURED_ON).split(UNITS_OF)
-    ]
-    features = {layer[1:]: torch.cat([found[layer] for _, found in given]) for layer in layers}
-    noted = kind.codec.measure(torch.cat([logits for logits, _ in given]), features)
-    name = max(noted["worst"], key=noted["worst"].__getitem__, default="")
-    if "units" in noted and noted["worst"][name] > WORST:
-        raise UserError(
-            f"{teacher.key}.cache_precision: int8 is off by {noted['worst'][name]:.0%} of {name} of one of "
-            f"{noted['pictures']} pictures, at most {WORST:.0%} are allowed; cache_precision=half"
-        )
-    return noted
+    """Units of int8 and the error of rounding, measured on training pictures.
+
+    Returns:
+        See :meth:`kd.teachers.answer_codec.AnswerCodec.measure`.
+
+    Raises:
+        UserError: int8 is off by more than :data:`WORST` of one picture's answer.
+    """
+    layers = [(ALL, *feature) for feature in kind.codec.features]
+    logits_of_batches = []
+    features_of_batches = []
+    for images in data.sample_pictures(MEASURED_ON).split(UNITS_OF):
+        logits, features_by_layer = teacher.look(images, layers)
+        logits_of_batches.append(logits)
+        features_of_batches.append(features_by_layer)
+    features = {
+        layer[1:]: torch.cat([batch[layer] for batch in features_of_batches]) for layer in layers
+    }
+    measured = kind.codec.measure(torch.cat(logits_of_batches), features)
+    if "units" in measured:
+        worst = measured["worst"]
+        name = max(worst, key=worst.__getitem__)
+        if worst[name] > WORST:
+            raise UserError(
+                f"{teacher.key}.cache_precision: int8 is off by {worst[name]:.0%} of {name} of one of "
+                f"{measured['pictures']} pictures, at most {WORST:.0%} are allowed; cache_precision=half"
+            )
+    return measured
 
 
 def check_precision(teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> None:
-    """Raises a UserError where int8 is asked for and a cache would keep nothing in it, or more bytes than without."""
-    for name, member in _asking(teacher, wanted).items():
+    """Refuses int8 where a cache would store nothing in it, or take more bytes than in half precision.
+
+    Raises:
+        UserError: names the teacher's ``cache_precision``.
+    """
+    for name, member in _cached_members(teacher, wanted).items():
         if member.spec.cache_precision != "int8":
             continue
         if not (wanted.of(name).features or wanted.of(name).maps):
@@ -229,22 +289,33 @@ def check_precision(teacher: RunTeacher, data: DistillationDataModule, wanted: W
 def check_cacheable(
     teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted, filling: bool = False
 ) -> None:
-    """Raises a UserError where the losses or the data need more than a cache can give."""
-    asking = _asking(teacher, wanted, filling)
-    for name, member in asking.items():
-        _check_teacher(
-            member, data, wanted.of(name), several=len(teacher.members) > 1 and ALL in wanted.logits
-        )
-    views = {name: member.spec.cache_views for name, member in asking.items()}
+    """Refuses losses and data that need more than a cache can give.
+
+    Args:
+        teacher: or several.
+        data: the training pictures and views.
+        wanted: what losses read.
+        filling: as if all teachers were cached.
+
+    Raises:
+        UserError: names the first setting that does not fit.
+    """
+    members = _cached_members(teacher, wanted, filling)
+    mean_is_read = len(teacher.members) > 1 and ALL in wanted.logits
+    for name, member in members.items():
+        _check_teacher(member, data, wanted.of(name), several=mean_is_read)
+    views = {name: member.spec.cache_views for name, member in members.items()}
     if len(set(views.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in views.items())
         raise UserError(
             f"model.teachers: cache_views must be the same for all that are cached, got {listed}"
         )
-    key = next((member.key for member in asking.values()), "model.teacher")
-    pixels = next((member.key for member in asking.values() if member.spec.cache_pixels), "")
-    if pixels and data.engine != "torch":
-        raise UserError(f"{pixels}.cache_pixels: needs data.engine=torch, got {data.engine}")
+    for member in members.values():
+        if member.spec.cache_pixels and data.engine != "torch":
+            raise UserError(
+                f"{member.key}.cache_pixels: needs data.engine=torch, got {data.engine}"
+            )
+    key = next((member.key for member in members.values()), "model.teacher")
     if data.augment.mixes and data.balance_classes:
         raise UserError(
             f"{key}.cache: keeps one mixture of a picture and view, and data.balance_classes shows a picture in "
@@ -259,6 +330,7 @@ def check_cacheable(
 def _check_teacher(
     teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted, several: bool
 ) -> None:
+    """Refuses what a cache can't keep of one teacher; ``several``: a loss reads the mean of several teachers."""
     if not isinstance(getattr(teacher, "prepare", None), Preprocess | None):
         raise UserError(
             f"{teacher.key}.cache: needs to know how the teacher wants its pictures (a kd.Preprocess)"
@@ -272,7 +344,8 @@ def _check_teacher(
     topk = teacher.spec.cache_topk
     if topk is None:
         return
-    key, classes = f"{teacher.key}.cache_topk", len(data.info.classes)
+    key = f"{teacher.key}.cache_topk"
+    classes = len(data.info.classes)
     if topk >= classes:
         raise UserError(f"{key}: must be less than the {classes} classes, got {topk}")
     if not wanted.logits:
@@ -282,7 +355,8 @@ def _check_teacher(
             f"{key}: the mean of several teachers needs all logits; without cache_topk all are kept"
         )
     for loss in logit_losses(wanted):
-        if not (isinstance(loss, PixelKDLoss) or topk_temperature(loss) is not None):
+        reads_largest = isinstance(loss, PixelKDLoss) or topk_temperature(loss) is not None
+        if not reads_largest:
             raise UserError(
                 f"{key}: {type(loss).__name__} needs all logits; without cache_topk all are kept"
             )
@@ -291,18 +365,23 @@ def _check_teacher(
 def cached_share(
     teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted
 ) -> tuple[float, int]:
-    """The share (0 to 1) of answers that the caches hold, and the bytes of all; makes nothing.
+    """How full the caches are; makes nothing.
+
+    Returns:
+        The share (0 to 1) of answers that the caches hold, by bytes, and the bytes of all answers.
 
     Raises:
         UserError: a folder holds a cache of something else.
     """
-    layout, size, filled = Layout(data), 0, 0.0
-    for name, member in _asking(teacher, wanted).items():
+    layout = Layout(data)
+    all_bytes = 0
+    filled_bytes = 0.0
+    for name, member in _cached_members(teacher, wanted).items():
         for kind in layout.kinds(member, wanted.of(name)):
-            whole = kind.codec.record_bytes * layout.samples * member.spec.cache_views
-            size += whole
-            if kind.url:
-                filled += whole
+            bytes_of_kind = kind.codec.record_bytes * layout.samples * member.spec.cache_views
+            all_bytes += bytes_of_kind
+            if kind.url:  # published answers are whole
+                filled_bytes += bytes_of_kind
             elif (kind.folder / FINGERPRINT).is_file():
                 store = AnswerStore(
                     kind.folder,
@@ -312,6 +391,6 @@ def cached_share(
                     kind.codec.record_bytes,
                     key=member.key,
                 )
-                filled += whole * store.filled()
+                filled_bytes += bytes_of_kind * store.filled()
                 store.close()
-    return filled / max(size, 1), size
+    return filled_bytes / max(all_bytes, 1), all_bytes

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,17 +67,19 @@ def _put(place: str, data: bytes) -> int:
 
 
 def _shards(split: Split, samples: int, record_bytes: int) -> list[tuple[str, int]]:
-    """Names and sizes: the pack's shards, or parts of equal size."""
+    """Names of the files of answers, with the number of pictures in each: the pack's shards, or parts of equal size."""
     if isinstance(split, ShardSplit) and split.shards and len(split.samples) == samples:
-        numbers = [shard for shard, _, _ in split.samples]
+        shard_of_picture = [shard for shard, _, _ in split.samples]
         names = [Path(name).stem for name in split.shards]
-        if numbers == sorted(numbers) and len(set(names)) == len(names):
-            return [(name, numbers.count(i)) for i, name in enumerate(names) if i in set(numbers)]
-    step = max(1, PART_BYTES // record_bytes)
-    return [
-        (f"part-{i:05d}", min(step, samples - first))
-        for i, first in enumerate(range(0, samples, step))
-    ]
+        in_order = shard_of_picture == sorted(shard_of_picture)
+        if in_order and len(set(names)) == len(names):
+            counts = Counter(shard_of_picture)
+            return [(name, counts[i]) for i, name in enumerate(names) if i in counts]
+    pictures_a_part = max(1, PART_BYTES // record_bytes)
+    parts = []
+    for number, first in enumerate(range(0, samples, pictures_a_part)):
+        parts.append((f"part-{number:05d}", min(pictures_a_part, samples - first)))
+    return parts
 
 
 class PublishedStore:
@@ -107,33 +110,45 @@ class PublishedStore:
         key: str,
         limit: int | None = None,
     ) -> None:
-        self.folder, self.samples, self.views, self.record_bytes = url, samples, views, record_bytes
+        self.folder = url
+        self.samples = samples
+        self.views = views
+        self.record_bytes = record_bytes
         text = _text(url, key)
-        noted = compare(text, fingerprint, url, key)
-        self.measured: dict[str, Any] = noted.get("measured") or {}
-        self._shards = _checked(noted, url, samples, record_bytes, key)
-        if noted.get("views", 0) < views:
+        stored = compare(text, fingerprint, url, key)
+        self.measured: dict[str, Any] = stored.get("measured") or {}
+        self._shards = _checked_shards(stored, url, samples, record_bytes, key)
+        if stored.get("views", 0) < views:
             raise UserError(
-                f"{key}.cache_views: {url} holds {noted.get('views')} view(s), got {views}"
+                f"{key}.cache_views: {url} holds {stored.get('views')} view(s), got {views}"
             )
-        self._starts = np.cumsum([0, *(count for _, count in self._shards)])
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        kept = cache_dir() / "shards" / f"answers-{digest}"
-        self._remote = (
-            Ranged(url, kept, samples * views * record_bytes, limit) if is_url(url) else None
-        )
+        counts = [count for _, count in self._shards]
+        self._starts = np.cumsum([0, *counts])  # the first picture of each shard, and the end
+        self._remote: Ranged | None = None
+        if is_url(url):
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            local = cache_dir() / "shards" / f"answers-{digest}"
+            self._remote = Ranged(url, local, samples * views * record_bytes, limit)
         self._whole = WholeRecords(samples, views, usable)
 
     def read(self, view: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Records of the pictures ``index`` in a view: uint8 ``(N, record_bytes)``, and which are whole, bool
-        ``(N,)``.
+        """Reads records.
+
+        Args:
+            view: number of the view.
+            index: numbers of the pictures, ``(N,)``.
+
+        Returns:
+            The records, uint8 ``(N, record_bytes)``, and which of them are whole, bool ``(N,)``.
         """
         records = np.zeros((len(index), self.record_bytes), dtype=np.uint8)
         for row, i in zip(records, index, strict=True):
-            row[:] = np.frombuffer(self._record(view, int(i)), np.uint8)
+            record = self._record(view, int(i))
+            row[:] = np.frombuffer(record, np.uint8)
         return records, self._whole.among(view, index, records)
 
     def _record(self, view: int, i: int) -> bytes:
+        """The record of picture ``i``, from its place in its shard."""
         shard = int(np.searchsorted(self._starts, i, "right")) - 1
         name = f"{self._shards[shard][0]}.view-{view:04d}.bin"
         offset = (i - int(self._starts[shard])) * self.record_bytes
@@ -165,26 +180,27 @@ def _text(url: str, key: str) -> str:
         raise UserError(f"{key}.cache_dir: {first_line(error)}") from error
 
 
-def _checked(
-    noted: dict[str, Any], url: str, samples: int, record_bytes: int, key: str
+def _checked_shards(
+    stored: dict[str, Any], url: str, samples: int, record_bytes: int, key: str
 ) -> Sequence[tuple[str, int]]:
-    """The shards; a fingerprint may come from anywhere, and names files."""
-    shards = noted.get("shards")
-    fits = isinstance(shards, list) and all(
-        isinstance(s, list)
-        and len(s) == 2
-        and re.fullmatch(r"[\w.-]+", str(s[0]))
-        and type(s[1]) is int
-        and s[1] > 0
-        for s in shards
-    )
+    """The shards' names and numbers of pictures; a fingerprint may come from anywhere, and names files."""
+    shards = stored.get("shards")
     if (
-        not fits
-        or noted.get("record_bytes") != record_bytes
-        or sum(s[1] for s in shards or []) != samples
+        not isinstance(shards, list)
+        or not all(_is_shard(shard) for shard in shards)
+        or stored.get("record_bytes") != record_bytes
+        or sum(count for _, count in shards) != samples
     ):
         raise UserError(
             f"{key}.cache_dir: {url}/{FINGERPRINT} is damaged: its shards are not {samples} records of "
             f"{record_bytes} bytes"
         )
-    return [(str(name), int(count)) for name, count in shards or []]
+    return [(str(name), int(count)) for name, count in shards]
+
+
+def _is_shard(value: object) -> bool:
+    """Whether a value of a fingerprint is a pair: a plain file name, and a number of pictures."""
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    name, count = value
+    return re.fullmatch(r"[\w.-]+", str(name)) is not None and type(count) is int and count > 0
