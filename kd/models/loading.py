@@ -17,8 +17,25 @@ WRAPPINGS = (
     "model_state_dict",
     "model",
     "module",
-)  # of trainers
-NEW = "kd_new_classifier"  # an attribute of a model whose classifier has no weights from its file
+)
+"""Names below which trainers save a model."""
+
+NEW = "kd_new_classifier"
+"""An attribute of models: whether the classifier has no weights from the file."""
+
+# what a file that does not fit may need
+ANOTHER_MODEL = (
+    "; another of timm's: {root}.arch; a model of another library or of your own: {root}.builder"
+    " (kd/models/README.md)"
+)
+NO_HEAD = (
+    "; a backbone has no classifier: recipe=photos {root}.backbone={path} fine-tunes it first, "
+    "recipe=foundation_vit learns its features without labels"
+)
+TWO_TOKENS = (
+    f"; its classifier reads the class token and the patches' mean: {{root}}.builder={HUGGING_FACE}"
+    " {root}.builder.path=FOLDER (of save_pretrained)"
+)
 
 
 def load_checkpoint(
@@ -43,64 +60,76 @@ def load_checkpoint(
         UserError: the file can't be read, holds two models that fit equally well, or does not fit.
     """
     file, tensors, about = read_weights(path, key)
-    expected, names = model.state_dict(), classifier_names(model)
-    layout = choose(tensors, model, about.img_size, part, f"{key}: {file}", key)
-    state = layout.state
+    place = f"{key}: {file}"
+    expected = model.state_dict()
+    layout = choose(tensors, model, about.img_size, part, place, key)
     if layout.library:
-        say(f"{key}: {file}: names of {layout.library} brought into timm's")
+        say(f"{place}: names of {layout.library} brought into timm's")
     if layout.positions:
-        say(f"{key}: {file}: {layout.positions}")
+        say(f"{place}: {layout.positions}")
+    state = layout.state
     state |= _head_beside(tensors, layout, expected.keys() - state.keys(), model)
-    _say_prefix(layout, len(tensors) - len(state), f"{key}: {file}")
-    of_head, of_files_head = _below(expected, names), _below(state, names)
+    _say_prefix(layout, len(tensors) - len(state), place)
+
+    # names of the classifier's tensors in the model and in the file
+    heads = classifier_names(model)
+    of_head = _below(expected, heads)
+    of_files_head = _below(state, heads)
     if not of_head:  # a model that was built without a classifier
-        state = {k: v for k, v in state.items() if k not in of_files_head}
-    last = (
-        _below(of_head, ["head.classifier"]) or of_head
-    )  # a dense model's head is more than its classifier
-    other = _other_classes(about.classes, classes, state, expected, last)
-    if other and head:
+        state = {name: value for name, value in state.items() if name not in of_files_head}
+    # a dense model's head is more than its last layer
+    last = _below(of_head, ["head.classifier"]) or of_head
+
+    # a classifier of other classes or another form is not taken; a teacher's is an error
+    reason = _other_classes(about.classes, classes, state, expected, last)
+    if reason and head:
         hint = f"; {key.removesuffix('.checkpoint')}.classes=FILE (one name a line) says which those are"
-        raise UserError(f"{key}: {file} {other}{'' if about.classes else hint}")
-    if (
-        not other
-        and not head
-        and of_head
-        and of_files_head
-        and not _same_form(state, expected, last)
-    ):
-        other, last = "has a classifier of another form", of_files_head
-    if other:
-        state = {k: v for k, v in state.items() if k not in last}
-        say(f"{key}: {file} {other}: its backbone is taken, the classifier is new")
+        raise UserError(f"{place} {reason}{'' if about.classes else hint}")
+    both_have_heads = bool(of_head and of_files_head)
+    if not reason and not head and both_have_heads and not _same_form(state, expected, last):
+        reason = "has a classifier of another form"
+        last = of_files_head
+    if reason:
+        state = {name: value for name, value in state.items() if name not in last}
+        say(f"{place} {reason}: its backbone is taken, the classifier is new")
     if of_head and not of_files_head and not head:
-        say(f"{key}: {file} has no classifier: its backbone is taken, the classifier is new")
-    wrong = [
-        f"{k} is {tuple(state[k].shape)} there, {tuple(v.shape)} here"
-        for k, v in expected.items()
-        if k in state and state[k].shape != v.shape
-    ]
-    missing = [
-        k
-        for k in expected
-        if k not in state and (head or k not in of_head) and not k.endswith(COUNTER)
-    ]
-    wrong += [f"{k} is missing" for k in missing]
-    wrong += [f"{k} is not in the model" for k in state if k not in expected]
-    if wrong:
-        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        say(f"{place} has no classifier: its backbone is taken, the classifier is new")
+
+    needed = [name for name in expected if head or name not in of_head]
+    missing = [name for name in needed if name not in state and not name.endswith(COUNTER)]
+    misfits = _misfits(state, expected, missing)
+    if misfits:
+        more = f" (and {len(misfits) - 3} more)" if len(misfits) > 3 else ""
         root = key.removesuffix(".checkpoint")
-        hint = f"; another of timm's: {root}.arch; a model of another library or of your own: {root}.builder"
-        hint = f"{hint} (kd/models/README.md)" if 2 * len(missing) > len(expected) else ""
-        if head and not of_files_head and ".teacher" in key and {*missing} <= {*of_head}:
-            hint = f"; a backbone has no classifier: recipe=photos {root}.backbone={path} fine-tunes it first, "
-            hint += "recipe=foundation_vit learns its features without labels"
+        teacher_lacks_head = (
+            head and ".teacher" in key and not of_files_head and {*missing} <= {*of_head}
+        )
+        hint = ""
         if layout.library == "transformers" and _reads_two_tokens(state, expected, last):
-            hint = f"; its classifier reads the class token and the patches' mean: {root}.builder={HUGGING_FACE}"
-            hint += f" {root}.builder.path=FOLDER (of save_pretrained)"
-        raise UserError(f"{key}: {file} does not fit: {'; '.join(wrong[:3])}{more}{hint}")
-    model.load_state_dict({k: v.to(expected[k].dtype) for k, v in state.items()}, strict=False)
-    setattr(model, NEW, not all(k in state for k in last))
+            hint = TWO_TOKENS.format(root=root)
+        elif teacher_lacks_head:
+            hint = NO_HEAD.format(root=root, path=path)
+        elif 2 * len(missing) > len(expected):
+            hint = ANOTHER_MODEL.format(root=root)
+        raise UserError(f"{place} does not fit: {'; '.join(misfits[:3])}{more}{hint}")
+
+    in_models_dtype = {name: value.to(expected[name].dtype) for name, value in state.items()}
+    model.load_state_dict(in_models_dtype, strict=False)
+    setattr(model, NEW, not all(name in state for name in last))
+
+
+def _misfits(
+    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], missing: Sequence[str]
+) -> list[str]:
+    """What keeps a state from being loaded, as sentences: other shapes, then missing names, then names too many."""
+    sentences = []
+    for name, value in expected.items():
+        if name in state and state[name].shape != value.shape:
+            in_file = tuple(state[name].shape)
+            sentences.append(f"{name} is {in_file} there, {tuple(value.shape)} here")
+    sentences += [f"{name} is missing" for name in missing]
+    sentences += [f"{name} is not in the model" for name in state if name not in expected]
+    return sentences
 
 
 def _same_form(
@@ -108,8 +137,9 @@ def _same_form(
 ) -> bool:
     """Whether the file's classifier has the same layers, with the same shapes."""
     modules = {name.rpartition(".")[0] for name in last}
-    in_file = [name for name in state if any(name.startswith(f"{module}.") for module in modules)]
-    return {*in_file} == {*last} and all(state[name].shape == expected[name].shape for name in last)
+    if {*_below(state, modules)} != {*last}:
+        return False
+    return all(state[name].shape == expected[name].shape for name in last)
 
 
 def _reads_two_tokens(
@@ -133,70 +163,75 @@ def _other_classes(
     last: Sequence[str],
 ) -> str:
     """How the file's classes differ from the data's; empty where they don't, or nothing is known."""
-    for k in last:
-        given, wanted = tuple(state[k].shape) if k in state else (), tuple(expected[k].shape)
-        if given and given != wanted and given[1:] == wanted[1:]:
-            return f"names {given[0]} classes, the data has {wanted[0]}"
+    for name in last:
+        if name not in state:
+            continue
+        in_file = tuple(state[name].shape)
+        in_model = tuple(expected[name].shape)
+        if in_file and in_file != in_model and in_file[1:] == in_model[1:]:
+            return f"names {in_file[0]} classes, the data has {in_model[0]}"
     if not names or not classes or list(names) == list(classes):
         return ""
-    i = next((i for i, (a, b) in enumerate(zip(names, classes, strict=False)) if a != b), None)
-    if i is None:
-        return f"names {len(names)} classes, the data has {len(classes)}"
-    return (
-        f"was trained on other classes: class {i} is {names[i]!r} there, {classes[i]!r} in the data"
-    )
+    for i, (of_file, of_data) in enumerate(zip(names, classes, strict=False)):
+        if of_file != of_data:
+            return f"was trained on other classes: class {i} is {of_file!r} there, {of_data!r} in the data"
+    return f"names {len(names)} classes, the data has {len(classes)}"
 
 
 def classifier_names(model: nn.Module) -> list[str]:
     """The module paths of a model's last layers (two for a model with a distillation token)."""
-    found = getattr(model, "pretrained_cfg", {}).get("classifier") or "head"
-    return [found] if isinstance(found, str) else list(found)
+    names = getattr(model, "pretrained_cfg", {}).get("classifier") or "head"
+    return [names] if isinstance(names, str) else list(names)
 
 
 def _below(keys: Iterable[str], modules: Iterable[str]) -> list[str]:
+    """The names of tensors that belong to modules."""
     prefixes = tuple(f"{name}." for name in modules)
     return [key for key in keys if key.startswith(prefixes)]
 
 
 def _say_prefix(layout: FileModel, left_out: int, name: str) -> None:
     """Reports below which name a model's weights were found, where a trainer's usual wrapping does not explain it."""
-    parts = layout.prefix.split(".")[:-1]
-    parts = parts[1:] if parts[:1] and parts[0] in WRAPPINGS else parts
-    parts = parts[1:] if parts[:1] == ["module"] else parts  # of DistributedDataParallel
-    if not layout.prefix or layout.library or not (parts or layout.rivals):
+    names = layout.prefix.split(".")[:-1]
+    if names and names[0] in WRAPPINGS:
+        names = names[1:]
+    if names and names[0] == "module":  # of DistributedDataParallel
+        names = names[1:]
+    if not layout.prefix or layout.library or not (names or layout.rivals):
         return
-    left = f", {left_out} tensors beside it are left out" if left_out > 0 else ""
-    others = f" (another model: '{layout.rivals[0][:-1] or '.'}')" if layout.rivals else ""
-    say(
-        f"{name}: the weights below '{'.'.join(parts) or layout.prefix[:-1]}' are taken{left}{others}"
-    )
+    shown = ".".join(names) or layout.prefix[:-1]
+    beside = f", {left_out} tensors beside it are left out" if left_out > 0 else ""
+    other = ""
+    if layout.rivals:
+        other = f" (another model: '{layout.rivals[0][:-1] or '.'}')"
+    say(f"{name}: the weights below '{shown}' are taken{beside}{other}")
 
 
 def _head_beside(
     tensors: Mapping[str, Tensor], layout: FileModel, missing: set[str], model: nn.Module
 ) -> dict[str, Tensor]:
     """The one linear layer beside a wrapped backbone that is of the classifier's width, where the backbone has none."""
-    names = [name for name in classifier_names(model) if f"{name}.weight" in missing]
-    if len(names) != 1 or not layout.prefix:
+    missing_heads = [name for name in classifier_names(model) if f"{name}.weight" in missing]
+    if len(missing_heads) != 1 or not layout.prefix:
         return {}
-    width = model.state_dict()[f"{names[0]}.weight"].shape[1:]
-    others = (layout.prefix, *(prefix for prefix in layout.rivals if prefix))
-    beside = [
-        name.removesuffix("weight")
-        for name, value in tensors.items()
-        if name.endswith("weight")
-        and value.ndim == 2
-        and value.shape[1:] == width
-        and not name.startswith(others)
-    ]
-    if len(beside) != 1:
+    (head,) = missing_heads
+    width = model.state_dict()[f"{head}.weight"].shape[1:]
+    models = (layout.prefix, *(prefix for prefix in layout.rivals if prefix))
+
+    # linear layers of that width outside of all models in the file, with the last dot
+    layers = []
+    for name, value in tensors.items():
+        is_linear = name.endswith("weight") and value.ndim == 2
+        if is_linear and value.shape[1:] == width and not name.startswith(models):
+            layers.append(name.removesuffix("weight"))
+    if len(layers) != 1:
         return {}
-    parts = ("weight", "bias")
-    return {
-        f"{names[0]}.{part}": tensors[f"{beside[0]}{part}"]
-        for part in parts
-        if f"{beside[0]}{part}" in tensors
-    }
+    (layer,) = layers
+    state = {}
+    for kind in ("weight", "bias"):
+        if f"{layer}{kind}" in tensors:
+            state[f"{head}.{kind}"] = tensors[f"{layer}{kind}"]
+    return state
 
 
 def freeze_backbone(model: nn.Module, arch: str) -> tuple[str, ...]:

@@ -70,12 +70,13 @@ class Taps:
     def __init__(
         self, model: nn.Module, patterns: Sequence[str | list[str]], size: Size | Prepare
     ) -> None:
-        self._model, self._input_size = model, size
+        self._model = model
+        self._input_size = size
         self._layers = dict(model.named_modules())
         self._caught: dict[str, Tensor] | None = None
         self._hooked: set[str] = set()
-        self._found: dict[tuple[str, ...], list[str]] = {}
-        self._keys: dict[str, str] = {}
+        self._paths: dict[tuple[str, ...], list[str]] = {}  # of layers, by patterns
+        self._keys: dict[str, str] = {}  # settings that name a layer, by its path
         for pattern in patterns:
             self.add(pattern)
 
@@ -111,85 +112,94 @@ class Taps:
             UserError: a pattern that no layer matches.
         """
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-        if wanted not in self._found:  # once, not in every step: it walks the whole model
-            named = [self._map_at(pattern, key) for pattern in wanted]
-            found = layer_paths(self._model, named, key, besides=[MAPS, PRELOGITS])
-            if MAPS in found:
-                found[found.index(MAPS)] = self._last_map(run or self._run, key)
-            self._found[wanted] = list(dict.fromkeys(found))
-        return self._found[wanted]
+        if wanted not in self._paths:  # once, not in every step: it walks the whole model
+            resolved = [self._map_at(pattern, key) for pattern in wanted]
+            paths = layer_paths(self._model, resolved, key, besides=[MAPS, PRELOGITS])
+            if MAPS in paths:
+                paths[paths.index(MAPS)] = self._last_map(run or self._run, key)
+            self._paths[wanted] = list(dict.fromkeys(paths))
+        return self._paths[wanted]
 
     def _map_at(self, pattern: str, key: str) -> str:
         """The layer that ``maps@1/3`` means in timm's list of features; a ViT's map as its next block normalises it."""
-        if not (share := MAPS_AT.fullmatch(pattern)):
+        share = MAPS_AT.fullmatch(pattern)
+        if share is None:
             return pattern
         names = [feature["module"] for feature in getattr(self._model, "feature_info", ())]
-        place = max(1, math.ceil(len(names) * int(share[1]) / int(share[2])))
+        place = max(1, math.ceil(len(names) * int(share[1]) / int(share[2])))  # from 1
         if place > len(names):
             raise UserError(
                 f"{key}: '{pattern}' is beyond timm's {len(names)} features of {_title(self._model)}"
             )
+        layer = names[place - 1]
         normed = f"blocks.{place}.norm1"
-        return (
-            normed
-            if names[place - 1] == f"blocks.{place - 1}" and normed in self._layers
-            else names[place - 1]
-        )
+        if layer == f"blocks.{place - 1}" and normed in self._layers:
+            return normed
+        return layer
 
     def _run(self) -> None:
+        """A forward of two pictures of zeros."""
         self._model(next(self._model.parameters()).new_zeros(TRIAL, 3, *self._size))
 
     @torch.no_grad()
     def _last_map(self, run: Callable[[], Any], key: str) -> str:
         """The outermost layer that gives what timm calls a model's features, or else the last map of all."""
-        given: list[tuple[str, Tensor]] = []
-        features: list[Tensor] = []
-        own: Any = getattr(self._model, "forward_features", None)
+        maps: list[tuple[str, Tensor]] = []  # that layers give, in the order of the forward
+        features: list[Tensor] = []  # the last map of forward_features, and its output
+        forward_features: Any = getattr(self._model, "forward_features", None)
 
-        def note(path: str, output: object) -> None:
+        def record_map(path: str, output: object) -> None:
             first = output[0] if isinstance(output, (tuple, list)) and output else output
             if isinstance(first, Tensor) and self._is_map(first):
-                given.append((path, first))
+                maps.append((path, first))
 
-        def watched(*args: object, **kwargs: object) -> object:
-            output = own(*args, **kwargs)
-            features.extend(x for _, x in given[-1:])
-            features.extend(x for _, x in given if x is output)
+        def recorded_forward(*args: object, **kwargs: object) -> object:
+            output = forward_features(*args, **kwargs)
+            if maps:
+                features.append(maps[-1][1])
+            for _, x in maps:
+                if x is output:
+                    features.append(x)
             return output
 
-        hooks = [
-            m.register_forward_hook(lambda _m, _i, out, path=path: note(path, out))
-            for path, m in self._layers.items()
-            if path
-        ]
+        hooks = []
+        for path, layer in self._layers.items():
+            if path:  # all but the model itself
+                hook = lambda _layer, _inputs, output, path=path: record_map(path, output)  # noqa: E731
+                hooks.append(layer.register_forward_hook(hook))
         try:
-            if own is not None:
-                self._model.forward_features = watched  # type: ignore[assignment]
+            if forward_features is not None:
+                self._model.forward_features = recorded_forward  # type: ignore[assignment]
             with evaluating(self._model):
                 run()
         finally:
             vars(self._model).pop("forward_features", None)
-            for hook in hooks:
-                hook.remove()
-        spread = [x for _, x in given if x.ndim == 3 or x.shape[2] * x.shape[3] > 1]
-        if not given or not (features or spread):
+            for handle in hooks:
+                handle.remove()
+        larger_than_a_pixel = [x for _, x in maps if x.ndim == 3 or x.shape[2] * x.shape[3] > 1]
+        candidates = features or larger_than_a_pixel
+        if not maps or not candidates:
             raise UserError(
                 f"{key}: {_title(self._model)} has no map before its classifier: name a layer"
             )
-        last = (features or spread)[-1]
-        return min(
-            reversed([path for path, x in given if x is last]), key=lambda path: path.count(".")
-        )
+        last_map = candidates[-1]
+        # of the layers that give this very tensor the outermost; of equally deep ones the last
+        paths = [path for path, x in maps if x is last_map]
+        return min(reversed(paths), key=lambda path: path.count("."))
+
+    @property
+    def _prefix_tokens(self) -> int:
+        """The number of class and register tokens before the patches' tokens."""
+        return int(getattr(self._model, "num_prefix_tokens", 0) or 0)
 
     def _is_map(self, x: Tensor) -> bool:
+        """Whether a layer's output has a value for each place of the picture: a map, or tokens of patches."""
         if x.ndim == 4:
-            return min(self._turned(x)) < 0.7
-        count = (
-            x.shape[1] - int(getattr(self._model, "num_prefix_tokens", 0) or 0)
-            if x.ndim == 3
-            else 0
-        )
-        return count > 1 and x.shape[2] > 1 and math.prod(self._grid(count)) == count
+            return min(self._shape_differences(x)) < 0.7
+        if x.ndim != 3:
+            return False
+        patches = x.shape[1] - self._prefix_tokens
+        return patches > 1 and x.shape[2] > 1 and math.prod(self._grid(patches)) == patches
 
     def __enter__(self) -> dict[str, Tensor]:
         self._caught = {}
@@ -198,6 +208,7 @@ class Taps:
     def __exit__(self, *_: object) -> None:
         self._caught = None
 
+    # forward hooks
     def _catch(
         self, path: str, _module: nn.Module, _inputs: object, output: Tensor | Sequence[Tensor]
     ) -> None:
@@ -211,7 +222,19 @@ class Taps:
     def read(
         self, caught: dict[str, Tensor], patterns: str | list[str], tokens: str
     ) -> list[Tensor]:
-        """What the layers gave in the forward that filled ``caught``, in the form that ``tokens`` asks for."""
+        """The layers' outputs in one form.
+
+        Args:
+            caught: filled by a forward.
+            patterns: the layers.
+            tokens: see :class:`TapSpec`.
+
+        Returns:
+            For each layer a map ``(N, C, H, W)``, vectors ``(N, D)``, or with ``all`` tokens ``(N, T, D)``.
+
+        Raises:
+            UserError: a layer that the forward did not run, or one without the wanted token.
+        """
         paths = self.paths(patterns)
         for path in paths:
             if path not in caught:
@@ -222,50 +245,56 @@ class Taps:
         return [self._form(caught[path], tokens, path) for path in paths]
 
     def _form(self, x: Tensor, tokens: str, path: str) -> Tensor:
+        """One layer's output in the form that ``tokens`` names."""
         if x.ndim == 4:
             return x.permute(0, 3, 1, 2) if self._is_channels_last(x) else x
         if x.ndim != 3 or tokens == "all":
             return x
-        prefix = int(getattr(self._model, "num_prefix_tokens", 0) or 0)
         if tokens == "class":
-            if not prefix:
+            if not self._prefix_tokens:
                 key = self._keys.get(path, KEY)
                 raise UserError(
                     f"{key}: layer '{path}' of {_title(self._model)} has no class token (tokens=patch)"
                 )
             return x[:, 0]
-        for skipped in (prefix, 0):  # blocks may not have the class token, which joins later (CaiT)
-            height, width = self._grid(x.shape[1] - skipped)
-            if height * width == x.shape[1] - skipped:
+        # blocks may not have the class token, which joins later (CaiT)
+        for skipped in (self._prefix_tokens, 0):
+            patches = x.shape[1] - skipped
+            height, width = self._grid(patches)
+            if height * width == patches:
                 return x[:, skipped:].transpose(1, 2).unflatten(2, (height, width))
         return x
 
     def _grid(self, count: int) -> Size:
+        """Rows and columns of so many patches in the picture's shape; their product may be another number."""
         height = round(math.sqrt(count * self._size[0] / self._size[1]))
         return height, count // max(height, 1)
 
-    def _turned(self, x: Tensor) -> tuple[float, float]:
-        """How far the sides are from the picture's where channels come first, and where they come last."""
-        wanted = math.log(self._size[0] / self._size[1])
-        return abs(math.log(x.shape[2] / x.shape[3]) - wanted), abs(
-            math.log(x.shape[1] / x.shape[2]) - wanted
-        )
+    def _shape_differences(self, x: Tensor) -> tuple[float, float]:
+        """How far a map's shape is from the picture's if channels come first, and if they come last.
+
+        The difference of two shapes is that of the logarithms of height / width.
+        """
+        of_picture = math.log(self._size[0] / self._size[1])
+        channels_first = math.log(x.shape[2] / x.shape[3])
+        channels_last = math.log(x.shape[1] / x.shape[2])
+        return abs(channels_first - of_picture), abs(channels_last - of_picture)
 
     def _is_channels_last(self, x: Tensor) -> bool:
         """By the picture's shape; where that leaves it open, by what timm says of the model."""
-        first, last = self._turned(x)
-        return (
-            getattr(self._model, "output_fmt", "NCHW") == "NHWC"
-            if abs(first - last) < 0.05
-            else last < first
-        )
+        channels_first, channels_last = self._shape_differences(x)
+        if abs(channels_first - channels_last) < 0.05:
+            return getattr(self._model, "output_fmt", "NCHW") == "NHWC"
+        return channels_last < channels_first
 
 
 def _matches(path: str, pattern: str) -> bool:
-    parts, wanted = path.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(
-        fnmatchcase(a, b) for a, b in zip(parts, wanted, strict=True)
-    )
+    """Whether a layer's path has as many names as a pattern, and each fits (``blocks.*.mlp``)."""
+    names = path.split(".")
+    patterns = pattern.split(".")
+    if len(names) != len(patterns):
+        return False
+    return all(fnmatchcase(name, one) for name, one in zip(names, patterns, strict=True))
 
 
 def classifier_of(model: nn.Module, key: str) -> nn.Module:
@@ -274,15 +303,24 @@ def classifier_of(model: nn.Module, key: str) -> nn.Module:
     Raises:
         UserError: none of these is there.
     """
-    get = getattr(model, "get_classifier", None)
-    named = (getattr(model, name, None) for name in ("head", "fc", "classifier"))
-    found = get() if get is not None else next((m for m in named if isinstance(m, nn.Module)), None)
-    if found is None:
+    get_classifier = getattr(model, "get_classifier", None)
+    classifier: Any = None
+    if get_classifier is not None:
+        classifier = get_classifier()
+    else:
+        for name in ("head", "fc", "classifier"):
+            layer = getattr(model, name, None)
+            if isinstance(layer, nn.Module):
+                classifier = layer
+                break
+    if classifier is None:
         raise UserError(
             f"{key}: {type(model).__name__} has no get_classifier() and no head, fc or classifier, so "
             "'prelogits' is unknown: name a layer"
         )
-    return found[0] if isinstance(found, (tuple, list, nn.ModuleList)) else found
+    if isinstance(classifier, (tuple, list, nn.ModuleList)):
+        return classifier[0]
+    return classifier
 
 
 @torch.no_grad()
