@@ -59,7 +59,11 @@ def packed_record(file: TorchFile) -> str:
             for record in archive.infolist()
             if record.compress_type != zipfile.ZIP_STORED
         ]
-    return f"its record {packed[0][:80]} is compressed" if packed else ""
+    if not packed:
+        return ""
+    if "/code/" in packed[0]:  # torch.jit compresses its programs
+        return "it is a TorchScript archive"
+    return f"its record {packed[0][:80]} is compressed"
 
 
 def check_sizes(content: object) -> None:
