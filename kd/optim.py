@@ -55,11 +55,13 @@ class OptimSpec(OptimSettings):
             )
         decay = before.get("weight_decay", self.weight_decay)
         if (decay == 0) != (self.weight_decay == 0):
-            on_off = f"can't be turned on or off in a resumed run ({decay:g} before), got {self.weight_decay:g}"
-            raise UserError(f"optim.weight_decay: {on_off}")
+            raise UserError(
+                "optim.weight_decay: can't be turned on or off in a resumed run "
+                f"({decay:g} before), got {self.weight_decay:g}"
+            )
         if before.get("decay_norm_and_bias", False) != self.decay_norm_and_bias:
-            before_it = str(not self.decay_norm_and_bias).lower()
-            raise UserError(f"optim.decay_norm_and_bias: must stay {before_it} in a resumed run")
+            previous = str(not self.decay_norm_and_bias).lower()
+            raise UserError(f"optim.decay_norm_and_bias: must stay {previous} in a resumed run")
 
     def settings(self) -> dict[str, Any]:
         """Its fields, as a checkpoint stores them."""
@@ -92,9 +94,7 @@ class GivenOptim(OptimSpec):
             TypeError: it gives something else than an optimizer.
         """
         assert self.make is not None
-        optimizer = self.make(
-            [p for module in modules for p in module.parameters() if p.requires_grad]
-        )
+        optimizer = self.make(_trainable(modules))
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
                 f"optim: the function must give a torch.optim.Optimizer, got {type(optimizer).__name__}"
@@ -102,13 +102,30 @@ class GivenOptim(OptimSpec):
         return optimizer, LambdaLR(optimizer, lambda step: 1.0)
 
 
+def _trainable(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """The parameters of all modules that get a gradient."""
+    parameters = []
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameters.append(parameter)
+    return parameters
+
+
 def as_optim(given: "OptimSpec | Mapping[str, Any] | Parameters | None") -> OptimSpec:
-    """What the Python classes take as ``optim``."""
-    if given is None or isinstance(given, OptimSpec):
-        return given or OptimSpec()
+    """The settings from what the Python classes take as ``optim``.
+
+    Raises:
+        TypeError: none of these kinds, or a key that is not a field.
+    """
+    if given is None:
+        return OptimSpec()
+    if isinstance(given, OptimSpec):
+        return given
     if isinstance(given, Mapping):
-        known = [f.name for f in fields(OptimSpec)]
-        if unknown := sorted(set(given) - set(known)):
+        known = [field.name for field in fields(OptimSpec)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
             raise TypeError(f"optim: no key '{unknown[0]}' (allowed: {', '.join(known)})")
         return OptimSpec(**given)
     if callable(given):
@@ -134,7 +151,9 @@ class Pace:
 
     def epochs(self, max_epochs: int | None) -> int:
         """The epochs that the run will have, as far as its settings tell: whichever bound comes first."""
-        bounds = [max_epochs] if max_epochs is not None and max_epochs > 0 else []
+        bounds = []
+        if max_epochs is not None and max_epochs > 0:
+            bounds.append(max_epochs)
         if not math.isinf(self.total_steps):
             bounds.append(max(1, math.ceil(self.total_steps / self.steps_per_epoch)))
         return min(bounds, default=1)
@@ -142,9 +161,9 @@ class Pace:
 
 def _try_kwargs(spec: OptimSpec) -> None:
     """A step on a few numbers: some optimizers take arguments that their step refuses."""
-    own = {"lr", "weight_decay"} & spec.kwargs.keys()
-    if own:
-        raise UserError(f"optim.kwargs.{min(own)}: is optim.{min(own)}")
+    with_own_keys = sorted({"lr", "weight_decay"} & spec.kwargs.keys())
+    if with_own_keys:
+        raise UserError(f"optim.kwargs.{with_own_keys[0]}: is optim.{with_own_keys[0]}")
     if not spec.kwargs:
         return
     try:
@@ -162,7 +181,9 @@ def _try_kwargs(spec: OptimSpec) -> None:
 
 def for_start(spec: OptimSpec, scratch: bool) -> OptimSpec:
     """``spec`` with the learning rate for a student that starts from random weights (``scratch``), or from others."""
-    return replace(spec, lr=spec.lr_scratch) if scratch and spec.lr_scratch is not None else spec
+    if scratch and spec.lr_scratch is not None:
+        return replace(spec, lr=spec.lr_scratch)
+    return spec
 
 
 def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
@@ -173,11 +194,10 @@ def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
     """
     if spec.lr_batch is None:
         return spec
-    factor = global_batch / spec.lr_batch
+    ratio = global_batch / spec.lr_batch
     kind, _ = _kind_and_kwargs(spec)
-    return replace(
-        spec, lr=spec.lr * (factor if kind.__name__.startswith("SGD") else math.sqrt(factor))
-    )
+    factor = ratio if kind.__name__.startswith("SGD") else math.sqrt(ratio)
+    return replace(spec, lr=spec.lr * factor)
 
 
 def parameter_groups(
@@ -192,16 +212,17 @@ def parameter_groups(
         all_alike: all parameters have it, in one group.
     """
     if all_alike:
-        found = [p for module in modules for p in module.parameters() if p.requires_grad]
-        return [{"params": found, "weight_decay": weight_decay}]
-    merged: dict[float, list[nn.Parameter]] = {}
+        return [{"params": _trainable(modules), "weight_decay": weight_decay}]
+    by_decay: dict[float, list[nn.Parameter]] = {}
     for module in modules:
-        without: set[str] = getattr(module, "no_weight_decay", set)()
-        for group in param_groups_weight_decay(module, weight_decay, no_weight_decay_list=without):
-            merged.setdefault(group["weight_decay"], []).extend(group["params"])
-    return [
-        {"params": found, "weight_decay": decay} for decay, found in sorted(merged.items()) if found
-    ]
+        exempt: set[str] = getattr(module, "no_weight_decay", set)()
+        for group in param_groups_weight_decay(module, weight_decay, no_weight_decay_list=exempt):
+            by_decay.setdefault(group["weight_decay"], []).extend(group["params"])
+    groups = []
+    for decay in sorted(by_decay):
+        if by_decay[decay]:
+            groups.append({"params": by_decay[decay], "weight_decay": decay})
+    return groups
 
 
 @cache
@@ -214,25 +235,24 @@ def _own_muon() -> type[Optimizer]:
     original = copied.zeropower_via_newtonschulz
 
     def iterate(gradient: Tensor, *args: object, **kwargs: object) -> Tensor:
-        return original(
-            gradient, *args, dtype=torch.float32 if gradient.is_cpu else torch.bfloat16, **kwargs
-        )
+        dtype = torch.float32 if gradient.is_cpu else torch.bfloat16
+        return original(gradient, *args, dtype=dtype, **kwargs)
 
     copied.zeropower_via_newtonschulz = iterate  # type: ignore[attr-defined]
     return copied.Muon
 
 
 def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
+    """The optimizer's class and its arguments: timm's for the name, then those of the settings."""
     kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
-    info = get_optimizer_info(
-        spec.name
-    )  # timm's own factory gives one class several names, each with its arguments
-    own = {"lr": spec.lr, **(info.defaults or {})}
+    # timm gives one class several names, each with arguments of its own
+    info = get_optimizer_info(spec.name)
+    kwargs = {"lr": spec.lr, **(info.defaults or {})}
     if kind is muon.Muon:
         kind = _own_muon()  # keeps its author's momentum of 0.95
     elif info.has_momentum:
-        own["momentum"] = 0.9
-    return kind, own | spec.kwargs
+        kwargs["momentum"] = 0.9
+    return kind, kwargs | spec.kwargs
 
 
 def build_optimizer(modules: Iterable[nn.Module], spec: OptimSpec, fused: bool = True) -> Optimizer:
@@ -364,18 +384,15 @@ def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_ste
     """
     if max_steps < 0:
         return by_epochs
-    return max(
-        0,
-        int(
-            min(total_by_epochs, max_steps)
-            - min(total_by_epochs - by_epochs, max_steps - global_step)
-        ),
-    )
+    length_of_schedule = min(total_by_epochs, max_steps)
+    left_of_run = min(total_by_epochs - by_epochs, max_steps - global_step)
+    return max(0, int(length_of_schedule - left_of_run))
 
 
 def short_window(batches: float, accumulate: int, batch_idx: int) -> float:
     """Factor of a batch's loss in an epoch's last accumulation, which may be shorter than the trainer's divisor."""
-    return accumulate / min(accumulate, batches - (batch_idx - batch_idx % accumulate))
+    first_of_window = batch_idx - batch_idx % accumulate
+    return accumulate / min(accumulate, batches - first_of_window)
 
 
 def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: float) -> float:
@@ -388,9 +405,9 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: f
 
 def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float]) -> float:
     """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a tenth at each milestone (a step)."""
-    return (
-        (step + 1) / warmup_steps if step < warmup_steps else 0.1 ** bisect_right(milestones, step)
-    )
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    return 0.1 ** bisect_right(milestones, step)
 
 
 def build_schedule(
@@ -398,25 +415,23 @@ def build_schedule(
 ) -> LambdaLR:
     """Warm-up, then a cosine to the end of the run (none: at its peak) or steps, by optimizer steps."""
     if math.isinf(steps_per_epoch):  # a loader without a length
-        in_epochs = (
-            "optim.milestones"
-            if spec.milestones
-            else "optim.warmup_epochs"
-            if spec.warmup_epochs
-            else ""
-        )
-        if in_epochs:
+        off = ""
+        if spec.milestones:
+            key, off = "optim.milestones", "[]"
+        elif spec.warmup_epochs:
+            key, off = "optim.warmup_epochs", "0"
+        if off:
             raise UserError(
-                f"{in_epochs}: counts epochs, whose length the training loader does not give; give it a "
-                f"length, or {in_epochs}={'[]' if spec.milestones else 0}"
+                f"{key}: counts epochs, whose length the training loader does not give; give it a "
+                f"length, or {key}={off}"
             )
         return LambdaLR(
             optimizer, lambda step: warmup_cosine(step, 0, total_steps, spec.min_lr_ratio)
         )
     warmup = int(min(round(spec.warmup_epochs * steps_per_epoch), max(0, total_steps - 1)))
     if spec.milestones:
-        at = [round(epoch * steps_per_epoch, 6) for epoch in spec.milestones]
-        return LambdaLR(optimizer, lambda step: warmup_then_steps(step, warmup, at))
+        milestones = [round(epoch * steps_per_epoch, 6) for epoch in spec.milestones]
+        return LambdaLR(optimizer, lambda step: warmup_then_steps(step, warmup, milestones))
     return LambdaLR(
         optimizer, lambda step: warmup_cosine(step, warmup, total_steps, spec.min_lr_ratio)
     )

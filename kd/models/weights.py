@@ -25,10 +25,12 @@ from kd.storage.elsewhere import RefusedFile, json_of, regular, text_of
 from kd.storage.objects import fetched
 from kd.storage.tensors import read_tensors
 
-WRAPPERS = re.compile(
-    r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
-)  # torch puts them into names
+WRAPPERS = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""Names that torch's wrappers put before a module's own."""
+
 OUR_STUDENTS = re.compile(r"students\.[^.]+\.(?:model|average)\.")
+"""First names of a student's tensors in a checkpoint of kd."""
+
 NAMES = (
     "class_names",
     "classes",
@@ -39,6 +41,8 @@ NAMES = (
     "idx_to_class",
     "class_to_idx",
 )
+"""Keys below which files have class names."""
+
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".pkl")
 TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
 NOT_PASSED_ON = ("num_classes", "img_size", *LOADS)
@@ -88,7 +92,11 @@ def read_weights(path: Path, key: str) -> tuple[Path, dict[str, Tensor], About]:
     """
     file = weights_file(path, key)
     try:
-        content = load_file(regular(file)) if file.suffix == ".safetensors" else _load_pickle(file)
+        content: object
+        if file.suffix == ".safetensors":
+            content = load_file(regular(file))
+        else:
+            content = _load_pickle(file)
         about = describe(file)
     except RefusedFile as error:
         raise UserError(f"{key}: {error}") from error
@@ -120,42 +128,57 @@ def tensors_in(content: object) -> dict[str, Tensor]:
             continue
         entered.add(id(value))
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        below = [(f"{path}.{name}" if path else str(name), inner) for name, inner in items]
+        below: list[tuple[str, object]] = []
+        for name, inner in items:
+            below.append((f"{path}.{name}" if path else str(name), inner))
         waiting.extend(reversed(below))  # the last is taken first
     return tensors
 
 
 def _of_our_students(content: object) -> dict[str, Tensor]:
-    """The students' weights in a checkpoint of a run of ours, ``NAME.`` before each of several; else nothing."""
+    """The students' weights in a checkpoint of kd, ``NAME.`` before each of several; empty for other files."""
     state = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping):
         return {}
-    ours = {name: tensor for name, tensor in state.items() if OUR_STUDENTS.match(str(name))}
-    students = models_in(ours)
-    return {
-        f"{student}.{name}" if len(students) > 1 else name: tensor
-        for student, model in students.items()
-        for name, tensor in unit_output(model).items()
-    }
+    of_students = {name: tensor for name, tensor in state.items() if OUR_STUDENTS.match(str(name))}
+    students = models_in(of_students)
+    tensors = {}
+    for student, model in students.items():
+        prefix = f"{student}." if len(students) > 1 else ""
+        for name, tensor in unit_output(model).items():
+            tensors[prefix + name] = tensor
+    return tensors
 
 
 def weights_file(path: Path, key: str) -> Path:
-    """The file to read where ``path`` is a file, a run's folder, timm's own, or the URL of a file or of a run."""
+    """The weights file at a place; one at a URL is fetched.
+
+    Args:
+        path: a file, a run's folder, a folder of timm's, or the URL of a file or of a run.
+        key: the configuration key that named it.
+
+    Raises:
+        UserError: no such file.
+    """
     url = re.match(r"([a-z][a-z0-9+]+):/+(.+)", str(path))  # a Path has one slash of the two
     if url and not path.exists():
-        place = f"{url[1]}://{url[2]}" + ("" if path.suffix in FILES else "/student.safetensors")
+        place = f"{url[1]}://{url[2]}"
+        if path.suffix not in FILES:
+            place += "/student.safetensors"
         return fetched(place, key or "checkpoint")
     path = run_folder(path)
-    candidates = (
-        [path / name for name in ("student.safetensors", *TIMM_FILES)] if path.is_dir() else [path]
-    )
+    candidates = [path]
+    if path.is_dir():
+        candidates = [path / name for name in ("student.safetensors", *TIMM_FILES)]
     for file in candidates:
         if file.is_file():
             return file
+    hint = ""
     hub = re.fullmatch(r"(?:hf[-_]hub:)?timm/(\S+)", str(path))
-    root = key.removesuffix(".checkpoint")
-    meant = f"; timm's weights: {root}.arch={hub[1]} {root}.pretrained=true" if hub else ""
-    raise UserError(f"{key}: there is no {candidates[0]}{meant}")
+    if hub:
+        root = key.removesuffix(".checkpoint")
+        hint = f"; timm's weights: {root}.arch={hub[1]} {root}.pretrained=true"
+    raise UserError(f"{key}: there is no {candidates[0]}{hint}")
 
 
 def describe(file: Path) -> About:
@@ -192,45 +215,47 @@ def about(checkpoint: str | None) -> About:
 
 def _from_metadata(meta: Mapping[str, str]) -> About:
     """Of a ``student.safetensors``; a segmentation student is no plain timm model, so its architecture stays unsaid."""
-    said = {
-        name: json_of(meta[name])
-        for name in ("kwargs", "img_size", "mean", "std", "classes")
-        if name in meta
-    }
-    size = said.get("img_size")
+    values = {}
+    for name in ("kwargs", "img_size", "mean", "std", "classes", "builder"):
+        if name in meta:
+            values[name] = json_of(meta[name])
+    is_plain_timm = "dense" not in meta and "builder" not in meta
+    size = values.get("img_size")
     return About(
-        "" if "dense" in meta or "builder" in meta else meta.get("arch", ""),
-        _arguments(said.get("kwargs", {})),
-        None if size is None else height_width(size),
-        said.get("mean"),
-        said.get("std"),
-        said.get("classes", []),
-        json_of(meta.get("builder", "{}")).get("class_path", ""),
+        arch=meta.get("arch", "") if is_plain_timm else "",
+        kwargs=_arguments(values.get("kwargs", {})),
+        img_size=None if size is None else height_width(size),
+        mean=values.get("mean"),
+        std=values.get("std"),
+        classes=values.get("classes", []),
+        builder=values.get("builder", {}).get("class_path", ""),
     )
 
 
 def _from_timm(content: Mapping[str, Any]) -> About:
-    own = content.get("pretrained_cfg", content)
-    size = own.get("input_size")
+    """Of the ``config.json`` in a folder of timm's."""
+    config = content.get("pretrained_cfg", content)
+    size = config.get("input_size")
     return About(
-        content["architecture"],
-        _arguments(content.get("model_args", {})),
-        tuple(size[-2:]) if size else None,
-        own.get("mean"),
-        own.get("std"),
-        _names_in({**own, **content}),
+        arch=content["architecture"],
+        kwargs=_arguments(content.get("model_args", {})),
+        img_size=tuple(size[-2:]) if size else None,
+        mean=config.get("mean"),
+        std=config.get("std"),
+        classes=_names_in({**config, **content}),
     )
 
 
 def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``timm.create_model`` without what kd sets itself."""
     return {name: value for name, value in kwargs.items() if name not in NOT_PASSED_ON}
 
 
 def _load_pickle(file: Path) -> object:
+    """The content of a file of ``torch.save``; weights and plain values alone are read."""
     _warn_of_old_torch()
-    with torch.serialization.safe_globals(
-        [argparse.Namespace]
-    ):  # the settings in timm's training checkpoints
+    # timm's training checkpoints have their settings as a Namespace
+    with torch.serialization.safe_globals([argparse.Namespace]):
         return read_tensors(file, mmap=zipfile.is_zipfile(file))
 
 
@@ -245,40 +270,46 @@ def _warn_of_old_torch() -> None:
 
 
 def _why(error: Exception) -> str:
-    found = re.search(r"Unsupported (?:global|class): GLOBAL ([\w.]+)", str(error))
-    if found or "TorchScript" in str(error):
-        what = found[1] if found else "a TorchScript program"
-        return f": it pickles {what}, not weights alone; save them with torch.save(model.state_dict(), FILE)"
-    return f" ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]})"
+    """The reason for which a file can't be read, as the end of a message."""
+    text = str(error)
+    pickled = ""
+    pickled_class = re.search(r"Unsupported (?:global|class): GLOBAL ([\w.]+)", text)
+    if pickled_class:
+        pickled = pickled_class[1]
+    elif "TorchScript" in text:
+        pickled = "a TorchScript program"
+    if pickled:
+        return f": it pickles {pickled}, not weights alone; save them with torch.save(model.state_dict(), FILE)"
+    first_line = text.splitlines()[0] if text else ""
+    return f" ({type(error).__name__}: {first_line[:160]})"
 
 
 def _names_in(content: object) -> list[str]:
     """Class names beside the weights: a list, or a dict by or to the class id."""
     if not isinstance(content, Mapping):
         return []
-    for place in [
-        content,
-        *(content[k] for k in ("meta", "hyper_parameters") if isinstance(content.get(k), Mapping)),
-    ]:
-        for name in NAMES:
-            found = _name_list(place.get(name))
-            if found:
-                return found
+    places = [content]
+    for key in ("meta", "hyper_parameters"):
+        if isinstance(content.get(key), Mapping):
+            places.append(content[key])
+    for place in places:
+        for key in NAMES:
+            names = _name_list(place.get(key))
+            if names:
+                return names
     return []
 
 
 def _name_list(value: object) -> list[str]:
     """The names of a mapping from or to numbers, or of a list; otherwise none."""
     if isinstance(value, Mapping) and value:
-        if all(type(v) is int for v in value.values()):
+        if all(type(number) is int for number in value.values()):  # numbers by name
             value = sorted(value, key=value.get)  # type: ignore[arg-type]
-        elif all(str(k).isdigit() for k in value):
-            value = [value[k] for k in sorted(value, key=int)]
-    return (
-        list(value)
-        if isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value)
-        else []
-    )
+        elif all(str(key).isdigit() for key in value):  # names by number
+            value = [value[key] for key in sorted(value, key=int)]
+    if not isinstance(value, (list, tuple)):
+        return []
+    return list(value) if all(isinstance(name, str) for name in value) else []
 
 
 def read_names(file: Path, key: str) -> list[str]:
@@ -289,11 +320,10 @@ def read_names(file: Path, key: str) -> list[str]:
     """
     try:
         text = text_of(file)
-        names = (
-            json_of(text)
-            if file.suffix == ".json"
-            else [line.strip() for line in text.splitlines()]
-        )
+        if file.suffix == ".json":
+            names = json_of(text)
+        else:
+            names = [line.strip() for line in text.splitlines()]
         names = [str(name) for name in names if str(name)]
     except RefusedFile as error:
         raise UserError(f"{key}: {error}") from error
