@@ -42,11 +42,15 @@ class Wanted:
 
     def of(self, name: str) -> "Wanted":
         """What is wanted of one teacher; its logits are also needed for the mean of all."""
-        losses = [self.logits[key] for key in dict.fromkeys((ALL, name)) if key in self.logits]
+        losses: list[LogitLoss] = []
+        reads_logits = False
+        for key in dict.fromkeys((ALL, name)):  # once where the name is ALL
+            if key in self.logits:
+                reads_logits = True
+                losses.extend(self.logits[key])
+        logits = {name: tuple(losses)} if reads_logits else {}
         features = {layer: shape for layer, shape in self.features.items() if layer[0] == name}
-        return Wanted(
-            {name: tuple(loss for some in losses for loss in some)} if losses else {}, features
-        )
+        return Wanted(logits, features)
 
 
 @dataclass

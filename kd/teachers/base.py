@@ -194,8 +194,8 @@ class Ensemble(RunTeacher):
 
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
         """Adds what the members' caches hold of the batch, each under its name."""
-        for own, teacher in self.members.items():
-            batch = teacher.fetch(batch, own)
+        for member, teacher in self.members.items():
+            batch = teacher.fetch(batch, member)
         return batch
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
@@ -204,23 +204,25 @@ class Ensemble(RunTeacher):
         Dense answers are resized to the first teacher's size for the mean. A teacher of which nothing is wanted is not
         run.
         """
-        found = Answer()
+        together = Answer()
         for member, teacher in self.members.items():
             if not wanted.of(member):
                 continue
-            own = teacher.answer(batch, wanted, member)
-            found.features |= own.features
-            found.logits |= own.logits
+            answer = teacher.answer(batch, wanted, member)
+            together.features |= answer.features
+            together.logits |= answer.logits
         if ALL in wanted.logits:
-            found.logits = {ALL: self._mean(list(found.logits.values())), **found.logits}
-        return found
+            mean = self._mean(list(together.logits.values()))
+            together.logits = {ALL: mean, **together.logits}
+        return together
 
     def _mean(self, logits: list[Any]) -> Tensor:
+        """The weighted mean of each teacher's logits, ``(N, C)`` or maps ``(N, C, h, w)`` of any size."""
         size = logits[0].shape[2:]
         if any(x.shape[2:] != size for x in logits):
             logits = [nn.functional.interpolate(x, size, mode="bilinear") for x in logits]
-        parts = [share * x for share, x in zip(self._shares, logits, strict=True)]
-        return sum(parts[1:], parts[0])
+        weighted = [share * x for share, x in zip(self._shares, logits, strict=True)]
+        return sum(weighted[1:], weighted[0])
 
     def __call__(self, images: Images) -> Tensor:
         return self._mean([teacher(images) for teacher in self.members.values()])

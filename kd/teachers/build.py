@@ -208,10 +208,13 @@ def shared_teachers() -> Iterator[None]:
 
 
 def _shared(spec: TeacherSpec, classes: Sequence[str], key: str, dense: bool) -> RunTeacher:
-    pool, name = {} if _pool is None else _pool, repr((spec, list(classes), dense))
-    if name not in pool:
-        pool[name] = build_teacher(spec, len(classes), classes, key, dense)
-    return pool[name]
+    """A teacher of the pool inside :func:`shared_teachers`, a new one outside."""
+    if _pool is None:
+        return build_teacher(spec, len(classes), classes, key, dense)
+    name = repr((spec, list(classes), dense))
+    if name not in _pool:
+        _pool[name] = build_teacher(spec, len(classes), classes, key, dense)
+    return _pool[name]
 
 
 def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[str], Tensor | None]:
@@ -268,8 +271,11 @@ def _names(spec: TeacherSpec, classes: Sequence[str], key: str) -> list[str]:
 def _imagenet_names(spec: TeacherSpec, classes: Sequence[str]) -> list[str]:
     """timm's names (n01440764 ...) of a pre-trained model's classes, where they cover the data's."""
     config = timm.get_pretrained_cfg(spec.arch) if spec.pretrained else None
-    subset = infer_imagenet_subset({"num_classes": config.num_classes}) if config else None
-    if subset is None or config is None or config.num_classes == len(classes):
+    if config is None or config.num_classes == len(classes):
+        return []
+    subset = infer_imagenet_subset({"num_classes": config.num_classes})
+    if subset is None:
         return []
     names = list(ImageNetInfo(subset).label_names())
-    return names if {spec.class_map.get(name, name) for name in classes} <= set(names) else []
+    wanted = {spec.class_map.get(name, name) for name in classes}
+    return names if wanted <= set(names) else []
