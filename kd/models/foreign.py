@@ -67,15 +67,16 @@ def foreign_models(
     Yields:
         What is before the model's own names in the file, its tensors, and the library.
     """
+    is_mobilenet = next(iter(model.state_dict()), "").startswith("conv_stem.")
     for key in tensors:
-        anchor = next((end for end in ANCHORS if key == end or key.endswith(f".{end}")), None)
-        if anchor is not None:
-            inner = key.removesuffix(anchor)
-            yield inner, _vit_renamed(tensors, inner, ANCHORS[anchor]), ANCHORS[anchor]
-        norm = next((end for end in MOBILENETS if key == end or key.endswith(f".{end}")), None)
-        if norm is not None and next(iter(model.state_dict())).startswith("conv_stem."):
-            before = key.removesuffix(norm)
-            yield before, _mobilenet_renamed(tensors, before, norm, model), "torchvision"
+        for anchor, library in ANCHORS.items():
+            if key == anchor or key.endswith(f".{anchor}"):
+                prefix = key.removesuffix(anchor)
+                yield prefix, _vit_renamed(tensors, prefix, library), library
+        for norm in MOBILENETS:
+            if is_mobilenet and (key == norm or key.endswith(f".{norm}")):
+                prefix = key.removesuffix(norm)
+                yield prefix, _mobilenet_renamed(tensors, prefix, norm, model), "torchvision"
 
 
 def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dict[str, Tensor]:
@@ -92,40 +93,53 @@ def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dic
         else:
             continue
         if not UNUSED.match(name):
-            rules = ((re.subn(rf"^{old}", new, name)) for old, new in NAMES[library])
-            named[next((now for now, count in rules if count), name)] = value
-    for first in [name for name in named if ".attn.q." in name]:
-        names = [first.replace(".attn.q.", f".attn.{kind}.") for kind in "qkv"]
+            named[_timm_name(name, library)] = value
+    # queries, keys and values, each (D, D), in one layer (3 D, D)
+    for query in [name for name in named if ".attn.q." in name]:
+        names = [query.replace(".attn.q.", f".attn.{kind}.") for kind in "qkv"]
         if all(name in named for name in names):
-            named[first.replace(".attn.q.", ".attn.qkv.")] = torch.cat(
-                [named.pop(name) for name in names]
-            )
+            tensors_of_layer = [named.pop(name) for name in names]
+            named[query.replace(".attn.q.", ".attn.qkv.")] = torch.cat(tensors_of_layer)
     return named
+
+
+def _timm_name(name: str, library: str) -> str:
+    """A tensor's name by the first rule of the library that matches; else as it is."""
+    for old, new in NAMES[library]:
+        renamed, count = re.subn(rf"^{old}", new, name)
+        if count:
+            return renamed
+    return name
 
 
 def _mobilenet_renamed(
     tensors: Mapping[str, Tensor], before: str, norm: str, model: nn.Module
 ) -> dict[str, Tensor]:
     """The MobileNet below the prefix ``before``; the variances of V3's norms make up for another epsilon."""
-    parts = tuple(f"{before}{part}." for part in ("features", "classifier"))
-    inner = {
-        key.removeprefix(before): value for key, value in tensors.items() if key.startswith(parts)
-    }
-    ours = list(dict.fromkeys(key.rpartition(".")[0] for key in model.state_dict()))
-    names = dict(
-        zip(sorted({key.rpartition(".")[0] for key in inner}, key=_in_order), ours, strict=False)
-    )
-    eps = MOBILENETS[norm] - next(m.eps for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    prefixes = (f"{before}features.", f"{before}classifier.")
+    inner = {}
+    for key, value in tensors.items():
+        if key.startswith(prefixes):
+            inner[key.removeprefix(before)] = value
+
+    # both libraries have the same layers in the order in which pictures pass them
+    theirs = sorted({key.rpartition(".")[0] for key in inner}, key=_in_order)
+    timms = list(dict.fromkeys(key.rpartition(".")[0] for key in model.state_dict()))
+    names = dict(zip(theirs, timms, strict=False))
+
+    # norms divide by sqrt(variance + epsilon)
+    norms = (module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    difference = MOBILENETS[norm] - next(norms).eps
     named: dict[str, Tensor] = {}
     for key, value in inner.items():
-        module, _, last = key.rpartition(".")
-        if module in names:
-            value = (
-                value[..., None, None]
-                if names[module] == "conv_head" and value.ndim == 2
-                else value
-            )
-            named[f"{names[module]}.{last}"] = value + eps if last == "running_var" else value
+        module, _, kind = key.rpartition(".")
+        if module not in names:
+            continue
+        if names[module] == "conv_head" and value.ndim == 2:  # a linear layer there
+            value = value[..., None, None]
+        if kind == "running_var":
+            value = value + difference
+        named[f"{names[module]}.{kind}"] = value
     return named
 
 

@@ -113,8 +113,10 @@ class HuggingFaceBuilder:
         """By class id; empty where the weights have none but ``LABEL_0`` and the like."""
         if not self.num_classes:
             return []
-        names = [str(name) for _, name in sorted((self._config().id2label or {}).items())]
-        return [] if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
+        name_by_id: dict[Any, Any] = dict(self._config().id2label or {})
+        names = [str(name_by_id[number]) for number in sorted(name_by_id)]
+        unnamed = all(name == f"LABEL_{i}" for i, name in enumerate(names))
+        return [] if unnamed else names
 
     def build(self, num_classes: int, img_size: Size | None) -> nn.Module:
         """See :class:`kd.models.own.Builder`; a classifier of other classes than the weights' starts anew."""
@@ -308,8 +310,12 @@ def _without_unused(model: nn.Module) -> None:
 
 def _size(pixels: Mapping[str, Any]) -> Size | None:
     """Height and width after an image processor's resizing and crop."""
-    found = (pixels.get("do_center_crop") and pixels.get("crop_size")) or pixels.get("size") or {}
-    side = found if isinstance(found, int) else found.get("shortest_edge")
-    if not isinstance(found, int) and "height" in found:
-        return found["height"], found["width"]
+    size = pixels.get("size") or {}
+    if pixels.get("do_center_crop") and pixels.get("crop_size"):
+        size = pixels["crop_size"]
+    if isinstance(size, int):
+        return height_width(size)
+    if "height" in size:
+        return size["height"], size["width"]
+    side = size.get("shortest_edge")
     return None if side is None else height_width(side)
