@@ -70,10 +70,10 @@ class Endpoint(Needs):
             },
         }
         users = self._transform() if "batch" in self.options else self._endpoint()
-        requests = {"create_model": model, **users}
-        for operation, request in requests.items():
+        bodies = {"create_model": model, **users}
+        for operation, request in bodies.items():
             check_request(operation.title().replace("_", ""), request)
-        return requests
+        return bodies
 
     def _endpoint(self) -> dict[str, dict[str, Any]]:
         variant: dict[str, Any] = {"VariantName": "student", "ModelName": self.name}
