@@ -170,6 +170,7 @@ def test_headspace_of_a_short_epoch_leaves_no_folder(
     ("text", "message"),
     [
         ("seed: 1\nseed: 2\n", "the key 'seed' is given twice"),
+        ("seed: " + "7" * 6000, "seed: a number of 6000 characters"),
         ("seed: \0\n", "is no YAML"),
         (f"seed: {'9' * 5000}\n", "is no YAML"),
         ("data: 3\n", "overlay.yaml: data: must be a group of settings"),

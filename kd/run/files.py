@@ -13,12 +13,23 @@ from kd.errors import UserError
 from kd.storage.elsewhere import BoundedLoader, text_of, yaml_of
 
 
+LONGEST_NUMBER = 100
+"""Characters; Python itself refuses to convert thousands of digits, without naming the key."""
+
+
 class _Strict(BoundedLoader):
-    """Refuses a key that is given twice: the last one would win in silence."""
+    """Refuses a key that is given twice, as the last one would win in silence, and numbers of thousands of digits."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key, value in node.value:
+            is_number = value.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+            if is_number and len(value.value) > LONGEST_NUMBER:
+                problem = (
+                    f"{key.value}: a number of {len(value.value)} characters, at most "
+                    f"{LONGEST_NUMBER} are read"
+                )
+                raise yaml.constructor.ConstructorError(None, None, problem, value.start_mark)
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in seen:
                     problem = f"the key '{key.value}' is given twice"
