@@ -120,3 +120,9 @@ def plain(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename!s:.120}" if error.filename else error.strerror
     return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
+
+
+def among(names: Iterable[str]) -> str:
+    """Names in brackets, for the end of a message, such as " (a, b)"; "" without names."""
+    listed = ", ".join(names)
+    return f" ({listed})" if listed else ""

@@ -104,7 +104,8 @@ def test_overfitting_repeats_the_same_pictures(pictures: Path) -> None:
     first = list(batches)
     batches.set_epoch(1)
     assert list(batches) != first
-    data.trainer = type("Overfits", (), {"overfit_batches": 2, "global_rank": 0, "world_size": 1})()  # type: ignore
+    one = {"global_rank": 0, "world_size": 1, "accumulate_grad_batches": 1}
+    data.trainer = type("Overfits", (), {"overfit_batches": 2, **one})()  # type: ignore
     batches = data.train_dataloader().batch_sampler
     assert isinstance(batches, TrainBatches)
     batches.set_epoch(5)

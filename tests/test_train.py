@@ -1,6 +1,7 @@
 """kd-train end to end on a tiny pair: run folder, resume, seeds, signals, processes."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -272,7 +273,7 @@ def plain_prediction(model: torch.nn.Module, config: dict, path: Path) -> int:
 
     size = config["input_size"][-1]
     steps = v2.Compose([
-        v2.Resize(round(size / config["crop_pct"]), antialias=True), v2.CenterCrop(size),
+        v2.Resize(math.floor(size / config["crop_pct"]), antialias=True), v2.CenterCrop(size),
         v2.ToDtype(torch.float32, scale=True), v2.Normalize(config["mean"], config["std"]),
     ])  # fmt: skip
     with torch.inference_mode():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kd.data.sources.labels import plain
+from kd.data.label_text import plain
 from kd.errors import UserError
 from kd.storage.elsewhere import number_of, text_of
 

@@ -1,11 +1,11 @@
 """Whether losses, task, data and teachers fit each other; what does not fit is reported by its key."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import nn
 
 from kd.data.batch import DataInfo
-from kd.errors import UserError
+from kd.errors import UserError, among
 from kd.losses import DistillLoss, FeatureLoss, LogitLoss
 from kd.tasks import Task
 from kd.teachers import RunTeacher
@@ -119,9 +119,3 @@ def _check_labels(key: str, loss: DistillLoss, task: Task, data: DataInfo) -> No
     raise UserError(
         f"{key}: {type(loss).__name__} needs {needed} for each picture, the data {reason}"
     )
-
-
-def among(names: Iterable[str]) -> str:
-    """Names in brackets, for the end of a message, such as " (a, b)"; "" without names."""
-    listed = ", ".join(names)
-    return f" ({listed})" if listed else ""

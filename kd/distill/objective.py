@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from kd.data.batch import Batch, DataInfo
 from kd.distill.feature_taps import FeatureTaps, Read
-from kd.distill.fitting import among, check_dropping, check_listeners, check_loss, check_task
-from kd.errors import UserError
+from kd.distill.fitting import check_dropping, check_listeners, check_loss, check_task
+from kd.errors import UserError, among
 from kd.losses import DistillLoss, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
 from kd.losses.base import TopKLogits
 from kd.losses.functional import teacher_shares

@@ -343,8 +343,9 @@ class DistillationModule(Inference):
     def on_validation_start(self) -> None:
         """Brings classifiers that are made of the teacher's up to date."""
         self.students.take_classifiers()
-        if self.data is None:
-            warn_of_repeats(self.trainer.val_dataloaders)
+        trainer = trainer_of(self)
+        if trainer is not None and self.data is None:
+            warn_of_repeats(trainer.val_dataloaders)
 
     def on_train_end(self) -> None:
         """Sets fitted classifiers, where no validation came after the last step."""

@@ -12,7 +12,6 @@ import yaml
 from kd.errors import UserError
 from kd.storage.elsewhere import BoundedLoader, text_of, yaml_of
 
-
 LONGEST_NUMBER = 100
 """Characters; Python itself refuses to convert thousands of digits, without naming the key."""
 

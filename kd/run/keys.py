@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from kd import settings
-from kd.errors import UserError
+from kd.errors import UserError, among
 from kd.run.annotations import members, shown, type_of
 from kd.run.suggest import hint
 
@@ -294,6 +294,7 @@ def check(given: Iterable[str], content: dict[str, Any]) -> None:
     Raises:
         UserError: the first unknown key, with a suggestion.
     """
+    _check_losses(content)
     own, closed = of_recipe(content)
     known = {**schema(), **own}
     losses = [name.split(".")[2] for name in closed if name.startswith("model.distill_losses.")]
@@ -301,6 +302,17 @@ def check(given: Iterable[str], content: dict[str, Any]) -> None:
         name = plain(key)
         if not name.startswith("students.") and not _is_one(name, known, closed):
             raise UserError(f"no key '{key}'{hint(key, known, losses)}")
+
+
+def _check_losses(content: dict[str, Any]) -> None:
+    """Refuses arguments of a loss that no class was given for."""
+    model = content.get("model")
+    losses = model.get("distill_losses") if isinstance(model, dict) else None
+    for name, arguments in losses.items() if isinstance(losses, dict) else ():
+        if isinstance(arguments, dict) and arguments and "class_path" not in arguments:
+            key = f"model.distill_losses.{name}"
+            others = among(other for other in losses if other != name)
+            raise UserError(f"{key}: there is no loss '{name}'{others}; to add one: {key}=KDLoss")
 
 
 def _is_one(name: str, known: dict[str, Key], closed: set[str]) -> bool:

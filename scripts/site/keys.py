@@ -31,7 +31,10 @@ Several teachers, `model.teachers.NAME`, each have the settings of `model.teache
 `scripts/site/keys.py`.
 """
 GROUPS = {
-    "The run": ("recipe", "seed", "runs_dir", "name", "resume", "preflight", "matmul_precision", "students"),
+    "The run": (
+        "recipe", "seed", "runs_dir", "name", "resume", "preflight", "matmul_precision",
+        "rank_timeout_s", "students",
+    ),
     "The pictures": ("data",),
     "The training views": ("data.augment",),
     "The model that is trained": ("model.student",),

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from kd.data.label_text import plain
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import FileSplit, PathLike, printable, said
-from kd.data.sources.labels import check_known, doubts, left_out, plain
+from kd.data.sources.labels import check_known, doubts, left_out
 from kd.data.sources.places import (
     DISK,
     IMAGE_SUFFIXES,

@@ -5,11 +5,11 @@ A source finds text or numbers; :func:`plain` makes labels of them, :func:`cells
 """
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from kd.data.label_text import plain
 from kd.data.sources.split_names import Unfit
 from kd.errors import UserError
 from kd.storage.elsewhere import json_of
@@ -23,21 +23,6 @@ RECURRING, CERTAIN = (
     0.9,
 )  # share of the parts that are labels of other cells too: several labels; and surely
 NAMED = 5  # classes that a message names
-
-
-def plain(given: object) -> str:
-    """A label as all sources write it: without blanks around it, whole numbers without a point, in Unicode's form NFC.
-
-    >>> plain(" cat "), plain(3.0), plain("3.0"), plain(None), plain("cafe" + chr(0x301)) == "caf" + chr(0xE9)
-    ('cat', '3', '3', '', True)
-    """
-    text = (
-        "" if given is None or given != given else unicodedata.normalize("NFC", str(given)).strip()
-    )
-    whole = re.fullmatch(
-        r"(-?[0-9]{1,18})\.0+", text
-    )  # a table's column of numbers with a missing one
-    return whole[1] if whole else text
 
 
 def in_order(labels: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kd.data.label_text import plain
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, printable, said
 from kd.data.sources.labels import (
@@ -18,7 +19,6 @@ from kd.data.sources.labels import (
     in_order,
     join_rows,
     left_out,
-    plain,
 )
 from kd.data.sources.lists import ListColumns, ListContent, Row, read_list
 from kd.data.sources.places import (

@@ -15,10 +15,11 @@ from typing import IO, Any
 
 from filelock import FileLock
 
+from kd.data.label_text import plain
 from kd.data.pictures import MAX_BYTES
 from kd.data.sources.base import Source
 from kd.data.sources.files import UNLABELLED, said
-from kd.data.sources.labels import by_label, cells, check_known, doubts, in_order, plain, unused
+from kd.data.sources.labels import by_label, cells, check_known, doubts, in_order, unused
 from kd.data.sources.places import IMAGE_SUFFIXES, expanded
 from kd.data.sources.shard_names import expanded_places, lines_of, shards_of, shards_of_split
 from kd.data.sources.shards import ShardSplit

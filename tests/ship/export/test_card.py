@@ -35,7 +35,7 @@ def test_a_card_of_a_run(
         "## Limits",
     ):
         assert part in text
-    assert "a \\| b \\<script>" in text and f"{fidelity['agreement']:.1%}" in text
+    assert "a \\| b \\<script\\>" in text and f"{fidelity['agreement']:.1%}" in text
     assert "| teacher | mit |" in text and "| training pictures | not stated |" in text
     assert main("card", [str(run), "licence=mit"]) == 2
     assert (
