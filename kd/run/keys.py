@@ -308,7 +308,9 @@ def _check_losses(content: dict[str, Any]) -> None:
     """Refuses arguments of a loss that no class was given for."""
     model = content.get("model")
     losses = model.get("distill_losses") if isinstance(model, dict) else None
-    for name, arguments in losses.items() if isinstance(losses, dict) else ():
+    if not isinstance(losses, dict):
+        return
+    for name, arguments in losses.items():
         if isinstance(arguments, dict) and arguments and "class_path" not in arguments:
             key = f"model.distill_losses.{name}"
             others = among(other for other in losses if other != name)
