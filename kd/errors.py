@@ -35,7 +35,7 @@ class Stopped(Exception):
 
 LOST = re.compile(  # what gloo, nccl and the rendezvous store say when the other side is gone or silent
     r"Connection (reset|closed|refused)|peer closed|Broken pipe|[Tt]imed out|remote process|DistNetworkError|"
-    r"DistBackendError|NCCL|[Ww]ait timeout|No route to host|Socket Timeout"
+    r"DistBackendError|NCCL|[Ww]ait timeout|No route to host|Socket Timeout|pair closure"
 )
 KILLED_WORKER = re.compile(
     r"DataLoader worker \(pid.*? [\d, ]+\) (is killed by signal: [\w ]+|exited unexpectedly)"

@@ -7,6 +7,7 @@ do not go on for half of the time-out reads what the others have written: a rank
 """
 
 import os
+import re
 import socket
 import sys
 import threading
@@ -26,6 +27,8 @@ BEAT_S = 1.0
 """Seconds between two writes of a rank."""
 SILENT_S = 4.0
 """Seconds without a write after which a rank counts as one that does not run."""
+TIMED_OUT = re.compile(r"[Tt]imed out|[Tt]imeout")
+"""What gloo and NCCL say when a collective has waited for as long as it may."""
 ANSWER_S = 10.0
 """Seconds in which the store must answer."""
 
@@ -142,7 +145,7 @@ class RankWatch(Closing):
         """The error of a collective that waited for ranks which are known by now; None for any other error."""
         if not self._world_size or not isinstance(error, RuntimeError):
             return None
-        if not self.missing and "imed out" in str(error):
+        if not self.missing and TIMED_OUT.search(str(error)):
             self.missing, _ = self._find_missing()
         if not self.missing or not LOST.search(str(error)):
             return None

@@ -16,7 +16,7 @@ from pytorch_lightning.strategies import (
     SingleDeviceStrategy,
 )
 
-from kd.callbacks.rank_watch import Beat, missing_ranks
+from kd.callbacks.rank_watch import Beat, RankWatch, missing_ranks
 from kd.lightning_internals import set_timeout
 from kd.strategies.ddp import DDP
 from kd.strategies.fsdp import FSDP
@@ -90,3 +90,21 @@ def test_a_strategy_s_own_time_out_stays() -> None:
 def test_a_rank_that_has_written_nothing_does_not_run() -> None:
     beat = Beat(3, 4, "a", 1)
     assert list(missing_ranks({0: beat}, {0: Beat(4, 4, "a", 1)}, 4, 2)) == [1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 16000ms for recv operation",
+        "Got the following error when running the callback: RuntimeError: Application timeout "
+        "caused pair closure",
+        "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:31245",
+    ],
+)
+def test_the_ways_in_which_gloo_says_that_a_rank_is_silent_are_known(text: str) -> None:
+    watch = RankWatch(16.0)
+    watch._world_size, watch.missing = 2, "rank 0 did not come to step 3: it does not run"
+    assert str(watch.explain(RuntimeError(text))) == (
+        "rank 0 did not come to step 3: it does not run, 16 s long (rank_timeout_s)"
+    )
+    assert watch.explain(RuntimeError("another mistake")) is None
