@@ -126,3 +126,15 @@ def among(names: Iterable[str]) -> str:
     """Names in brackets, for the end of a message, such as " (a, b)"; "" without names."""
     listed = ", ".join(names)
     return f" ({listed})" if listed else ""
+
+
+def no_such_loss(name: str, losses: Iterable[str]) -> UserError:
+    """The mistake of giving a loss arguments without a class.
+
+    Args:
+        name: of the loss.
+        losses: names of all losses.
+    """
+    key = f"model.distill_losses.{name}"
+    others = among(other for other in losses if other != name)
+    return UserError(f"{key}: there is no loss '{name}'{others}; to add one: {key}=KDLoss")

@@ -100,7 +100,7 @@ RULES: dict[str, Callable[[str], Any]] = {
 
 
 def better_order(counts: Tensor, names: Sequence[str] = ()) -> ClassOrder | None:
-    """The order of the teacher's columns in which it is right clearly more often; None where there is none.
+    """The order of the teacher's columns in which it is right clearly more often; None where no such order was found.
 
     First the orders that tools give names by sorting them are tried. Else columns are matched with classes on one half
     of the pictures and judged on the other; of the groups of classes that change places each must gain.

@@ -128,7 +128,7 @@ class RankWatch(Closing):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *_: object
     ) -> None:
-        """This rank goes on; validation batches are not counted, as ranks may have unequal numbers of them."""
+        """Notes that this rank still moves; no batch is counted, as ranks may have unequal numbers in validation."""
         self._move(trainer, 0)
 
     def _move(self, trainer: Trainer, batches: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kd.data.batch import Batch, DataInfo
 from kd.distill.feature_taps import FeatureTaps, Read
 from kd.distill.fitting import check_dropping, check_listeners, check_loss, check_task
-from kd.errors import UserError, among
+from kd.errors import UserError, no_such_loss
 from kd.losses import DistillLoss, FeatureLoss, LayersLoss, LogitLoss, SimKDLoss
 from kd.losses.base import TopKLogits
 from kd.losses.functional import teacher_shares
@@ -140,8 +140,7 @@ class Objective(nn.Module):
         """Passes the data's facts to one loss; raises a UserError where it is not defined for them."""
         key = f"model.distill_losses.{name}"
         if type(loss) is DistillLoss:  # only a weight was given
-            others = among(other for other in self.losses if other != name)
-            raise UserError(f"{key}: there is no loss '{name}'{others}; to add one: {key}=KDLoss")
+            raise no_such_loss(name, self.losses)
         check_loss(key, loss, self.task, data, teacher)
         try:
             loss.bind(len(data.classes), data.train, data.ignore_index)

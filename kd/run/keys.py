@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from kd import settings
-from kd.errors import UserError, among
+from kd.errors import UserError, no_such_loss
 from kd.run.annotations import members, shown, type_of
 from kd.run.suggest import hint
 
@@ -312,9 +312,7 @@ def _check_losses(content: dict[str, Any]) -> None:
         return
     for name, arguments in losses.items():
         if isinstance(arguments, dict) and arguments and "class_path" not in arguments:
-            key = f"model.distill_losses.{name}"
-            others = among(other for other in losses if other != name)
-            raise UserError(f"{key}: there is no loss '{name}'{others}; to add one: {key}=KDLoss")
+            raise no_such_loss(name, losses)
 
 
 def _is_one(name: str, known: dict[str, Key], closed: set[str]) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from kd.tasks.fidelity import MODELS
 
 PARTS = 10
-"""Groups of pictures, by the target, whose errors are told apart."""
+"""Groups of pictures, by the target, whose errors are reported separately."""
 
 
 class NumbersFidelity:

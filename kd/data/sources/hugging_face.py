@@ -47,7 +47,7 @@ class HuggingFace(Source):
         path: as in ``datasets.load_dataset``: a name on the hub, or a local folder.
         train: its training split; default: the one whose name means it.
         val: its validation split; ``auto``: the one whose name means it, else a test split; null: a part of train is
-            held out (``data.val_fraction``), as where there is none.
+            held out (``data.val_fraction``), as where no split is for validation.
         image_column: column of pictures.
         label_column: column of labels (a ``ClassLabel``, integers or text); null: pictures without labels.
     """
