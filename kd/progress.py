@@ -1,7 +1,7 @@
 """One look for all progress bars; where nobody watches, lines."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -21,7 +21,8 @@ class Lines:
 
     def write(self, text: str) -> None:
         """Writes each redrawing of a bar as a line of its own."""
-        for part in text.replace("\n", "\r").split("\r"):
+        lines = text.replace("\x1b[A", "\r")  # a bar below another goes up to it
+        for part in lines.replace("\n", "\r").split("\r"):
             if part.strip():
                 self.stream.write(f"{part.strip()}\n")
 
@@ -30,10 +31,31 @@ class Lines:
         self.stream.flush()
 
 
+class Canvas:
+    """A terminal's stream for bars, which return to their line's start.
+
+    A command's own stream shows such characters instead of obeying them, as they may come from a file
+    (:class:`kd.run.streams.Unbroken`); it has a way for drawings, ``draw``.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.write: Callable[[str], object] = getattr(stream, "draw", stream.write)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __eq__(self, other: object) -> bool:
+        """The same as its stream: tqdm clears bars before it writes a line to the stream that they are on."""
+        return other is self._stream or other is self
+
+    __hash__ = object.__hash__
+
+
 def drawn() -> dict[str, Any]:
     """Where a bar is drawn, and how often: on a terminal, or as a line every ten seconds."""
     if sys.stderr.isatty():
-        return {"file": sys.stderr, "mininterval": 0.5}
+        return {"file": Canvas(sys.stderr), "mininterval": 0.5}
     return {
         "file": Lines(sys.stderr),
         "mininterval": CALM,
@@ -48,4 +70,5 @@ def bar(
 ) -> tqdm:
     """A bar on stderr that is erased at its end; without a terminal a line every ten seconds."""
     delay = 0.0 if sys.stderr.isatty() else CALM
+    label = " ".join(label.split())
     return tqdm(iterable, desc=label, unit=unit, leave=False, delay=delay, **drawn(), **kwargs)

@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from kd.report.metric import duration, format_metric, in_tables, lost_classes
+from kd.storage.shown import on_terminal
 
 
 def print_features(results: list[dict[str, Any]]) -> None:
@@ -138,12 +139,19 @@ def print_table(
     width: int = 120,
 ) -> None:
     """Prints a table whose columns ``left`` hold text; ``width`` is that of a file."""
-    table = Table(title=title)
+    table = Table(title=title and on_terminal(title))
     for column in columns:
-        table.add_column(column, justify="left" if column in left else "right", overflow="fold")
+        justify: Literal["left", "right"] = "left" if column in left else "right"
+        table.add_column(on_terminal(column), justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else width).print(table)
+        table.add_row(*map(on_terminal, row))
+
+    # names may come from files: neither rich's markup nor its words for pictures are looked for in them
+    shown_width = None if sys.stdout.isatty() else width
+    console = Console(
+        width=shown_width, force_terminal=False, markup=False, emoji=False, highlight=False
+    )
+    console.print(table)
 
 
 def _faithful(fidelity: dict[str, Any] | None) -> list[str]:

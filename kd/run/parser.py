@@ -3,9 +3,10 @@
 import copy
 import json
 import logging
+import threading
 import warnings
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from typing import Any, NoReturn, cast
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse._common import parsing_settings
 from lightning_fabric.plugins.environments import ClusterEnvironment, LightningEnvironment
 from lightning_fabric.utilities.seed import seed_everything
 from omegaconf.errors import OmegaConfBaseException
@@ -75,6 +77,29 @@ FAST = getattr(
 )  # for what was dumped here; never for files from elsewhere
 
 
+_permissions = threading.RLock()  # jsonargparse has one set of permissions for all of a process
+
+
+@contextmanager
+def imports_allowed(trusted: list[str]) -> Iterator[None]:
+    """Inside, jsonargparse imports the listed classes and what ``trusted`` names; afterwards what it did before.
+
+    Another thread's parse waits: its files may name less.
+    """
+    with _permissions:
+        before = dict(parsing_settings)
+        # the library's own function only adds to the permissions, so that each call starts from what they were
+        set_parsing_settings(
+            import_path_denylist=[] if ALL in trusted else ["*"],
+            import_path_allowlist=importable(trusted),
+            instantiate_subclass_spec_in_any=False,
+        )
+        try:
+            yield
+        finally:
+            parsing_settings.update(before)
+
+
 class Parser(ArgumentParser):
     """jsonargparse's parser, whose errors are one line with the nearest key."""
 
@@ -121,7 +146,8 @@ class KDCLI:
         self._yaml, self._plain = "", dict[str, Any]()  # made after a change alone
         with warnings.catch_warnings(action="ignore"):
             self.parser = _whole_parser()
-            self.config = self._parse(args[len(own) :])
+            with imports_allowed(self.trusted):
+                self.config = self._parse(args[len(own) :])
             found = self.as_dict()
             check_resolved(found, self.trusted)
             check_values({**found, "name": self.config.name})
@@ -148,11 +174,6 @@ class KDCLI:
             self._build()
 
     def _parse(self, items: list[str]) -> Namespace:
-        set_parsing_settings(
-            import_path_denylist=[] if ALL in self.trusted else ["*"],
-            import_path_allowlist=importable(self.trusted),
-            instantiate_subclass_spec_in_any=False,
-        )
         try:
             config = self.parser.parse_args(items)
         except UserError as error:
@@ -386,7 +407,8 @@ class KDCLI:
             for key, value in (differences or {}).items():
                 text = value if isinstance(value, str) else json.dumps(value)
                 items.append(f"--{key}={text}")
-            config = self.parser.parse_args(items, self.config.clone())
+            with imports_allowed(self.trusted):
+                config = self.parser.parse_args(items, self.config.clone())
             config.students = None
             self.student_configs[name] = self._dump(config)
             remember(self.student_configs[name], yaml.load(self.student_configs[name], FAST))
@@ -406,4 +428,6 @@ class KDCLI:
 
     def _dump(self, config: Namespace) -> str:
         config.resume = config.name = None
-        return BEGIN + self.parser.dump(config, skip_none=False, skip_validation=True) + END
+        with imports_allowed(self.trusted):
+            text = self.parser.dump(config, skip_none=False, skip_validation=True)
+        return BEGIN + text + END

@@ -1,17 +1,26 @@
-"""Output continues when its reader has gone (``kd-train ... | head``); libraries are kept quiet."""
+"""What the commands print: it harms no terminal, and continues when its reader has gone (``kd-train ... | head``).
+
+Libraries are kept quiet.
+"""
 
 import errno
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
+
+from kd.storage.shown import in_lines
+
+UP = "\x1b[A"  # moves a terminal's cursor to the line above: tqdm draws bars below each other
 
 
 class Unbroken:
     """A text stream that turns silent when its pipe or terminal is closed, instead of raising in the next print.
+
+    Whoever prints may print a name from a file: of all control characters only new lines and tabs pass.
 
     Args:
         stream: standard output or error; everything else is its own.
@@ -24,12 +33,24 @@ class Unbroken:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes; text for a reader that has gone is dropped."""
+        """Writes lines of text; for a reader that has gone they are dropped."""
+        self._write(in_lines(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Writes lines of text as :meth:`write` does."""
+        for line in lines:
+            self.write(line)
+
+    def draw(self, text: str) -> None:
+        """Writes a part of a drawing on a terminal, which may return to a line's start or go up a line."""
+        self._write(UP.join(in_lines(part, "\n\t\r") for part in text.split(UP)))
+
+    def _write(self, text: str) -> None:
         try:
-            return self._stream.write(text)
+            self._stream.write(text)
         except OSError as error:
             self._silence(error)
-            return len(text)
 
     def flush(self) -> None:
         """Flushes; nothing happens where the reader has gone."""
@@ -49,7 +70,7 @@ class Unbroken:
 
 @contextmanager
 def unbroken_output() -> Iterator[None]:
-    """Inside, nothing that prints fails because its reader has gone."""
+    """Inside, nothing that prints moves a terminal's cursor, or fails because its reader has gone."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (Unbroken(stream) for stream in before)
     try:

@@ -40,6 +40,17 @@ def on_terminal(text: str) -> str:
     )
 
 
+def in_lines(text: str, kept: str = "\n\t") -> str:
+    r"""Text of several lines as any terminal takes it: :func:`on_terminal` of all but the letters ``kept``.
+
+    >>> in_lines("a" + chr(27) + "[2J" + chr(10) + "b") == "a" + chr(92) + "x1b[2J" + chr(10) + "b"
+    True
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter in kept else on_terminal(letter) for letter in text)
+
+
 def _escaped(letter: str) -> str:
     return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
 

@@ -3,11 +3,15 @@
 import errno
 import io
 import os
+import sys
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
-from kd.run.streams import Unbroken, unbroken_output
+from kd.progress import bar
+from kd.report.terminal import print_table
+from kd.run.streams import UP, Unbroken, unbroken_output
 
 
 class Closed(io.TextIOWrapper):
@@ -37,3 +41,33 @@ def test_the_streams_are_put_back(capsys: pytest.CaptureFixture[str]) -> None:
     with unbroken_output():
         print("said")
     assert capsys.readouterr().out == "said\n"
+
+
+def test_names_from_files_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever prints: a print that nobody thought of is covered, a library's too."""
+    with unbroken_output():
+        print("cat\x1b[2J\u202e\r.jpg\tok")
+        sys.stderr.writelines(["a\x9b2J\n", "b\x07\n"])
+        print("\x1b]0;title\x07", file=sys.stderr)
+        print_table("[red]x\x1b[2J", ["[b]a", ""], [["[link=http://x]\x1b[A", ":smile:\n"]], ())
+    out, err = capsys.readouterr()
+    assert not [letter for letter in out + err if letter not in "\n\t" and not letter.isprintable()]
+    assert r"cat\x1b[2J\u202e\r.jpg" in out and r"a\x9b2J" in err and r"\x1b]0;title\x07" in err
+    assert "[link=http://x]" in out and ":smile:" in out and "[b]a" in out
+
+
+def test_bars_are_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar returns to its line's start, and is wiped before a line is printed; what it shows obeys nothing."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    terminal = sys.stderr
+    with unbroken_output():
+        for _ in bar(range(2), label="a\x1b[2J\r"):
+            tqdm.write("line\x1b[2J", file=sys.stderr)
+        drawing = terminal.getvalue()
+    assert "\ra\\x1b[2J:" in drawing and "\x1b" not in drawing.replace(UP, "")
+    assert "\r     " in drawing.split("line\\x1b[2J")[0]  # wiped
