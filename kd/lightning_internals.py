@@ -74,6 +74,12 @@ def set_timeout(strategy: Strategy, seconds: float) -> float:
     return timeout.total_seconds()
 
 
+def timeout_of(strategy: Strategy) -> float:
+    """Seconds after which a collective of a strategy's process group fails."""
+    timeout = getattr(strategy, "_timeout", None) or default_pg_timeout
+    return timeout.total_seconds()
+
+
 def run_closure(
     precision: Precision, module: LightningModule, optimizer: Optimizer, closure: Callable[[], Any]
 ) -> object:

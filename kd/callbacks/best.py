@@ -8,6 +8,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.callbacks.context import RunContext
+from kd.processes import all_processes
 from kd.storage.writing import write_text
 
 
@@ -52,9 +53,7 @@ class Best(Callback):
                 k.removeprefix(place): float(v) for k, v in found if k.startswith(place)
             }
             seen = _pictures(run, student.data.val)
-            if self.metric in now and trainer.strategy.reduce_boolean_decision(
-                self._is_better(name, seen)
-            ):
+            if self.metric in now and all_processes(trainer.strategy, self._is_better(name, seen)):
                 self.best[name] = {
                     **now,
                     "epoch": trainer.current_epoch + 1,

@@ -4,10 +4,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import torch
-import torch.distributed as dist
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
@@ -31,15 +30,6 @@ def output_of(outputs: STEP_OUTPUT) -> StepOutput:
 def validation_logits(outputs: STEP_OUTPUT) -> ValidationLogits:
     """Our validation step's output, typed; empty where it gave none."""
     return cast(ValidationLogits, outputs or {})
-
-
-def of_all_processes(mine: T) -> list[T]:
-    """``mine`` of every process, by rank; every process must call this."""
-    if not dist.is_initialized():
-        return [mine]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    return found
 
 
 class HostCopies(Generic[Tag]):

@@ -14,11 +14,12 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from kd.callbacks.best import Best
-from kd.callbacks.context import HostCopies, RunContext, of_all_processes, validation_logits
+from kd.callbacks.context import HostCopies, RunContext, validation_logits
 from kd.callbacks.preflight import Preflight
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
+from kd.processes import of_all_processes
 from kd.storage.writing import write_text
 from kd.tasks.fidelity import Fidelity
 from kd.tasks.fidelity_numbers import NumbersFidelity

@@ -8,6 +8,7 @@ from torch import Tensor
 from kd.callbacks.class_order import SIGMAS
 from kd.callbacks.context import RunContext
 from kd.data.batch import Batch, real_rows
+from kd.processes import total_of_tensors
 from kd.teachers.frozen import FrozenTeacher
 
 PICTURES = 512
@@ -65,7 +66,7 @@ class FilesInput:
 
     def remedy(self, run: RunContext) -> str:
         """The keys that mend it, where the weights' own input is clearly better (a paired test); otherwise ""."""
-        counts = run.trainer.strategy.reduce(self.counts, reduce_op="sum")
+        counts = total_of_tensors(run.trainer.strategy, self.counts)
         both, named_alone, set_alone, pictures = counts.tolist()
         gain = named_alone - set_alone
         if gain <= SIGMAS * max(1, named_alone + set_alone) ** 0.5:

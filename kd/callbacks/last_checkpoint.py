@@ -11,6 +11,7 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from kd.callbacks.context import RunContext
 from kd.callbacks.hooks import after_step, ranks_meet
 from kd.data.batch import Batch
+from kd.processes import from_first
 from kd.storage.checkpoints import LAST
 
 
@@ -77,7 +78,7 @@ class LastCheckpoint(Checkpoint):
         if self.every_n_minutes is None or not ranks_meet(trainer, batch_idx):
             return False
         up = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
-        return trainer.strategy.reduce_boolean_decision(up and trainer.is_global_zero, all=False)
+        return from_first(trainer.strategy, up)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves after each epoch."""

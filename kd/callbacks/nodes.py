@@ -6,8 +6,8 @@ import socket
 import torch.distributed as dist
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kd.callbacks.context import of_all_processes
 from kd.fit_to_machine.precision import take_the_first
+from kd.processes import of_all_processes
 
 
 class Nodes(Callback):

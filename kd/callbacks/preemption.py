@@ -15,6 +15,7 @@ from kd.data.batch import Batch
 from kd.errors import KILLED_WORKER
 from kd.lightning_internals import log_this_step
 from kd.machine import in_job
+from kd.processes import any_process, from_first
 
 
 class Preempted(Exception):
@@ -103,9 +104,7 @@ class Preemption(Closing):
         """
         if not ranks_meet(trainer, batch_idx):
             return
-        if not trainer.strategy.reduce_boolean_decision(
-            self._received is not None or bool(self._reason), all=False
-        ):
+        if not any_process(trainer.strategy, self._received is not None or bool(self._reason)):
             return
         if trainer.is_last_batch:
             self._stop_after_epoch = True
@@ -124,7 +123,7 @@ class Preemption(Closing):
     def _stop(self, trainer: Trainer) -> NoReturn:
         """Raises once the checkpoint is on disk: a launcher kills all processes when the first one ends."""
         trainer.strategy.checkpoint_io.teardown()
-        reason = trainer.strategy.broadcast(self._reason)
+        reason = from_first(trainer.strategy, self._reason)
         trainer.strategy.barrier()
         if reason and self._received is None:
             raise RunStopped(reason, self._last.path)

@@ -23,6 +23,7 @@ from kd.clock import part_of_the_start
 from kd.data.sources import fingerprint
 from kd.errors import UserError
 from kd.module.evaluation import look
+from kd.processes import all_processes, total
 from kd.progress import bar
 from kd.storage.tensors import read_tensors
 from kd.storage.writing import write_text, write_whole
@@ -99,7 +100,7 @@ class SharedPreflight:
         # a file that is missing or damaged is made again
         with suppress(OSError, RuntimeError, ValueError, TypeError, EOFError):
             findings = Findings(**read_tensors(self.file))  # type: ignore[arg-type]
-        all_have_one = self.run.trainer.strategy.reduce_boolean_decision(findings is not None)
+        all_have_one = all_processes(self.run.trainer.strategy, findings is not None)
         return findings if all_have_one else None
 
     def write(self, findings: Findings, kept: KeptLogits) -> None:
@@ -259,7 +260,7 @@ class Preflight(Callback):
         index, view = (np.array(column) for column in zip(*keys, strict=True))
         for cache in caches:
             missing = sum(int((~cache.present(v, index[view == v])).sum()) for v in np.unique(view))
-            missing = int(trainer.strategy.reduce(torch.tensor(missing), reduce_op="sum"))
+            missing = int(total(trainer.strategy, missing))
             if missing:
                 raise UserError(
                     f"{cache.live.key}.cache: only, but {missing} of an epoch's answers are missing in {cache.place}; "

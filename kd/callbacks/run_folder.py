@@ -14,6 +14,7 @@ from kd.callbacks.context import RunContext
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.errors import UserError, first_line
 from kd.lightning_internals import CSVWriter, LazyCSVLogger
+from kd.processes import from_first
 from kd.storage.checkpoints import LAST, PREVIOUS, lock_run
 from kd.storage.elsewhere import LARGEST_LOG, text_of
 from kd.storage.mirror import Mirror
@@ -151,7 +152,7 @@ class RunFolder(Callback):
                 problem = str(error)
             except OSError as error:
                 problem = f"runs_dir: {self.parent} can't be written: {error.strerror or first_line(error)}"
-        name, problem = trainer.strategy.broadcast((self.path.name if self.path else "", problem))
+        name, problem = from_first(trainer.strategy, (self.path.name if self.path else "", problem))
         if problem:
             raise UserError(problem)
         self.path = run.module.folder = guard(self.resume or self.parent / name)

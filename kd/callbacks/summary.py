@@ -28,6 +28,7 @@ from kd.models import count_parameters
 from kd.models.sharding import own
 from kd.module.resumed_state import check_form, check_numbers
 from kd.optim import each_of
+from kd.processes import total
 from kd.report.html import write_report
 from kd.report.records import read_run
 from kd.report.rules import Explained
@@ -247,11 +248,9 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
         for optimizer in trainer.optimizers
     )
     mine = _state_bytes(trainer) / 1e6
-    whole = torch.tensor(mine, device=trainer.strategy.root_device)
-    if sharded:
-        whole = trainer.strategy.reduce(whole, reduce_op="sum")
+    whole = total(trainer.strategy, mine) if sharded else mine
     shards = trainer.world_size if sharded else 1
-    return {"rank0_mb": round(mine, 3), "whole_mb": round(float(whole), 3), "sharded_over": shards}
+    return {"rank0_mb": round(mine, 3), "whole_mb": round(whole, 3), "sharded_over": shards}
 
 
 def _model(arch: str, model: torch.nn.Module, val: dict[str, float]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from kd.fit_to_machine.measure import (
     pixels_pay,
 )
 from kd.fit_to_machine.memory import AttachedModule, Memory
+from kd.processes import from_first
 from kd.teachers import RunTeacher, caches_of, open_cache, reading_of
 
 __all__ = ["Memory", "apply_auto", "restore_auto"]
@@ -60,7 +61,7 @@ def _tune(run: AttachedModule, data: DistillationDataModule) -> None:
             value, why = measure(run, data)
             if run.trainer.is_global_zero:
                 print(why, flush=True)
-        setattr(data, name, run.trainer.strategy.broadcast(value))
+        setattr(data, name, from_first(run.trainer.strategy, value))
 
 
 @part_of_the_start("choice of the teacher's cache")
@@ -80,7 +81,7 @@ def _choose_cache(
         )
     if modes == {"auto"}:
         answer = cache_pays(run, teacher, data) if run.trainer.is_global_zero else (False, "")
-        pays, why = run.trainer.strategy.broadcast(answer)
+        pays, why = from_first(run.trainer.strategy, answer)
         if run.trainer.is_global_zero:
             print(f"cache: {why}", flush=True)
         if not pays:
@@ -109,7 +110,7 @@ def _cache(
     pixels = False
     if "auto" in {member.spec.cache_pixels for member in teacher.members.values()}:
         answer = pixels_pay(run, teacher, data) if run.trainer.is_global_zero else (False, "")
-        pixels, why = run.trainer.strategy.broadcast(answer)
+        pixels, why = from_first(run.trainer.strategy, answer)
         if run.trainer.is_global_zero:
             print(f"cache: pixels {why}", flush=True)
     return open_cache(teacher, data, run.students.wanted, announce=announce, auto_pixels=pixels)

@@ -21,6 +21,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.fit_to_machine.memory import HEAD_ROOM, AttachedModule, Memory, available_bytes
 from kd.machine import cache_dir, cores
+from kd.processes import largest
 from kd.teachers import RunTeacher
 from kd.teachers.answer_store import free_bytes
 from kd.teachers.cache_layout import Layout
@@ -231,10 +232,8 @@ def _trial_ms(
     start = time.perf_counter()
     for batch in batches:
         learn(batch)
-    spent = torch.tensor(
-        1000 * (_clock(strategy.root_device) - start) / steps, device=strategy.root_device
-    )
-    return float(strategy.reduce(spent, reduce_op="max"))
+    spent_ms = 1000 * (_clock(strategy.root_device) - start) / steps
+    return largest(strategy, spent_ms)
 
 
 def cache_pays(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from kd.module.pace import (
 )
 from kd.module.resume import Resume
 from kd.optim import OptimSpec, Pace, as_optim
+from kd.processes import from_first
 from kd.tasks import Task
 from kd.teachers import CachedTeacher, RunTeacher, caches_of, dtype_for
 from kd.teachers.ahead import run_ahead, taken
@@ -180,7 +181,8 @@ class DistillationModule(Inference):
         if stage != "fit":
             return
         if self.teacher is not None and sample is not None and not self.resumed:
-            settle_losses(self.students, self.teacher, sample, self.trainer.strategy.broadcast)
+            of_the_first = partial(from_first, self.trainer.strategy)
+            settle_losses(self.students, self.teacher, sample, of_the_first)
         if self.data is not None:
             self.answer_by(apply_auto(self, self.data))
             run_ahead(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kd.callbacks.context import RunContext, validation_logits
 from kd.callbacks.hooks import Recording
+from kd.processes import total_of_tensors
 from kd.report.records import Writer
 
 PAIRS = 20  # that are written down, the most frequent
@@ -58,7 +59,7 @@ class Confusion(Recording):
         run = RunContext.of(trainer)
         classes = len(run.students.data_info.classes)
         for name in list(self._counts):
-            counts = trainer.strategy.reduce(self._counts.pop(name), reduce_op="sum")
+            counts = total_of_tensors(trainer.strategy, self._counts.pop(name))
             matrix = counts[:-1].view(classes, classes)
             if not trainer.is_global_zero or run.module.folder is None or not int(matrix.sum()):
                 continue

@@ -14,6 +14,7 @@ from kd.callbacks.hooks import ranks_meet
 from kd.callbacks.phases import Phases
 from kd.monitor.health import Health
 from kd.monitor.kernels import Kernels
+from kd.processes import from_first
 from kd.storage.elsewhere import RefusedFile, text_of
 
 CONTROL = "monitor"  # the file's name
@@ -87,7 +88,7 @@ class Control(Callback):
         if not ranks_meet(trainer, batch_idx):
             return
         folder = RunContext.of(trainer).folder
-        found = trainer.strategy.broadcast(self._look(folder) if trainer.is_global_zero else {})
+        found = from_first(trainer.strategy, self._look(folder) if trainer.is_global_zero else {})
         self.health.every = found.get("health", self.health.every)
         if "kernels" in found:
             self.kernels.begin(trainer.fit_loop.epoch_loop.total_batch_idx + 2, found["kernels"])

@@ -14,9 +14,10 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kd.callbacks.context import RunContext, of_all_processes
+from kd.callbacks.context import RunContext
 from kd.machine import core_ids, cores, in_job
 from kd.monitor.control import parse, read
+from kd.processes import of_all_processes
 from kd.report.records import Writer
 
 MB = 2**20

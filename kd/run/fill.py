@@ -13,6 +13,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.launch.loopback import meet_on_loopback
 from kd.module.distillation import DistillationModule
+from kd.processes import total
 from kd.progress import bar
 from kd.teachers import (
     AnsweringCollate,
@@ -142,7 +143,7 @@ def fill(
     seconds = time.monotonic() - start
     data.teardown("fit")
     for name, cache in module.caches.items():
-        computed = int(trainer.strategy.reduce(torch.tensor(cache.computed), reduce_op="sum"))
+        computed = int(total(trainer.strategy, cache.computed))
         if trainer.is_global_zero:
             _say(name, cache, computed, seconds)
     if trainer.is_global_zero and out:

@@ -1,0 +1,130 @@
+"""What the processes of a training say to each other about the run itself: numbers, decisions, texts.
+
+All of it goes through here, for two reasons. NCCL takes no tensor of the host, so a number must be on the device
+before it is summed. And an answer that comes by way of a GPU waits for all the work queued there; so where the
+training's backend is one of GPUs, decisions and texts take a second, small group of the hosts alone (gloo).
+
+The collectives of a training's own tensors (gradients, batches that a loss compares) are not here.
+"""
+
+import weakref
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from pytorch_lightning.strategies import Strategy
+from torch import Tensor
+
+from kd.lightning_internals import timeout_of
+
+T = TypeVar("T")
+
+ON_THE_HOST = "gloo"
+# backends of GPUs that allow a second group beside them; a third party's (smddp) may not
+WITH_SECOND_GROUPS = ("nccl", "xccl", "hccl")
+
+# the hosts' group that was made beside a default group; None where none could be made
+_host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | None] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def of_all_processes(mine: T) -> list[T]:
+    """``mine`` of every process, by rank; every process must call this."""
+    if not _together():
+        return [mine]
+    objects: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(objects, mine)
+    return objects
+
+
+def total(strategy: Strategy, number: float) -> float:
+    """The sum of a number over all processes (whole ones exactly); every process must call this."""
+    return total_of_tensors(strategy, torch.tensor(number)).item()
+
+
+def largest(strategy: Strategy, number: float) -> float:
+    """The largest of a number over all processes; every process must call this."""
+    placed = torch.tensor(number, dtype=torch.float32, device=strategy.root_device)
+    return float(cast(Tensor, strategy.reduce(placed, reduce_op="max")))
+
+
+def total_of_tensors(strategy: Strategy, mine: Tensor) -> Tensor:
+    """The sum of a tensor over all processes, of the same shape, on the strategy's device.
+
+    Every process must call this, with tensors of one shape and dtype. ``mine`` is left as it is.
+    """
+    placed = mine.to(strategy.root_device, copy=True)
+    return cast(Tensor, strategy.reduce(placed, reduce_op="sum"))
+
+
+def any_process(strategy: Strategy, answer: bool) -> bool:
+    """Whether one process at least says yes; every process must call this, and nothing waits for a GPU."""
+    return _count_of_yes(strategy, answer) > 0
+
+
+def all_processes(strategy: Strategy, answer: bool) -> bool:
+    """Whether every process says yes; every process must call this, and nothing waits for a GPU."""
+    processes = dist.get_world_size() if _together() else 1
+    return _count_of_yes(strategy, answer) == processes
+
+
+def from_first(strategy: Strategy, value: T) -> T:
+    """The first process's value, on all; every process must call this, and nothing waits for a GPU.
+
+    Args:
+        strategy: of the training.
+        value: anything that pickles; what the other processes give is not looked at.
+    """
+    if not _together():
+        return value
+    group = _host_group(strategy)
+    if group is None:
+        return cast(T, strategy.broadcast(value))
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=group)
+    return box[0]
+
+
+def _together() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _count_of_yes(strategy: Strategy, answer: bool) -> int:
+    count = torch.tensor(int(answer))
+    if not _together():
+        return int(count)
+    group = _host_group(strategy)
+    if group is None:
+        return int(total_of_tensors(strategy, count))
+    dist.all_reduce(count, group=group)
+    return int(count)
+
+
+def _host_group(strategy: Strategy) -> dist.ProcessGroup | None:
+    """The group in which tensors of the host travel; None where there is none, and the device's must do."""
+    default = dist.group.WORLD
+    assert default is not None
+    backend = dist.get_backend()
+    if backend == ON_THE_HOST:
+        return default
+    if backend not in WITH_SECOND_GROUPS:
+        return None
+    if default not in _host_groups:
+        _host_groups[default] = _new_host_group(strategy)
+    return _host_groups[default]
+
+
+def _new_host_group(strategy: Strategy) -> dist.ProcessGroup | None:
+    """A group of all hosts, made by all processes together; None on all of them where it failed on one."""
+    group = None
+    try:
+        timeout = timedelta(seconds=timeout_of(strategy))
+        group = dist.new_group(backend=ON_THE_HOST, timeout=timeout)
+    except RuntimeError:
+        # a machine whose name leads to no address: gloo can't meet there though NCCL can
+        pass
+    made = torch.tensor(int(group is not None), device=strategy.root_device)
+    dist.all_reduce(made, dist.ReduceOp.MIN)
+    return group if bool(made) else None

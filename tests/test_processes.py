@@ -1,0 +1,134 @@
+"""What processes say to each other: on the right device, without a wait for a GPU, in one place."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+
+from kd import processes
+from scripts import house
+
+COLLECTIVES = {
+    "all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "broadcast", "broadcast_object_list",
+    "gather", "gather_object", "reduce", "reduce_scatter", "scatter", "scatter_object_list", "send", "recv",
+    "reduce_boolean_decision",
+}  # fmt: skip
+OF_THE_TRAINING = {
+    "kd.losses.ranks": "batches of all processes, for losses that compare them",
+    "kd.losses.targets": "a loss's own buffers, and means over its batch",
+    "kd.losses.relations": "a memory bank that all processes fill alike",
+    "kd.tasks.base": "a metric's flag, on the metric's device",
+    "kd.monitor.ring": "times all-reduces of the training's device",
+}
+
+
+def collectives_of(tree: ast.AST) -> list[str]:
+    """Calls ``dist.X(...)``, ``torch.distributed.X(...)``, ``...strategy.X(...)`` of a collective."""
+    calls = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        owner = ast.unparse(node.func.value).split(".")[-1]
+        if node.func.attr in COLLECTIVES and owner in ("dist", "distributed", "strategy"):
+            calls.append(ast.unparse(node.func))
+    return calls
+
+
+def test_collectives_have_one_place() -> None:
+    callers = {name: collectives_of(house.tree_of(path)) for name, path in house.sources().items()}
+    callers = {name: calls for name, calls in callers.items() if calls}
+    assert set(callers) == {"kd.processes", *OF_THE_TRAINING}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "trainer.strategy.reduce(torch.tensor(missing), reduce_op='sum')",
+        "dist.all_gather_object(a, b)",
+        "torch.distributed.broadcast(x, 0)",
+    ],
+)
+def test_a_collective_is_recognised(line: str) -> None:
+    assert collectives_of(ast.parse(line))
+
+
+class OnAnotherDevice(SingleDeviceStrategy):
+    """Its device refuses the host's tensors, as NCCL does."""
+
+    def __init__(self) -> None:
+        super().__init__(device=torch.device("meta"))
+        self.devices: list[str] = []
+
+    def reduce(self, tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        self.devices.append(tensor.device.type)
+        return torch.ones(())
+
+
+def test_what_is_summed_is_on_the_device() -> None:
+    strategy = OnAnotherDevice()
+    processes.total(strategy, 3)
+    processes.largest(strategy, 0.5)
+    processes.total_of_tensors(strategy, torch.ones(2))
+    assert strategy.devices == ["meta"] * 3
+
+
+def test_alone_each_answer_is_ones_own() -> None:
+    strategy = SingleDeviceStrategy(device=torch.device("cpu"))
+    assert processes.total(strategy, 3) == 3 and processes.largest(strategy, 2.5) == 2.5
+    assert processes.any_process(strategy, True) and not processes.any_process(strategy, False)
+    assert processes.all_processes(strategy, True) and not processes.all_processes(strategy, False)
+    assert processes.from_first(strategy, {"a": 1}) == {"a": 1}
+    assert processes.of_all_processes("mine") == ["mine"]
+
+
+def joined(rank: int, folder: str) -> Strategy:
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    strategy = DDPStrategy(parallel_devices=[torch.device("cpu"), torch.device("cpu")])
+    strategy._local_rank = rank
+    return strategy
+
+
+def ask_all(rank: int, folder: str) -> None:
+    """One of two processes asks everything, by the training's group and by one of the hosts' own."""
+    strategy = joined(rank, folder)
+    for backend in ("gloo", "nccl", "smddp"):
+        dist_backend = dist.get_backend
+        dist.get_backend = lambda *_, name=backend: name  # type: ignore[assignment]
+        group = processes._host_group(strategy)
+        answers = [
+            processes.any_process(strategy, rank == 1),
+            processes.any_process(strategy, False),
+            processes.all_processes(strategy, rank == 1),
+            processes.all_processes(strategy, True),
+            processes.from_first(strategy, {"rank": rank}),
+        ]
+        dist.get_backend = dist_backend
+        assert answers == [True, False, False, True, {"rank": 0}], (backend, answers)
+        expected = {"gloo": dist.group.WORLD, "smddp": None}
+        if backend in expected:
+            assert group is expected[backend]
+        else:  # a group of its own, made once
+            assert (
+                group not in (None, dist.group.WORLD)
+                and group is processes._host_groups[dist.group.WORLD]
+            )
+    assert processes.total(strategy, rank + 1) == 3 and isinstance(
+        processes.total(strategy, 1), int
+    )
+    assert processes.largest(strategy, rank + 0.5) == 1.5
+    mine = torch.tensor([rank, 1])
+    assert processes.total_of_tensors(strategy, mine).tolist() == [1, 2] and mine.tolist() == [
+        rank,
+        1,
+    ]
+    assert processes.of_all_processes(rank) == [0, 1]
+    dist.destroy_process_group()
+
+
+def test_two_processes_agree(tmp_path: Path) -> None:
+    mp.spawn(ask_all, args=(str(tmp_path),), nprocs=2)
