@@ -113,7 +113,9 @@ OUTSIDE = "../../outside.tar"
         (["shards", 0], OUTSIDE, f"a file's plain name (NAME.tar), got '{OUTSIDE}'"),
         (["shards", 0], "/etc/passwd.tar", "a file's plain name"),
         (["shards", 0], 7, "a file's plain name"),
-        (["shards"], "x.tar", "it must hold the lists classes, shards, samples, targets"),
+        (["shards"], "x.tar", "it must hold the lists classes, shards, samples, targets, checksums"),
+        (["checksums"], None, "it must hold the lists"),  # as packs had none before the first release
+        (["checksums"], [], "checksums must be one for each of 1 shard(s), got 0"),
         (["classes"], [], "target 0 must be a class id, -1 to -1, got 1"),
         (["classes", 1], None, "classes must be names"),
         (["samples"], [], "equally many, >= 1, got 0 and 48"),
@@ -141,7 +143,7 @@ def test_an_index_that_lies_is_refused_before_anything_is_read(
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache" / "deep"))
     (tmp_path / "pack").mkdir()
     (tmp_path / "outside.tar").write_bytes(bytes(10**6))
-    index: Any = {"classes": list("abcd"), "shards": ["train-00000.tar"], "targets": [1] * 48,
+    index: Any = {"classes": list("abcd"), "shards": ["train-00000.tar"], "targets": [1] * 48, "checksums": [0],
                   "samples": [[0, 512 + 1024 * i, 100] for i in range(48)]}  # fmt: skip
     node = index
     for key in place[:-1]:

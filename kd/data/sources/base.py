@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kd.data.batch import Target
-from kd.data.sources.files import FileSplit, printable
+from kd.data.sources.files import printable
 from kd.data.sources.places import Place, place_of
 from kd.data.targets import Targets
 
@@ -60,10 +60,11 @@ class Source:
 
     def note(self, *lines: str) -> None:
         """Adds to :attr:`notes` what is not there yet."""
-        notes = self.__dict__.setdefault(
-            "_notes", []
-        )  # subclasses of others need not call an __init__ of ours
-        notes += [line for line in dict.fromkeys(lines) if line not in notes]
+        # Not set in __init__: subclasses of others need not call an __init__ of ours.
+        notes = self.__dict__.setdefault("_notes", [])
+        for line in lines:
+            if line not in notes:
+                notes.append(line)
 
     @cached_property
     def place(self) -> Place:
@@ -126,7 +127,8 @@ class Subset(Parts):
     """Some pictures of a split, under new numbers."""
 
     def __init__(self, split: Split, keep: Sequence[int]) -> None:
-        self.split, self.keep = split, list(keep)
+        self.split = split
+        self.keep = list(keep)
         self.targets = [split.targets[i] for i in self.keep]
         self.check = getattr(split, "check", None)
         self.label = getattr(split, "label", "")
@@ -145,12 +147,15 @@ class Joined(Parts):
 
     def __init__(self, labelled: Split, unlabelled: Split) -> None:
         self.parts = (labelled, unlabelled)
-        self.border = len(labelled.targets)
+        self.border = len(labelled.targets)  # the number of the first unlabelled picture
         self.targets: Sequence[Any] = [*labelled.targets, *unlabelled.targets]
 
     def part(self, i: int) -> tuple[Split, int]:
         """The split that picture ``i`` is from, and its number there."""
-        return (self.parts[0], i) if i < self.border else (self.parts[1], i - self.border)
+        labelled, unlabelled = self.parts
+        if i < self.border:
+            return labelled, i
+        return unlabelled, i - self.border
 
     def fetch(self, numbers: Iterable[int]) -> None:
         """Brings these pictures' files to this disk, of each part that reads from a store."""
@@ -194,8 +199,10 @@ def labelled(split: Split, label: str) -> Split:
 
 def named(split: Split, i: int) -> str:
     """How messages name a picture: its split, where a run has named it, and its file."""
-    label = getattr(split.part(i)[0] if isinstance(split, Joined) else split, "label", "")
-    return f"{label}: {printable(split.name(i))}" if label else printable(split.name(i))
+    part = split.part(i)[0] if isinstance(split, Joined) else split
+    label = getattr(part, "label", "")
+    name = printable(split.name(i))
+    return f"{label}: {name}" if label else name
 
 
 def stamp_of(split: Split, i: int) -> str:
@@ -208,13 +215,12 @@ def key_of(split: Split, i: int) -> str:
     return split.key(i) if hasattr(split, "key") else f"{split.name(i)}\0{stamp_of(split, i)}"
 
 
-def fingerprint(split: Split, stamps: bool = True) -> str:
-    """A hash of a split's names, labels and stamps; without ``stamps`` as in older caches, but for files."""
-    stamped = stamps or isinstance(split, FileSplit)
-    pairs = enumerate(split.targets)
-    return _hash(
-        f"{split.name(i)}\0{target}\0{stamp_of(split, i) if stamped else ''}" for i, target in pairs
-    )
+def fingerprint(split: Split) -> str:
+    """A hash of a split's names, labels and stamps."""
+    lines = []
+    for i, target in enumerate(split.targets):
+        lines.append(f"{split.name(i)}\0{target}\0{stamp_of(split, i)}")
+    return _hash(lines)
 
 
 def content(split: Split) -> str:
@@ -224,9 +230,11 @@ def content(split: Split) -> str:
 
 def identity(split: Split) -> str:
     """A hash of a split's file names, sizes and labels in order: the same wherever the files lie."""
-    pairs = enumerate(split.targets)
-    texts = (f"{Path(split.name(i)).name}\0{target}\0{size_of(split, i)}\0" for i, target in pairs)
-    return _hash(texts, "surrogateescape")
+    lines = []
+    for i, target in enumerate(split.targets):
+        file_name = Path(split.name(i)).name
+        lines.append(f"{file_name}\0{target}\0{size_of(split, i)}\0")
+    return _hash(lines, "surrogateescape")
 
 
 def _hash(texts: Iterable[str], errors: str = "backslashreplace") -> str:

@@ -99,7 +99,8 @@ def said(left_out: dict[str, int]) -> str:
     >>> said({".heic": 20, ".txt": 1})
     '; left out: 20 of .heic, 1 of .txt'
     """
+    if not left_out:
+        return ""
     most = sorted(left_out.items(), key=lambda item: -item[1])[:5]
-    return (
-        f"; left out: {', '.join(f'{count} of {ending}' for ending, count in most)}" if most else ""
-    )
+    counts = [f"{count} of {ending}" for ending, count in most]
+    return f"; left out: {', '.join(counts)}"

@@ -79,10 +79,11 @@ class ImageFolder(Source):
             self._check_no_splits_in_classes(folder)
         names = sorted({plain(name) for name in class_folders(folder, self.key, self.place)})
         split = labelled_folder(folder, names, self.key, self.place, self._noted("train"))
-        used = set(split.targets)
-        self.classes = [name for i, name in enumerate(names) if i in used]
-        ids = {old: new for new, old in enumerate(sorted(used))}
-        split.targets = [ids[target] for target in split.targets]
+        # Folders without a picture are no classes: the others are numbered without them.
+        used = sorted(set(split.targets))
+        self.classes = [names[i] for i in used]
+        new_ids = {old: new for new, old in enumerate(used)}
+        split.targets = [new_ids[target] for target in split.targets]
         self.note(*doubts(self.classes))
         return split
 
@@ -201,13 +202,13 @@ class ImageFolder(Source):
         return folder
 
     def _name(self, split: str) -> str:
+        """The folder of a split, below the root."""
         if split in ("train", "val"):
             return getattr(self._layout, split) or split
-        if self.place.is_folder(joined(self.root, split)) or not self.place.is_folder(
-            joined(self.root)
-        ):
+        root = joined(self.root)
+        if self.place.is_folder(joined(self.root, split)) or not self.place.is_folder(root):
             return split
-        return choose(_visible(self.place, joined(self.root)), split, self.key, self.root) or split
+        return choose(_visible(self.place, root), split, self.key, self.root) or split
 
     def has(self, split: str) -> bool:
         """Whether the split has a folder; a name in the settings counts, :meth:`load` refuses a missing one."""

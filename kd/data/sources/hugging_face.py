@@ -102,8 +102,9 @@ class HuggingFace(Source):
     def _rows(self, split: str) -> LabelledRows:
         """The rows of a split: of the data set's own split, or of the training split where a column says so."""
         name = self._name(split)
-        rows = self._read(name if name is not None else self._name("train") or "train", split)
-        by_row = self._by_row[name if name is not None else self._name("train") or "train"]
+        name_read = name or self._name("train") or "train"
+        rows = self._read(name_read, split)
+        by_row = self._by_row[name_read]
         if by_row is None:
             return rows
         chosen = numbers_in(by_row, split)
@@ -160,25 +161,26 @@ class HuggingFace(Source):
         return self._whole[name]
 
     def _labelled(self, data: HubTable) -> LabelledRows:
-        label = self.columns[1]
-        if label is None:
+        """The rows with the text of their labels; of a column of class ids also the classes' names."""
+        column = self.columns[1]
+        if column is None:
             return LabelledRows(data, [""] * len(data), None)
-        names = getattr(data.features[label], "names", None)
-        values = [
-            None if value == -1 else value for value in data[label][:]
-        ]  # -1: no label, as datasets write it
+        # -1: no label, as datasets write it
+        values = [None if value == -1 else value for value in data[column][:]]
+        names = getattr(data.features[column], "names", None)
         if names is not None:
             names = [plain(name) for name in names]
-            return LabelledRows(
-                data, [names[value] if value is not None else "" for value in values], names
-            )
-        for i, labels in enumerate(read := cells(values, several=False).labels):
-            if len(labels) > 1:
+            labels = [names[value] if value is not None else "" for value in values]
+            return LabelledRows(data, labels, names)
+        labels = []
+        for i, cell in enumerate(cells(values, several=False).labels):
+            if len(cell) > 1:
                 raise Unfit(
-                    f"gives {self.path}[{i}] {len(labels)} labels ({', '.join(labels[:3])}); a list takes "
+                    f"gives {self.path}[{i}] {len(cell)} labels ({', '.join(cell[:3])}); a list takes "
                     "several (data.source=Manifest data.source.multi_label=true)"
                 )
-        return LabelledRows(data, [(labels or [""])[0] for labels in read], None)
+            labels.append(cell[0] if cell else "")
+        return LabelledRows(data, labels, None)
 
     # -- which splits there are --------------------------------------------------------------------------------------
     def _split_names(self) -> list[str]:
@@ -194,21 +196,28 @@ class HuggingFace(Source):
 
     def _name(self, split: str) -> str | None:
         """The data set's name of a split; None where it has none."""
-        given = self.given.get(split)
-        if given not in (None, "auto") or (split == "val" and given is None):
-            return given
-        names, usual = self._split_names(), {"val": "validation"}.get(split, split)
-        if usual in names or (split != "val" and not names):
+        name = self.given.get(split)
+        if name not in (None, "auto"):
+            return name
+        if split == "val" and name is None:
+            return None
+        names = self._split_names()
+        usual = "validation" if split == "val" else split
+        if usual in names:
+            return usual
+        if not names and split != "val":
             return usual
         chosen = choose(names, split, "data.source", self.path)
         if chosen is not None:
             self.note(f"{chosen} of {self.path} is {split}")
-        return chosen or (None if split == "val" else usual)
+            return chosen
+        return None if split == "val" else usual
 
     def has(self, split: str) -> bool:
         """Whether the set has the split, or rows of it; a name in the settings counts. May ask the hub."""
-        if self._name(split) is not None:  # a name that was given must be there: load() says so
-            return split in self.given or self._name(split) in self._split_names()
+        name = self._name(split)
+        if name is not None:  # a name that was given must be there: load() says so
+            return split in self.given or name in self._split_names()
         if split == "val" and self.given["val"] is None:
             return False
         train = self._name("train") or "train"

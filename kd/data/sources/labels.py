@@ -32,9 +32,9 @@ def in_order(labels: Iterable[str]) -> list[str]:
     (['9', '10'], ['10', '9', 'b'])
     """
     names = sorted(labels)
-    return (
-        sorted(names, key=lambda name: (int(name), name)) if all(map(_is_number, names)) else names
-    )
+    if all(map(_is_number, names)):
+        names.sort(key=int)
+    return names
 
 
 def _is_number(name: str) -> bool:
@@ -47,10 +47,15 @@ def listed(names: Iterable[str]) -> str:
     >>> listed("abcdefg")
     "'a', 'b', 'c', 'd', 'e' and 2 more"
     """
-    quoted = [f"'{name[:60]}'" for name in names]
-    return ", ".join(quoted[:NAMED]) + (
-        f" and {len(quoted) - NAMED} more" if len(quoted) > NAMED else ""
-    )
+    return _some_of([f"'{name[:60]}'" for name in names])
+
+
+def _some_of(texts: Sequence[str]) -> str:
+    """The first of some texts, and how many more there are."""
+    text = ", ".join(texts[:NAMED])
+    if len(texts) > NAMED:
+        text += f" and {len(texts) - NAMED} more"
+    return text
 
 
 def doubts(classes: Sequence[str]) -> list[str]:
@@ -80,20 +85,19 @@ def doubts(classes: Sequence[str]) -> list[str]:
 
 def unused(classes: Sequence[str], targets: Iterable[int]) -> list[str]:
     """Notes on classes that the data set itself lists, and of which no training picture is: they keep their ids."""
-    seen = {target for target in targets if target >= 0}
-    empty = [name for i, name in enumerate(classes) if i not in seen]
-    return (
-        [f"{_classes(len(empty))} without a training picture, kept with their ids: {listed(empty)}"]
-        if empty
-        else []
-    )
+    used = set(targets)
+    empty = [name for i, name in enumerate(classes) if i not in used]
+    if not empty:
+        return []
+    return [
+        f"{_classes(len(empty))} without a training picture, kept with their ids: {listed(empty)}"
+    ]
 
 
 def left_out(reasons: Mapping[str, str]) -> str:
     """A note on classes that have no usable picture and are no classes for that reason."""
-    parts = [f"'{name}' ({reason})" for name, reason in reasons.items()]
-    more = f" and {len(parts) - NAMED} more" if len(parts) > NAMED else ""
-    return f"{_classes(len(parts))} without a usable picture left out: {', '.join(parts[:NAMED])}{more}"
+    texts = [f"'{name}' ({reason})" for name, reason in reasons.items()]
+    return f"{_classes(len(texts))} without a usable picture left out: {_some_of(texts)}"
 
 
 def _classes(count: int) -> str:
@@ -118,13 +122,15 @@ def check_known(
         UserError: names the labels, and a picture.
     """
     known = set(classes)
-    unknown = {label: pictures for label, pictures in labels.items() if label not in known}
-    if unknown:
-        count, one = sum(map(len, unknown.values())), next(iter(unknown.values()))[0]
-        raise UserError(
-            f"{key}: {len(unknown)} label{'s' * (len(unknown) > 1)} not in {source}: "
-            f"{listed(unknown)} ({count} picture{'s' * (count > 1)}, for example {one})"
-        )
+    unknown = [label for label in labels if label not in known]
+    if not unknown:
+        return
+    count = sum(len(labels[label]) for label in unknown)
+    example = labels[unknown[0]][0]
+    raise UserError(
+        f"{key}: {len(unknown)} label{'s' * (len(unknown) > 1)} not in {source}: "
+        f"{listed(unknown)} ({count} picture{'s' * (count > 1)}, for example {example})"
+    )
 
 
 def by_label(names: Iterable[str], labels: Iterable[Iterable[str]]) -> dict[str, list[str]]:
@@ -160,27 +166,32 @@ def cells(values: Sequence[object], several: bool, separator: str | None = None)
     Raises:
         Unfit: cells look like several labels where a picture has one; or it is not clear what separates them.
     """
-    labels = [
-        [plain(part) for part in value] if isinstance(value, list) else _list_in(value)
-        for value in values
-    ]
-    texts = {i: plain(value) for i, value in enumerate(values) if labels[i] is None}
+    # Cells that are lists, or the text of one; all others are text.
+    lists: list[list[str] | None] = []
+    texts = []
+    for value in values:
+        labels = [plain(part) for part in value] if isinstance(value, list) else _list_in(value)
+        lists.append(labels)
+        if labels is None:
+            texts.append(plain(value))
     notes: list[str] = []
     if separator is None:
-        separator, notes = _separator(list(texts.values()), several)
-    parted = separator if separator != "none" else ""
-    return CellLabels(
-        [
-            [label for label in (own if own is not None else _parts(texts[i], parted)) if label]
-            for i, own in enumerate(labels)
-        ],
-        separator,
-        notes,
-    )
+        separator, notes = _separator(texts, several)
+
+    in_order_of_cells = iter(texts)
+    cells_labels = []
+    for labels in lists:
+        if labels is None:
+            labels = _parts(next(in_order_of_cells), separator)
+        cells_labels.append([label for label in labels if label])
+    return CellLabels(cells_labels, separator, notes)
 
 
 def _parts(text: str, separator: str) -> list[str]:
-    return [plain(part) for part in text.split(separator)] if separator else [text]
+    """The labels of a cell of text; one where the separator is "none"."""
+    if separator == "none":
+        return [text]
+    return [plain(part) for part in text.split(separator)]
 
 
 def _list_in(value: object) -> list[str] | None:

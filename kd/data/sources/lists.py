@@ -50,42 +50,39 @@ def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
 
     A table (:data:`TABLES`) has its columns by name, or by number without a header; other suffixes are JSON.
     """
-    text = content.decode(
-        "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
-    )
-    path, label = columns.path, columns.label
+    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
+    path = columns.path
+    label = columns.label
     if suffix in TABLES:
         names, records = _table(text, path, columns.delimiter)
     else:
-        found = _records(text)
-        if isinstance(found, Mapping) or (found and found[0].get("type") == "dataset"):
+        value = _records(text)
+        is_coco = isinstance(value, Mapping)
+        if is_coco or (value and value[0].get("type") == "dataset"):
             if isinstance(label, list):
                 raise Unfit(
                     "is a list of classes; data.source.targets=[...] reads a table or JSON lines"
                 )
-            return (
-                _coco(found, columns.split) if isinstance(found, Mapping) else _ultralytics(found)
-            )
-        names, records = sorted({name for record in found for name in record}), found
+            return _coco(value, columns.split) if is_coco else _ultralytics(value)
+        records = value
+        names = sorted({name for record in records for name in record})
         _check_there(path, names, "path_column")
-    targets = label if isinstance(label, list) else [label]
-    others = {
-        name: [record.get(name) for record in records]
-        for name in names
-        if name not in (path, *targets)
-    }
-    splits, notes, split_columns = splits_by_row(
-        others, columns.split, one_hot=not {*targets} & {*names}
-    )
-    row_splits: list[str | None] = [None] * len(records) if splits is None else splits
+
+    # The columns that are neither paths nor labels may name splits, and what is left may be one-hot labels.
+    label_columns = label if isinstance(label, list) else [label]
+    others = {}
+    for name in names:
+        if name != path and name not in label_columns:
+            others[name] = [record.get(name) for record in records]
+    has_labels = not set(label_columns).isdisjoint(names)
+    splits, notes, split_columns = splits_by_row(others, columns.split, one_hot=not has_labels)
     rest = {name: values for name, values in others.items() if name not in split_columns}
     rows, labelled = _labelled_rows(names, records, columns, rest, notes)
-    return ListContent(
-        [row._replace(split=split) for row, split in zip(rows, row_splits, strict=True)],
-        labelled,
-        splits is not None,
-        notes,
-    )
+    if splits is None:
+        return ListContent(rows, labelled, False, notes)
+    rows = [row._replace(split=split) for row, split in zip(rows, splits, strict=True)]
+    return ListContent(rows, labelled, True, notes)
 
 
 def _labelled_rows(
@@ -96,30 +93,31 @@ def _labelled_rows(
     notes: list[str],
 ) -> tuple[list[Row], bool]:
     """The rows, and whether they have labels; ``rest``: columns without a use so far. Adds to ``notes``."""
-    path, label = columns.path, columns.label
+    path = columns.path
+    label = columns.label
     if isinstance(label, list):
-        missing = next((name for name in label if name not in names), None)
-        if missing is not None:
-            raise Unfit(
-                f"has no column {missing} (data.source.targets; it has {', '.join(map(str, names))[:120]})"
-            )
+        for name in label:
+            if name not in names:
+                raise Unfit(
+                    f"has no column {name} (data.source.targets; it has {', '.join(map(str, names))[:120]})"
+                )
         return [Row(record[path], [record.get(name) for name in label]) for record in records], True
     if label in names:
         return [Row(record[path], record.get(label)) for record in records], True
     if not rest:
         return [Row(record[path], None) for record in records], False
-    flags = {name: values for name, values in rest.items() if _is_one_hot(values)}
-    if label == ListColumns().label and len(flags) > 1:
-        labels = [
-            [str(name) for name in flags if FLAGS[_flag_text(record.get(name))]]
-            for record in records
-        ]
-        notes.append(
-            f"the columns {', '.join(map(str, flags))[:120]} hold 0 and 1: each 1 is a label"
-        )
-        return [Row(record[path], own) for record, own in zip(records, labels, strict=True)], True
-    _check_there(label, names, "label_column")
-    raise AssertionError("the label's column is missing")
+
+    one_hot = [name for name, values in rest.items() if _is_one_hot(values)]
+    if label != ListColumns().label or len(one_hot) < 2:
+        _check_there(label, names, "label_column")
+    notes.append(
+        f"the columns {', '.join(map(str, one_hot))[:120]} hold 0 and 1: each 1 is a label"
+    )
+    rows = []
+    for record in records:
+        labels = [str(name) for name in one_hot if FLAGS[_flag_text(record.get(name))]]
+        rows.append(Row(record[path], labels))
+    return rows, True
 
 
 def _flag_text(value: object) -> str:
@@ -134,13 +132,13 @@ def _is_one_hot(values: Sequence[object]) -> bool:
 def _records(text: str) -> Mapping[str, Any] | list[dict[Any, Any]]:
     """COCO's dict, a list of dicts, or one dict a line."""
     try:
-        found = json_of(text)
+        content = json_of(text)
     except ValueError:
-        found = None
-    if isinstance(found, list) or (
-        isinstance(found, dict) and "annotations" in found and "images" in found
-    ):
-        return found
+        content = None
+    if isinstance(content, list):
+        return content
+    if isinstance(content, dict) and "annotations" in content and "images" in content:
+        return content
     return [json_of(line) for line in text.split("\n") if line.strip()]
 
 
@@ -157,25 +155,27 @@ def _table(
     text: str, path: Column, delimiter: str | None
 ) -> tuple[list[Column], list[dict[Any, Any]]]:
     """A table's columns and its rows by column, of which short ones end with None."""
-    first = text.lstrip().partition("\n")[0].rstrip("\r")
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter or _sniffed(first, path))
+    if delimiter is None:
+        first_line = text.lstrip().partition("\n")[0].rstrip("\r")
+        delimiter = _sniffed(first_line, path)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     lines = [(reader.line_num, row) for row in reader if row]
     names: list[Column] = []
-    if lines:
-        names = (
-            [*range(len(lines[0][1]))]
-            if isinstance(path, int)
-            else [name.strip() for name in lines.pop(0)[1]]
-        )
+    if lines and isinstance(path, int):  # without a header
+        names += range(len(lines[0][1]))
+    elif lines:
+        _, header = lines.pop(0)
+        names += [name.strip() for name in header]
     _check_there(path, names, "path_column")
+    records = []
     for number, row in lines:
         if len(row) > len(names):
             raise Unfit(f"has {len(row)} columns in line {number}, {len(names)} in the first")
         if len(row) <= names.index(path):
             raise Unfit(f"has no path in line {number}")
-    return names, [
-        dict(reversed([*zip_longest(names, row)])) for _, row in lines
-    ]  # the first of two of one name
+        cells_of_row = reversed([*zip_longest(names, row)])  # the first of two columns of one name
+        records.append(dict(cells_of_row))
+    return names, records
 
 
 def _sniffed(first: str, path: Column) -> str:
@@ -184,11 +184,12 @@ def _sniffed(first: str, path: Column) -> str:
     >>> _sniffed("id;path;label", "path"), _sniffed("a.jpg\\tx;y", 0), _sniffed("path", "path")
     (';', '\\t', ',')
     """
-    for delimiter in DELIMITERS:
+    delimiters = [delimiter for delimiter in DELIMITERS if delimiter in first]
+    for delimiter in delimiters:
         names = [name.strip().strip('"') for name in first.split(delimiter)]
-        if len(names) > 1 and (isinstance(path, int) or path in names):
+        if isinstance(path, int) or path in names:
             return delimiter
-    return next((delimiter for delimiter in DELIMITERS if delimiter in first), ",")
+    return delimiters[0] if delimiters else ","
 
 
 def _coco(content: Mapping[str, Any], split_column: Column | None) -> ListContent:
@@ -198,27 +199,30 @@ def _coco(content: Mapping[str, Any], split_column: Column | None) -> ListConten
     labels_by_picture: dict[Any, list[str]] = {picture["id"]: [] for picture in pictures}
     if len(labels_by_picture) < len(pictures):
         raise Unfit("has two pictures of one id")
-    for number, note in enumerate(content["annotations"]):
-        for key, known in (("image_id", labels_by_picture), ("category_id", names)):
-            if note[key] not in known:
-                what = {"image_id": "images", "category_id": "categories"}[key]
+    references: list[tuple[str, Mapping[Any, Any], str]] = [
+        ("image_id", labels_by_picture, "images"),
+        ("category_id", names, "categories"),
+    ]
+    for number, annotation in enumerate(content["annotations"]):
+        for key, known, what in references:
+            if annotation[key] not in known:
                 raise Unfit(
-                    f"has an annotation (number {number + 1}) of {key} {note[key]}, which is not among its "
+                    f"has an annotation (number {number + 1}) of {key} {annotation[key]}, which is not among its "
                     f"{len(known)} {what} ({', '.join(map(str, known))[:80]})"
                 )
-        labels, name = labels_by_picture[note["image_id"]], names[note["category_id"]]
+        labels = labels_by_picture[annotation["image_id"]]
+        name = names[annotation["category_id"]]
         if name not in labels:
             labels.append(name)
+
     keys = sorted({key for picture in pictures for key in picture} - {"id", "file_name"})
-    splits, notes, _ = splits_by_row(
-        {key: [picture.get(key) for picture in pictures] for key in keys}, split_column
-    )
-    row_splits = [None] * len(pictures) if splits is None else splits
-    rows = [
-        Row(picture["file_name"], labels_by_picture[picture["id"]], split)
-        for picture, split in zip(pictures, row_splits, strict=True)
-    ]
-    return ListContent(rows, True, splits is not None, notes, [*names.values()])
+    columns = {key: [picture.get(key) for picture in pictures] for key in keys}
+    splits, notes, _ = splits_by_row(columns, split_column)
+    rows = []
+    for i, picture in enumerate(pictures):
+        split = None if splits is None else splits[i]
+        rows.append(Row(picture["file_name"], labels_by_picture[picture["id"]], split))
+    return ListContent(rows, True, splits is not None, notes, list(names.values()))
 
 
 def _ultralytics(records: Sequence[Mapping[str, Any]]) -> ListContent:

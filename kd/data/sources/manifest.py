@@ -129,51 +129,51 @@ class Manifest(Source):
         )
 
     def _ids(self, split: str, pictures: ListedPictures, train: ListedPictures) -> list[Any]:
+        """The targets of a split: class ids, or lists of them."""
         self.classes = in_order({label for labels in train.labels for label in labels})
         self.note(*doubts(self.classes))
-        empty = [
-            name for name in map(plain, self._content("train").classes) if name not in self.classes
-        ]
+        listed_classes = [plain(name) for name in self._content("train").classes]
+        empty = [name for name in listed_classes if name not in self.classes]
         if empty:
             self.note(left_out(dict.fromkeys(empty, "no training picture")))
         ids = {label: i for i, label in enumerate(self.classes)}
-        check_known(
-            by_label(map(printable, pictures.paths), pictures.labels), ids, f"data.source.{split}"
-        )
+        names = [printable(path) for path in pictures.paths]
+        check_known(by_label(names, pictures.labels), ids, f"data.source.{split}")
         if not self.classes:
             return [UNLABELLED] * len(pictures.paths)
-        targets = [[ids[label] for label in labels] for labels in pictures.labels]
-        return targets if self._several else [t[0] for t in targets]
+        targets = []
+        for labels in pictures.labels:
+            target = [ids[label] for label in labels]
+            targets.append(target if self._several else target[0])
+        return targets
 
     def _numbers(self, split: str, pictures: ListedPictures) -> list[list[float]]:
+        """The targets of a split for a regression; NaN where a number is missing."""
         self.classes = list(self.targets or [])
-        key, file = f"data.source.{split}", self._file(split)
-        numbers = [
-            [
-                self._number(x, name, path, file, key)
-                for name, x in zip(self.classes, given, strict=True)
-            ]
-            for path, given in zip(pictures.paths, pictures.labels, strict=True)
-        ]
-        for name, column in zip(self.classes, zip(*numbers, strict=True), strict=True):
-            if all(math.isnan(x) for x in column):
-                raise UserError(f"{key}: {file} has no value of {name} (data.source.targets)")
-        return numbers
-
-    def _number(self, given: object, name: str, path: str, file: str, key: str) -> float:
-        text = "" if given is None else str(given).strip()
-        try:
-            return number_of(text)
-        except ValueError as error:
-            reason = f"{name} of {printable(path)} is '{text[:40]}', which is not a number"
-            raise UserError(f"{key}: {file}: {reason}") from error
+        where = f"data.source.{split}: {self._file(split)}"
+        rows = []
+        for path, fields in zip(pictures.paths, pictures.labels, strict=True):
+            row = []
+            for name, field in zip(self.classes, fields, strict=True):
+                text = "" if field is None else str(field).strip()
+                try:
+                    row.append(number_of(text))
+                except ValueError as error:
+                    reason = f"{name} of {printable(path)} is '{text[:40]}', which is not a number"
+                    raise UserError(f"{where}: {reason}") from error
+            rows.append(row)
+        for name, column in zip(self.classes, zip(*rows, strict=True), strict=True):
+            if all(math.isnan(number) for number in column):
+                raise UserError(f"{where} has no value of {name} (data.source.targets)")
+        return rows
 
     def _place(self, split: str, paths: list[str]) -> Place:
+        """Where a split's pictures are: the listed URLs, or this disk."""
         urls = [path for path in paths if is_url(path)]
-        return (
-            Store.holding(str(self.lists["train"]), urls, f"data.source.{split}", self.cache_bytes)
-            if urls
-            else DISK
+        if not urls:
+            return DISK
+        return Store.holding(
+            str(self.lists["train"]), urls, f"data.source.{split}", self.cache_bytes
         )
 
     # -- what a list holds -------------------------------------------------------------------------------------------
@@ -206,12 +206,11 @@ class Manifest(Source):
         row_splits = [row.split for row in rows]
         chosen = [rows[i] for i in numbers_in(row_splits, split)]
         if rows and not chosen and listed_apart:
-            counts = Counter(row_splits)
-            counted = ", ".join(
-                f"{count} of {name or 'no split'}" for name, count in counts.items()
-            )
+            counts = [
+                f"{count} of {name or 'no split'}" for name, count in Counter(row_splits).items()
+            ]
             raise UserError(
-                f"data.source.{split}: {self._file(split)} names no row of {split} ({counted}); "
+                f"data.source.{split}: {self._file(split)} names no row of {split} ({', '.join(counts)}); "
                 "data.source.split_column=none reads all rows"
             )
         return chosen
@@ -227,62 +226,81 @@ class Manifest(Source):
 
     def _read(self, split: str) -> ListedPictures:
         """The pictures of a split with their labels; files that no reader decodes are left out and counted."""
-        key, file = f"data.source.{split}", self._file(split)
-        rows = self._rows(split)
-        if not rows and split not in self.lists:
+        file = self._file(split)
+        where = f"data.source.{split}: {file}"
+        listed_rows = self._rows(split)
+        if not listed_rows and split not in self.lists:
             raise UserError(f"data.source: a manifest has the splits train and val, got '{split}'")
-        endings = [ending_of(row.path) for row in rows]
-        left_out = Counter(ending for ending in endings if ending in UNUSABLE)
-        rows = [row for row, ending in zip(rows, endings, strict=True) if ending not in UNUSABLE]
+        rows = []
+        unusable: Counter[str] = Counter()
+        for row in listed_rows:
+            ending = ending_of(row.path)
+            if ending in UNUSABLE:
+                unusable[ending] += 1
+            else:
+                rows.append(row)
+        left_out = dict(unusable)
         if not rows:
-            raise UserError(f"{key}: {file} lists no pictures{said(dict(left_out))}")
-        root = self.image_dir or (joined(file, "..") if is_url(file) else str(Path(file).parent))
+            raise UserError(f"{where} lists no pictures{said(left_out)}")
+
+        if self.image_dir:
+            root = self.image_dir
+        elif is_url(file):
+            root = joined(file, "..")
+        else:
+            root = str(Path(file).parent)
         paths = [joined(root, expanded(row.path)) for row in rows]
         values = [row.label for row in rows]
         if self.targets:
-            self._check_same_numbers(paths, values, f"{key}: {file}")
-            return ListedPictures(paths, values, dict(left_out))
+            _check_same_numbers(paths, values, where)
+            return ListedPictures(paths, values, left_out)
         if not self._content(split).labelled:
-            return ListedPictures(paths, [[] for _ in paths], dict(left_out))
+            return ListedPictures(paths, [[] for _ in paths], left_out)
+        separator = self.separator
         try:
-            labels = self._labels(
-                paths, values, self._train_separator if split != "train" else None
-            )
+            if separator is None and split != "train":
+                separator = self._train_separator
+            labels = self._labels(paths, values, separator)
             paths, labels, notes = join_rows(paths, labels, self._several)
         except Unfit as error:
-            raise UserError(f"{key}: {file} {error}") from error
+            raise UserError(f"{where} {error}") from error
         self.note(*(f"{split}: {note}" for note in notes))
-        return ListedPictures(paths, labels, dict(left_out))
+        return ListedPictures(paths, labels, left_out)
 
     @cached_property
     def _train_separator(self) -> str:
         """What separates labels in the training list, and so in all others."""
         values = [row.label for row in self._rows("train")]
-        return self.separator or cells(values, self._several).separator
+        return cells(values, self._several).separator
 
     def _labels(
         self, paths: Sequence[str], values: Sequence[object], separator: str | None
     ) -> list[list[str]]:
-        read = cells(values, self._several, self.separator or separator)
+        """The labels of each picture; ``separator`` None: found in the values themselves."""
+        read = cells(values, self._several, separator)
         self.note(*read.notes)
+        if self._several:
+            return read.labels
         for path, labels in zip(paths, read.labels, strict=True):
-            if len(labels) != 1 and not self._several:
-                several = f"{len(labels)} labels ({', '.join(labels[:3])}), which data.source.multi_label=true takes"
-                raise Unfit(
-                    f"is no list of one label each: {printable(path)} has {several if labels else 'no label'}"
-                )
+            if len(labels) != 1:
+                count = "no label"
+                if labels:
+                    count = f"{len(labels)} labels ({', '.join(labels[:3])}), which data.source.multi_label=true takes"
+                raise Unfit(f"is no list of one label each: {printable(path)} has {count}")
         return read.labels
-
-    def _check_same_numbers(
-        self, paths: Sequence[str], values: Sequence[Sequence[object]], where: str
-    ) -> None:
-        first: dict[str, Sequence[object]] = {}
-        for path, numbers in zip(paths, values, strict=True):
-            if list(map(str, first.setdefault(path, numbers))) != list(map(str, numbers)):
-                raise UserError(f"{where} lists {printable(path)} twice, with different numbers")
 
     def describe(self) -> str:
         """The files of the lists."""
-        return (
-            f"Manifest {', '.join(str(file) for file in self.lists.values() if file is not None)}"
-        )
+        files = [file for file in self.lists.values() if file is not None]
+        return f"Manifest {', '.join(files)}"
+
+
+def _check_same_numbers(
+    paths: Sequence[str], values: Sequence[Sequence[object]], where: str
+) -> None:
+    """Refuses a picture that is listed twice, with different numbers."""
+    texts_by_path: dict[str, list[str]] = {}
+    for path, numbers in zip(paths, values, strict=True):
+        texts = [str(number) for number in numbers]
+        if texts_by_path.setdefault(path, texts) != texts:
+            raise UserError(f"{where} lists {printable(path)} twice, with different numbers")

@@ -147,16 +147,18 @@ class Store:
         Raises:
             UserError: a folder can't be listed; the message names ``key``.
         """
-        place, wanted = cls(root, limit), set(files)
+        place = cls(root, limit)
+        wanted = set(files)
         folders = sorted({file.rpartition("/")[0] for file in wanted})
         for folder in folders:
             _check_plain(folder, key)
+        list_folder = partial(listed, key=key, below=False)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for folder, found in zip(
-                folders, pool.map(partial(listed, key=key, below=False), folders), strict=True
-            ):
-                named = ((f"{folder}/{name}", state) for name, state in found.items())
-                place._states |= {file: state for file, state in named if file in wanted}
+            for folder, states in zip(folders, pool.map(list_folder, folders), strict=True):
+                for name, state in states.items():
+                    file = f"{folder}/{name}"
+                    if file in wanted:
+                        place._states[file] = state
         return place
 
     def __getstate__(self) -> dict[str, Any]:
@@ -300,12 +302,16 @@ def joined(root: str, *names: str) -> str:
     ('/data/food/train', 's3://food/train/a b.jpg', '/data')
     """
     for name in names:
-        if is_url(name) or (is_url(root) and name.startswith("/")):
+        if not is_url(root) and not is_url(name):
+            root = str(Path(root, name))
+        elif is_url(name) or name.startswith("/"):
             root = name
         else:
-            root = f"{root}/{name}" if is_url(root) else str(Path(root, name))
+            root = f"{root}/{name}"
     kind, _, path = root.partition("://")
-    return f"{kind}://{posixpath.normpath(path)}" if path else str(Path(root))
+    if not path:
+        return str(Path(root))
+    return f"{kind}://{posixpath.normpath(path)}"
 
 
 def list_at(file: str, key: str) -> bytes:

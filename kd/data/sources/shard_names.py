@@ -16,9 +16,11 @@ MOST_SHARDS = 1_000_000
 
 
 def expanded_places(places: str | Sequence[str] | None) -> str | list[str] | None:
-    """Places whose ``~`` is the user's folder."""
-    if places is None or isinstance(places, str):
-        return expanded(places) if places else None
+    """Places whose ``~`` is the user's folder; None for no place."""
+    if places is None or places == "":
+        return None
+    if isinstance(places, str):
+        return expanded(places)
     return [expanded(place) for place in places]
 
 
@@ -32,24 +34,32 @@ def shards_of_split(places: str | Sequence[str] | None, split: str, key: str) ->
         return None
     folder = Path(places)
     files = sorted(folder.glob("*.tar"))
-    meaning = {file: split_of(file.stem) for file in files}
-    if not files:  # a folder for each split
-        inner = sorted(
-            path.name for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name)
-        )
-        name = choose(inner, split, key, places)
-        return sorted(map(str, (folder / name).glob("*.tar"))) if name is not None else None
-    kinds = {*meaning.values()}
-    if len(kinds) < 2:
+
+    # A folder for each split.
+    if not files:
+        folders = [path.name for path in folder.iterdir() if path.is_dir()]
+        visible = sorted(name for name in folders if not is_hidden(name))
+        name = choose(visible, split, key, places)
+        if name is None:
+            return None
+        return sorted(str(file) for file in (folder / name).glob("*.tar"))
+
+    # All shards in one folder, their split in their names.
+    split_of_file = {file: split_of(file.stem) for file in files}
+    splits = set(split_of_file.values())
+    if len(splits) < 2:
         return None
-    if None in kinds and kinds & {"val", "test"}:
-        stranger = next(file for file in files if meaning[file] is None)
+    if None in splits:
+        named_splits = sorted(name for name in splits if name is not None)
+        if named_splits == ["train"]:
+            return None
+        unnamed = next(file for file in files if split_of_file[file] is None)
         raise UserError(
-            f"{key}: {places} has shards of the splits {', '.join(sorted(filter(None, kinds)))} and others "
-            f"({stranger.name}); give a pattern of those that are {split}"
+            f"{key}: {places} has shards of the splits {', '.join(named_splits)} and others "
+            f"({unnamed.name}); give a pattern of those that are {split}"
         )
-    wanted = "test" if split == "val" and "val" not in kinds else split
-    return [str(file) for file in files if meaning[file] == wanted] if None not in kinds else None
+    wanted = "test" if split == "val" and "val" not in splits else split
+    return [str(file) for file in files if split_of_file[file] == wanted]
 
 
 def shards_of(places: str | Sequence[str], key: str) -> list[str]:
@@ -58,28 +68,36 @@ def shards_of(places: str | Sequence[str], key: str) -> list[str]:
     Raises:
         UserError: one that names none, or a missing file.
     """
-    found: list[str] = []
+    shards: list[str] = []
     for place in [places] if isinstance(places, str) else places:
-        if "://" in place or place.startswith("pipe:"):
-            raise UserError(
-                f"{key}: {place} is not on a disk; copy the shards there, or pack them (kd-pack)"
-            )
-        path = Path(place)
-        if path.is_dir():
-            mine = sorted(str(file) for file in path.glob("*.tar"))
-        elif path.suffix == ".txt":
-            mine = [str(path.parent / line) for line in lines_of(path, key, "shards")]
+        files = _shards_at(place, key)
+        if not files:
+            raise UserError(f"{key}: no tar files: {place}")
+        for file in files:
+            if not Path(file).is_file():
+                raise UserError(f"{key}: {file} not found")
+        shards += files
+    return shards
+
+
+def _shards_at(place: str, key: str) -> list[str]:
+    """The files that a folder, a list (``.txt``) or a pattern names; they need not exist."""
+    if "://" in place or place.startswith("pipe:"):
+        raise UserError(
+            f"{key}: {place} is not on a disk; copy the shards there, or pack them (kd-pack)"
+        )
+    path = Path(place)
+    if path.is_dir():
+        return sorted(str(file) for file in path.glob("*.tar"))
+    if path.suffix == ".txt":
+        return [str(path.parent / line) for line in lines_of(path, key, "shards")]
+    files = []
+    for name in braces(place, key):
+        if re.search(r"[*?\[]", name):
+            files += sorted(glob.glob(name))  # noqa: PTH207 - any root
         else:
-            named = braces(place, key)
-            found_by = [sorted(glob.glob(n)) if re.search(r"[*?\[]", n) else [n] for n in named]  # noqa: PTH207 - any root
-            mine = [file for files in found_by for file in files]
-        missing = next((file for file in mine if not Path(file).is_file()), None)
-        if missing or not mine:
-            raise UserError(
-                f"{key}: there is no {missing}" if missing else f"{key}: no tar files: {place}"
-            )
-        found += mine
-    return found
+            files.append(name)
+    return files
 
 
 def lines_of(file: Path, key: str, what: str) -> list[str]:
@@ -101,18 +119,23 @@ def braces(pattern: str, key: str = "") -> list[str]:
     >>> braces("{a,b}/{0..1}")
     ['a/0', 'a/1', 'b/0', 'b/1']
     """
-    parts = re.split(r"\{([^{}]*)\}", pattern)
-    choices = [_choices(part, key) if i % 2 else [part] for i, part in enumerate(parts)]
-    if math.prod(map(len, choices)) > MOST_SHARDS:
+    choices = []  # of each part of the pattern
+    for i, part in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
+        is_braced = i % 2 == 1
+        choices.append(_choices(part, key) if is_braced else [part])
+    count = math.prod(len(texts) for texts in choices)
+    if count > MOST_SHARDS:
         raise UserError(f"{key}: {pattern} names more than {MOST_SHARDS:,} shards")
     return ["".join(chosen) for chosen in product(*choices)]
 
 
 def _choices(braced: str, key: str) -> list[str]:
+    """What stands for a pair of braces: the numbers of ``08..10``, or the words of ``a,b``."""
     numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braced)
-    if not numbers:
+    if numbers is None:
         return braced.split(",")
-    first, last = int(numbers[1]), int(numbers[2])
+    first = int(numbers[1])
+    last = int(numbers[2])
     if not first <= last < first + MOST_SHARDS:
         raise UserError(f"{key}: {{{braced}}} must count up, at most {MOST_SHARDS:,} shards")
     width = len(numbers[1]) if numbers[1].startswith("0") else 1

@@ -11,7 +11,7 @@ import os
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from torchvision import tv_tensors
 
@@ -27,7 +27,8 @@ from kd.machine import cache_dir
 from kd.storage.elsewhere import LARGEST_DATA, json_of, open_descriptor
 from kd.storage.objects import Ranged, file_system, in_one_line, is_url, small_file
 
-INDEX_LISTS = ("classes", "shards", "samples", "targets")
+INDEX_LISTS = ("classes", "shards", "samples", "targets", "checksums")
+LARGEST_OFFSET = 2**60
 
 
 class Shards(Source):
@@ -51,23 +52,32 @@ class Shards(Source):
             UserError: no index or a damaged one, or a shard on this disk that is shorter than its index says.
         """
         index, digest = self._index(split)
-        training = self._index("train")[0] if split != "train" and self.has("train") else index
-        self.classes = list(training["classes"])  # ids are those of the training pictures
+        training_index = index
+        if split != "train" and self.has("train"):
+            training_index, _ = self._index("train")
+        self.classes = list(training_index["classes"])  # ids are those of the training pictures
         if index["classes"] != self.classes:
             raise UserError(
                 f"data.source.root: {self.root}/{split}.json lists other classes than train.json; pack "
                 "both splits again (kd-pack)"
             )
-        if self.classes and "masks" not in training:
-            self.note(*doubts(self.classes), *unused(self.classes, training["targets"]))
-        found = ShardSplit(self.root, index, digest, self.cache_bytes)
-        for shard, end in found.ends().items() if not is_url(self.root) else ():
-            size = Path(self.root, shard).stat().st_size if Path(self.root, shard).is_file() else 0
+        if self.classes and "masks" not in training_index:
+            self.note(*doubts(self.classes))
+            self.note(*unused(self.classes, training_index["targets"]))
+        shard_split = ShardSplit(self.root, index, digest, self.cache_bytes)
+        if not is_url(self.root):
+            self._check_sizes(shard_split)
+        return shard_split
+
+    def _check_sizes(self, split: "ShardSplit") -> None:
+        """Refuses a shard on this disk that is missing, or shorter than the split's index says."""
+        for shard, end in split.ends().items():
+            file = Path(self.root, shard)
+            size = file.stat().st_size if file.is_file() else 0
             if size < end:
                 raise UserError(
                     f"data.source.root: {self.root}/{shard} has {size} bytes, its index says {end} or more"
                 )
-        return found
 
     @property
     def kind(self) -> Targets:  # type: ignore[override]
@@ -77,10 +87,12 @@ class Shards(Source):
     @property
     def ignore_index(self) -> int | None:  # type: ignore[override]
         """The value of a mask's pixels that take no part."""
-        found: int | None = self._index("train")[0].get("ignore_index")
-        return found
+        index, _ = self._index("train")
+        value: int | None = index.get("ignore_index")
+        return value
 
     def _index(self, split: str) -> tuple[dict[str, Any], str]:
+        """A split's index, and a hash of it; read once."""
         if split in self._indices:
             return self._indices[split]
         files, path = file_system(self.root)
@@ -98,8 +110,9 @@ class Shards(Source):
             ) from error
         except Exception as error:  # the object stores' clients raise many kinds
             raise UserError(f"data.source.root: {self.root}: {first_line(error)}") from error
-        self._indices[split] = index, hashlib.sha256(text).hexdigest()[:16]
-        return self._indices[split]
+        digest = hashlib.sha256(text).hexdigest()[:16]
+        self._indices[split] = index, digest
+        return index, digest
 
     def has(self, split: str) -> bool:
         """Whether the split's index, ``SPLIT.json``, is there."""
@@ -116,42 +129,66 @@ def check_index(index: object) -> None:
     """
     if not isinstance(index, dict) or not all(isinstance(index.get(k), list) for k in INDEX_LISTS):
         raise ValueError(f"it must hold the lists {', '.join(INDEX_LISTS)}")
-    classes, shards, samples, targets = (index[name] for name in INDEX_LISTS)
+    classes = index["classes"]
+    shards = index["shards"]
+    samples = index["samples"]
+    targets = index["targets"]
     if not all(isinstance(name, str) for name in classes):
         raise ValueError("classes must be names")
     for shard in shards:
-        if not (isinstance(shard, str) and re.fullmatch(r"[\w.-]+\.tar", shard)):
+        if not isinstance(shard, str) or not re.fullmatch(r"[\w.-]+\.tar", shard):
             raise ValueError(f"a shard is a file's plain name (NAME.tar), got {shard!r}")
+    checksums = index["checksums"]
+    if len(checksums) != len(shards):
+        raise ValueError(
+            f"checksums must be one for each of {len(shards)} shard(s), got {len(checksums)}"
+        )
     if not samples or len(samples) != len(targets):
         raise ValueError(
             f"samples and targets must be equally many, >= 1, got {len(samples)} and {len(targets)}"
         )
-    masks = index.get("masks")
-    if masks is not None and not (
-        isinstance(masks, list) and len(masks) == len(samples) and all(map(_is_place, masks))
-    ):
-        raise ValueError(f"masks must be a place for each of {len(samples)} samples")
-    ignored = index.get("ignore_index")
-    if ignored is not None and not (type(ignored) is int and 0 <= ignored <= 255):
+    _check_masks(index.get("masks"), len(samples), index.get("ignore_index"))
+    class_ids = range(len(classes)) if classes else range(UNLABELLED, UNLABELLED + 1)
+    for i in range(len(samples)):
+        _check_sample(i, samples[i], targets[i], len(shards), class_ids)
+
+
+def _check_masks(masks: object, count: int, ignored: object) -> None:
+    """Refuses places of masks, or a value of ignored pixels, that are not as ``kd-pack`` writes them."""
+    if masks is not None:
+        are_places = isinstance(masks, list) and all(map(_is_place, masks))
+        if not are_places or len(masks) != count:  # type: ignore[arg-type]
+            raise ValueError(f"masks must be a place for each of {count} samples")
+    if ignored is not None and (type(ignored) is not int or not 0 <= ignored <= 255):
         raise ValueError(f"ignore_index must be a value of a mask, 0 to 255, got {ignored!r}")
-    for i, (sample, target) in enumerate(zip(samples, targets, strict=True)):
-        if not (
-            isinstance(sample, list) and len(sample) == 3 and all(type(n) is int for n in sample)
-        ):
-            raise ValueError(f"sample {i} must be three whole numbers, got {sample!r}")
-        shard, offset, size = sample
-        if not (0 <= shard < len(shards) and 0 <= offset < 2**60 and 0 < size <= MAX_BYTES):
-            raise ValueError(f"sample {i} lies at no place in {len(shards)} shard(s): {sample}")
-        known = range(len(classes)) if classes else range(UNLABELLED, UNLABELLED + 1)
-        if type(target) is not int or target not in known:
-            raise ValueError(
-                f"target {i} must be a class id, {known[0]} to {known[-1]}, got {target!r}"
-            )
 
 
-def _is_place(given: object) -> bool:
-    whole = isinstance(given, list) and len(given) == 2 and all(type(n) is int for n in given)
-    return whole and 0 <= given[0] < 2**60 and 0 < given[1] <= MAX_BYTES  # type: ignore[index]
+def _check_sample(i: int, sample: object, target: object, shards: int, class_ids: range) -> None:
+    """Refuses the sample number ``i`` unless it is [shard, offset, size] and has one of the class ids."""
+    if not _are_integers(sample, 3):
+        raise ValueError(f"sample {i} must be three whole numbers, got {sample!r}")
+    shard_number, *place = sample
+    if not 0 <= shard_number < shards or not _is_place(place):
+        raise ValueError(f"sample {i} lies at no place in {shards} shard(s): {sample}")
+    if type(target) is not int or target not in class_ids:
+        raise ValueError(
+            f"target {i} must be a class id, {class_ids[0]} to {class_ids[-1]}, got {target!r}"
+        )
+
+
+def _are_integers(value: object, count: int) -> TypeGuard[list[int]]:
+    """Whether a value of JSON is a list of ``count`` whole numbers."""
+    if not isinstance(value, list) or len(value) != count:
+        return False
+    return all(type(number) is int for number in value)
+
+
+def _is_place(value: object) -> bool:
+    """Whether a value of JSON is [offset, size] of a picture in a shard, in bytes."""
+    if not _are_integers(value, 2):
+        return False
+    offset, size = value
+    return 0 <= offset < LARGEST_OFFSET and 0 < size <= MAX_BYTES
 
 
 class ShardSplit:
@@ -167,20 +204,20 @@ class ShardSplit:
     def __init__(
         self, root: str, index: dict[str, Any], digest: str, cache_bytes: int | None = None
     ) -> None:
-        self.root, self.digest = root, digest
-        self.check: str | None = "off" if is_url(root) else "headers"
-        self.sums: list[int] = index.get("checksums", [])
+        self.root = root
+        self.digest = digest
         self.shards: list[str] = index["shards"]
         self.samples: list[list[int]] = index["samples"]  # shard, offset, size
         self.targets: list[int] = index["targets"]
-        self.masks: list[list[int]] | None = index.get(
-            "masks"
-        )  # offset, size: in the shard of the picture
+        # Offset and size of each mask, in the shard of its picture.
+        self.masks: list[list[int]] | None = index.get("masks")
+        self.check: str | None = "headers"
         self._open: dict[tuple[int, int], int] = {}  # (process, shard) -> descriptor
-        kept = cache_dir() / "shards" / f"{Path(root).name}-{digest}"
-        self._remote = (
-            Ranged(root, kept, sum(self.ends().values()), cache_bytes) if is_url(root) else None
-        )
+        self._remote: Ranged | None = None
+        if is_url(root):
+            self.check = "off"
+            folder = cache_dir() / "shards" / f"{Path(root).name}-{digest}"
+            self._remote = Ranged(root, folder, sum(self.ends().values()), cache_bytes)
 
     def read(self, i: int) -> bytes:
         """The encoded picture ``i``, from its bytes in the shard.
@@ -193,33 +230,30 @@ class ShardSplit:
     def _read(self, shard: int, offset: int, size: int) -> bytes:
         if self._remote is not None:
             return self._remote.read(self.shards[shard], offset, size)
-        data = os.pread(self._opened(shard), size, offset)
+        process_and_shard = (os.getpid(), shard)
+        if process_and_shard not in self._open:
+            file = Path(self.root, self.shards[shard])
+            self._open[process_and_shard] = open_descriptor(file, LARGEST_DATA)
+        data = os.pread(self._open[process_and_shard], size, offset)
         if len(data) != size:
             raise OSError("the shard is truncated")
         return data
-
-    def _opened(self, shard: int) -> int:
-        key = (os.getpid(), shard)
-        if key not in self._open:
-            self._open[key] = open_descriptor(Path(self.root, self.shards[shard]), LARGEST_DATA)
-        return self._open[key]
 
     def target(self, i: int) -> Target:
         """The target of the picture ``i``; where the pack has masks its mask, uint8 ``(1, H, W)``."""
         if self.masks is None:
             return self.targets[i]
-        return tv_tensors.Mask(decode_grey(self._read(self.samples[i][0], *self.masks[i])))
+        shard = self.samples[i][0]
+        offset, size = self.masks[i]
+        return tv_tensors.Mask(decode_grey(self._read(shard, offset, size)))
 
     def name(self, i: int) -> str:
         """Shard and place of picture ``i``, with the index's digest: no two packs share a name."""
-        shard, offset, size = self.samples[i]
-        return f"{self.root}/{self.shards[shard]}@{offset}+{size} ({self.digest})"
+        return f"{self.root}/{self.key(i)}"
 
     def key(self, i: int) -> str:
         """Where it lies in the pack, and the pack's content: the same for every copy of the pack."""
         shard, offset, size = self.samples[i]
-        if not self.sums:  # packed before there were checksums
-            return f"{self.name(i)}\0{self.stamp(i)}"
         return f"{self.shards[shard]}@{offset}+{size} ({self.digest})"
 
     def stamp(self, i: int) -> str:
@@ -228,16 +262,20 @@ class ShardSplit:
 
     @cached_property
     def _stamps(self) -> list[str]:
-        stats = (
-            [] if is_url(self.root) else [Path(self.root, shard).stat() for shard in self.shards]
-        )
-        return [f"{stat.st_size}\0{stat.st_mtime_ns}" for stat in stats] or [""] * len(self.shards)
+        """The stamp of each shard."""
+        if is_url(self.root):
+            return [""] * len(self.shards)
+        stats = [Path(self.root, shard).stat() for shard in self.shards]
+        return [f"{stat.st_size}\0{stat.st_mtime_ns}" for stat in stats]
 
     def ends(self) -> dict[str, int]:
-        """Where the last picture of each shard ends, in bytes."""
+        """Where the last picture or mask of each shard ends, in bytes."""
         ends: dict[str, int] = {}
-        for shard, offset, size in self.samples:
-            ends[self.shards[shard]] = max(offset + size, ends.get(self.shards[shard], 0))
-        for (shard, _, _), (offset, size) in zip(self.samples, self.masks or [], strict=False):
-            ends[self.shards[shard]] = max(offset + size, ends[self.shards[shard]])
+        for i, (shard_number, offset, size) in enumerate(self.samples):
+            end = offset + size
+            if self.masks is not None:
+                mask_offset, mask_size = self.masks[i]
+                end = max(end, mask_offset + mask_size)
+            shard = self.shards[shard_number]
+            ends[shard] = max(end, ends.get(shard, 0))
         return ends

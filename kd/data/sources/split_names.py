@@ -190,38 +190,39 @@ def _named_splits(
 
 def _some(values: Iterable[object]) -> str:
     """A few of the different values, for a message."""
-    different = list(
-        dict.fromkeys(
-            "nothing" if value in ("", None) else f"'{str(value)[:30]}'" for value in values
-        )
-    )
-    return ", ".join(different[:3]) + (" ..." if len(different) > 3 else "")
+    different: list[str] = []
+    for value in values:
+        text = "nothing" if value in ("", None) else f"'{str(value)[:30]}'"
+        if text not in different:
+            different.append(text)
+        if len(different) > 3:
+            return ", ".join(different[:3]) + " ..."
+    return ", ".join(different)
 
 
 def _flag(column: Column, values: Sequence[object]) -> str | None:
     """The split that a column of yes and no is about (``is_valid``: val); None for other columns."""
-    if not isinstance(column, str) or not values:
+    if not isinstance(column, str):
         return None
-    about = split_of(re.sub(r"^(is|in|for|use)[\W_]+", "", column.strip().lower()))
-    yes_or_no = all(
-        ("" if value is None else str(value).strip().lower()) in TRUE | FALSE for value in values
-    )
-    return about if yes_or_no else None
+    texts = {"" if value is None else str(value).strip().lower() for value in values}
+    if not texts or not texts <= TRUE | FALSE:
+        return None
+    return split_of(re.sub(r"^(is|in|for|use)[\W_]+", "", column.strip().lower()))
 
 
 def _flagged(
     columns: Mapping[Column, Sequence[object]], flags: Mapping[Column, str]
 ) -> list[str | None]:
     """Rows' splits by columns of yes and no. A row of no yes is trained on, unless a column says which rows are."""
-    rest = None if len(flags) > 1 else "val"
-    default = rest if "train" in flags.values() else "train"
+    default: str | None = "train"
+    if "train" in flags.values():
+        default = "val" if len(flags) == 1 else None
     splits: list[str | None] = []
     for number, row in enumerate(zip(*columns.values(), strict=True)):
-        yes = {
-            kind
-            for value, kind in zip(row, flags.values(), strict=True)
-            if str(value).strip().lower() in TRUE
-        }
+        yes = set()
+        for value, split in zip(row, flags.values(), strict=True):
+            if str(value).strip().lower() in TRUE:
+                yes.add(split)
         if len(yes) > 1:
             raise Unfit(
                 f"puts row {number + 1} into {len(yes)} splits: {', '.join(sorted(yes))} "
@@ -232,10 +233,15 @@ def _flagged(
 
 
 def _counted(column: Column, splits: Sequence[str | None]) -> str:
+    """The note on a column that names splits: how many rows it gives to each."""
     counts = Counter(splits)
-    parts = [f"{counts[split]} {split}" for split in ("train", "val", "test") if counts[split]]
-    parts += [f"{counts[None]} in no split, left out"] if counts[None] else []
-    return f"column '{column}' names the splits: {', '.join(parts)}"
+    texts = []
+    for split in ("train", "val", "test"):
+        if counts[split]:
+            texts.append(f"{counts[split]} {split}")
+    if counts[None]:
+        texts.append(f"{counts[None]} in no split, left out")
+    return f"column '{column}' names the splits: {', '.join(texts)}"
 
 
 def numbers_in(splits: Sequence[str | None], split: str) -> list[int]:

@@ -74,8 +74,12 @@ class WebDataset(Source):
     ) -> None:
         if label not in ("auto", "none", "cls", "txt") and not re.fullmatch(r"json\..+", label):
             raise ValueError(f"label must be cls, txt, json.FIELD, none or auto, got '{label}'")
-        self.places = {"train": expanded_places(train), "val": expanded_places(val)}
-        self.label, self.names = label, expanded(classes) if isinstance(classes, str) else classes
+        self.places = {
+            "train": expanded_places(train),
+            "val": expanded_places(val),
+        }
+        self.label = label
+        self.names = expanded(classes) if isinstance(classes, str) else classes
         self._shards: dict[str, dict[str, Shard]] = {}  # by split
 
     def load(self, split: str) -> "TarSplit":
@@ -87,34 +91,31 @@ class WebDataset(Source):
         labels = _labels(shards)
         if not self.classes:
             return TarSplit(shards, [UNLABELLED] * len(labels))
+
+        pictures = []
+        for name, shard in shards.items():
+            pictures += [f"{sample[0]} in {name}" for sample in shard.samples]
+        key = f"data.source.{split}"
+        texts = []  # as _check_labels has seen, all or none of the training pictures have a label
+        for picture, label in zip(pictures, labels, strict=True):
+            if label is None:
+                raise UserError(
+                    f"{key}: {picture} has no label, others do; label=none ignores labels"
+                )
+            texts.append(label)
+
+        # A label is a class's name; with names of the user it may also be a class id.
         ids = {name: i for i, name in enumerate(self.classes)}
         if self.names:
             ids |= {str(i): i for i in range(len(self.classes))}
-        pictures = [
-            f"{sample[0]} in {name}" for name, shard in shards.items() for sample in shard.samples
-        ]
-        without = next(
-            (name for name, label in zip(pictures, labels, strict=True) if label is None), None
-        )
-        if without is not None:
-            raise UserError(
-                f"data.source.{split}: {without} has no label, others do; label=none ignores labels"
-            )
-        known = (
-            f"the {len(self.classes)} of data.source.classes"
-            if self.names
-            else "the training pictures"
-        )
-        check_known(
-            by_label(pictures, ([str(label)] for label in labels)),
-            ids,
-            f"data.source.{split}",
-            known,
-        )
+            known = f"the {len(self.classes)} of data.source.classes"
+        else:
+            known = "the training pictures"
+        check_known(by_label(pictures, [[text] for text in texts]), ids, key, known)
         self.note(*doubts(self.classes))
         if self.names:
             self.note(*unused(self.classes, (ids[str(label)] for label in _labels(train))))
-        return TarSplit(shards, [ids[str(label)] for label in labels])
+        return TarSplit(shards, [ids[text] for text in texts])
 
     def has(self, split: str) -> bool:
         """Whether shards were given for the split, or the training shards have some of it."""
@@ -126,18 +127,19 @@ class WebDataset(Source):
 
     def _split(self, split: str) -> dict[str, Shard]:
         """The shards of a split, with its samples alone."""
-        if split not in self._shards:
-            given = self.places.get(split)
-            shards = (
-                self._of_train(split)
-                if given is None
-                else self._of_split(self._indexed(split, given), split)
-            )
-            if not any(shard.samples for shard in shards.values()):
-                known = "the splits train and val" if given is None else "no sample of that split"
-                raise UserError(f"data.source: WebDataset has {known}, got '{split}'")
-            self._shards[split] = shards
-        return self._shards[split]
+        if split in self._shards:
+            return self._shards[split]
+        places = self.places.get(split)
+        if places is None:
+            shards = self._of_train(split)
+            known = "the splits train and val"
+        else:
+            shards = self._of_split(self._indexed(split, places), split)
+            known = "no sample of that split"
+        if not any(shard.samples for shard in shards.values()):
+            raise UserError(f"data.source: WebDataset has {known}, got '{split}'")
+        self._shards[split] = shards
+        return shards
 
     def _of_train(self, split: str) -> dict[str, Shard]:
         """What the training shards have of another split: in shards of its name, or in samples that name it."""
@@ -145,17 +147,19 @@ class WebDataset(Source):
         named = shards_of_split(train, split, "data.source.train")
         if named is not None and split != "train":
             return self._of_split(self._indexed(split, named), split) if named else {}
-        whole = self._indexed("train", train or [])
-        return self._of_split(whole, split) if self._row_splits(whole) is not None else {}
+        shards = self._indexed("train", train or [])
+        return self._of_split(shards, split) if self._row_splits(shards) is not None else {}
 
     def _row_splits(self, shards: dict[str, Shard]) -> list[str | None] | None:
         """The split that each sample's JSON names; None where none does."""
-        fields = [sample[4] for shard in shards.values() for sample in shard.samples]
-        names = sorted({name for own in fields for name in own})
+        samples = [sample for shard in shards.values() for sample in shard.samples]
+        fields = [sample[4] for sample in samples]
+        names = sorted({name for sample_fields in fields for name in sample_fields})
+        columns = {}
+        for name in names:
+            columns[name] = [sample_fields.get(name) for sample_fields in fields]
         try:
-            splits, notes, _ = splits_by_row(
-                {name: [own.get(name) for own in fields] for name in names}
-            )
+            splits, notes, _ = splits_by_row(columns)
         except Unfit as error:
             raise UserError(
                 f"data.source: the JSON of {next(iter(shards))} and others {error}"
@@ -164,82 +168,88 @@ class WebDataset(Source):
         return splits
 
     def _of_split(self, shards: dict[str, Shard], split: str) -> dict[str, Shard]:
+        """The shards with the samples whose JSON names the split; with all where no JSON names splits."""
         splits = self._row_splits(shards)
         if splits is None:
             return shards
-        chosen, number = set(numbers_in(splits, split)), 0
+        chosen = set(numbers_in(splits, split))
         if not chosen and split == "train":
             raise UserError("data.source.train: no sample's JSON names the split train")
         parts: dict[str, Shard] = {}
+        first = 0  # number of the shard's first sample
         for name, shard in shards.items():
-            samples = [sample for i, sample in enumerate(shard.samples, number) if i in chosen]
-            parts[name], number = Shard(samples, shard.left_out), number + len(shard.samples)
+            samples = [sample for i, sample in enumerate(shard.samples, first) if i in chosen]
+            parts[name] = Shard(samples, shard.left_out)
+            first += len(shard.samples)
         return parts
 
     def _indexed(self, split: str, places: str | Sequence[str]) -> dict[str, Shard]:
+        """What the shards of some places hold, of all splits; ``split``: whose places they are."""
         key = f"data.source.{split}"
-        of_split = shards_of_split(places, split, key)
-        if of_split is not None:
+        names = shards_of_split(places, split, key)
+        if names:
             self.note(
-                f"{split}: {len(of_split)} shard(s) of the folder have its name, from {Path(of_split[0]).name}"
+                f"{split}: {len(names)} shard(s) of the folder have its name, from {Path(names[0]).name}"
             )
-        names = of_split if of_split else shards_of(places, key)
-        found = {shard: index(shard, self.label, key) for shard in names}
-        if not any(shard.samples for shard in found.values()):
+        else:
+            names = shards_of(places, key)
+        shards = {name: index(name, self.label, key) for name in names}
+        if not any(shard.samples for shard in shards.values()):
             raise UserError(
-                f"{key}: no pictures in {len(found)} shard(s) ({', '.join(IMAGE_SUFFIXES)})"
-                f"{said(_left_out(found))}"
+                f"{key}: no pictures in {len(shards)} shard(s) ({', '.join(IMAGE_SUFFIXES)})"
+                f"{said(_left_out(shards))}"
             )
-        return found
+        return shards
 
     def _check_labels(self, shards: dict[str, Shard]) -> None:
         """All or none of the samples have a label, and texts are no captions."""
         labels = _labels(shards)
-        if None in labels and any(label is not None for label in labels):
-            shard, name = next(
-                (s, x[0]) for s, found in shards.items() for x in found.samples if x[3] is None
-            )
-            raise UserError(
-                f"data.source.label: {name} in {shard} has no label, others do; label=none ignores labels"
-            )
-        if None in labels and self.label not in ("auto", "none"):
+        have_label = [label is not None for label in labels]
+        if any(have_label) and not all(have_label):
+            for shard_name, shard in shards.items():
+                for name, _, _, label, _ in shard.samples:
+                    if label is None:
+                        raise UserError(
+                            f"data.source.label: {name} in {shard_name} has no label, others do; label=none ignores labels"
+                        )
+        if not all(have_label) and self.label not in ("auto", "none"):
             raise UserError(f"data.source.label: no sample has '{self.label}'")
         self._check_one_label(labels)
         different = len(set(labels))
         if self.label in ("auto", "txt") and different > max(1000, CAPTIONS * len(labels)):
-            found = f"{different:,} different labels of {len(labels):,} pictures look like captions"
-            raise UserError(f"data.source.label: {found}; label=none ignores labels")
+            raise UserError(
+                f"data.source.label: {different:,} different labels of {len(labels):,} pictures look like captions; "
+                "label=none ignores labels"
+            )
 
     def _check_one_label(self, labels: Sequence[str | None]) -> None:
+        """Refuses cells of several labels, which this source doesn't take."""
+        separator = "none" if self.names else None
         try:
-            several = next(
-                (
-                    own
-                    for own in cells(
-                        labels, several=False, separator="none" if self.names else None
-                    ).labels
-                    if len(own) > 1
-                ),
-                None,
-            )
+            read = cells(labels, several=False, separator=separator)
         except Unfit as error:
+            reason = f"data.source.label: the training set {error}".partition(
+                ": data.source.multi"
+            )[0]
             raise UserError(
-                f"data.source.label: the training set {error}".partition(": data.source.multi")[0]
-                + "; a list (data.source=Manifest) takes several labels a picture"
+                f"{reason}; a list (data.source=Manifest) takes several labels a picture"
             ) from error
-        if several:
-            raise UserError(
-                f"data.source.label: a picture has {len(several)} labels ({', '.join(several[:3])}); a "
-                "list (data.source=Manifest) takes several labels a picture"
-            )
+        for cell in read.labels:
+            if len(cell) > 1:
+                raise UserError(
+                    f"data.source.label: a picture has {len(cell)} labels ({', '.join(cell[:3])}); a "
+                    "list (data.source=Manifest) takes several labels a picture"
+                )
 
     def _class_names(self, shards: dict[str, Shard]) -> list[str]:
-        labels = {*_labels(shards)} - {None}
+        """The classes' names by id; none where no sample has a label."""
+        labels = {label for label in _labels(shards) if label is not None}
         if not self.names or not labels:
-            return in_order(str(label) for label in labels)
-        if isinstance(self.names, list):
-            return [plain(name) for name in self.names]
-        return [plain(name) for name in lines_of(Path(self.names), "data.source.classes", "names")]
+            return in_order(labels)
+        names = self.names
+        if isinstance(names, str):
+            names = lines_of(Path(names), "data.source.classes", "names")
+        return [plain(name) for name in names]
 
 
 class TarSplit(ShardSplit):
@@ -251,13 +261,14 @@ class TarSplit(ShardSplit):
     """
 
     def __init__(self, shards: dict[str, Shard], targets: list[int]) -> None:
-        places = [
-            [n, start, size]
-            for n, shard in enumerate(shards.values())
-            for _, start, size, *_ in shard.samples
-        ]
-        super().__init__("", {"shards": list(shards), "samples": places, "targets": targets}, "")
-        self.names = [sample[0] for shard in shards.values() for sample in shard.samples]
+        places = []
+        self.names = []
+        for shard_number, shard in enumerate(shards.values()):
+            for name, start, size, _, _ in shard.samples:
+                places.append([shard_number, start, size])
+                self.names.append(name)
+        index = {"shards": list(shards), "samples": places, "targets": targets}
+        super().__init__("", index, digest="")
         self.left_out = _left_out(shards)
         self.check = None  # nobody has looked at the pictures yet
 
@@ -265,14 +276,26 @@ class TarSplit(ShardSplit):
         """Shard and member of picture ``i``."""
         return f"{self.shards[self.samples[i][0]]}/{self.names[i]}"
 
+    def key(self, i: int) -> str:
+        """Its name and its shard's stamp: nothing else says what an unpacked shard holds."""
+        return f"{self.name(i)}\0{self.stamp(i)}"
+
 
 def _labels(shards: dict[str, Shard]) -> list[str | None]:
     """The label of each sample as all sources write it; None without one."""
-    return [plain(sample[3]) or None for shard in shards.values() for sample in shard.samples]
+    labels = []
+    for shard in shards.values():
+        for _, _, _, label, _ in shard.samples:
+            labels.append(plain(label) or None)
+    return labels
 
 
 def _left_out(shards: dict[str, Shard]) -> dict[str, int]:
-    return dict(sum((Counter(shard.left_out) for shard in shards.values()), Counter[str]()))
+    """How many samples of all shards have no readable picture, by the ending of what they have."""
+    counts: Counter[str] = Counter()
+    for shard in shards.values():
+        counts.update(shard.left_out)
+    return dict(counts)
 
 
 # -- what a shard holds ------------------------------------------------------------------------------------------------
@@ -284,55 +307,60 @@ def index(shard: str, label: str, key: str) -> Shard:
     """
     stat = Path(shard).stat()
     facts = f"{Path(shard).resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{label}\0{FORMAT}"
-    file = cache_dir() / "webdataset" / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json"
+    digest = hashlib.sha256(facts.encode()).hexdigest()[:32]
+    file = cache_dir() / "webdataset" / f"{digest}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):  # one of all processes reads the headers
         try:
             return Shard(**json_of(text_of(file)))
         except (OSError, ValueError, TypeError):
-            found = _read(shard, label, key)
-        write_text(file, json.dumps(asdict(found)))
-    return found
+            content = _read(shard, label, key)
+        write_text(file, json.dumps(asdict(content)))
+    return content
 
 
 def _read(shard: str, label: str, key: str) -> Shard:
-    samples, left_out = list[Sample](), Counter[str]()
-    with open_regular(shard, LARGEST_DATA) as opened:
+    """What a shard holds, from its headers and its labels."""
+    samples: list[Sample] = []
+    left_out: Counter[str] = Counter()
+    with open_regular(shard, LARGEST_DATA) as stream:
         for name, members in _members(shard, key).items():
             pictures = [ending for ending in members if f".{ending}".endswith(IMAGE_SUFFIXES)]
             if len(pictures) > 1:
                 raise UserError(
                     f"{key}: {name} in {shard} has several pictures: {', '.join(pictures)}"
                 )
-            if pictures:
-                start, size = members[pictures[0]]
-                target = _label(opened, members, label, f"{name} in {shard}")
-                fields = _split_fields(opened, members)
-                samples.append((f"{name}.{pictures[0]}", start, size, target, fields))
-            else:
-                left_out.update(
-                    [f".{ending}" for ending in members if ending not in LABELS] or ["no picture"]
-                )
+            if not pictures:
+                others = [f".{ending}" for ending in members if ending not in LABELS]
+                left_out.update(others or ["no picture"])
+                continue
+            (ending,) = pictures
+            start, size = members[ending]
+            target = _label(stream, members, label, f"{name} in {shard}")
+            fields = _split_fields(stream, members)
+            samples.append((f"{name}.{ending}", start, size, target, fields))
     return Shard(samples, dict(left_out))
 
 
 def _members(shard: str, key: str) -> dict[str, dict[str, tuple[int, int]]]:
     """First byte and size of each member, by the sample's name and what stands after its first dot."""
-    found: dict[str, dict[str, tuple[int, int]]] = {}
-    end = Path(shard).stat().st_size
+    samples: dict[str, dict[str, tuple[int, int]]] = {}
+    shard_size = Path(shard).stat().st_size
     with opened(Path(shard), key, compressed=False) as files:
         for member, _ in files:
-            folder, _, name = member.name.rpartition("/")
-            stem, _, ending = name.partition(".")
+            folder, _, file_name = member.name.rpartition("/")
+            stem, _, ending = file_name.partition(".")
             if not stem or not ending:
                 continue
-            if member.offset_data + member.size > end or member.size > MAX_BYTES:
+            if member.offset_data + member.size > shard_size or member.size > MAX_BYTES:
                 raise UserError(f"{key}: {shard} is truncated: it ends within {member.name}")
-            members = found.setdefault(f"{folder}/{stem}" if folder else stem, {})
-            if ending.lower() in members:
+            sample_name = f"{folder}/{stem}" if folder else stem
+            members = samples.setdefault(sample_name, {})
+            ending = ending.lower()
+            if ending in members:
                 raise UserError(f"{key}: {shard} holds {member.name} twice")
-            members[ending.lower()] = member.offset_data, member.size
-    return found
+            members[ending] = member.offset_data, member.size
+    return samples
 
 
 def _label(
@@ -351,10 +379,12 @@ def _label(
     if label in ("auto", "cls") and "cls" in members:
         return text("cls") or None
     if (label == "auto" or label.startswith("json.")) and "json" in members:
-        found = _field(text("json"), label, where)
-        if found is not None or label != "auto":
-            return found
-    return (text("txt") or None) if label in ("auto", "txt") and "txt" in members else None
+        value = _field(text("json"), label, where)
+        if value is not None or label != "auto":
+            return value
+    if label in ("auto", "txt") and "txt" in members:
+        return text("txt") or None
+    return None
 
 
 def _split_fields(shard: IO[bytes], members: dict[str, tuple[int, int]]) -> dict[str, Any]:
@@ -367,30 +397,36 @@ def _split_fields(shard: IO[bytes], members: dict[str, tuple[int, int]]) -> dict
         content = json_of(shard.read(size))
     except ValueError:  # refused where the label is read from it
         return {}
-    plain_values = content.items() if isinstance(content, dict) else ()
-    return {
-        name: value
-        for name, value in plain_values
-        if isinstance(value, str | int | bool) and (may_name_split(name) or split_of(value))
-    }
+    if not isinstance(content, dict):
+        return {}
+    fields = {}
+    for name, value in content.items():
+        is_short = isinstance(value, str | int | bool)
+        if is_short and (may_name_split(name) or split_of(value)):
+            fields[name] = value
+    return fields
 
 
 def _field(text: str, label: str, where: str) -> str | None:
+    """The label in a sample's JSON: of the first usual field, or of the one that ``label`` names."""
     try:
         content: Any = json_of(text)
     except ValueError as error:
         raise UserError(f"data.source.label: the json of {where} can't be read") from error
     fields = content if isinstance(content, dict) else {}
     names = FIELDS if label == "auto" else (label.removeprefix("json."),)
-    value = next((fields[name] for name in names if fields.get(name) is not None), None)
-    if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], dict | list):
-        value = value[0]
-    if isinstance(value, (dict, list)):
-        raise UserError(
-            f"data.source.label: the json of {where} holds no single label, but {type(value).__name__}"
-        )
-    if value is None and label != "auto":
+    values = [fields[name] for name in names if fields.get(name) is not None]
+    if not values:
+        if label == "auto":
+            return None
         raise UserError(
             f"data.source.label: the json of {where} has no '{names[0]}'; it has {', '.join(fields)[:120]}"
         )
-    return None if value is None else str(value)
+    value = values[0]
+    if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], list | dict):
+        value = value[0]
+    if isinstance(value, list | dict):
+        raise UserError(
+            f"data.source.label: the json of {where} holds no single label, but {type(value).__name__}"
+        )
+    return str(value)

@@ -246,7 +246,7 @@ def test_machines_may_hang_come_and_go_in_mid_epoch(cluster: Any, many: Path, ca
     hung = data_machine(cluster, **{HANGS: "1"})
     data = module(many, cluster)
     batches = iter(data.train_dataloader())
-    crew = data.tier._crew
+    crew = data.tier._scheduler
     wait_for(lambda: any(maker.jobs for maker in crew.makers))
     second = data_machine(cluster)
     found = [next(batches)]
@@ -290,7 +290,7 @@ def test_gpus_of_the_tier_compute_the_answers(
     assert set(nodes) == {machine.node_id} and plain.node_id not in nodes
     assert given == seen == ("0", "1") and len(set(processes)) == 2
     assert (
-        len(data.tier._crew.makers) == 2 and len(data.tier.works) == 1
+        len(data.tier._scheduler.makers) == 2 and len(data.tier.works) == 1
     )  # both views are one kind of batch
     data.teardown("fit")
 
@@ -335,7 +335,7 @@ def test_machines_with_gpus_may_vanish_in_mid_fill(
     data = module(many, cluster)
     assert data.tier.use_gpus()
     batches = iter(filling(data))
-    found, crew = [next(batches)], data.tier._crew
+    found, crew = [next(batches)], data.tier._scheduler
     wait_for(lambda: len(crew.makers) == 2 and all(maker.ready for maker in crew.makers))
     shut.touch()
     stream = crew.streams[0]
@@ -377,7 +377,7 @@ def test_makers_that_end_are_replaced_until_a_batch_or_a_machine_is_to_blame(
     data = module(many, cluster)
     batches = iter(data.train_dataloader())
     found = [next(batches) for _ in range(3)]
-    crew = data.tier._crew
+    crew = data.tier._scheduler
     running = psutil.process_iter(["cmdline"])
     victims = [p for p in running if "BatchMaker" in " ".join(p.info["cmdline"] or [])]
     victims[0].kill()
