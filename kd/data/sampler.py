@@ -105,10 +105,8 @@ class TrainBatches(Sampler[list[Key]]):
 
         # A view that repeats keeps its pairs: they are shuffled as pairs.
         if self.paired and view != epoch:
-            first_order = self.order(view)
-            even = len(first_order) - len(first_order) % 2
-            pairs = rng.permutation(first_order[:even].reshape(-1, 2))
-            return np.concatenate([pairs.reshape(-1), first_order[even:]])
+            pairs, last = _pairs(self.order(view))
+            return np.concatenate([rng.permutation(pairs).reshape(-1), last])
 
         # Samples of one kind alone.
         if not self.unlabelled:
@@ -148,12 +146,13 @@ class TrainBatches(Sampler[list[Key]]):
         """``count`` unlabelled samples from position ``first`` of the endless sequence of permutations."""
         first_pass = first // self.unlabelled
         last_pass = (first + count - 1) // self.unlabelled
-        sequence = [np.empty(0, int)]
+        permutations = [np.empty(0, int)]
         for number in range(first_pass, last_pass + 1):
             rng = np.random.default_rng([self.seed, number, 1])
-            sequence.append(rng.permutation(self.unlabelled))
+            permutations.append(rng.permutation(self.unlabelled))
+        sequence = np.concatenate(permutations)
         start = first % self.unlabelled
-        return self.length + np.concatenate(sequence)[start : start + count]
+        return self.length + sequence[start : start + count]
 
     def _once(self, epoch: int, count: int) -> np.ndarray:
         """An epoch's ``count`` unlabelled samples, in the order of the endless sequence without its repetitions."""
@@ -163,18 +162,18 @@ class TrainBatches(Sampler[list[Key]]):
 
     def _in_whole_pairs(self, rng: np.random.Generator, repeated: int) -> np.ndarray:
         """All samples once, and pairs of unlabelled ones again, ``repeated`` (even) samples more."""
-        # Pairs of unlabelled samples, which may repeat.
+        # Pairs of unlabelled samples, which may repeat; one sample may be left over.
         unlabelled = self.length + rng.permutation(self.unlabelled)
-        even = self.unlabelled // 2 * 2
-        unlabelled_pairs = unlabelled[:even].reshape(-1, 2)
+        unlabelled_pairs, left_over = _pairs(unlabelled)
         repeated_pairs = np.resize(unlabelled_pairs, (repeated // 2, 2))
         # Pairs of the labelled samples, and of an unlabelled one that was left over.
-        others = rng.permutation(np.concatenate([np.arange(self.length), unlabelled[even:]]))
-        even = len(others) // 2 * 2
-        other_pairs = others[:even].reshape(-1, 2)
+        labelled = np.arange(self.length)
+        others = rng.permutation(np.concatenate([labelled, left_over]))
+        other_pairs, last = _pairs(others)
         # All pairs in one shuffled order; a last sample without a partner comes last.
-        pairs = rng.permutation(np.concatenate([other_pairs, unlabelled_pairs, repeated_pairs]))
-        return np.concatenate([pairs.reshape(-1), others[even:]])
+        all_pairs = np.concatenate([other_pairs, unlabelled_pairs, repeated_pairs])
+        pairs = rng.permutation(all_pairs)
+        return np.concatenate([pairs.reshape(-1), last])
 
     def epoch_length(self) -> int:
         """Samples of an epoch, before an incomplete global batch is dropped."""
@@ -204,11 +203,17 @@ class TrainBatches(Sampler[list[Key]]):
         if self.resume_at is not None and self.resume_at[0] == self.epoch:
             done = self.resume_at[1]
         global_batch = self.batch_size * self.world_size
-        for start in range(done, self.epoch_length() - global_batch + 1, global_batch):
+        last_start = self.epoch_length() - global_batch
+        for start in range(done, last_start + 1, global_batch):
             first = start + self.rank * self.batch_size
-            last = first + self.batch_size
-            indices = order[first:last].tolist()
-            yield list(zip(indices, views[first:last].tolist(), strict=True))
+            share = slice(first, first + self.batch_size)
+            yield list(zip(order[share].tolist(), views[share].tolist(), strict=True))
+
+
+def _pairs(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Samples ``(L,)`` in pairs ``(L // 2, 2)``, and the last one where their number is odd, ``(0,)`` or ``(1,)``."""
+    even = len(samples) // 2 * 2
+    return samples[:even].reshape(-1, 2), samples[even:]
 
 
 def _turns(order: np.ndarray) -> np.ndarray:
@@ -266,10 +271,13 @@ class EvalBatches(Sampler[list[Key]]):
         return math.ceil(self.share / self.batch_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
+        padding = (0, -1)
         keys = []
         for i in range(self.share):
             number = self.rank + i * self.world_size
-            is_padding = number >= self.length
-            keys.append((0, -1) if is_padding else (int(self.order[number]), 0))
+            if number < self.length:
+                keys.append((int(self.order[number]), 0))
+            else:
+                keys.append(padding)
         for start in range(0, self.share, self.batch_size):
             yield keys[start : start + self.batch_size]

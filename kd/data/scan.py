@@ -103,13 +103,15 @@ def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str
 def _remembered(file: Path, count: int, check: Check) -> Scan | None:
     """What an earlier look found; nothing where there was none, or its file is damaged."""
     try:
-        noted = json_of(text_of(file))
-        found = {int(i): str(reason) for i, reason in noted["damaged"].items()}
-        digests = [str(digest) for digest in noted["digests"]]
+        content = json_of(text_of(file))
+        damaged = {int(i): str(reason) for i, reason in content["damaged"].items()}
+        digests = [str(digest) for digest in content["digests"]]
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return None
-    whole = all(0 <= i < count for i in found) and len(digests) == (count if check == "all" else 0)
-    return Scan(found, digests) if whole else None
+    digests_expected = count if check == "all" else 0
+    if len(digests) != digests_expected or not all(0 <= i < count for i in damaged):
+        return None
+    return Scan(damaged, digests)
 
 
 @contextmanager

@@ -174,15 +174,18 @@ class Masks(Targets):
 
     def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
         """Ids ``(N, *size)``, by nearest pixels, as torch's ``nearest`` chooses them."""
-        cut_sizes = torch.tensor([(height, width) for _, _, height, width in boxes])
-        cut_sizes = cut_sizes.to(packed.device, non_blocking=True)
-        heights, widths = cut_sizes[:, :, None].unbind(1)  # (N, 1) each
-        y = _nearest(heights, size[0])  # (N, size[0])
-        x = _nearest(widths, size[1])  # (N, size[1])
-        areas = heights * widths
-        starts = areas.cumsum(0) - areas  # of each mask in the row of pixels
-        place = starts[..., None] + y[:, :, None] * widths[..., None] + x[:, None]
-        return packed[place]
+        cut_sizes_N2 = torch.tensor([(height, width) for _, _, height, width in boxes])
+        cut_sizes_N2 = cut_sizes_N2.to(packed.device, non_blocking=True)
+        heights_N1 = cut_sizes_N2[:, :1]
+        widths_N1 = cut_sizes_N2[:, 1:]
+        rows_Nh = _nearest(heights_N1, size[0])
+        columns_Nw = _nearest(widths_N1, size[1])
+        # Where each mask starts in the row of pixels, and each of its chosen lines in it.
+        areas_N1 = heights_N1 * widths_N1
+        starts_N1 = areas_N1.cumsum(0) - areas_N1
+        line_starts_Nh = starts_N1 + rows_Nh * widths_N1
+        places_Nhw = line_starts_Nh[:, :, None] + columns_Nw[:, None]
+        return packed[places_Nhw]
 
     def flip(self, target: Tensor, chosen: Tensor, axis: int) -> None:
         """Flips the chosen masks along an axis, in place."""

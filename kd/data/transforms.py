@@ -250,9 +250,12 @@ def all_at_once(images: Tensor) -> bool:
 
 def _blend(pairs: Tensor, share: Tensor) -> Tensor:
     """Mixup: ``share * x + (1 - share) * partner`` of pairs ``(P, 2, ...)``, float or uint8; ``share`` is ``(P,)``."""
-    share = share.view(-1, *[1] * (pairs.ndim - 1))
+    one_for_each = [1] * (pairs.ndim - 1)
+    share = share.view(-1, *one_for_each)
     values = pairs.float()
-    mixed = values.flip(1).mul_((1.0 - share).float()).add_(values * share.float())
+    of_picture = values * share.float()
+    of_partner = values.flip(1).mul_((1.0 - share).float())
+    mixed = of_partner.add_(of_picture)
     if pairs.is_floating_point():
         return mixed
     return mixed.round_().clamp_(0, 255).to(pairs.dtype)
@@ -275,11 +278,11 @@ def inside(images: Tensor, boxes: Tensor) -> Tensor:
     """
     left, top, right, bottom = boxes[:, :, None].unbind(1)  # (P, 1) each
     height, width = images.shape[-2:]
-    x = torch.arange(width, device=images.device)
-    y = torch.arange(height, device=images.device)
-    in_columns = (x >= left) & (x < right)  # (P, W)
-    in_rows = (y >= top) & (y < bottom)  # (P, H)
-    return in_columns[:, None, :] & in_rows[:, :, None]
+    columns_W = torch.arange(width, device=images.device)
+    rows_H = torch.arange(height, device=images.device)
+    is_in_columns_PW = (columns_W >= left) & (columns_W < right)
+    is_in_rows_PH = (rows_H >= top) & (rows_H < bottom)
+    return is_in_columns_PW[:, None, :] & is_in_rows_PH[:, :, None]
 
 
 # -- damaged views of validation pictures ------------------------------------------------------------------------------

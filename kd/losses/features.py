@@ -185,9 +185,12 @@ class ViTKDLoss(LayersLoss):
         mimic = mimic / len(shallow)
 
         # Of the last one, positions are hidden (N, 1, H, W) and generated from the others.
-        hidden = torch.rand_like(last[:, :1]) < self.mask_ratio
-        masked = torch.where(hidden, self.mask_token.to(last.dtype), last)
-        generation = masked_hint_loss(self.generator(masked), teacher[-1], hidden)
+        chances = torch.rand_like(last[:, :1])
+        hidden = chances < self.mask_ratio
+        mask_token = self.mask_token.to(last.dtype)
+        masked = torch.where(hidden, mask_token, last)
+        generated = self.generator(masked)
+        generation = masked_hint_loss(generated, teacher[-1], hidden)
         return mimic + self.generation_weight * generation
 
 
@@ -270,8 +273,11 @@ class _Fusion(nn.Module):
         x = self.narrow(student_map)
         if self.attend is not None and deeper is not None:
             deeper = F.interpolate(deeper, x.shape[2:], mode="nearest")
-            attention = self.attend(torch.cat([x, deeper], dim=1))
-            x = x * attention[:, :1] + deeper * attention[:, 1:]
+            both = torch.cat([x, deeper], dim=1)
+            attention = self.attend(both)  # (N, 2, H, W)
+            of_layer = attention[:, :1]
+            of_deeper = attention[:, 1:]
+            x = x * of_layer + deeper * of_deeper
         if x.shape[2:] != size:
             x = F.interpolate(x, size, mode="nearest")
         return self.widen(x), x

@@ -119,9 +119,12 @@ class DKDLoss(LogitLoss):
         weight: float = 1.0,
     ) -> None:
         super().__init__(weight, temperature)
-        for name, value in (("alpha", alpha), ("beta", beta), ("warmup_epochs", warmup_epochs)):
-            check_range(name, value, ">= 0")
-        self.alpha, self.beta, self.warmup_epochs = alpha, beta, warmup_epochs
+        check_range("alpha", alpha, ">= 0")
+        check_range("beta", beta, ">= 0")
+        check_range("warmup_epochs", warmup_epochs, ">= 0")
+        self.alpha = alpha
+        self.beta = beta
+        self.warmup_epochs = warmup_epochs
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, class ids ``(N,)`` -> scalar."""

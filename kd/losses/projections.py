@@ -153,9 +153,11 @@ class OrthogonalProjection(Float32, Projection):
         """As :meth:`Projection.project`; the weight is made in float32, as rounded products are not orthonormal."""
         with torch.autocast(features.device.type, enabled=False):
             weight: Tensor = self.layers.weight  # type: ignore[assignment]  # a parametrized layer's
-        is_map = features.ndim == 4
-        rows = F.linear(features.movedim(1, -1) if is_map else features, weight.to(features.dtype))
-        return rows.movedim(-1, 1) if is_map else rows
+        weight = weight.to(features.dtype)
+        if features.ndim != 4:
+            return F.linear(features, weight)
+        channels_last = features.movedim(1, -1)
+        return F.linear(channels_last, weight).movedim(-1, 1)
 
     def fit(self, inputs: Tensor, outputs: Tensor) -> None:
         """Sets the rotation that brings the centred inputs nearest to the centred outputs.
@@ -169,9 +171,12 @@ class OrthogonalProjection(Float32, Projection):
         """
         x = inputs.flatten(0, -2).double()
         y = outputs.flatten(0, -2).double()
-        cross = (y - y.mean(0)).T @ (x - x.mean(0))
+        centred_x = x - x.mean(0)
+        centred_y = y - y.mean(0)
+        cross = centred_y.T @ centred_x
         left, _, right = torch.linalg.svd(cross, full_matrices=False)
-        self.layers.weight = (left @ right).to(self.layers.weight)
+        rotation = left @ right
+        self.layers.weight = rotation.to(self.layers.weight)
 
 
 def resize(features: Tensor, size: tuple[int, ...]) -> Tensor:

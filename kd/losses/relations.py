@@ -187,15 +187,26 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
             negatives: numbers of random pictures, ``(K,)``.
             side: which of the two normalisers, see :attr:`scale`.
         """
-        partner_scores = (anchors * memory[index]).sum(dim=1, keepdim=True)
+        partners = memory[index]
+        partner_scores = (anchors * partners).sum(dim=1, keepdim=True)
         negative_scores = matmul(anchors, memory[negatives].T)
-        scores = torch.cat([partner_scores, negative_scores], dim=1) / self.temperature
-        # Z = num_samples * mean exp(score) over the first batch, as the paper's code has it.
+        cosines = torch.cat([partner_scores, negative_scores], dim=1)
+        scores = cosines / self.temperature
         if not self.known:
-            all_pairs = scores.new_full((), scores.numel() / self.num_samples)
-            log_z = scores.detach().logsumexp((0, 1)) - all_pairs.log()
-            self.scale[side] = torch.where(self.scale[side].isnan(), log_z, self.scale[side])
+            self._set_scale(side, scores.detach())
         return crd_loss(scores - self.scale[side], self.num_samples)
+
+    def _set_scale(self, side: int, scores: Tensor) -> None:
+        """Sets a normaliser from the first batch's scores ``(N, K + 1)``, where it is not set yet.
+
+        ``Z = num_samples * mean exp(score)``, as the paper's code has it; :attr:`scale` holds ``log Z``.
+        """
+        all_pairs = scores.new_full((), scores.numel() / self.num_samples)
+        log_sum = scores.logsumexp((0, 1))
+        log_z = log_sum - all_pairs.log()
+        before = self.scale[side]
+        is_unset = before.isnan()
+        self.scale[side] = torch.where(is_unset, log_z, before)
 
     def _share(self) -> None:
         """Once, rank 0's memory for all: from then on every process writes the same into its own."""
@@ -306,9 +317,11 @@ class PseudoClassLoss(KnownOnHost, _Projected):
     def _remember(self, new: Tensor) -> None:
         """Puts rows ``(M, D_t)`` in place of the oldest; of more than the queue holds the last ones."""
         assert self.known is not None
-        first = self.known + max(0, len(new) - self.queue_size)
+        rows_before = self.known + max(0, len(new) - self.queue_size)
         newest = new[-self.queue_size :]
-        numbers = torch.arange(first, first + len(newest), device=new.device)
-        self.queue[numbers % self.queue_size] = newest.to(self.queue.dtype)
-        self.known = first + len(newest)
-        self.seen.fill_(self.known)
+        rows_after = rows_before + len(newest)
+        numbers = torch.arange(rows_before, rows_after, device=new.device)
+        places = numbers % self.queue_size
+        self.queue[places] = newest.to(self.queue.dtype)
+        self.known = rows_after
+        self.seen.fill_(rows_after)

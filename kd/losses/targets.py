@@ -94,9 +94,12 @@ class Standardizer(KnownOnHost, Float32):
         x = x - self.mean
         if self._is_complete and self.kind == "phi_s":
             return matmul(x, self.turn.T)
-        spread = self.scatter if self.kind == "variance" else self.scatter.diagonal().mean()
-        deviation = (spread / self.rows.clamp_min(1)).sqrt()
-        return x / deviation.clamp_min(1e-6)
+        spread = self.scatter
+        if self.kind != "variance":
+            spread = self.scatter.diagonal().mean()
+        variance = spread / self.rows.clamp_min(1)
+        deviation = variance.sqrt().clamp_min(1e-6)
+        return x / deviation
 
     @torch.no_grad()
     def _add(self, x: Tensor) -> None:

@@ -64,8 +64,12 @@ def check_sides(arguments: Mapping[str, Any], key: str) -> None:
         UserError: a side above :data:`kd.settings.LARGEST_SIDE` pixels.
     """
     for name, value in arguments.items():
-        if name in SIDES and max(_whole_numbers(value), default=0) > LARGEST_SIDE:
-            raise UserError(f"{key}{name}: must be <= {LARGEST_SIDE} pixels, got {str(value)[:80]}")
+        if name in SIDES:
+            largest = max(_whole_numbers(value), default=0)
+            if largest > LARGEST_SIDE:
+                raise UserError(
+                    f"{key}{name}: must be <= {LARGEST_SIDE} pixels, got {str(value)[:80]}"
+                )
         if isinstance(value, Mapping):
             check_sides(value, f"{key}{name}.")
 

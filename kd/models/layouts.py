@@ -250,9 +250,13 @@ def _fitted(
 ) -> FileModel:
     """The state through the architecture's filter, and how well it fits."""
     filtered, positions = _in_the_models_layout(state, model, img_size)
-    same_name = [name for name in expected if name in filtered]
-    same_shape = [name for name in same_name if filtered[name].shape == expected[name].shape]
-    return FileModel(prefix, filtered, library, positions, len(same_shape), len(same_name))
+    same_names = 0
+    same_shapes = 0
+    for name, value in expected.items():
+        if name in filtered:
+            same_names += 1
+            same_shapes += filtered[name].shape == value.shape
+    return FileModel(prefix, filtered, library, positions, same_shapes, same_names)
 
 
 def _in_the_models_layout(
@@ -310,12 +314,11 @@ def _filtered(
 
 def _is_exact(state: Mapping[str, Tensor], model: nn.Module) -> bool:
     """Whether the state has the model's names, no others, and the model's shapes."""
-    expected = model.state_dict()
-    expected_names = {name for name in expected if not name.endswith(COUNTER)}
-    state_names = {name for name in state if not name.endswith(COUNTER)}
-    if expected_names != state_names:
+    expected = {name: x for name, x in model.state_dict().items() if not name.endswith(COUNTER)}
+    names = {name for name in state if not name.endswith(COUNTER)}
+    if names != expected.keys():
         return False
-    return all(state[name].shape == expected[name].shape for name in expected_names)
+    return all(state[name].shape == x.shape for name, x in expected.items())
 
 
 # -- position embeddings --------

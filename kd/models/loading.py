@@ -137,7 +137,8 @@ def _same_form(
 ) -> bool:
     """Whether the file's classifier has the same layers, with the same shapes."""
     modules = {name.rpartition(".")[0] for name in last}
-    if {*_below(state, modules)} != {*last}:
+    in_file = _below(state, modules)
+    if set(in_file) != set(last):
         return False
     return all(state[name].shape == expected[name].shape for name in last)
 

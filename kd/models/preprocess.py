@@ -76,11 +76,15 @@ class Preprocess:
     def _renormalised(self, images: Tensor) -> Tensor:
         if self.floats is None or self.floats == (self.mean, self.std):
             return images
-        (mean, std), (given_mean, given_std) = (
-            torch.tensor(pair, dtype=images.dtype, device=images.device)[..., None, None]
-            for pair in ((self.mean, self.std), self.floats)
-        )
-        return (images * given_std + given_mean - mean) / std
+
+        def of_channels(values: Sequence[float]) -> Tensor:
+            """``(C,)`` as ``(C, 1, 1)``, like the pictures."""
+            tensor = torch.tensor(values, dtype=images.dtype, device=images.device)
+            return tensor[..., None, None]
+
+        given_mean, given_std = self.floats
+        unnormalised = images * of_channels(given_std) + of_channels(given_mean)
+        return (unnormalised - of_channels(self.mean)) / of_channels(self.std)
 
     def _moments_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation ``(3, 1, 1)``, copied to each device once: a copy waits for all that runs."""

@@ -112,12 +112,14 @@ class Taps:
             UserError: a pattern that no layer matches.
         """
         wanted = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-        if wanted not in self._paths:  # once, not in every step: it walks the whole model
-            resolved = [self._map_at(pattern, key) for pattern in wanted]
-            paths = layer_paths(self._model, resolved, key, besides=[MAPS, PRELOGITS])
-            if MAPS in paths:
-                paths[paths.index(MAPS)] = self._last_map(run or self._run, key)
-            self._paths[wanted] = list(dict.fromkeys(paths))
+        if wanted in self._paths:  # once, not in every step: it walks the whole model
+            return self._paths[wanted]
+        resolved = [self._map_at(pattern, key) for pattern in wanted]
+        paths = layer_paths(self._model, resolved, key, besides=[MAPS, PRELOGITS])
+        if MAPS in paths:
+            last_map = self._last_map(run or self._run, key)
+            paths[paths.index(MAPS)] = last_map
+        self._paths[wanted] = list(dict.fromkeys(paths))
         return self._paths[wanted]
 
     def _map_at(self, pattern: str, key: str) -> str:
@@ -275,10 +277,12 @@ class Taps:
 
         The difference of two shapes is that of the logarithms of height / width.
         """
-        of_picture = math.log(self._size[0] / self._size[1])
-        channels_first = math.log(x.shape[2] / x.shape[3])
-        channels_last = math.log(x.shape[1] / x.shape[2])
-        return abs(channels_first - of_picture), abs(channels_last - of_picture)
+        picture_height, picture_width = self._size
+        first, second, third = x.shape[1:]
+        shape_of_picture = math.log(picture_height / picture_width)
+        if_channels_first = math.log(second / third)
+        if_channels_last = math.log(first / second)
+        return abs(if_channels_first - shape_of_picture), abs(if_channels_last - shape_of_picture)
 
     def _is_channels_last(self, x: Tensor) -> bool:
         """By the picture's shape; where that leaves it open, by what timm says of the model."""

@@ -303,13 +303,17 @@ def _names_in(content: object) -> list[str]:
 def _name_list(value: object) -> list[str]:
     """The names of a mapping from or to numbers, or of a list; otherwise none."""
     if isinstance(value, Mapping) and value:
-        if all(type(number) is int for number in value.values()):  # numbers by name
+        are_numbers_by_name = all(type(number) is int for number in value.values())
+        are_names_by_number = all(str(key).isdigit() for key in value)
+        if are_numbers_by_name:
             value = sorted(value, key=value.get)  # type: ignore[arg-type]
-        elif all(str(key).isdigit() for key in value):  # names by number
+        elif are_names_by_number:
             value = [value[key] for key in sorted(value, key=int)]
     if not isinstance(value, (list, tuple)):
         return []
-    return list(value) if all(isinstance(name, str) for name in value) else []
+    if not all(isinstance(name, str) for name in value):
+        return []
+    return list(value)
 
 
 def read_names(file: Path, key: str) -> list[str]:

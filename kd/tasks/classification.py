@@ -156,12 +156,16 @@ class Classification(Task):
         Guesses of a class of share q are right k times of n with the binomial chance
         ``n! / (k! (n - k)!) * q^k (1 - q)^(n - k)``.
         """
-        share = (counts.max() / counts.sum()).item()
+        share = (counts.max() / counts.sum()).item()  # q
         if share == 1:
             return 1 - 0.5 / total
-        k = torch.arange(total + 1, dtype=torch.float64)
-        log_ways = math.lgamma(total + 1) - torch.lgamma(k + 1) - torch.lgamma(total - k + 1)
-        log_chance = log_ways + k * math.log(share) + (total - k) * math.log1p(-share)
+        right = torch.arange(total + 1, dtype=torch.float64)  # k = 0..n
+        wrong = total - right
+        log_orders_of_right = torch.lgamma(right + 1)
+        log_orders_of_wrong = torch.lgamma(wrong + 1)
+        log_ways = math.lgamma(total + 1) - log_orders_of_right - log_orders_of_wrong
+        log_chance = log_ways + right * math.log(share) + wrong * math.log1p(-share)
         chance_of_at_least = log_chance.exp().flip(0).cumsum(0).flip(0)  # of k right, or more
-        least_unlikely = int((chance_of_at_least >= P_VALUE).sum())  # the first k below it
-        return (min(least_unlikely, total) - 0.5) / total
+        is_likely = chance_of_at_least >= P_VALUE
+        first_unlikely = min(int(is_likely.sum()), total)  # the first k below it
+        return (first_unlikely - 0.5) / total

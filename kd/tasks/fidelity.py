@@ -165,10 +165,10 @@ class Fidelity:
 
     def _add_to_bins(self, model: str, confidence: Tensor, right: Tensor) -> None:
         """Adds a model's answers, ``(M,)`` each: how sure it was, and whether it was right."""
-        place = (confidence * BINS).long().clamp(0, BINS - 1)
-        sums = []
-        for column in (torch.ones_like(confidence), confidence, right):
-            sums.append(torch.bincount(place, column.double(), BINS))
+        place = (confidence * BINS).long()
+        place = place.clamp(0, BINS - 1)
+        columns = (torch.ones_like(confidence), confidence, right)
+        sums = [torch.bincount(place, column.double(), BINS) for column in columns]
         _add_to(self.bins, model, torch.stack(sums).cpu())
 
     def _count_classes(self, model: str, answers: Tensor, truth: Tensor) -> None:
@@ -176,18 +176,21 @@ class Fidelity:
         if self.kind == "multilabel":
             said_NC = answers.view(-1, self.num_classes)
             is_NC = truth.view(-1, self.num_classes)
-            cases = (said_NC & is_NC, said_NC & ~is_NC & 1, ~said_NC & 1 & is_NC)
-            _add_to(self.hits, model, torch.stack([case.sum(0) for case in cases]).cpu())
+            right_C = (said_NC & is_NC).sum(0)
+            said_wrongly_C = (said_NC & ~is_NC & 1).sum(0)
+            missed_C = (~said_NC & 1 & is_NC).sum(0)
+            _add_to(self.hits, model, torch.stack([right_C, said_wrongly_C, missed_C]).cpu())
             return
+
+        # How often each answer was given where each class was right.
         codes, counts = torch.unique(truth * self.num_classes + answers, return_counts=True)
         pairs = self.pairs.setdefault(model, Counter())
         for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-            pairs[divmod(code, self.num_classes)] += count
-        right = answers == truth
-        classes_of_cases = (truth[right], answers[~right], truth[~right])
-        hits = []
-        for classes in classes_of_cases:
-            hits.append(torch.bincount(classes, minlength=self.num_classes))
+            pair = divmod(code, self.num_classes)
+            pairs[pair] += count
+        is_right = answers == truth
+        classes_of_cases = (truth[is_right], answers[~is_right], truth[~is_right])
+        hits = [torch.bincount(classes, minlength=self.num_classes) for classes in classes_of_cases]
         _add_to(self.hits, model, torch.stack(hits).cpu())
 
     # -- a few pictures ----------------------------------------------------------------------------------------------
@@ -209,13 +212,17 @@ class Fidelity:
             is_mistake: bool ``(N, ...)``.
             batch: the batch.
         """
-        share = is_mistake[:, None].flatten(1).float().mean(1)  # of each picture, (N,)
-        scores = share
+        part_of_picture = is_mistake[:, None].flatten(1).float()
+        share_N = part_of_picture.mean(1)
+        scores_N = share_N
         if is_mistake.ndim == 1:
-            scores = share * batch.probabilities[judge].amax(1)
-        for row in torch.nonzero(share).flatten().tolist():
-            entry = self._entry(row, batch)
-            self._push(kind, Mistake(float(scores[row]), -int(batch.index[row]), entry))
+            confidence_N = batch.probabilities[judge].amax(1)
+            scores_N = share_N * confidence_N
+        rows = torch.nonzero(share_N).flatten()
+        for row in rows.tolist():
+            score = float(scores_N[row])
+            number = int(batch.index[row])
+            self._push(kind, Mistake(score, -number, self._entry(row, batch)))
 
     def _entry(self, row: int, batch: _Batch) -> dict[str, Any]:
         """The truth, and each model's answer, of one picture of a batch.

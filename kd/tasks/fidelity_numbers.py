@@ -37,8 +37,10 @@ class NumbersFidelity:
         """
         if teacher is None:
             teacher = torch.full_like(student, torch.nan)
-        rows = torch.stack([student.float(), teacher.float(), target.float()], 1).cpu()
-        self.rows |= dict(zip(index.tolist(), rows, strict=True))
+        columns = [student.float(), teacher.float(), target.float()]
+        rows_N3C = torch.stack(columns, 1).cpu()
+        numbers = index.tolist()
+        self.rows |= dict(zip(numbers, rows_N3C, strict=True))
 
     def add(self, other: "NumbersFidelity") -> None:
         """Adds the pictures that another process has seen; a picture counts once."""

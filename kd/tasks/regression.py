@@ -169,7 +169,9 @@ class NumberErrors(ExactMetric):
         known = (~target.isnan()).double()
         y = target.nan_to_num().double()
         error = (answer.double() - y) * known
-        self.sums += torch.stack([known, error.abs(), error**2, y, y**2]).sum(1)
+        columns_5NC = [known, error.abs(), error**2, y, y**2]
+        sums_5C = torch.stack(columns_5NC).sum(1)
+        self.sums += sums_5C
 
     def compute(self) -> dict[str, Tensor]:
         """``r2`` (0 where the targets are all the same), ``mae`` and ``rmse``, float32 ``(C,)``.

@@ -39,8 +39,11 @@ def packed(columns: Sequence[Tensor], size: int, head: int = 0) -> Tensor:
     Returns:
         uint8 ``(N, size)``.
     """
-    bytes_of_columns = [column.flatten(1).contiguous().view(torch.uint8) for column in columns]
-    body = torch.cat(bytes_of_columns, 1)
+    columns_of_bytes = []
+    for column in columns:
+        values = column.flatten(1).contiguous()
+        columns_of_bytes.append(values.view(torch.uint8))
+    body = torch.cat(columns_of_bytes, 1)
     empty_after = size - head - body.shape[1]
     return torch.nn.functional.pad(body, (head, empty_after))
 
@@ -139,13 +142,17 @@ class Int8Feature:
         """
         rows_NTD = self._rows(x) / self._units_on(x.device)
         # the largest value of each token and its channel, stored apart
-        channel_NT1 = rows_NTD.abs().argmax(2, keepdim=True)
+        sizes_NTD = rows_NTD.abs()
+        channel_NT1 = sizes_NTD.argmax(2, keepdim=True)
         largest_NT1 = rows_NTD.gather(2, channel_NT1)
         # int8 for the others: scale = second largest / 127
         others_NTD = rows_NTD.scatter(2, channel_NT1, 0.0)
-        exact_scale_NT1 = others_NTD.abs().amax(2, keepdim=True) / 127
-        scale_NT1 = half(exact_scale_NT1.clamp_min(torch.finfo(torch.float16).tiny))
-        values_NTD = (others_NTD / scale_NT1.float()).round().clamp(-127, 127).to(torch.int8)
+        second_largest_NT1 = others_NTD.abs().amax(2, keepdim=True)
+        exact_scale_NT1 = second_largest_NT1 / 127
+        smallest_half = torch.finfo(torch.float16).tiny
+        scale_NT1 = half(exact_scale_NT1.clamp_min(smallest_half))
+        rounded_NTD = (others_NTD / scale_NT1.float()).round()
+        values_NTD = rounded_NTD.clamp(-127, 127).to(torch.int8)
         columns = (scale_NT1, half(largest_NT1), channel_NT1.to(torch.uint16), values_NTD)
         return packed(columns, self.bytes)
 
@@ -320,11 +327,13 @@ class TopKCodec:
     """
 
     def __init__(self, num_classes: int, k: int, temperatures: tuple[float, ...]) -> None:
-        self.num_classes, self.k, self.temperatures = num_classes, k, temperatures
+        self.num_classes = num_classes
+        self.k = k
+        self.temperatures = temperatures
         self.index_type = torch.uint16 if num_classes <= 2**16 else torch.int32
-        self.record_bytes = padded(
-            CRC_BYTES + 4 * len(temperatures) + (self.index_type.itemsize + 2) * k
-        )
+        tail_bytes = 4 * len(temperatures)
+        value_bytes = 2 + self.index_type.itemsize  # of each of the k classes
+        self.record_bytes = padded(CRC_BYTES + tail_bytes + k * value_bytes)
 
     def describe(self) -> dict[str, Any]:
         """What a reader must know to read the records, as plain values."""

@@ -56,15 +56,16 @@ class WholeRecords:
         """
         checksums_N = records[:, :CRC_BYTES].copy().view("<u4")[:, 0]
         is_written_N = checksums_N != 0
-        is_whole_N = is_written_N & (checksums_N == self._checksums[view, index])
+        known_N = self._checksums[view, index]
+        is_whole_N = is_written_N & (checksums_N == known_N)
 
         # the others are summed up once, and then known
         unchecked = np.flatnonzero(is_written_N & ~is_whole_N)
-        newly_whole = unchecked
-        if len(unchecked):
-            newly_whole = unchecked[[checksum(records[i]) == checksums_N[i] for i in unchecked]]
+        agreeing = [i for i in unchecked if checksum(records[i]) == checksums_N[i]]
+        newly_whole = np.array(agreeing, dtype=np.intp)
         if len(newly_whole) and self._usable is not None:
-            newly_whole = newly_whole[self._usable(records[newly_whole])]
+            is_usable = self._usable(records[newly_whole])
+            newly_whole = newly_whole[is_usable]
         self._checksums[view, index[newly_whole]] = checksums_N[newly_whole]
         is_whole_N[newly_whole] = True
         return is_whole_N
@@ -194,11 +195,14 @@ class AnswerStore:
             The records, uint8 ``(N, record_bytes)``, and which of them are whole, bool ``(N,)``.
         """
         records = np.empty((len(index), self.record_bytes), dtype=np.uint8)
-        for row, i in zip(records, index, strict=True):
-            bytes_read = os.preadv(self._files[view], [row.data], int(i) * self.record_bytes)
+        file = self._files[view]
+        for row, number in zip(records, index, strict=True):
+            offset = int(number) * self.record_bytes
+            bytes_read = os.preadv(file, [row.data], offset)
             if bytes_read < self.record_bytes:  # the file was cut
                 row[:] = 0
-        return records, self._whole.among(view, index, records)
+        is_whole = self._whole.among(view, index, records)
+        return records, is_whole
 
     def present(self, view: int, index: np.ndarray) -> np.ndarray:
         """Which of the samples ``index`` have a whole record: bool, the shape of ``index``."""
@@ -217,11 +221,12 @@ class AnswerStore:
         """
         with self._locked():
             self._grow(view)
-            missing = ~self.present(view, index)
-            for i, record in zip(index[missing], records[missing], strict=True):
+            is_missing = ~self.present(view, index)
+            for number, record in zip(index[is_missing], records[is_missing], strict=True):
                 head = checksum(record).to_bytes(CRC_BYTES, "little")
                 body = record[CRC_BYTES:].tobytes()
-                _write_all(self._files[view], head + body, int(i) * self.record_bytes)
+                offset = int(number) * self.record_bytes
+                _write_all(self._files[view], head + body, offset)
 
     def filled(self) -> float:
         """The share of all records that have a checksum."""

@@ -177,10 +177,12 @@ class Ensemble(RunTeacher):
 
     def __init__(self, members: Mapping[str, RunTeacher]) -> None:
         self._members = dict(members)
-        self.arch = " + ".join(teacher.arch for teacher in members.values())
-        self.model: nn.Module = nn.ModuleList([teacher.model for teacher in members.values()])
-        weights = torch.tensor([teacher.weight for teacher in members.values()])
-        self._shares = (weights / weights.sum()).tolist()
+        teachers = list(members.values())
+        self.arch = " + ".join(teacher.arch for teacher in teachers)
+        self.model: nn.Module = nn.ModuleList([teacher.model for teacher in teachers])
+        weights = torch.tensor([teacher.weight for teacher in teachers])
+        shares = weights / weights.sum()
+        self._shares: list[float] = shares.tolist()
 
     @property
     def members(self) -> Mapping[str, RunTeacher]:
@@ -219,10 +221,13 @@ class Ensemble(RunTeacher):
     def _mean(self, logits: list[Any]) -> Tensor:
         """The weighted mean of each teacher's logits, ``(N, C)`` or maps ``(N, C, h, w)`` of any size."""
         size = logits[0].shape[2:]
-        if any(x.shape[2:] != size for x in logits):
-            logits = [nn.functional.interpolate(x, size, mode="bilinear") for x in logits]
-        weighted = [share * x for share, x in zip(self._shares, logits, strict=True)]
-        return sum(weighted[1:], weighted[0])
+        total = None
+        for share, teacher_logits in zip(self._shares, logits, strict=True):
+            if teacher_logits.shape[2:] != size:
+                teacher_logits = nn.functional.interpolate(teacher_logits, size, mode="bilinear")
+            weighted = share * teacher_logits
+            total = weighted if total is None else total + weighted
+        return total
 
     def __call__(self, images: Images) -> Tensor:
         return self._mean([teacher(images) for teacher in self.members.values()])

@@ -287,19 +287,21 @@ class AnsweringCollate:
         self.collate = collate
         self.teachers: dict[str, tuple[RunTeacher, list[AnswerCodec]]] = {}
         for name, cache in caches.items():
-            self.teachers[name] = (cache.live, [entry.codec for entry in cache.entries])
+            codecs = [entry.codec for entry in cache.entries]
+            self.teachers[name] = (cache.live, codecs)
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
         """The batch without its pictures. Each teacher is put on this process's device first, in its own precision."""
         batch = self.collate(samples)
+        index = batch["index"]
         device = device_of_a_maker()
         made: dict[str, Tensor] = {}
         for name, (live, codecs) in self.teachers.items():
             live.to(device, live.dtype)
-            records_of_kinds = records_of(live, codecs, batch["image"], batch["index"].numpy())
+            records_of_kinds = records_of(live, codecs, batch["image"], index.numpy())
             for kind, records in enumerate(records_of_kinds):
                 made[_made_key(name, kind)] = records
-        return {"index": batch["index"], "view": batch["view"], "made": made}
+        return {"index": index, "view": batch["view"], "made": made}
 
 
 def _made_key(name: str, kind: int) -> str:

@@ -50,10 +50,14 @@ class Held:
         views = self.parts["transform"]
         name = "any teacher"  # of the pixels of views
         if teacher:
-            arch, weights, dtype = (teacher.get(key) for key in ("arch", "weights", "dtype"))
-            name = f"{arch} (weights {weights}, {_size(teacher)}, {dtype})"
+            weights = teacher.get("weights")
+            dtype = teacher.get("dtype")
+            name = f"{teacher.get('arch')} (weights {weights}, {_size(teacher)}, {dtype})"
         not_augment = ("img_size", "seed", "engine", "torch", "torchvision")
-        augment = [f"{key} {views[key]}" for key in views if key not in not_augment and views[key]]
+        augment = []
+        for key, value in views.items():
+            if value and key not in not_augment:
+                augment.append(f"{key} {value}")
         origin = f"seed {views.get('seed')}, engine {views.get('engine')}"
         listed = ", ".join(augment) or "plain"
         return f"{name}; {self.pictures} pictures of {_size(views)}, {origin}; {listed}"

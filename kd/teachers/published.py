@@ -68,17 +68,23 @@ def _put(place: str, data: bytes) -> int:
 
 def _shards(split: Split, samples: int, record_bytes: int) -> list[tuple[str, int]]:
     """Names of the files of answers, with the number of pictures in each: the pack's shards, or parts of equal size."""
+    # The pack's shards, where the pictures lie in them in order.
     if isinstance(split, ShardSplit) and split.shards and len(split.samples) == samples:
         shard_of_picture = [shard for shard, _, _ in split.samples]
         names = [Path(name).stem for name in split.shards]
-        in_order = shard_of_picture == sorted(shard_of_picture)
-        if in_order and len(set(names)) == len(names):
+        are_in_order = shard_of_picture == sorted(shard_of_picture)
+        are_different = len(set(names)) == len(names)
+        if are_in_order and are_different:
             counts = Counter(shard_of_picture)
             return [(name, counts[i]) for i, name in enumerate(names) if i in counts]
+
+    # Parts of equal size.
     pictures_a_part = max(1, PART_BYTES // record_bytes)
     parts = []
-    for number, first in enumerate(range(0, samples, pictures_a_part)):
-        parts.append((f"part-{number:05d}", min(pictures_a_part, samples - first)))
+    for first in range(0, samples, pictures_a_part):
+        name = f"part-{len(parts):05d}"
+        count = min(pictures_a_part, samples - first)
+        parts.append((name, count))
     return parts
 
 
@@ -142,19 +148,22 @@ class PublishedStore:
             The records, uint8 ``(N, record_bytes)``, and which of them are whole, bool ``(N,)``.
         """
         records = np.zeros((len(index), self.record_bytes), dtype=np.uint8)
-        for row, i in zip(records, index, strict=True):
-            record = self._record(view, int(i))
-            row[:] = np.frombuffer(record, np.uint8)
-        return records, self._whole.among(view, index, records)
+        for row, number in enumerate(index):
+            record = self._record(view, int(number))
+            records[row] = np.frombuffer(record, np.uint8)
+        is_whole = self._whole.among(view, index, records)
+        return records, is_whole
 
     def _record(self, view: int, i: int) -> bytes:
         """The record of picture ``i``, from its place in its shard."""
         shard = int(np.searchsorted(self._starts, i, "right")) - 1
-        name = f"{self._shards[shard][0]}.view-{view:04d}.bin"
-        offset = (i - int(self._starts[shard])) * self.record_bytes
+        shard_name, _ = self._shards[shard]
+        first = int(self._starts[shard])  # number of the shard's first picture
+        file_name = f"{shard_name}.view-{view:04d}.bin"
+        offset = (i - first) * self.record_bytes
         if self._remote is not None:
-            return self._remote.read(name, offset, self.record_bytes)
-        with open_regular(Path(self.folder, name), LARGEST_DATA) as file:
+            return self._remote.read(file_name, offset, self.record_bytes)
+        with open_regular(Path(self.folder, file_name), LARGEST_DATA) as file:
             data = os.pread(file.fileno(), self.record_bytes, offset)
         return data.ljust(self.record_bytes, b"\0")  # one that was cut counts as missing
 
@@ -203,4 +212,5 @@ def _is_shard(value: object) -> bool:
     if not isinstance(value, list) or len(value) != 2:
         return False
     name, count = value
-    return re.fullmatch(r"[\w.-]+", str(name)) is not None and type(count) is int and count > 0
+    is_plain = re.fullmatch(r"[\w.-]+", str(name)) is not None
+    return is_plain and type(count) is int and count > 0

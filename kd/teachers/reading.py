@@ -89,7 +89,7 @@ class CachedViews(Dataset[Sample]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample]:
-        view = keys[0][1]
+        _, view = keys[0]
         index = np.array([number for number, _ in keys])
         records, is_stored = self.store.read(view, index)
 
@@ -100,19 +100,24 @@ class CachedViews(Dataset[Sample]):
             self._store(view, index[~is_stored], new_samples)
 
         # in the order of the keys
-        new = iter(new_samples)
+        remaining = iter(new_samples)
         samples = []
         for record, key, stored in zip(records, keys, is_stored, strict=True):
-            samples.append(self._sample(record, key) if stored else next(new))
+            sample = self._sample(record, key) if stored else next(remaining)
+            samples.append(sample)
         return samples
 
     def _sample(self, record: np.ndarray, key: Key) -> Sample:
         """The view ``(3, H, W)`` in a record, its target (its mask where it has one) and its key."""
         height, width = self.pictures.size
-        planes = torch.from_numpy(record[CRC_BYTES:]).view(-1, height, width)
+        content = torch.from_numpy(record[CRC_BYTES:])
+        planes = content.view(-1, height, width)
         if self.pictures.kind.cut_with_picture:
-            return planes[:3], planes[3:], key
-        return planes, self.pictures.split.target(key[0]), key
+            picture = planes[:3]
+            mask = planes[3:]
+            return picture, mask, key
+        number, _ = key
+        return planes, self.pictures.split.target(number), key
 
     def _store(self, view: int, index: np.ndarray, samples: Sequence[Sample]) -> None:
         """Stores new views; with a full disk a message is printed once and nothing is stored from then on."""

@@ -291,9 +291,12 @@ def resize_each(pixels: Tensor, cuts: Sequence[tuple[int, int]], size: tuple[int
     Returns:
         uint8 ``(N, 3, *size)``.
     """
-    images = torch.empty(len(cuts), 3, *size, dtype=torch.uint8, device=pixels.device)
-    for image, picture in zip(images, unpacked(pixels, cuts), strict=True):
-        image.copy_(tvf.resize(picture, list(size), antialias=True))
+    sizes = list(size)
+    images = torch.empty(len(cuts), 3, *sizes, dtype=torch.uint8, device=pixels.device)
+    pictures = unpacked(pixels, cuts)
+    for image, picture in zip(images, pictures, strict=True):
+        resized = tvf.resize(picture, sizes, antialias=True)
+        image.copy_(resized)
     return images
 
 
@@ -349,14 +352,17 @@ def _padded(
         size: height and width of the largest picture.
     """
     rows, columns = size
-    y = torch.arange(rows, device=pixels.device).minimum(heights - 1)  # (n, rows)
-    x = torch.arange(columns, device=pixels.device).minimum(widths - 1)  # (n, columns)
-    channel = torch.arange(3, device=pixels.device)
+    device = pixels.device
+    # The pixel of the picture that each pixel of the result shows.
+    y_nR = torch.arange(rows, device=device).minimum(heights - 1)
+    x_nC = torch.arange(columns, device=device).minimum(widths - 1)
+    channel_31 = torch.arange(3, device=device)[:, None]
     # Pixel (channel, y, x) lies at start + (channel * height + y) * width + x.
-    line_number = channel[:, None] * heights[:, :, None] + y[:, None]  # (n, 3, rows)
-    line_start = starts[:, None] + line_number * widths[:, :, None]
-    place = line_start[..., None] + x[:, None, None]  # (n, 3, rows, columns)
-    return pixels[place].float()
+    first_line_n31 = channel_31 * heights[:, :, None]
+    line_number_n3R = first_line_n31 + y_nR[:, None]
+    line_start_n3R = starts[:, None] + line_number_n3R * widths[:, :, None]
+    place_n3RC = line_start_n3R[..., None] + x_nC[:, None, None]
+    return pixels[place_n3RC].float()
 
 
 def _resize_padded(
@@ -389,13 +395,18 @@ def _shares(lengths: Tensor, most: int, size: int) -> Tensor:
     Returns:
         ``(N, size, most)``; the shares in a new pixel add up to 1, and those of padding are 0.
     """
-    scale = lengths[..., None] / size  # old pixels to a new one
-    old_centre = torch.arange(most, device=lengths.device) + 0.5
-    new_centre = (torch.arange(size, device=lengths.device)[:, None] + 0.5) * scale
+    lengths_N11 = lengths[..., None]
+    scale_N11 = lengths_N11 / size  # old pixels to a new one
+    old_pixel_M = torch.arange(most, device=lengths.device)
+    new_pixel_S1 = torch.arange(size, device=lengths.device)[:, None]
+    old_centre_M = old_pixel_M + 0.5
+    new_centre_NS1 = (new_pixel_S1 + 0.5) * scale_N11
     # share = max(0, 1 - |old - new| / max(scale, 1))
-    triangle = (1 - (old_centre - new_centre).abs() / scale.clamp_min(1)).clamp_min_(0)
-    shares = triangle * (old_centre < lengths[..., None])
-    return shares / shares.sum(-1, keepdim=True)
+    distance_NSM = (old_centre_M - new_centre_NS1).abs()
+    relative_NSM = distance_NSM / scale_N11.clamp_min(1)
+    triangle_NSM = (1 - relative_NSM).clamp_min_(0)
+    shares_NSM = triangle_NSM * (old_centre_M < lengths_N11)
+    return shares_NSM / shares_NSM.sum(-1, keepdim=True)
 
 
 def _erase(images: Tensor, drawn: Sequence[Step]) -> None:
@@ -406,22 +417,24 @@ def _erase(images: Tensor, drawn: Sequence[Step]) -> None:
         drawn: a picture's number in the batch with RandomErasing's parameters: top ``i``, left ``j``, height ``h``,
             width ``w`` and the fill ``v``, which is None where no box has fitted.
     """
-    numbers, boxes, fills = [], [], []
+    rows, fills = [], []  # number, left, top, right, bottom of each box
     for number, box in drawn:
         if box["v"] is None:
             continue
-        numbers.append(number)
-        boxes.append([box["j"], box["i"], box["j"] + box["w"], box["i"] + box["h"]])
+        left = box["j"]
+        top = box["i"]
+        rows.append([number, left, top, left + box["w"], top + box["h"]])
         fills.append(box["v"])
-    if not numbers:
+    if not rows:
         return
     # One transfer for the integers, one for the fills.
-    table = torch.tensor([[n, *box] for n, box in zip(numbers, boxes, strict=True)])
-    table = table.to(images.device, non_blocking=True)
+    table = torch.tensor(rows).to(images.device, non_blocking=True)
     fill = torch.stack(fills).to(images.device, images.dtype, non_blocking=True)
     pictures = table[:, 0]
+    boxes = table[:, 1:]
     before = images[pictures]
-    images[pictures] = torch.where(inside(before, table[:, 1:])[:, None], fill, before)
+    is_erased = inside(before, boxes)[:, None]
+    images[pictures] = torch.where(is_erased, fill, before)
 
 
 SAMPLES = CutSet

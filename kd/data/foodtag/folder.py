@@ -102,14 +102,16 @@ def _draw_all(root: Path, train_per_class: int, val_per_class: int, portions: bo
     count = max(1, min(cores(), total // 20))
     command = [sys.executable, "-P", "-c", _WORKER, "\n".join(sys.path)]
     command += [str(root), str(train_per_class), str(val_per_class)]
+    size = "portions" if portions else ""
     workers = []
     for share in range(count):
-        arguments = [str(share), str(count), "portions" if portions else ""]
-        workers.append(subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True))
+        arguments = [*command, str(share), str(count), size]
+        workers.append(subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True))
     lines = _follow(workers, total)
     if len(lines) != total:
         raise RuntimeError(f"FoodTag-mini: {len(lines)} of {total} pictures were drawn in {root}")
-    (root / _SUMS).write_text("".join(sorted(lines, key=lambda line: line[66:])))
+    lines.sort(key=lambda line: line[66:])
+    (root / _SUMS).write_text("".join(lines))
 
 
 def _follow(workers: Sequence[subprocess.Popen[str]], total: int) -> list[str]:

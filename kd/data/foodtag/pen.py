@@ -102,16 +102,23 @@ class Pen:
         self, x: float, y: float, scale: float = 1.0, turn: float = 0.0, squash: float = 1.0
     ) -> "Pen":
         """A pen whose frame lies at (x, y) of this one, scaled, turned (radians) and flattened."""
-        # The new frame's point (u, v) is (p u + q v + x, r u + s v + y) in this frame.
-        p = scale * math.cos(turn)
-        q = -scale * squash * math.sin(turn)
-        r = scale * math.sin(turn)
-        s = scale * squash * math.cos(turn)
-        # This frame's matrix times the new frame's.
         a, b, c, d, e, f = self.matrix
-        column = (a * p + b * r, a * q + b * s, a * x + b * y + c)
-        row = (d * p + e * r, d * q + e * s, d * x + e * y + f)
-        return Pen(self.image, self.rng, (*column, *row))
+        # The new frame's point (u, v) is (p u + q v + x, r u + s v + y) in this frame.
+        height = scale * squash
+        p = scale * math.cos(turn)
+        q = -height * math.sin(turn)
+        r = scale * math.sin(turn)
+        s = height * math.cos(turn)
+        # This frame's matrix times the new frame's.
+        matrix = (
+            a * p + b * r,
+            a * q + b * s,
+            a * x + b * y + c,
+            d * p + e * r,
+            d * q + e * s,
+            d * x + e * y + f,
+        )
+        return Pen(self.image, self.rng, matrix)
 
     def pick(self, *names: str) -> Colour:
         """A random colour of one of the named kinds, RGB in 0..255."""
@@ -161,18 +168,20 @@ class Pen:
         (n1, phase1, height1), (n2, phase2, height2), (n3, phase3, height3) = waves
 
         ry = ry or rx
-        cos, sin = math.cos(turn), math.sin(turn)
+        cos = math.cos(turn)
+        sin = math.sin(turn)
         circle = _COARSE_CIRCLE if rx * self.scale < _FINE_FROM else _FINE_CIRCLE
         points = []
         for angle, circle_x, circle_y in circle:
-            radius = 1 + (
-                height1 * math.sin(n1 * angle + phase1)
-                + height2 * math.sin(n2 * angle + phase2)
-                + height3 * math.sin(n3 * angle + phase3)
-            )
+            wave1 = height1 * math.sin(n1 * angle + phase1)
+            wave2 = height2 * math.sin(n2 * angle + phase2)
+            wave3 = height3 * math.sin(n3 * angle + phase3)
+            radius = 1 + (wave1 + wave2 + wave3)
             u = rx * radius * circle_x
             v = ry * radius * circle_y
-            points.append((x + u * cos - v * sin, y + u * sin + v * cos))
+            turned_x = x + u * cos - v * sin
+            turned_y = y + u * sin + v * cos
+            points.append((turned_x, turned_y))
         self.shape(points, fill)
 
     def ball(
@@ -180,11 +189,18 @@ class Pen:
     ) -> None:
         """A rounded body: dark at the rim, light towards one side. Arguments as of :meth:`blob`."""
         ry = ry or rx
-        for size, light in ((1.0, 0.74), (0.88, 0.92), (0.66, 1.04), (0.36, 1.14)):
+        layers = (  # size and light, from the rim to the lightest spot
+            (1.0, 0.74),
+            (0.88, 0.92),
+            (0.66, 1.04),
+            (0.36, 1.14),
+        )
+        for size, light in layers:
             shift = (1 - size) * 0.16
             centre_x = x - shift * rx
             centre_y = y - 2 * shift * ry
-            self.blob(centre_x, centre_y, rx * size, shade(fill, light), ry * size, turn, 0.03)
+            colour = shade(fill, light)
+            self.blob(centre_x, centre_y, rx * size, colour, ry * size, turn, 0.03)
 
     def spots(self, count: int, reach: float, inner: float = 0.0) -> list[Point]:
         """``count`` random places between the radii ``inner`` and ``reach``, evenly over the area."""
@@ -214,11 +230,12 @@ class Pen:
             inner: the inner radius.
             slim: a blob's short radius to its long one.
         """
+        rng = self.rng
         for x, y in self.spots(count, reach, inner):
-            radius = size * self.rng.uniform(0.6, 1.3)
-            fill = self.rng.choice(fills)
-            light = self.rng.uniform(0.8, 1.12)
-            turn = self.rng.uniform(0, 3)
+            radius = size * rng.uniform(0.6, 1.3)
+            fill = rng.choice(fills)
+            light = rng.uniform(0.8, 1.12)
+            turn = rng.uniform(0, 3)
             self.blob(x, y, radius, shade(fill, light), radius * slim, turn, 0.1)
 
     def bowl(self, fill: Colour) -> None:

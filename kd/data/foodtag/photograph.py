@@ -82,13 +82,17 @@ def _table(rng: random.Random, noise: np.random.RandomState) -> Image.Image:
     colour = pick_colour(rng, "metal", "metal", "skin", "chocolate", "any")
     angle = rng.uniform(0, math.pi)
     pitch = rng.uniform(12, 40)  # pixels from stripe to stripe
-    u = _COLUMNS * math.cos(angle) + _ROWS * math.sin(angle)  # along and across the pattern
-    v = _ROWS * math.cos(angle) - _COLUMNS * math.sin(angle)
+    cos = math.cos(angle)
+    sin = math.sin(angle)
+    u = _COLUMNS * cos + _ROWS * sin  # along the pattern
+    v = _ROWS * cos - _COLUMNS * sin  # across it
     kind = rng.choice(("wood", "cloth", "stripes", "marble", "tiles", "stone", "plain"))
     if kind == "wood":
-        grain = 0.1 * np.sin(v / 2.2 + 3 * _clouds(noise, 5))
+        bend = 3 * _clouds(noise, 5)
+        grain = 0.1 * np.sin(v / 2.2 + bend)
         grain = grain + 0.08 * _clouds(noise, 24, 4)
-        grain -= 0.35 * (v % (pitch + 14) < 2)  # the joints between the boards
+        joints = v % (pitch + 14) < 2  # between the boards
+        grain -= 0.35 * joints
         pattern = grain
     elif kind == "cloth":
         warp = np.sign(np.sin(u * 6.28 / pitch))
@@ -96,17 +100,23 @@ def _table(rng: random.Random, noise: np.random.RandomState) -> Image.Image:
         pattern = 0.16 * (warp + weft)
     elif kind == "stripes":
         contrast = rng.uniform(0.1, 0.35)
-        pattern = contrast * np.sign(np.sin(u * 6.28 / pitch))
+        stripes = np.sign(np.sin(u * 6.28 / pitch))
+        pattern = contrast * stripes
     elif kind == "marble":
-        veins = np.abs(_clouds(noise, 6) + 0.4 * _clouds(noise, 14))
+        large = _clouds(noise, 6)
+        small = _clouds(noise, 14)
+        veins = np.abs(large + 0.4 * small)
         pattern = -0.4 * np.exp(-6 * veins)
     elif kind == "tiles":
         joints = (u % pitch < 2.5) | (v % pitch < 2.5)
-        pattern = 0.3 * joints * rng.choice((-1, 1)) + 0.05 * _clouds(noise, 10)
+        sign = rng.choice((-1, 1))
+        pattern = 0.3 * joints * sign + 0.05 * _clouds(noise, 10)
     else:
         contrast = 0.13 if kind == "stone" else 0.03
-        pattern = contrast * _clouds(noise, 70) + 0.08 * _clouds(noise, 6)
-    pixels = np.array(colour, np.float32) * (1 + _SPREAD * pattern[..., None])
+        speckles = contrast * _clouds(noise, 70)
+        pattern = speckles + 0.08 * _clouds(noise, 6)
+    light = 1 + _SPREAD * pattern[..., None]
+    pixels = np.array(colour, np.float32) * light
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
 
@@ -121,12 +131,17 @@ def _neighbours_plate(frame: Pen) -> None:
 
 def _shadow(frame: Pen) -> None:
     """The soft shadow of the dish on the table."""
+    rng = frame.rng
+    dx = rng.uniform(-0.2, 0.2)
+    dy = rng.uniform(0.0, 0.25)
+    upper_left = (dx - 1.1, dy - 1.0)
+    lower_right = (dx + 1.1, dy + 1.0)
+    darkness = rng.randint(40, 150)
     mask = Image.new("L", frame.image.size, 0)
-    dx = frame.rng.uniform(-0.2, 0.2)
-    dy = frame.rng.uniform(0.0, 0.25)
-    corners = frame.pixels([(dx - 1.1, dy - 1.0), (dx + 1.1, dy + 1.0)])
-    ImageDraw.Draw(mask).ellipse(corners, fill=frame.rng.randint(40, 150))
-    frame.image.paste(_SHADOW, (0, 0), mask.filter(ImageFilter.BoxBlur(8)))
+    ellipse = ImageDraw.Draw(mask)
+    ellipse.ellipse(frame.pixels([upper_left, lower_right]), fill=darkness)
+    soft = mask.filter(ImageFilter.BoxBlur(8))
+    frame.image.paste(_SHADOW, (0, 0), soft)
 
 
 def _dish(pen: Pen) -> None:
@@ -187,7 +202,8 @@ def _camera(image: Image.Image, rng: random.Random, noise: np.random.RandomState
     """Light and camera: focus, colour temperature, vignette, a cast shadow, noise. Halves the picture's sides."""
     # Focus, size, saturation.
     blur = 1.8 * _SPREAD * rng.random()
-    image = image.filter(ImageFilter.GaussianBlur(rng.choice((0.0, 0.0, blur))))
+    radius = rng.choice((0.0, 0.0, blur))
+    image = image.filter(ImageFilter.GaussianBlur(radius))
     saturation = 1 + 0.5 * _SPREAD * rng.uniform(-1, 0.5)
     image = ImageEnhance.Color(image.reduce(2)).enhance(saturation)
 
@@ -196,12 +212,14 @@ def _camera(image: Image.Image, rng: random.Random, noise: np.random.RandomState
     warmth = 0.22 * _SPREAD * rng.uniform(-1, 1)
     grain = 0.05 * _SPREAD * rng.random()
     side = _WIDTHS * math.cos(angle) + _HEIGHTS * math.sin(angle)
-    distance = _WIDTHS * _WIDTHS + _HEIGHTS * _HEIGHTS  # from the centre, squared
+    squared_distance = _WIDTHS * _WIDTHS + _HEIGHTS * _HEIGHTS  # from the centre
     slope = rng.uniform(0, 0.35)
     vignette = rng.uniform(0, 0.35)
-    light = 1 + _SPREAD * (slope * side - vignette * distance)
+    from_side = slope * side - vignette * squared_distance
+    light = 1 + _SPREAD * from_side
     cloudiness = _SPREAD * rng.uniform(0, 0.12)
-    light += cloudiness * _clouds(noise, 6)[::2, ::2]
+    clouds = _clouds(noise, 6)[::2, ::2]
+    light += cloudiness * clouds
     if rng.random() < 0.3 * _SPREAD:
         edge = rng.uniform(-0.6, 0.6)
         darkness = rng.uniform(0.45, 0.8)
@@ -210,9 +228,12 @@ def _camera(image: Image.Image, rng: random.Random, noise: np.random.RandomState
     # Exposure, colour temperature, contrast, noise of the sensor.
     exposure = 1.05 + 0.3 * _SPREAD * rng.uniform(-1, 1)
     tint = rng.uniform(-0.06, 0.06)
-    gain = exposure * np.array((1 + warmth, 1 + tint, 1 - warmth), np.float32)
-    pixels = np.asarray(image, dtype=np.float32) / 255 * light[..., None] * gain
+    colour = np.array((1 + warmth, 1 + tint, 1 - warmth), np.float32)
+    gain = exposure * colour
+    pixels = np.asarray(image, dtype=np.float32) / 255
+    pixels = pixels * light[..., None] * gain
     gamma = 0.95 + 0.25 * _SPREAD * rng.uniform(-1, 1)
     pixels = np.clip(pixels, 0, 1) ** gamma
-    pixels += grain * noise.standard_normal(pixels.shape).astype(np.float32)
+    sensor_noise = noise.standard_normal(pixels.shape).astype(np.float32)
+    pixels += grain * sensor_noise
     return Image.fromarray((np.clip(pixels, 0, 1) * 255).astype(np.uint8))

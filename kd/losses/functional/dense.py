@@ -48,8 +48,10 @@ def pixel_kd_loss(
     same_shape(student_logits, teacher_logits, "logits")
     positive("temperature", temperature)
     valid = _valid(student_logits, target, ignore_index)
-    divergence = kl_per_position(student_logits, teacher_logits, temperature, temperature) * valid
-    return temperature**2 * divergence.sum() / valid.sum().clamp_min(1)
+    divergence = kl_per_position(student_logits, teacher_logits, temperature, temperature)
+    total = (divergence * valid).sum()
+    count = valid.sum().clamp_min(1)
+    return temperature**2 * total / count
 
 
 def cwd_loss(
@@ -78,12 +80,14 @@ def cwd_loss(
     """
     same_shape(student_logits, teacher_logits, "logits")
     positive("temperature", temperature)
-    valid = _valid(student_logits, target, ignore_index).flatten(1)[:, None]
-    log_p_student = _log_softmax_over_positions(student_logits, valid, temperature)
-    log_p_teacher = _log_softmax_over_positions(teacher_logits.detach(), valid, temperature)
+    valid_NHW = _valid(student_logits, target, ignore_index)
+    valid_N1P = valid_NHW.flatten(1)[:, None]
+    log_p_student = _log_softmax_over_positions(student_logits, valid_N1P, temperature)
+    log_p_teacher = _log_softmax_over_positions(teacher_logits.detach(), valid_N1P, temperature)
     terms_NCP = log_p_teacher.exp() * (log_p_teacher - log_p_student)
-    divergence_NC = (terms_NCP * valid).sum(dim=2)
-    pictures = valid.any(dim=2).sum().clamp_min(1)
+    divergence_NC = (terms_NCP * valid_N1P).sum(dim=2)
+    has_valid_pixel = valid_N1P.any(dim=2)
+    pictures = has_valid_pixel.sum().clamp_min(1)
     channels = student_logits.shape[1]
     return temperature**2 * divergence_NC.sum() / (pictures * channels)
 
@@ -116,7 +120,9 @@ def pairwise_loss(student_features: Tensor, teacher_features: Tensor, grid: int 
     positive("grid", grid)
     student_height, student_width = student_features.shape[2:]
     teacher_height, teacher_width = teacher_features.shape[2:]
-    size = min(grid, student_height, teacher_height), min(grid, student_width, teacher_width)
-    student = cosines(F.adaptive_avg_pool2d(wide(student_features), size))
-    teacher = cosines(F.adaptive_avg_pool2d(wide(teacher_features.detach()), size))
-    return (student - teacher).square().mean()
+    height = min(grid, student_height, teacher_height)
+    width = min(grid, student_width, teacher_width)
+    student_pooled = F.adaptive_avg_pool2d(wide(student_features), (height, width))
+    teacher_pooled = F.adaptive_avg_pool2d(wide(teacher_features.detach()), (height, width))
+    difference = cosines(student_pooled) - cosines(teacher_pooled)
+    return difference.square().mean()

@@ -187,9 +187,11 @@ def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     """
     same_shape(student_features, teacher_features, "features")
     channels = 1 if student_features.ndim == 4 else -1
-    student, teacher = wide(student_features), wide(teacher_features.detach())
+    student = wide(student_features)
+    teacher = wide(teacher_features.detach())
     has_direction = (student != 0).any(dim=channels)
-    similarity = F.cosine_similarity(student, teacher, dim=channels) * has_direction
+    cosine = F.cosine_similarity(student, teacher, dim=channels)
+    similarity = cosine * has_direction
     if similarity.ndim > 1:  # of each position
         similarity = similarity.flatten(1).mean(dim=1)
     return 1 - similarity
@@ -214,8 +216,10 @@ def smooth_l1_loss(student_features: Tensor, teacher_features: Tensor, beta: flo
     """
     same_shape(student_features, teacher_features, "features")
     positive("beta", beta)
-    student, teacher = wide(student_features), wide(teacher_features.detach())
-    return F.smooth_l1_loss(student, teacher, beta=beta, reduction="none").flatten(1).mean(dim=1)
+    student = wide(student_features)
+    teacher = wide(teacher_features.detach())
+    losses = F.smooth_l1_loss(student, teacher, beta=beta, reduction="none")
+    return losses.flatten(1).mean(dim=1)
 
 
 def gram_kl_loss(
@@ -282,10 +286,12 @@ def pseudo_class_loss(
     """
     same_shape(student_features, teacher_features, "features")
     positive("temperature", temperature)
-    keys = F.normalize(wide(classes.detach()), dim=1)
-    student = directions(wide(student_features), dim=1)
-    teacher = directions(wide(teacher_features.detach()), dim=1)
-    log_p_student = (matmul(student, keys.T) / temperature).log_softmax(dim=1)
-    log_p_teacher = (matmul(teacher, keys.T) / temperature).log_softmax(dim=1)
+    keys_KD = F.normalize(wide(classes.detach()), dim=1)
+    student_ND = directions(wide(student_features), dim=1)
+    teacher_ND = directions(wide(teacher_features.detach()), dim=1)
+    student_cosines_NK = matmul(student_ND, keys_KD.T)
+    teacher_cosines_NK = matmul(teacher_ND, keys_KD.T)
+    log_p_student = (student_cosines_NK / temperature).log_softmax(dim=1)
+    log_p_teacher = (teacher_cosines_NK / temperature).log_softmax(dim=1)
     divergence = F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True)
     return divergence.sum(dim=1)

@@ -84,11 +84,15 @@ def topk_kd_loss(
     tensor(0.7912)
     """
     # Student: log p of the k classes, then of all others together.
-    log_p_NC = F.log_softmax(wide(student_logits) / temperature, dim=1)
-    log_rest = log_p_NC.scatter(1, indices, -torch.inf).logsumexp(1, keepdim=True)
-    log_p_student = torch.cat([log_p_NC.gather(1, indices), log_rest], 1)  # (N, k + 1)
+    scaled_student_NC = wide(student_logits) / temperature
+    log_p_NC = F.log_softmax(scaled_student_NC, dim=1)
+    log_p_of_k = log_p_NC.gather(1, indices)
+    without_k = log_p_NC.scatter(1, indices, -torch.inf)
+    log_p_of_rest = without_k.logsumexp(1, keepdim=True)
+    log_p_student = torch.cat([log_p_of_k, log_p_of_rest], 1)  # (N, k + 1)
     # Teacher: the same k + 1 numbers from its logits over T.
-    teacher_logits = torch.cat([wide(values) / temperature, tail[:, None]], 1).detach()
+    scaled_values = wide(values) / temperature
+    teacher_logits = torch.cat([scaled_values, tail[:, None]], 1).detach()
     log_p_teacher = F.log_softmax(teacher_logits, dim=1)
     divergence = F.kl_div(log_p_student, log_p_teacher, reduction="none", log_target=True)
     return temperature**2 * divergence.sum(dim=1).mean()
@@ -172,12 +176,19 @@ def dkd_loss(
     same_shape(student_logits, teacher_logits, "logits")
     positive("temperature", temperature)
     is_target = _is_target(target, student_logits, "DKD")
-    student = _decouple(wide(student_logits) / temperature, is_target)
-    teacher = _decouple(wide(teacher_logits.detach()) / temperature, is_target)
+    scaled_student = wide(student_logits) / temperature
+    scaled_teacher = wide(teacher_logits.detach()) / temperature
+    student = _decouple(scaled_student, is_target)
+    teacher = _decouple(scaled_teacher, is_target)
+
+    # TCKD: KL of the two-way distribution target / not target.
     of_target = teacher.target.exp() * (teacher.target - student.target)
     of_rest = teacher.rest.exp() * (teacher.rest - student.rest)
     tckd = of_target + of_rest
-    of_each_other = teacher.others.exp() * (teacher.others - student.others)
+
+    # NCKD: KL among the other classes.
+    log_ratio = teacher.others - student.others
+    of_each_other = teacher.others.exp() * log_ratio
     nckd = of_each_other.masked_fill(is_target, 0).sum(dim=1)
     return temperature**2 * (alpha * tckd + beta * nckd).mean()
 
@@ -208,9 +219,13 @@ class _Decoupled(NamedTuple):
 def _decouple(logits: Tensor, is_target: Tensor) -> _Decoupled:
     """``(N, C)`` logits and where a class is the target."""
     log_p = F.log_softmax(logits, dim=1)
-    target = log_p.masked_fill(~is_target, 0).sum(dim=1)
-    rest = log_p.masked_fill(is_target, -torch.inf).logsumexp(dim=1)
-    others = (log_p - rest[:, None]).masked_fill(is_target, 0)
+    target_alone = log_p.masked_fill(~is_target, 0)
+    target = target_alone.sum(dim=1)
+    others_alone = log_p.masked_fill(is_target, -torch.inf)
+    rest = others_alone.logsumexp(dim=1)
+    # log q(c) = log p(c) - log (1 - p(y))
+    log_q = log_p - rest[:, None]
+    others = log_q.masked_fill(is_target, 0)
     return _Decoupled(target, rest, others)
 
 
@@ -244,11 +259,15 @@ def dist_loss(
     """
     same_shape(student_logits, teacher_logits, "logits")
     positive("temperature", temperature)
-    p_student = F.softmax(wide(student_logits) / temperature, dim=1)
-    p_teacher = F.softmax(wide(teacher_logits.detach()) / temperature, dim=1)
-    between = 1 - _correlation(p_student, p_teacher, dim=1).mean()
-    within = 1 - _correlation(p_student, p_teacher, dim=0).mean()
-    return temperature**2 * (beta * between + gamma * within)
+    scaled_student = wide(student_logits) / temperature
+    scaled_teacher = wide(teacher_logits.detach()) / temperature
+    p_student = F.softmax(scaled_student, dim=1)
+    p_teacher = F.softmax(scaled_teacher, dim=1)
+    row_correlations = _correlation(p_student, p_teacher, dim=1)
+    column_correlations = _correlation(p_student, p_teacher, dim=0)
+    between_classes = 1 - row_correlations.mean()
+    within_classes = 1 - column_correlations.mean()
+    return temperature**2 * (beta * between_classes + gamma * within_classes)
 
 
 def _correlation(a: Tensor, b: Tensor, dim: int) -> Tensor:
@@ -280,15 +299,19 @@ def standardize_logits(logits: Tensor) -> Tensor:
     >>> standardize_logits(torch.tensor([[1.0, 2.0, 3.0]])).round(decimals=4)
     tensor([[-1.,  0.,  1.]])
     """
-    if logits.shape[1] < 2:
-        raise ValueError(f"logits must have >= 2 classes to standardize, got {logits.shape[1]}")
+    num_classes = logits.shape[1]
+    if num_classes < 2:
+        raise ValueError(f"logits must have >= 2 classes to standardize, got {num_classes}")
     x = wide(logits)
     centred = x - x.mean(dim=1, keepdim=True)
-    variance = centred.square().sum(dim=1, keepdim=True) / (logits.shape[1] - 1)
-    varies = centred.detach().norm(2, 1, keepdim=True) > rounding(x, 1)
+    squares = centred.square()
+    variance = squares.sum(dim=1, keepdim=True) / (num_classes - 1)
+    length = centred.detach().norm(2, 1, keepdim=True)
+    varies = length > rounding(x, 1)
     # the root's slope at 0 is infinite: equal logits would have a gradient of NaN
     deviation = torch.where(varies, variance, 1.0).sqrt()
-    return centred / torch.where(varies, deviation + 1e-7, torch.inf)
+    divisor = torch.where(varies, deviation + 1e-7, torch.inf)
+    return centred / divisor
 
 
 def nkd_loss(
@@ -322,13 +345,19 @@ def nkd_loss(
     same_shape(student_logits, teacher_logits, "logits")
     positive("temperature", temperature)
     is_target = _is_target(target, student_logits, "NKD")
-    student, teacher = wide(student_logits), wide(teacher_logits.detach())
+    student = wide(student_logits)
+    teacher = wide(teacher_logits.detach())
+
+    # p(y) log p(y), at temperature 1
     log_p_student = _decouple(student, is_target).target
     log_p_teacher = _decouple(teacher, is_target).target
+    of_target = log_p_teacher.exp() * log_p_student
+
+    # sum of q(c) log q(c) over the other classes, at T
     log_q_student = _decouple(student / temperature, is_target).others
     log_q_teacher = _decouple(teacher / temperature, is_target).others
-    of_others = (log_q_teacher.exp() * log_q_student).masked_fill(is_target, 0).sum(dim=1)
-    of_target = log_p_teacher.exp() * log_p_student
+    of_each_other = log_q_teacher.exp() * log_q_student
+    of_others = of_each_other.masked_fill(is_target, 0).sum(dim=1)
     return -(of_target + gamma * temperature**2 * of_others).mean()
 
 
@@ -355,10 +384,13 @@ def wsld_loss(
     """
     same_shape(student_logits, teacher_logits, "logits")
     positive("temperature", temperature)
-    student, teacher = wide(student_logits), wide(teacher_logits.detach())
+    student = wide(student_logits)
+    teacher = wide(teacher_logits.detach())
     student_error = F.cross_entropy(student.detach(), target, reduction="none")
     teacher_error = F.cross_entropy(teacher, target, reduction="none")
-    trust = -torch.expm1(-student_error / teacher_error.clamp_min(1e-7))  # w_b
+    # w_b = 1 - exp(-CE_s / CE_t)
+    error_ratio = student_error / teacher_error.clamp_min(1e-7)
+    trust = -torch.expm1(-error_ratio)
     divergence = kl_per_position(student, teacher, temperature, temperature)
     return temperature**2 * (trust * divergence).mean()
 
@@ -413,9 +445,12 @@ def _class_distance(p: Tensor, q: Tensor) -> Tensor:
     difference = p - q
     with_p = matmul(difference, p.T)
     with_q = matmul(difference, q.T)
-    gram_sum = matmul(p, p.T) + matmul(q, q.T)
+    gram_p = matmul(p, p.T)
+    gram_q = matmul(q, q.T)
+    gram_sum = gram_p + gram_q
     squares = matmul(difference, difference.T) * gram_sum
-    return (squares + 2 * with_p * with_q.T).sum()
+    products = 2 * with_p * with_q.T
+    return (squares + products).sum()
 
 
 def binary_kd_loss(
@@ -441,6 +476,10 @@ def binary_kd_loss(
     positive("temperature", temperature)
     student = wide(student_logits) / temperature
     teacher = wide(teacher_logits.detach()) / temperature
-    yes = teacher.sigmoid() * (F.logsigmoid(teacher) - F.logsigmoid(student))
-    no = (-teacher).sigmoid() * (F.logsigmoid(-teacher) - F.logsigmoid(-student))
-    return temperature**2 * (yes + no).flatten(1).sum(dim=1).mean()
+    # sigmoid(x) is the probability of yes, sigmoid(-x) of no
+    log_ratio_of_yes = F.logsigmoid(teacher) - F.logsigmoid(student)
+    log_ratio_of_no = F.logsigmoid(-teacher) - F.logsigmoid(-student)
+    yes = teacher.sigmoid() * log_ratio_of_yes
+    no = (-teacher).sigmoid() * log_ratio_of_no
+    divergence = (yes + no).flatten(1)
+    return temperature**2 * divergence.sum(dim=1).mean()

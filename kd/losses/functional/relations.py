@@ -46,8 +46,11 @@ def _distances(x: Tensor) -> Tensor:
     # Not by matrix products, which leave noise near zero.
     distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     positives = distances > 0
-    mean = (distances * positives).sum() / positives.sum().clamp_min(1)
-    return distances / torch.where(mean > 0, mean, torch.ones_like(mean))
+    count = positives.sum().clamp_min(1)
+    mean = (distances * positives).sum() / count
+    has_distance = mean > 0
+    divisor = torch.where(has_distance, mean, torch.ones_like(mean))
+    return distances / divisor
 
 
 def rkd_angle_loss(
@@ -154,8 +157,10 @@ def cka_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     grams = []
     for x in _embeddings(student_features, teacher_features):
         centred = x - x.mean(dim=0)
-        grams.append(directions(matmul(centred, centred.T).flatten(), dim=0))
-    return 1 - (grams[0] * grams[1]).sum()
+        gram = matmul(centred, centred.T)  # (N, N)
+        grams.append(directions(gram.flatten(), dim=0))
+    student_gram, teacher_gram = grams
+    return 1 - (student_gram * teacher_gram).sum()
 
 
 def crd_loss(scores: Tensor, num_samples: int) -> Tensor:
@@ -177,8 +182,10 @@ def crd_loss(scores: Tensor, num_samples: int) -> Tensor:
     """
     positive("num_samples", num_samples)
     scores = wide(scores)
-    negatives = scores.shape[1] - 1
-    log_noise = scores.new_full((), negatives / num_samples).log()
-    partner_term = F.logsigmoid(scores[:, 0] - log_noise)
-    noise_terms = F.logsigmoid(log_noise - scores[:, 1:]).sum(dim=1)
-    return -(partner_term + noise_terms).mean()
+    partner_scores = scores[:, 0]
+    noise_scores = scores[:, 1:]
+    negatives = noise_scores.shape[1]
+    log_noise = scores.new_full((), negatives / num_samples).log()  # n
+    partner_term = F.logsigmoid(partner_scores - log_noise)
+    noise_terms = F.logsigmoid(log_noise - noise_scores)
+    return -(partner_term + noise_terms.sum(dim=1)).mean()

@@ -61,18 +61,20 @@ def _is_prime(number: int) -> bool:
 
 def _residues(prime: int) -> Tensor:
     """Paley's matrix: 1 where the difference of column and row is a square modulo ``prime``, else -1; 0 if equal."""
-    squares = {i * i % prime for i in range(1, prime)}
+    square = {i * i % prime for i in range(1, prime)}
     sign_of_difference = torch.full((prime,), -1.0, dtype=torch.float64)
-    sign_of_difference[list(squares)] = 1.0
+    sign_of_difference[list(square)] = 1.0
     sign_of_difference[0] = 0.0
-    index = torch.arange(prime)
-    differences = (index[None] - index[:, None]) % prime
+    row = torch.arange(prime)[:, None]
+    column = torch.arange(prime)[None]
+    differences = (column - row) % prime
     return sign_of_difference[differences]
 
 
 def _with_border(core: Tensor, left: float) -> Tensor:
     """A matrix with one row more above, of 1, and one column more on the left, of ``left``; 0 in the corner."""
-    bordered = torch.zeros(len(core) + 1, len(core) + 1, dtype=torch.float64)
+    size = len(core) + 1
+    bordered = torch.zeros(size, size, dtype=torch.float64)
     bordered[1:, 1:] = core
     bordered[0, 1:] = 1.0
     bordered[1:, 0] = left
