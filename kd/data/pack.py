@@ -19,7 +19,6 @@ from kd.progress import bar
 from kd.storage.objects import file_system, in_one_line
 
 HEADER = 512  # bytes of a tar member's header in the USTAR format
-BLOCK = 512  # a member's content is filled up to a multiple of it
 JPEG_QUALITY = 95
 
 
@@ -54,65 +53,78 @@ def pack(
         raise UserError(
             f"data.source: kd-pack packs pictures with one label each, or with masks, not {kind.name}"
         )
+    has_masks = kind.cut_with_picture
     files, path = file_system(out, "out")
     shards: list[str] = []
-    samples: list[list[int]] = []
-    sums: list[int] = []  # of the pictures in each shard
+    samples: list[list[int]] = []  # shard, offset, size
     masks: list[list[int]] = []  # offset, size: in the shard of the picture
-    dense = kind.cut_with_picture
-    written, tar = 0, None
-    with in_one_line(f"out: {out} can't be written"):
+    checksums: list[int] = []  # of the pictures and masks in each shard
+    with in_one_line(f"out: {out} can't be written"), ExitStack() as open_shard:
         files.makedirs(path, exist_ok=True)
-        with ExitStack() as shard:
-            for i in bar(range(len(split.targets)), label=f"packing {name}"):
-                data, suffix, mask = _packed(split, i, short_side, dense)
-                if tar is None or tar.offset > shard_mb * 10**6:
-                    shard.close()
-                    shards.append(f"{name}-{len(shards):05d}.tar")
-                    sums.append(0)
-                    stream = shard.enter_context(files.open(f"{path}/{shards[-1]}", "wb"))
-                    tar = shard.enter_context(
-                        tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT)
-                    )
-                sums[-1] = zlib.crc32(data, sums[-1])
-                samples.append([len(shards) - 1, tar.offset + HEADER, len(data)])
-                label = [("cls", str(split.targets[i]).encode())] if classes and not dense else []
-                if dense:
-                    label = [("mask.png", mask)]
-                    masks.append(
-                        [samples[-1][1] + -(-len(data) // BLOCK) * BLOCK + HEADER, len(mask)]
-                    )
-                    sums[-1] = zlib.crc32(mask, sums[-1])
-                for ending, content in [(suffix, data), *label]:
-                    member = tarfile.TarInfo(f"{i:08d}.{ending}")
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
-                written += len(data)
+        tar = None
+        for i in bar(range(len(split.targets)), label=f"packing {name}"):
+            picture, ending, mask = _packed(split, i, short_side, has_masks)
+            if tar is None or tar.offset > shard_mb * 10**6:
+                open_shard.close()
+                shards.append(f"{name}-{len(shards):05d}.tar")
+                checksums.append(0)
+                stream = open_shard.enter_context(files.open(f"{path}/{shards[-1]}", "wb"))
+                tar = open_shard.enter_context(
+                    tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT)
+                )
+            place = _add(tar, f"{i:08d}.{ending}", picture)
+            samples.append([len(shards) - 1, *place])
+            checksums[-1] = zlib.crc32(picture, checksums[-1])
+            if has_masks:
+                masks.append(_add(tar, f"{i:08d}.mask.png", mask))
+                checksums[-1] = zlib.crc32(mask, checksums[-1])
+            elif classes:
+                _add(tar, f"{i:08d}.cls", str(split.targets[i]).encode())
+        open_shard.close()
+
+        # The index is written last: a pack that has one is complete.
         index = {
             "classes": list(classes),
             "shards": shards,
             "targets": list(split.targets),
             "samples": samples,
-            "checksums": sums,
+            "checksums": checksums,
         }
-        if dense and source is not None:
-            index |= {"masks": masks, "ignore_index": source.ignore_index}
+        if has_masks and source is not None:
+            index["masks"] = masks
+            index["ignore_index"] = source.ignore_index
         files.pipe_file(f"{path}/{name}.json", json.dumps(index).encode())
-    return written
+    return sum(size for _, _, size in samples)
 
 
-def _packed(split: Split, i: int, short_side: int | None, dense: bool) -> tuple[bytes, str, bytes]:
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> list[int]:
+    """Adds a member to a shard; offset and size of its content in bytes."""
+    offset = tar.offset + HEADER
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+    return [offset, len(content)]
+
+
+def _packed(
+    split: Split, i: int, short_side: int | None, has_masks: bool
+) -> tuple[bytes, str, bytes]:
     """A picture as it is packed, the ending of its name, and its mask where it has one."""
+    mask = None
     try:
         data = split.read(i)
-        picture, mask = decode(data), torch.as_tensor(split.target(i)) if dense else None
+        picture = decode(data)
+        if has_masks:
+            mask = torch.as_tensor(split.target(i))
     except (RuntimeError, OSError) as error:
         raise UserError(f"data.source: {named(split, i)} can't be read: {error}") from error
     if mask is not None and mask.shape[1:] != picture.shape[1:]:
         raise UserError(f"data.source: {named(split, i)} and its mask differ in size")
-    suffix = "png" if data.startswith(b"\x89PNG") else "jpg"
+    ending = "png" if data.startswith(b"\x89PNG") else "jpg"
     if short_side is not None and min(picture.shape[-2:]) > short_side:
         picture = tvf.resize(picture, [short_side], antialias=True)
-        data, suffix = encode_jpeg(picture, JPEG_QUALITY), "jpg"
-        mask = None if mask is None else tvf.resize(tv_tensors.Mask(mask), list(picture.shape[1:]))
-    return data, suffix, b"" if mask is None else encode_grey(mask)
+        data = encode_jpeg(picture, JPEG_QUALITY)
+        ending = "jpg"
+        if mask is not None:
+            mask = tvf.resize(tv_tensors.Mask(mask), list(picture.shape[1:]))
+    return data, ending, b"" if mask is None else encode_grey(mask)

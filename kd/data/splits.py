@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,21 +33,21 @@ class Splits:
     """Lists the splits of a source once, and checks their pictures once. See :class:`DistillationDataModule`."""
 
     def __init__(self, source: Source, given: DataSettings, probe: Probe | None = None) -> None:
-        self.source, self.unlabeled, self.probe = source, given.unlabeled, probe
-        self.val_fraction, self.seed = given.val_fraction, given.seed
-        self.on_bad_image, self.check, self.max_pixels = (
-            given.on_bad_image,
-            given.check,
-            given.max_pixels,
-        )
+        self.source = source
+        self.unlabeled = given.unlabeled
+        self.probe = probe
+        self.val_fraction = given.val_fraction
+        self.seed = given.seed
+        self.on_bad_image = given.on_bad_image
+        self.check = given.check
+        self.max_pixels = given.max_pixels
         self.cache_bytes = source.cache_bytes
         self.holds_out = False
         self.skipped: list[str] = []
         self._listed: dict[str, list[Split]] = {}
         self._splits: dict[str, Split] = {}
-        self._pictures: dict[
-            str, Sequence[str]
-        ] = {}  # identities: hashes of their bytes, or their paths
+        # Identities of the pictures: hashes of their bytes, or their paths.
+        self._pictures: dict[str, Sequence[str]] = {}
 
     def check_fraction(self) -> None:
         """Refuses ``data.val_fraction`` where the source has validation pictures.
@@ -63,55 +62,57 @@ class Splits:
     @property
     def left_out(self) -> dict[str, int]:
         """How many files beside the pictures can't be read as pictures, by the ending of their names."""
-        found: Counter[str] = Counter()
-        for part in chain.from_iterable(self._listed.values()):
-            found.update(getattr(part, "left_out", {}))
-        return dict(found)
+        counts: Counter[str] = Counter()
+        for parts in self._listed.values():
+            for part in parts:
+                counts.update(getattr(part, "left_out", {}))
+        return dict(counts)
 
     def listed(self, name: str) -> list[Split]:
         """A split as its source gives it, and after it the unlabelled pictures; nothing is checked."""
-        if name == "probe" and self.probe is not None and name not in self._listed:
+        if name in self._listed:
+            return self._listed[name]
+        if name == "probe" and self.probe is not None:
             self._listed[name] = load_probe(self.probe, self.cache_bytes)
-        if name not in self._listed:
-            self.holds_out = not self.source.has("val")
-            parts = [
-                self._part(name)
-                if self.holds_out and name in ("train", "val")
-                else self.source.load(name)
-            ]
-            if name == "train" and self.unlabeled:
-                pictures = unlabelled_folder(self.unlabeled, cache_bytes=self.cache_bytes)
-                self.source.note(*splits_within(expanded(self.unlabeled), pictures.place))
-                parts.append(pictures)
-            self._listed[name] = parts
-        return self._listed[name]
+            return self._listed[name]
+        self.holds_out = not self.source.has("val")
+        if self.holds_out and name in ("train", "val"):
+            parts = [self._part(name)]
+        else:
+            parts = [self.source.load(name)]
+        if name == "train" and self.unlabeled:
+            pictures = unlabelled_folder(self.unlabeled, cache_bytes=self.cache_bytes)
+            self.source.note(*splits_within(expanded(self.unlabeled), pictures.place))
+            parts.append(pictures)
+        self._listed[name] = parts
+        return parts
 
     def _part(self, name: str) -> Split:
         if "whole" not in self._listed:
             self._listed["whole"] = [self.source.load("train")]
-        (whole,) = self._listed["whole"]
-        if len(whole.targets) < 2:
+        (all_pictures,) = self._listed["whole"]
+        count = len(all_pictures.targets)
+        if count < 2:
             raise UserError(
                 "data.source: needs two pictures or more to hold one out for validation, got one"
             )
-        chosen = held_out(whole.targets, self.val_fraction, self.seed)
-        keep = chosen if name == "val" else np.setdiff1d(np.arange(len(whole.targets)), chosen)
-        return Subset(whole, keep.tolist())
+        numbers = held_out(all_pictures.targets, self.val_fraction, self.seed)
+        if name == "train":
+            numbers = np.setdiff1d(np.arange(count), numbers)
+        return Subset(all_pictures, numbers.tolist())
 
     def validate_in_training(self, fraction: float) -> None:
         """From now on validation is a share of the training pictures: to choose by, where the real one is for later."""
         first, *others = self.listed("train")
+        count = len(first.targets)
         chosen = held_out(first.targets, fraction, self.seed + 1)
-        rest = np.setdiff1d(np.arange(len(first.targets)), chosen)
         if not len(chosen):
-            raise UserError(
-                f"data.source: {len(first.targets)} training pictures are too few to hold some out"
-            )
-        self._listed |= {
-            "train": [Subset(first, rest.tolist()), *others],
-            "val": [Subset(first, chosen.tolist())],
-        }
-        self._splits, self.holds_out = {}, True
+            raise UserError(f"data.source: {count} training pictures are too few to hold some out")
+        rest = np.setdiff1d(np.arange(count), chosen)
+        self._listed["train"] = [Subset(first, rest.tolist()), *others]
+        self._listed["val"] = [Subset(first, chosen.tolist())]
+        self._splits = {}
+        self.holds_out = True
 
     def parts(self, name: str) -> Sequence[Split]:
         """The listed splits, or what is left of them where damaged pictures are left out."""
@@ -122,48 +123,57 @@ class Splits:
 
     def split(self, name: str) -> Split:
         """A split without its damaged pictures; the first call for it checks them, see :meth:`prepare_data`."""
-        if name not in self._splits:
-            labels = ["probe train", "probe val"] if name == "probe" else [name, "unlabeled"]
-            parts = [labelled(*part) for part in zip(self.listed(name), labels, strict=False)]
-            whole = [self._checked(part, label) for part, label in zip(parts, labels, strict=False)]
-            self._splits[name] = Joined(*whole) if len(whole) > 1 else whole[0]
-        return self._splits[name]
+        if name in self._splits:
+            return self._splits[name]
+        labels = ["probe train", "probe val"] if name == "probe" else [name, "unlabeled"]
+        checked = []
+        for part, label in zip(self.listed(name), labels, strict=False):
+            checked.append(self._checked(labelled(part, label), label))
+        split = Joined(*checked) if len(checked) > 1 else checked[0]
+        self._splits[name] = split
+        return split
 
     def _checked(self, split: Split, name: str) -> Split:
-        bad, digests = scan(split, name, self.check or usual(split), self.max_pixels)
+        damaged, digests = scan(split, name, self.check or usual(split), self.max_pixels)
+        intact_digests = [digest for i, digest in enumerate(digests) if i not in damaged]
         paths = split.paths if isinstance(split, FileSplit) else ()
-        self._pictures[name] = [digest for i, digest in enumerate(digests) if i not in bad] or paths
-        if not bad:
+        self._pictures[name] = intact_digests or paths
+        if not damaged:
             return split
-        listed = [f"{named(split, i)} ({reason})" for i, reason in bad.items()]
+        descriptions = [f"{named(split, i)} ({reason})" for i, reason in damaged.items()]
+        count = len(descriptions)
         if self.on_bad_image == "stop":
-            more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
-            key = {"unlabeled": "data.unlabeled"}.get(
-                name, PROBE if name.startswith("probe") else "data.source"
-            )
+            key = "data.source"
+            if name == "unlabeled":
+                key = "data.unlabeled"
+            elif name.startswith("probe"):
+                key = PROBE
+            more = f" and {count - 10} more" if count > 10 else ""
             raise UserError(
-                f"{key}: {len(listed)} damaged picture{'s' * (len(listed) > 1)}: {', '.join(listed[:10])}{more}; "
+                f"{key}: {count} damaged picture{'s' * (count > 1)}: {', '.join(descriptions[:10])}{more}; "
                 "mend them, or leave them out with data.on_bad_image=skip"
             )
-        self.skipped += listed
-        keep = [i for i in range(len(split.targets)) if i not in bad]
-        if not keep:
+        self.skipped += descriptions
+        intact = [i for i in range(len(split.targets)) if i not in damaged]
+        if not intact:
             raise UserError(
-                f"data.source: all {len(listed)} pictures of {name} are damaged, the first is {listed[0]}"
+                f"data.source: all {count} pictures of {name} are damaged, the first is {descriptions[0]}"
             )
-        return Subset(split, keep)
+        return Subset(split, intact)
 
     @property
     def shared(self) -> list[tuple[str, str]]:
         """Validation pictures that are training pictures too, each with one of those; both splits have been checked."""
-        train, val = (self._pictures.get(name, ()) for name in ("train", "val"))
-        both = {*train} & {*val}
-        if not both:
-            return []
-        first = {picture: i for i, picture in reversed([*enumerate(train)])}
-        val_split, train_split = self.split("val"), self.split("train")
-        pairs = ((i, first[picture]) for i, picture in enumerate(val) if picture in both)
-        return [(val_split.name(i), train_split.name(j)) for i, j in pairs]
+        first_number: dict[str, int] = {}  # in training, by the picture's identity
+        for i, picture in enumerate(self._pictures.get("train", ())):
+            first_number.setdefault(picture, i)
+        names = []
+        for i, picture in enumerate(self._pictures.get("val", ())):
+            if picture in first_number:
+                val_name = self.split("val").name(i)
+                train_name = self.split("train").name(first_number[picture])
+                names.append((val_name, train_name))
+        return names
 
     def prepare(self) -> None:
         """Loads all splits before training.
@@ -171,29 +181,34 @@ class Splits:
         Raises:
             UserError: a split can't be loaded, or all validation pictures are training pictures.
         """
-        for name in ("train", "val", "probe") if self.probe else ("train", "val"):
+        names = ["train", "val"]
+        if self.probe:
+            names.append("probe")
+        for name in names:
             self.split(name)
         self._doubt_labels()
-        shared = [] if self.holds_out else self.shared
+        if self.holds_out:
+            return
+        shared = self.shared
         if shared and len(shared) == len(self.split("val").targets):
-            held_out, train = map(printable, shared[0])
-            what = held_out if held_out == train else f"{held_out} is {train}"
+            val_name, train_name = map(printable, shared[0])
+            example = val_name if val_name == train_name else f"{val_name} is {train_name}"
             raise UserError(
-                f"data.source: all {len(shared)} validation pictures are training pictures ({what}); give "
+                f"data.source: all {len(shared)} validation pictures are training pictures ({example}); give "
                 "others, or none, and data.val_fraction of the training pictures is held out"
             )
 
     def _doubt_labels(self) -> None:
         """Notes training pictures that are the same file, byte for byte, with different labels."""
-        split, pictures = self.split("train"), self._pictures.get("train", ())
-        if (
-            len(pictures) != len(split.targets) - self.unlabelled()
-        ):  # paths of pictures that are left out too
+        split = self.split("train")
+        pictures = self._pictures.get("train", ())
+        labelled_count = len(split.targets) - self.unlabelled()
+        if len(pictures) != labelled_count:  # paths of pictures that are left out too
             return
-        first: dict[str, int] = {}
+        first_number: dict[str, int] = {}
         different: list[tuple[int, int]] = []
         for i, picture in enumerate(pictures):
-            before = first.setdefault(picture, i)
+            before = first_number.setdefault(picture, i)
             if split.targets[before] != split.targets[i]:
                 different.append((before, i))
         if different:
@@ -208,17 +223,17 @@ class Splits:
         self.source.classes = list(classes)
         folder = expanded(folder)
         place = place_of(folder, "folder", self.cache_bytes)
-        self._listed["folder"] = [
-            labelled_folder(joined(folder), classes, "folder", place, self.source.note)
-        ]
+        split = labelled_folder(joined(folder), classes, "folder", place, self.source.note)
+        self._listed["folder"] = [split]
         self.split("folder")
 
     def sizes(self) -> dict[str, int]:
         """Pictures of ``train`` and ``val``, and of train's ``unlabeled`` ones."""
-        counted = {
-            name: sum(len(part.targets) for part in self.parts(name)) for name in ("train", "val")
-        }
-        return {**counted, "unlabeled": self.unlabelled()}
+        sizes = {}
+        for name in ("train", "val"):
+            sizes[name] = sum(len(part.targets) for part in self.parts(name))
+        sizes["unlabeled"] = self.unlabelled()
+        return sizes
 
     def unlabelled(self) -> int:
         """How many unlabelled pictures follow the labelled ones in the training split."""
@@ -228,38 +243,39 @@ class Splits:
 def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     """Numbers of the held-out training pictures, ascending: ``fraction`` of each class, at least one of two or more."""
     rng = np.random.default_rng([seed, 2])
-    classes: dict[Hashable, list[int]] = {}
+    numbers_by_class: dict[Hashable, list[int]] = {}
     for i, target in enumerate(targets):
-        classes.setdefault(target if isinstance(target, int) else None, []).append(
-            i
-        )  # others: of all alike
-    counts = {
-        kind: min(max(1, round(fraction * len(found))), len(found) - 1)
-        for kind, found in classes.items()
-    }
-    return np.sort(
-        np.concatenate([rng.permutation(found)[: counts[kind]] for kind, found in classes.items()])
-    )
+        kind = target if isinstance(target, int) else None  # of other targets all are alike
+        numbers_by_class.setdefault(kind, []).append(i)
+    chosen = []
+    for numbers in numbers_by_class.values():
+        count = max(1, round(fraction * len(numbers)))
+        count = min(count, len(numbers) - 1)
+        chosen.append(rng.permutation(numbers)[:count])
+    return np.sort(np.concatenate(chosen))
 
 
 def load_probe(probe: Probe, cache_bytes: int | None = None) -> list[Split]:
     """Labelled pictures that features are measured on: those of ``train`` and of ``val``."""
     source = ImageFolder(probe.root or "")
-    source.key, source.cache_bytes = PROBE, cache_bytes
+    source.key = PROBE
+    source.cache_bytes = cache_bytes
     train = source.load("train")
     if len(source.classes) == 1:
         raise UserError(f"{PROBE}: needs two classes or more, got one ('{source.classes[0]}')")
     val = source.load("val")
-    first, both = (
-        {os.path.realpath(s.name(i)) for i in range(len(s.targets))} for s in (train, val)
-    )
-    both &= first
-    if both:
+    in_both = _files_of(train) & _files_of(val)
+    if in_both:
         raise UserError(
-            f"{PROBE}: {len(both)} pictures of val are in train too ({min(both)}): they would be "
+            f"{PROBE}: {len(in_both)} pictures of val are in train too ({min(in_both)}): they would be "
             "their own nearest neighbours"
         )
     return [train, val]
+
+
+def _files_of(split: Split) -> set[str]:
+    """The real paths of a split's pictures."""
+    return {os.path.realpath(split.name(i)) for i in range(len(split.targets))}
 
 
 def info_of(

@@ -278,10 +278,13 @@ def inside(images: Tensor, boxes: Tensor) -> Tensor:
     """
     left, top, right, bottom = boxes[:, :, None].unbind(1)  # (P, 1) each
     height, width = images.shape[-2:]
-    columns_W = torch.arange(width, device=images.device)
-    rows_H = torch.arange(height, device=images.device)
-    is_in_columns_PW = (columns_W >= left) & (columns_W < right)
-    is_in_rows_PH = (rows_H >= top) & (rows_H < bottom)
+    device = images.device
+    columns_W = torch.arange(width, device=device)
+    rows_H = torch.arange(height, device=device)
+    is_right_of_left_PW = columns_W >= left
+    is_below_top_PH = rows_H >= top
+    is_in_columns_PW = is_right_of_left_PW & (columns_W < right)
+    is_in_rows_PH = is_below_top_PH & (rows_H < bottom)
     return is_in_columns_PW[:, None, :] & is_in_rows_PH[:, :, None]
 
 

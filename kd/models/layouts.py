@@ -314,11 +314,12 @@ def _filtered(
 
 def _is_exact(state: Mapping[str, Tensor], model: nn.Module) -> bool:
     """Whether the state has the model's names, no others, and the model's shapes."""
-    expected = {name: x for name, x in model.state_dict().items() if not name.endswith(COUNTER)}
-    names = {name for name in state if not name.endswith(COUNTER)}
-    if names != expected.keys():
+    expected = model.state_dict()
+    expected_names = {name for name in expected if not name.endswith(COUNTER)}
+    state_names = {name for name in state if not name.endswith(COUNTER)}
+    if expected_names != state_names:
         return False
-    return all(state[name].shape == x.shape for name, x in expected.items())
+    return all(state[name].shape == expected[name].shape for name in state_names)
 
 
 # -- position embeddings --------

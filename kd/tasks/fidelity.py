@@ -167,8 +167,11 @@ class Fidelity:
         """Adds a model's answers, ``(M,)`` each: how sure it was, and whether it was right."""
         place = (confidence * BINS).long()
         place = place.clamp(0, BINS - 1)
-        columns = (torch.ones_like(confidence), confidence, right)
-        sums = [torch.bincount(place, column.double(), BINS) for column in columns]
+        ones = torch.ones_like(confidence)
+        sums = []
+        for column in (ones, confidence, right):
+            sum_of_bins = torch.bincount(place, column.double(), BINS)
+            sums.append(sum_of_bins)
         _add_to(self.bins, model, torch.stack(sums).cpu())
 
     def _count_classes(self, model: str, answers: Tensor, truth: Tensor) -> None:

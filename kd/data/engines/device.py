@@ -357,12 +357,14 @@ def _padded(
     y_nR = torch.arange(rows, device=device).minimum(heights - 1)
     x_nC = torch.arange(columns, device=device).minimum(widths - 1)
     channel_31 = torch.arange(3, device=device)[:, None]
+    heights_n11 = heights[:, :, None]
+    widths_n11 = widths[:, :, None]
     # Pixel (channel, y, x) lies at start + (channel * height + y) * width + x.
-    first_line_n31 = channel_31 * heights[:, :, None]
-    line_number_n3R = first_line_n31 + y_nR[:, None]
-    line_start_n3R = starts[:, None] + line_number_n3R * widths[:, :, None]
+    line_number_n3R = channel_31 * heights_n11 + y_nR[:, None]
+    line_start_n3R = starts[:, None] + line_number_n3R * widths_n11
     place_n3RC = line_start_n3R[..., None] + x_nC[:, None, None]
-    return pixels[place_n3RC].float()
+    padded = pixels[place_n3RC]
+    return padded.float()
 
 
 def _resize_padded(

@@ -39,6 +39,11 @@ def _ray() -> ModuleType:
     return ray
 
 
+def _own_tensor(array: np.ndarray) -> Tensor:
+    """A tensor with its own memory: an array of the cluster's store can't be written to."""
+    return torch.from_numpy(array.copy())
+
+
 def versions() -> dict[str, str]:
     """What must be the same on both sides for views to be the same to the last bit."""
     import kd
@@ -50,14 +55,14 @@ def versions() -> dict[str, str]:
     }
 
 
-def differing(there: dict[str, str]) -> str:
+def differing(greeting: dict[str, str]) -> str:
     """What of it is not the same on another machine, for people."""
-    ours = versions()
-    return ", ".join(
-        f"{name} {there.get(name)} (here {ours[name]})"
-        for name in ours
-        if there.get(name) != ours[name]
-    )
+    differences = []
+    for name, version in versions().items():
+        version_there = greeting.get(name)
+        if version_there != version:
+            differences.append(f"{name} {version_there} (here {version})")
+    return ", ".join(differences)
 
 
 class BatchMaker:
@@ -97,7 +102,8 @@ class BatchMaker:
         try:
             batch = collate(samples())
         except Exception as error:
-            return f"{first_line(error)} (on {socket.gethostname()})", time.perf_counter() - start
+            reason = f"{first_line(error)} (on {socket.gethostname()})"
+            return reason, time.perf_counter() - start
         return apply_to_collection(batch, Tensor, Tensor.numpy), time.perf_counter() - start
 
 
@@ -143,21 +149,20 @@ class GpuMaker(BatchMaker):
         start = time.perf_counter()
         with self._known:
             self._known.wait_for(lambda: work in self.works)
-        parts = [keys[i :: len(self.decoders)] for i in range(len(self.decoders))]
-        pairs = [
-            (part, decoder) for part, decoder in zip(parts, self.decoders, strict=True) if part
-        ]
-        found = self._all([decoder.make.remote(work, part) for part, decoder in pairs])
-        failed = next((made for made, _ in found if isinstance(made, str)), None)
-        if failed is not None:
-            return failed, time.perf_counter() - start
+        count = len(self.decoders)
+        calls = []
+        for i, decoder in enumerate(self.decoders):
+            keys_of_decoder = keys[i::count]
+            if keys_of_decoder:
+                calls.append(decoder.make.remote(work, keys_of_decoder))
         samples: list[Any] = [None] * len(keys)
-        for i, (made, _) in enumerate(found):
-            samples[i :: len(self.decoders)] = apply_to_collection(
-                made, np.ndarray, lambda x: torch.from_numpy(x.copy())
-            )
+        for i, (arrays, _) in enumerate(self._all(calls)):
+            if isinstance(arrays, str):  # a picture can't be read
+                return arrays, time.perf_counter() - start
+            samples[i::count] = apply_to_collection(arrays, np.ndarray, _own_tensor)
+        _, collate = self.works[work]
         with self._gpu:
-            return self._batch(self.works[work][1], lambda: samples, start)
+            return self._batch(collate, lambda: samples, start)
 
     def _all(self, calls: list[object]) -> list[Any]:
         try:
@@ -275,20 +280,20 @@ class RayCluster:
             RunError: this machine is no longer part of the cluster.
         """
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
-        if self.ray.get_runtime_context().get_node_id() not in (node["NodeID"] for node in nodes):
+        this_node = self.ray.get_runtime_context().get_node_id()
+        if this_node not in [node["NodeID"] for node in nodes]:
             raise RunError("this machine's part of it has ended")
-        wanted, kind = self.spec.selector.items(), "GPU" if gpus else "CPU"
-        found = {}
+        labels = self.spec.selector.items()
+        kind = "GPU" if gpus else "CPU"
+        machines = {}
         for node in nodes:
-            there = node["Resources"]
-            if (
-                wanted <= node["Labels"].items()
-                and there.get("CPU", 0) >= 1
-                and there.get(kind, 0) >= 1
-            ):
-                found[node["NodeID"]] = node["NodeManagerHostname"], int(there[kind])
-                self._cores_a_gpu[node["NodeID"]] = there["CPU"] / there.get("GPU", 1)
-        return found
+            resources = node["Resources"]
+            cores = resources.get("CPU", 0)
+            count = resources.get(kind, 0)
+            if labels <= node["Labels"].items() and cores >= 1 and count >= 1:
+                machines[node["NodeID"]] = node["NodeManagerHostname"], int(count)
+                self._cores_a_gpu[node["NodeID"]] = cores / resources.get("GPU", 1)
+        return machines
 
     def start(self, node: str, share: float, gpu: bool = False) -> Any:
         """Starts a maker on a machine.
@@ -357,14 +362,14 @@ def unpacked(answer: tuple[Any, float]) -> Made:
     arrays, seconds = answer
     if isinstance(arrays, str):
         return Made(RunError(f"data.source: {arrays}"), 0, seconds)
-    size = 0
+    sizes = []
 
-    def tensor(array: np.ndarray) -> Tensor:
-        nonlocal size
-        size += array.nbytes
-        kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        own = torch.empty(array.shape, dtype=kind, pin_memory=torch.cuda.is_available())
-        own.numpy()[...] = array
-        return own
+    def to_tensor(array: np.ndarray) -> Tensor:
+        sizes.append(array.nbytes)
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        tensor = torch.empty(array.shape, dtype=dtype, pin_memory=torch.cuda.is_available())
+        tensor.numpy()[...] = array
+        return tensor
 
-    return Made(apply_to_collection(arrays, np.ndarray, tensor), size, seconds)
+    batch = apply_to_collection(arrays, np.ndarray, to_tensor)
+    return Made(batch, sum(sizes), seconds)

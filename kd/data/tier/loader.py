@@ -71,14 +71,16 @@ class Tier:
     def __init__(
         self, spec: TierSpec, makers: int | None, rank: Callable[[], tuple[int, int]]
     ) -> None:
-        self.spec, self.count, self.rank = spec, makers, rank
+        self.spec = spec
+        self.count = makers
+        self.rank = rank
         self.cluster = RayCluster(spec)
         self.works: list[Work] = []
         self.on_gpus = False
         self._lock = threading.Condition()
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._scheduler: Scheduler | None = None
         self._threads: list[threading.Thread] = []
         self._calls: dict[
@@ -106,10 +108,11 @@ class Tier:
             self._lock.notify_all()
         for thread in self._threads:
             thread.join(timeout=5)
-        for maker in self._scheduler.makers if self._scheduler else ():
-            self.cluster.end(maker.handle)
+        if self._scheduler is not None:
+            for maker in self._scheduler.makers:
+                self.cluster.end(maker.handle)
         self.cluster.leave()
-        self._begin()
+        self._reset()
 
     def use_gpus(self) -> bool:
         """From now on one process for each GPU makes batches, and no other, if the tier has any; :meth:`connect`."""
@@ -122,9 +125,12 @@ class Tier:
         self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]
     ) -> TierLoader:
         """See :class:`TierLoader`. The same work again is known to the makers already."""
-        known = (i for i, work in enumerate(self.works) if work[0] is data and work[1] is collate)
-        number = next(known, len(self.works))
-        if number == len(self.works):
+        number = None
+        for i, (known_data, known_collate) in enumerate(self.works):
+            if known_data is data and known_collate is collate:
+                number = i
+        if number is None:
+            number = len(self.works)
             self.works.append((data, collate))
         return TierLoader(self, number, batches)
 
@@ -179,11 +185,9 @@ class Tier:
     def reading(self) -> dict[str, object]:
         """What the tier has done so far, for a record."""
         with self._lock:
-            return (
-                {}
-                if self._scheduler is None
-                else {**self._scheduler.reading(), "waited_s": round(self.waited_s, 3)}
-            )
+            if self._scheduler is None:
+                return {}
+            return {**self._scheduler.reading(), "waited_s": round(self.waited_s, 3)}
 
     def _raise_if_lost(self, waiting_since: float) -> None:
         if self._failed is not None:
@@ -191,27 +195,28 @@ class Tier:
         now = time.monotonic()
         if now - self._answered > LOST_S:
             raise RunError(f"data.engine: lost the Ray cluster: no answer for {LOST_S:.0f} s")
-        if now - max(self._at_work, waiting_since) > PATIENCE_S:
-            who, what = (" and has a GPU", "GPUs or cores") if self.on_gpus else ("", "cores")
-            raise RunError(
-                f"data.engine: no machine that carries {self.spec.label}{who} has made a batch for {PATIENCE_S:.0f} s "
-                f"(all gone, or their {what} taken by other work)"
-            )
+        if now - max(self._at_work, waiting_since) <= PATIENCE_S:
+            return
+        who = " and has a GPU" if self.on_gpus else ""
+        what = "GPUs or cores" if self.on_gpus else "cores"
+        raise RunError(
+            f"data.engine: no machine that carries {self.spec.label}{who} has made a batch for {PATIENCE_S:.0f} s "
+            f"(all gone, or their {what} taken by other work)"
+        )
 
     # -- two threads: what is finished, and who is there -------------------------------------------------------------
     def _start_threads(self) -> None:
         self._look()
         self._answered = self._at_work = time.monotonic()
-        for part in (self._dispatch, self._look_out):
-            thread = threading.Thread(
-                target=self._guarded, args=(part,), name=f"kd-tier{part.__name__}", daemon=True
-            )
+        for loop in (self._dispatch, self._look_out):
+            name = f"kd-tier{loop.__name__}"
+            thread = threading.Thread(target=self._guarded, args=(loop,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _guarded(self, part: Callable[[], None]) -> None:
+    def _guarded(self, loop: Callable[[], None]) -> None:
         try:
-            part()
+            loop()
         except Exception as error:
             if not self._stop.is_set():
                 with self._lock:
@@ -239,22 +244,23 @@ class Tier:
             self._answered = time.monotonic()
 
     def _look(self) -> None:
-        found = self.cluster.machines(self.on_gpus)
+        present = self.cluster.machines(self.on_gpus)
         with self._lock:
-            if self._scheduler is None:
+            scheduler = self._scheduler
+            if scheduler is None:
                 return
-            before = set(self._scheduler.machines)
-            for machine in self._scheduler.present(found):
+            before = set(scheduler.machines)
+            for machine in scheduler.present(present):
                 self._say(f"{machine.name} has gone")
-                for maker in [m for m in self._scheduler.makers if m.machine is machine]:
-                    self._lost(maker)
-            for machine in self._scheduler.working if before else ():
-                if machine.node not in before:
-                    self._say(
-                        f"{machine.name} has come ({machine.cores} {'GPUs' if self.on_gpus else 'cores'})"
-                    )
-            for machine in self._scheduler.missing():
-                self._start(machine, self._scheduler)
+                for maker in list(scheduler.makers):
+                    if maker.machine is machine:
+                        self._lost(maker)
+            unit = "GPUs" if self.on_gpus else "cores"
+            for machine in scheduler.working:
+                if before and machine.node not in before:
+                    self._say(f"{machine.name} has come ({machine.cores} {unit})")
+            for machine in scheduler.missing():
+                self._start(machine, scheduler)
 
     def _say(self, what: str) -> None:
         if self._scheduler is not None and self._scheduler.rank == 0:
@@ -272,17 +278,23 @@ class Tier:
 
     def _hand_out(self) -> None:
         """Gives makers what they can take; with the lock."""
-        if self._scheduler is None or self._stop.is_set():
+        scheduler = self._scheduler
+        if scheduler is None or self._stop.is_set():
             return
-        while given := self._scheduler.give(time.monotonic()):
-            maker, job = given
+        while True:
+            assignment = scheduler.give(time.monotonic())
+            if assignment is None:
+                return
+            maker, job = assignment
             work = job.stream.work
             if work not in maker.works:
                 maker.works.add(work)
                 if work not in self._put:
                     self._put[work] = self.cluster.put(self.works[work])
-                self._calls[maker.handle.learn.remote(work, *self._put[work])] = maker, None
-            self._calls[maker.handle.make.remote(work, job.keys)] = maker, job
+                learned = maker.handle.learn.remote(work, *self._put[work])
+                self._calls[learned] = maker, None
+            made = maker.handle.make.remote(work, job.keys)
+            self._calls[made] = maker, job
 
     def _take(self, reference: object) -> None:
         with self._lock:
@@ -293,12 +305,9 @@ class Tier:
             value = self.cluster.result(reference)
             made = unpacked(value) if job else None
         except UserError as error:
+            reason = f"data.engine: {maker.machine.name} can't make these batches: {error}"
             with self._lock:
-                self._fail(
-                    UserError(
-                        f"data.engine: {maker.machine.name} can't make these batches: {error}"
-                    )
-                )
+                self._fail(UserError(reason))
             return
         except MakerEnded as error:
             self.cluster.end(maker.handle)
@@ -317,40 +326,39 @@ class Tier:
             self._hand_out()
             self._lock.notify_all()
 
-    def _welcome(self, maker: Worker, there: dict[str, str]) -> None:
+    def _welcome(self, maker: Worker, greeting: dict[str, str]) -> None:
         """A maker's first words: it must have our libraries."""
-        wrong, where = differing(there), maker.machine.name
+        name = maker.machine.name
+        wrong = differing(greeting)
         if wrong:
-            self._fail(
-                UserError(
-                    f"data.engine: {where} has {wrong}; both must be the same for the same views"
-                )
-            )
+            reason = f"data.engine: {name} has {wrong}; both must be the same for the same views"
+            self._fail(UserError(reason))
         maker.ready = True
-        if self.on_gpus and there["device"] == "cpu":
-            self._say(f"Ray counts a GPU of {where} that torch does not find, its cores compute")
+        if self.on_gpus and greeting["device"] == "cpu":
+            self._say(f"Ray counts a GPU of {name} that torch does not find, its cores compute")
 
     def _lost(self, maker: Worker, memory: bool = False) -> None:
         """Gives a maker's batches to others; with the lock."""
         assert self._scheduler is not None
-        self._calls = {
-            reference: call for reference, call in self._calls.items() if call[0] is not maker
-        }
-        was_there = not maker.machine.gone
-        to_blame = self._scheduler.lost(maker, memory)
-        if was_there and maker.machine.gone:
+        for reference, (maker_of_call, _) in list(self._calls.items()):
+            if maker_of_call is maker:
+                del self._calls[reference]
+        machine = maker.machine
+        was_present = not machine.gone
+        culprit = self._scheduler.lost(maker, memory)
+        if was_present and machine.gone:
             self._say(
-                f"{maker.machine.name} is left out: {maker.machine.failures} processes in a row have ended there"
+                f"{machine.name} is left out: {machine.failures} processes in a row have ended there"
             )
-        if to_blame is not None:
-            split, first = (
-                getattr(self.works[to_blame.stream.work][0], "split", None),
-                to_blame.keys[0][0],
-            )
+        if culprit is not None:
+            data, _ = self.works[culprit.stream.work]
+            number, _ = culprit.keys[0]
+            split = getattr(data, "split", None)
+            picture = split.name(number) if split else number
             self._fail(
                 RunError(
-                    f"data.engine: {to_blame.lost} processes in turn have ended over one batch (out of memory? "
-                    f"data.batch_size); its first picture is {split.name(first) if split else first}"
+                    f"data.engine: {culprit.lost} processes in turn have ended over one batch (out of memory? "
+                    f"data.batch_size); its first picture is {picture}"
                 )
             )
         self._hand_out()

@@ -111,20 +111,23 @@ class Stream:
     """Batches of one pass over a loader, in its order."""
 
     def __init__(self, work: int, batches: Iterator[list[Key]], most: int) -> None:
-        self.work, self.batches, self.most = work, batches, most
+        self.work = work
+        self.batches = batches
+        self.most = most
         self.batch_bytes = 0  # known once the first is there
-        self.asked = self.used = 0
+        self.asked = 0
+        self.used = 0
         self.jobs: dict[int, BatchJob] = {}
         self.ready: dict[int, Batch | Exception] = {}
         self.all_asked = False
 
     def ahead(self, makers: int) -> int:
         """How many batches may be asked for and not used: what the makers can hold, and memory allows."""
-        return (
-            1
-            if not self.batch_bytes
-            else max(1, min(DEPTH * makers + 2, self.most // self.batch_bytes))
-        )
+        if not self.batch_bytes:
+            return 1
+        held_by_makers = DEPTH * makers + 2
+        fitting = self.most // self.batch_bytes
+        return max(1, min(held_by_makers, fitting))
 
     @property
     def ended(self) -> bool:
@@ -139,7 +142,8 @@ class Stream:
         if keys is None:
             self.all_asked = True
             return None
-        job = self.jobs[self.asked] = BatchJob(self, self.asked, keys)
+        job = BatchJob(self, self.asked, keys)
+        self.jobs[self.asked] = job
         self.asked += 1
         return job
 
@@ -150,13 +154,17 @@ class Scheduler:
     def __init__(
         self, rank: int = 0, world_size: int = 1, makers: int | None = None, one_each: bool = False
     ) -> None:
-        self.rank, self.world_size, self.count, self.one_each = rank, world_size, makers, one_each
+        self.rank = rank
+        self.world_size = world_size
+        self.count = makers
+        self.one_each = one_each
         self.machines: dict[str, Machine] = {}
         self.makers: list[Worker] = []
         self.streams: list[Stream] = []
         self.again: deque[BatchJob] = deque()
         self.took: deque[float] = deque(maxlen=64)
-        self.second_tries = self.repeated = 0
+        self.second_tries = 0
+        self.repeated = 0
 
     # -- machines ----------------------------------------------------------------------------------------------------
     def present(self, found: dict[str, tuple[str, int]]) -> list[Machine]:
@@ -190,37 +198,46 @@ class Scheduler:
         if not machines:
             return
         cores = [machine for machine in machines for _ in range(machine.cores)]
-        own = cores[self.rank :: self.world_size] or [cores[self.rank % len(cores)]]
+        mine = cores[self.rank :: self.world_size] or [cores[self.rank % len(cores)]]
         if self.count is not None and self.one_each:
-            own = own[: self.count]
+            mine = mine[: self.count]
         elif self.count is not None:
-            in_turn = [
-                m for i in range(max(m.cores for m in machines)) for m in machines if i < m.cores
-            ]
-            own = [in_turn[(self.rank * self.count + i) % len(cores)] for i in range(self.count)]
-        for machine in own:
+            # One core of each machine, then a second of each that has two, and so on.
+            most_cores = max(machine.cores for machine in machines)
+            in_turn = [m for i in range(most_cores) for m in machines if i < m.cores]
+            first = self.rank * self.count
+            mine = [in_turn[i % len(cores)] for i in range(first, first + self.count)]
+        for machine in mine:
             machine.wanted += 1
 
     @property
     def share_of_a_core(self) -> float:
         """What a maker may ask for: so much less than one that all find room where there are more makers than cores."""
         cores = sum(machine.cores for machine in self.working)
-        makers = self.world_size * (1 if self.count is None or self.one_each else self.count)
-        return 1.0 / max(1, math.ceil(makers / max(1, cores)))
+        makers = self.world_size
+        if self.count is not None and not self.one_each:
+            makers *= self.count
+        makers_a_core = math.ceil(makers / max(1, cores))
+        return 1.0 / max(1, makers_a_core)
 
     def missing(self) -> list[Machine]:
         """Machines on which makers are still to be started, once for each maker."""
-        there = Counter(maker.machine for maker in self.makers)
-        return [machine for machine in self.working for _ in range(machine.wanted - there[machine])]
+        running = Counter(maker.machine for maker in self.makers)
+        missing = []
+        for machine in self.working:
+            missing += [machine] * (machine.wanted - running[machine])
+        return missing
 
     # -- batches -----------------------------------------------------------------------------------------------------
     def give(self, now: float) -> tuple[Worker, BatchJob] | None:
         """Who gets which batch next; None where nobody is free, or nothing is to be made."""
-        free = [m for m in self.makers if m.ready and len(m.jobs) < DEPTH]
+        free = [maker for maker in self.makers if maker.ready and len(maker.jobs) < DEPTH]
         if not free:
             return None
         maker = min(free, key=lambda m: len(m.jobs))
-        job = self._next_job() or (self._late(maker, now) if not maker.jobs else None)
+        job = self._next_job()
+        if job is None and not maker.jobs:
+            job = self._late(maker, now)
         if job is None:
             return None
         maker.jobs.append(job)
@@ -232,27 +249,33 @@ class Scheduler:
             job = self.again.popleft()
             if job.number in job.stream.jobs:
                 return job
-        makers = sum(m.ready for m in self.makers)
-        asked = (
-            stream.ask(makers) for stream in sorted(self.streams, key=lambda s: s.asked - s.used)
-        )
-        return next((job for job in asked if job is not None), None)
+        makers = sum(maker.ready for maker in self.makers)
+        for stream in sorted(self.streams, key=lambda s: s.asked - s.used):
+            next_job = stream.ask(makers)
+            if next_job is not None:
+                return next_job
+        return None
 
     def _late(self, maker: Worker, now: float) -> BatchJob | None:
         """A batch that another machine keeps for too long."""
-        limit = max(SLOW_S, SLOW * statistics.median(self.took)) if self.took else SLOW_S * SLOW
-        for job in (job for stream in self.streams for job in stream.jobs.values() if job.makers):
-            elsewhere = all(m.machine is not maker.machine for m in job.makers)
-            if elsewhere and now - max(job.makers.values()) > limit:
-                self.second_tries += 1
-                return job
+        limit = SLOW * SLOW_S
+        if self.took:
+            limit = max(SLOW_S, SLOW * statistics.median(self.took))
+        for stream in self.streams:
+            for job in stream.jobs.values():
+                if not job.makers or now - max(job.makers.values()) <= limit:
+                    continue
+                if all(other.machine is not maker.machine for other in job.makers):
+                    self.second_tries += 1
+                    return job
         return None
 
     def done(self, maker: Worker, job: BatchJob, made: Made, now: float) -> None:
         """A maker has made a batch; the second of two is left aside."""
         if job in maker.jobs:
             maker.jobs.remove(job)
-        machine, stream = maker.machine, job.stream
+        machine = maker.machine
+        stream = job.stream
         machine.failures = 0
         since = job.makers.pop(maker, now)
         if stream.jobs.pop(job.number, None) is None:
@@ -260,7 +283,8 @@ class Scheduler:
         self.took.append(now - since)
         stream.batch_bytes = max(stream.batch_bytes, made.size, 1)
         stream.ready[job.number] = made.batch
-        machine.batches, machine.busy_s = machine.batches + 1, machine.busy_s + made.seconds
+        machine.batches += 1
+        machine.busy_s += made.seconds
         machine.megabytes += made.size / MB
 
     def lost(self, maker: Worker, memory: bool = False) -> BatchJob | None:
@@ -268,22 +292,30 @@ class Scheduler:
         if maker not in self.makers:
             return None
         self.makers.remove(maker)
-        machine, jobs = maker.machine, maker.jobs
+        machine = maker.machine
         machine.failures += 1
         if memory and machine.cores > 1:
             machine.cores -= 1
         elif machine.failures >= TRIES * max(1, machine.wanted):
             machine.gone = True
-        if jobs:
-            jobs[0].lost += 1  # what stood behind it was not begun
-        for job in jobs:
+
+        # Its batches are made by others, in order.
+        again = list(self.again)
+        for job in maker.jobs:
             job.makers.pop(maker, None)
             if not job.makers and job.number in job.stream.jobs:
-                self.again.append(job)
+                again.append(job)
                 self.repeated += 1
-        self.again = deque(sorted(self.again, key=lambda job: job.number))
+        again.sort(key=lambda job: job.number)
+        self.again = deque(again)
         self._share_out()
-        return next((job for job in jobs[:1] if job.lost >= TRIES), None)
+
+        # It was at work on the first of its batches alone.
+        if not maker.jobs:
+            return None
+        first = maker.jobs[0]
+        first.lost += 1
+        return first if first.lost >= TRIES else None
 
     def take(self, stream: Stream) -> Batch | Exception | None:
         """The next batch of a pass in order; None where it is not made yet. Raised errors arrive as values."""
