@@ -70,12 +70,21 @@ def bagel(pen: Pen) -> None:
     base = pen.pick("baked")
     hole = rng.uniform(0.2, 0.32)
     if rng.random() < 0.4:
-        pen.blob(0.02, 0.08, 0.98, pen.pick("cream", "green", "any"), wobble=0.06)
-    for radius, light in ((0.95, 0.68), (0.9, 0.85), (0.82, 1.0), (0.68, 1.12), (0.54, 1.0)):
+        filling = pen.pick("cream", "green", "any")
+        pen.blob(0.02, 0.08, 0.98, filling, wobble=0.06)
+    rings = (  # radius and light, from the rim inwards
+        (0.95, 0.68),
+        (0.9, 0.85),
+        (0.82, 1.0),
+        (0.68, 1.12),
+        (0.54, 1.0),
+    )
+    for radius, light in rings:
         pen.blob(-0.02, -0.03, radius, shade(base, light), wobble=0.03)
     pen.line(arc(0.66, 3.5, 4.4), 0.12, shade(base, 1.35))
     if rng.random() < 0.6:
-        pen.bits(34, 0.8, 0.06, pen.pick("cream", "seaweed"), inner=hole + 0.12)
+        seeds = pen.pick("cream", "seaweed")
+        pen.bits(34, 0.8, 0.06, seeds, inner=hole + 0.12)
     pen.blob(0, 0, hole + 0.08, shade(base, 0.7))
     pen.blob(0.02, 0.03, hole, pen.pick("chocolate", "metal"))
 
@@ -90,19 +99,27 @@ def bibimbap(pen: Pen) -> None:
     pen.bowl(rice)
     pen.bits(40, 0.85, 0.05, rice)
     for i in range(sectors):
+        end = i + rng.uniform(0.75, 1)
         start = first_angle + 6.283 * i / sectors
-        stop = first_angle + 6.283 * (i + rng.uniform(0.75, 1)) / sectors
+        stop = first_angle + 6.283 * end / sectors
         fill = pen.pick("green", "green", "red", "chocolate", "cream", "cheese")
         pen.shape([(0.0, 0.0), *arc(0.8, start, stop)], shade(fill, 0.85))
-        places = [(rng.uniform(0.35, 0.7), rng.uniform(start, stop)) for _ in range(9)]
+        places = []
+        for _ in range(9):
+            radius = rng.uniform(0.35, 0.7)
+            places.append((radius, rng.uniform(start, stop)))
         for radius, angle in places:
             x, y = polar(radius, angle)
-            strip = pen.at(x, y, 0.14, angle + rng.uniform(-0.5, 0.5))
-            strip.line([(0, 0), (1, 0)], 0.4, shade(fill, rng.uniform(0.8, 1.2)))
+            turn = angle + rng.uniform(-0.5, 0.5)
+            strip = pen.at(x, y, 0.14, turn)
+            light = rng.uniform(0.8, 1.2)
+            strip.line([(0, 0), (1, 0)], 0.4, shade(fill, light))
     if rng.random() < 0.75:
-        pen.blob(0, 0, rng.uniform(0.3, 0.4), pen.pick("cream"), wobble=0.1)
+        egg_radius = rng.uniform(0.3, 0.4)
+        pen.blob(0, 0, egg_radius, pen.pick("cream"), wobble=0.1)
     pen.ball(0, 0, 0.2, pen.pick("yolk", "yolk", "red"))
-    pen.bits(rng.randint(0, 16), 0.5, 0.035, (245, 235, 205))
+    sesame = rng.randint(0, 16)
+    pen.bits(sesame, 0.5, 0.035, (245, 235, 205))
 
 
 @food(540)
@@ -113,33 +130,49 @@ def burger(pen: Pen) -> None:
     height = rng.uniform(0.14, 0.2)  # of a filling
     dome_height = rng.uniform(0.5, 0.85)
     has_seeds = rng.random() < 0.6
-    pen.shape(box(-0.8, 0.4, 0.8, 0.7) + arc(0.72, 0, math.pi, 0.4), shade(bun, 0.8))
+    lower_bun = box(-0.8, 0.4, 0.8, 0.7)
+    pen.shape(lower_bun + arc(0.72, 0, math.pi, 0.4), shade(bun, 0.8))
     pen.shape(box(-0.8, 0.4, 0.8, 0.72), shade(bun, 0.9))
 
     # Fillings, from below; y is the upper edge of the newest one.
     y = 0.62
-    for kind in rng.sample(("meat", "leaf", "cheese", "slice"), rng.randint(2, 4)):
+    count = rng.randint(2, 4)
+    for kind in rng.sample(("meat", "leaf", "cheese", "slice"), count):
         y -= height
-        if kind == "leaf":
-            edge = []
-            for i in range(16):
-                drop = 0.9 if i % 2 else 1.5
-                edge.append((-0.9 + 0.12 * i, y + height * drop))
-            pen.shape([(0.85, y), (-0.85, y), *edge], pen.pick("green"))
-        elif kind == "cheese":
-            corners = [(0.5, y + height * 2), (0.1, y + height), (-0.6, y + height * 1.7)]
-            pen.shape([(-0.86, y + 0.02), (0.86, y + 0.02), *corners], pen.pick("cheese"))
-        else:
-            names = ("chocolate",) if kind == "meat" else ("red", "cream", "chocolate")
-            fill = pen.pick(*names)
-            pen.blob(0, y + height / 2, 0.84, fill, height * 0.75)
-            pen.blob(0, y + height / 3, 0.8, shade(fill, 1.2), height * 0.4)
+        _draw_filling(pen, kind, y, height)
 
     dome = pen.at(0, y + 0.06)
-    for size, light in ((1.0, 0.82), (0.9, 1.0), (0.6, 1.12)):
-        dome.shape(arc(0.84 * size, math.pi, 2 * math.pi, dome_height), shade(bun, light))
-    for seed_x, seed_y in dome.spots(14 if has_seeds else 0, 0.6):
-        dome.blob(seed_x, -abs(seed_y) * dome_height - 0.06, 0.045, (248, 236, 205), 0.028)
+    layers = ((1.0, 0.82), (0.9, 1.0), (0.6, 1.12))  # size and light
+    for size, light in layers:
+        half_disc = arc(0.84 * size, math.pi, 2 * math.pi, dome_height)
+        dome.shape(half_disc, shade(bun, light))
+    seeds = 14 if has_seeds else 0
+    for seed_x, seed_y in dome.spots(seeds, 0.6):
+        height_on_dome = abs(seed_y) * dome_height
+        dome.blob(seed_x, -height_on_dome - 0.06, 0.045, (248, 236, 205), 0.028)
+
+
+def _draw_filling(pen: Pen, kind: str, y: float, height: float) -> None:
+    """A burger's filling ``kind``, ``height`` high, whose upper edge is at ``y``."""
+    if kind == "leaf":
+        edge = []
+        for i in range(16):
+            drop = 0.9 if i % 2 else 1.5
+            edge.append((-0.9 + 0.12 * i, y + height * drop))
+        pen.shape([(0.85, y), (-0.85, y), *edge], pen.pick("green"))
+        return
+    if kind == "cheese":
+        corners = [
+            (0.5, y + height * 2),
+            (0.1, y + height),
+            (-0.6, y + height * 1.7),
+        ]
+        pen.shape([(-0.86, y + 0.02), (0.86, y + 0.02), *corners], pen.pick("cheese"))
+        return
+    names = ("chocolate",) if kind == "meat" else ("red", "cream", "chocolate")
+    fill = pen.pick(*names)
+    pen.blob(0, y + height / 2, 0.84, fill, height * 0.75)
+    pen.blob(0, y + height / 3, 0.8, shade(fill, 1.2), height * 0.4)
 
 
 @food(410)
@@ -186,13 +219,20 @@ def cookie(pen: Pen) -> None:
     """A flat disc with chips and cracks."""
     rng = pen.rng
     base = pen.pick("baked")
-    for x, radius, light in ((0.0, 1.0, 0.72), (-0.03, 0.93, 1.0), (-0.06, 0.6, 1.1)):
+    discs = (  # place, radius and light
+        (0.0, 1.0, 0.72),
+        (-0.03, 0.93, 1.0),
+        (-0.06, 0.6, 1.1),
+    )
+    for x, radius, light in discs:
         pen.blob(x, 1.3 * x, radius, shade(base, light), wobble=0.06)
-    for x, y in pen.spots(rng.randint(2, 5), 0.6):
+    cracks = rng.randint(2, 5)
+    for x, y in pen.spots(cracks, 0.6):
         crack = pen.at(x, y, 0.4, rng.uniform(0, 6))
         crack.line([(0, 0), (1, 0)], 0.1, shade(base, 0.7))
     chips = rng.randint(8, 14)
-    pen.bits(chips, 0.8, 0.16, pen.pick("chocolate", "chocolate", "cream", "red"))
+    chip = pen.pick("chocolate", "chocolate", "cream", "red")
+    pen.bits(chips, 0.8, 0.16, chip)
 
 
 @food(270, 2, spin=0.5)
@@ -203,14 +243,20 @@ def croissant(pen: Pen) -> None:
     bend = rng.uniform(0.3, 1.25)
     segments = rng.randint(5, 8)
     places = [2 * i / (segments - 1) - 1 for i in range(segments)]  # -1 .. 1, from end to end
-    places.sort(key=lambda place: -abs(place))  # the ends first: the middle lies on top
+    places.sort(key=abs, reverse=True)  # the ends first: the middle lies on top
     for place in places:
         x = 0.76 * math.sin(place * 1.25)
         y = bend * (place * place - 0.4) * 0.62
         size = 0.44 - 0.24 * abs(place) ** 1.5
-        fill = shade(base, rng.uniform(0.92, 1.08))
-        pen.ball(x, y, size * 0.62, fill, size, place * bend * 0.7)
-        fold = [(x - 0.04, y - size * 0.7), (x + 0.02, y), (x - 0.04, y + size * 0.7)]
+        light = rng.uniform(0.92, 1.08)
+        turn = place * bend * 0.7
+        pen.ball(x, y, size * 0.62, shade(base, light), size, turn)
+        half = size * 0.7
+        fold = [
+            (x - 0.04, y - half),
+            (x + 0.02, y),
+            (x - 0.04, y + half),
+        ]
         pen.line(fold, 0.03, shade(base, 0.72))
 
 
@@ -246,15 +292,25 @@ def donut(pen: Pen) -> None:
     sweets = [pen.pick("any") for _ in range(3)]
     hole = rng.uniform(0.22, 0.34)
     style = rng.choice(("sprinkles", "stripes", "plain"))
-    layers = [(1.0, shade(base, 0.72)), (0.94, base), (0.82, shade(icing, 0.88)), (0.76, icing)]
-    for radius, fill in layers:
-        wobble = 0.05 if radius < 0.9 else 0.02
-        pen.blob(0.03 * radius - 0.03, 0.04 * radius - 0.04, radius, fill, wobble=wobble)
+    layers = [  # radius, colour and how far the outline wavers
+        (1.0, shade(base, 0.72), 0.02),
+        (0.94, base, 0.02),
+        (0.82, shade(icing, 0.88), 0.05),
+        (0.76, icing, 0.05),
+    ]
+    for radius, fill, wobble in layers:
+        x = 0.03 * radius - 0.03
+        y = 0.04 * radius - 0.04
+        pen.blob(x, y, radius, fill, wobble=wobble)
     pen.line(arc(0.6, 3.4, 4.6), 0.1, shade(icing, 1.25))
     if style == "sprinkles":
         pen.bits(26, 0.74, 0.075, *sweets, inner=hole + 0.1, slim=0.4)
     elif style == "stripes":
-        zigzag = [(0.7 * math.cos(i * 2.5), -0.66 + 0.13 * i) for i in range(11)]
+        zigzag = []
+        for i in range(11):
+            x = 0.7 * math.cos(i * 2.5)
+            y = -0.66 + 0.13 * i
+            zigzag.append((x, y))
         pen.line(zigzag, 0.06, sweets[0])
     pen.blob(0, 0, hole + 0.06, shade(base, 0.85))
     pen.blob(0.02, 0.02, hole, pen.pick("chocolate", "metal"))
@@ -288,13 +344,18 @@ def fried_egg(pen: Pen) -> None:
     rng = pen.rng
     white = pen.pick("cream")
     yolk = pen.pick("yolk")
-    rim = pen.pick("baked") if rng.random() < 0.5 else shade(white, 0.8)
+    is_fried = rng.random() < 0.5
+    rim = pen.pick("baked") if is_fried else shade(white, 0.8)
     pen.blob(0, 0, 0.96, rim, wobble=0.13)
     pen.blob(0, 0, 0.86, white, wobble=0.13)
-    for x, y in pen.spots(rng.choice((1, 1, 1, 2)), 0.35):
-        pen.ball(x, y, rng.uniform(0.3, 0.4), yolk)
-        pen.blob(x - 0.1, y - 0.12, 0.07, (255, 252, 235))
-    pen.bits(rng.randint(0, 16), 0.7, 0.04, (40, 36, 34), pen.pick("green"))
+    yolks = rng.choice((1, 1, 1, 2))
+    for x, y in pen.spots(yolks, 0.35):
+        radius = rng.uniform(0.3, 0.4)
+        pen.ball(x, y, radius, yolk)
+        pen.blob(x - 0.1, y - 0.12, 0.07, (255, 252, 235))  # its shine
+    crumbs = rng.randint(0, 16)
+    pepper = (40, 36, 34)
+    pen.bits(crumbs, 0.7, 0.04, pepper, pen.pick("green"))
 
 
 @food(360)
@@ -303,7 +364,10 @@ def fruit_tart(pen: Pen) -> None:
     rng = pen.rng
     base = pen.pick("baked")
     crimps = rng.randint(16, 30)
-    rim = [polar(0.93 + 0.07 * (i % 2), math.pi * i / crimps) for i in range(2 * crimps)]
+    rim = []
+    for i in range(2 * crimps):
+        radius = 0.93 + 0.07 * (i % 2)
+        rim.append(polar(radius, math.pi * i / crimps))
     pen.shape(rim, shade(base, 0.75))
     pen.blob(0, 0, 0.9, base)
     pen.blob(0, 0, 0.8, pen.pick("cream", "cheese"))
@@ -312,11 +376,13 @@ def fruit_tart(pen: Pen) -> None:
     slim = rng.uniform(0.55, 1.0)
     for ring, reach in enumerate((0.66, 0.36, 0.0)):
         gap = rng.uniform(1, 1.3)
-        count = max(1, int(math.pi * reach / (size * slim * gap)))
+        width = size * slim * gap  # that a fruit takes of the ring
+        count = max(1, int(math.pi * reach / width))
+        fruit = fruits[ring % 2]
         for i in range(count):
             angle = 2 * math.pi * i / count + ring
             x, y = polar(reach, angle)
-            pen.ball(x, y, size, fruits[ring % 2], size * slim, angle)
+            pen.ball(x, y, size, fruit, size * slim, angle)
 
 
 @food(250)
@@ -327,12 +393,14 @@ def ice_cream(pen: Pen) -> None:
     scoops = rng.randint(1, 3)
     width = rng.uniform(0.34, 0.46)  # half of the cone's, at its rim
     tip = rng.choice((0.0, 0.0, 0.7)) * width  # half of its width below; a cup has one
-    pen.shape([(-width, 0), (width, 0), (tip, 1 - tip / 2), (-tip, 1 - tip / 2)], base)
+    bottom = 1 - tip / 2
+    pen.shape([(-width, 0), (width, 0), (tip, bottom), (-tip, bottom)], base)
     if not tip:
         for place in (-0.6, -0.2, 0.2, 0.6):
+            start = place * width
             for lean in (-0.25, 0.25):
-                stop = place * width * 0.4 + lean * (1 - abs(place)) * width
-                pen.line([(place * width, 0), (stop, 0.55)], 0.03, shade(base, 0.7))
+                stop = start * 0.4 + lean * (1 - abs(place)) * width
+                pen.line([(start, 0), (stop, 0.55)], 0.03, shade(base, 0.7))
     pen.shape(box(-width * 1.08, -0.02, width * 1.08, 0.12), shade(base, 0.8))
     places: list[list[Point]] = [
         [(0.0, -0.2)],
@@ -341,10 +409,12 @@ def ice_cream(pen: Pen) -> None:
     ]
     for x, y in places[scoops - 1]:
         flavour = pen.pick("pink", "pink", "cream", "chocolate", "green", "any")
-        pen.blob(x, y + width * 0.62, width * 1.05, shade(flavour, 0.9), width * 0.3, 0, 0.2)
+        melted_y = y + width * 0.62
+        pen.blob(x, melted_y, width * 1.05, shade(flavour, 0.9), width * 0.3, 0, 0.2)
         pen.ball(x, y, width, flavour)
         scoop = pen.at(x, y, width)
-        scoop.bits(rng.choice((0, 8)), 0.8, 0.1, pen.pick("any"), pen.pick("chocolate"))
+        bits = rng.choice((0, 8))
+        scoop.bits(bits, 0.8, 0.1, pen.pick("any"), pen.pick("chocolate"))
 
 
 @food(380, 5)
