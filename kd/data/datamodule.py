@@ -394,10 +394,12 @@ class DistillationDataModule(LightningDataModule):
 
     def eval_batches(self, split: str) -> EvalBatches:
         """The samples of each batch that :meth:`eval_dataloader` loads."""
-        limit = self.trainer.limit_val_batches if self.trainer and split == "val" else 1.0
-        return EvalBatches(
-            len(self.split(split).targets), self.batch_size, *self._rank(), limit, self.seed
-        )
+        limit = 1.0
+        if self.trainer and split == "val":
+            limit = self.trainer.limit_val_batches
+        rank, world_size = self._rank()
+        count = len(self.split(split).targets)
+        return EvalBatches(count, self.batch_size, rank, world_size, limit, self.seed)
 
     def eval_dataloader(self, split: str) -> DataLoader:
         """Centre crops of any split, in order; of ``probe`` its folder's training part first."""

@@ -127,15 +127,22 @@ class Collate:
         self.classes = classes
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
-        images = torch.stack([image for image, _, _ in samples])
-        targets = self.kind.stack([target for _, target, _ in samples], self.classes)
+        pictures = [picture for picture, _, _ in samples]
+        labels = [target for _, target, _ in samples]
         keys = [key for _, _, key in samples]
-        index = torch.tensor([-1 if epoch < 0 else i for i, epoch in keys])
+        images = torch.stack(pictures)
+        targets = self.kind.stack(labels, self.classes)
+        numbers = []
+        padding = 0  # it comes last
+        for number, view in keys:
+            is_padding = view < 0
+            padding += is_padding
+            numbers.append(-1 if is_padding else number)
         if self.mix is not None:
             images, targets = self.mix(images, targets, keys)
-        batch: Batch = {"image": images, "target": targets, "index": index}
+        batch: Batch = {"image": images, "target": targets, "index": torch.tensor(numbers)}
         if self.mix is None:
-            batch["real"] = sum(epoch >= 0 for _, epoch in keys)  # padding comes last
+            batch["real"] = len(keys) - padding
         else:
-            batch["view"] = keys[0][1]
+            _, batch["view"] = keys[0]
         return batch

@@ -120,10 +120,13 @@ def architecture_alone(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _whole_numbers(value: object) -> Iterator[int]:
     """Those in nested lists and dicts, and in text such as ``ir_r2_k3``."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
     if isinstance(value, str):
-        yield from (int(digits[:9]) for digits in re.findall(r"(?<=_r)\d+", value))
-    elif isinstance(value, (Mapping, list, tuple)):
-        for inner in value.values() if isinstance(value, Mapping) else value:
+        for digits in re.findall(r"(?<=_r)\d+", value):
+            yield int(digits[:9])
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
             yield from _whole_numbers(inner)
     elif isinstance(value, int) and not isinstance(value, bool):
         yield value

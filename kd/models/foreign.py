@@ -67,14 +67,17 @@ def foreign_models(
     Yields:
         What is before the model's own names in the file, its tensors, and the library.
     """
-    is_mobilenet = next(iter(model.state_dict()), "").startswith("conv_stem.")
+    first_name = next(iter(model.state_dict()), "")
+    is_mobilenet = first_name.startswith("conv_stem.")
     for key in tensors:
         for anchor, library in ANCHORS.items():
             if key == anchor or key.endswith(f".{anchor}"):
                 prefix = key.removesuffix(anchor)
                 yield prefix, _vit_renamed(tensors, prefix, library), library
+        if not is_mobilenet:
+            continue
         for norm in MOBILENETS:
-            if is_mobilenet and (key == norm or key.endswith(f".{norm}")):
+            if key == norm or key.endswith(f".{norm}"):
                 prefix = key.removesuffix(norm)
                 yield prefix, _mobilenet_renamed(tensors, prefix, norm, model), "torchvision"
 

@@ -396,7 +396,6 @@ def grid_shown(positions: Tensor) -> list[int]:
         Rows and columns; an empty list where no grid is clearly better than a square one.
     """
     length = len(positions)
-    square = math.isqrt(length)
     neighbours = {}  # mean squared difference of neighbours, by number of rows
     row_ends = {}  # of a row's end and the next row's begin
     for height in range(2, length // 2 + 1):
@@ -405,11 +404,14 @@ def grid_shown(positions: Tensor) -> list[int]:
         grid_HWD = positions.float().unflatten(0, (height, length // height))
         below = grid_HWD.diff(dim=0).square().mean(-1)
         beside = grid_HWD.diff(dim=1).square().mean(-1)
-        neighbours[height] = torch.cat([below.flatten(), beside.flatten()]).mean().item()
-        row_ends[height] = (grid_HWD[1:, 0] - grid_HWD[:-1, -1]).square().mean().item()
+        both = torch.cat([below.flatten(), beside.flatten()])
+        neighbours[height] = both.mean().item()
+        to_next_row = grid_HWD[1:, 0] - grid_HWD[:-1, -1]
+        row_ends[height] = to_next_row.square().mean().item()
     if not neighbours:
         return []
     best = min(neighbours, key=neighbours.__getitem__)
+    square = math.isqrt(length)
     of_square = neighbours.get(square, max(neighbours.values()))
     if best == square or neighbours[best] > CLEARLY * of_square:
         return []

@@ -76,7 +76,7 @@ def load_checkpoint(
     of_head = _below(expected, heads)
     of_files_head = _below(state, heads)
     if not of_head:  # a model that was built without a classifier
-        state = {name: value for name, value in state.items() if name not in of_files_head}
+        state = _without(state, of_files_head)
     # a dense model's head is more than its last layer
     last = _below(of_head, ["head.classifier"]) or of_head
 
@@ -90,7 +90,7 @@ def load_checkpoint(
         reason = "has a classifier of another form"
         last = of_files_head
     if reason:
-        state = {name: value for name, value in state.items() if name not in last}
+        state = _without(state, last)
         say(f"{place} {reason}: its backbone is taken, the classifier is new")
     if of_head and not of_files_head and not head:
         say(f"{place} has no classifier: its backbone is taken, the classifier is new")
@@ -99,23 +99,26 @@ def load_checkpoint(
     missing = [name for name in needed if name not in state and not name.endswith(COUNTER)]
     misfits = _misfits(state, expected, missing)
     if misfits:
-        more = f" (and {len(misfits) - 3} more)" if len(misfits) > 3 else ""
         root = key.removesuffix(".checkpoint")
-        teacher_lacks_head = (
-            head and ".teacher" in key and not of_files_head and {*missing} <= {*of_head}
-        )
+        is_teacher = head and ".teacher" in key
         hint = ""
         if layout.library == "transformers" and _reads_two_tokens(state, expected, last):
             hint = TWO_TOKENS.format(root=root)
-        elif teacher_lacks_head:
+        elif is_teacher and not of_files_head and set(missing) <= set(of_head):
             hint = NO_HEAD.format(root=root, path=path)
         elif 2 * len(missing) > len(expected):
             hint = ANOTHER_MODEL.format(root=root)
+        more = f" (and {len(misfits) - 3} more)" if len(misfits) > 3 else ""
         raise UserError(f"{place} does not fit: {'; '.join(misfits[:3])}{more}{hint}")
 
     in_models_dtype = {name: value.to(expected[name].dtype) for name, value in state.items()}
     model.load_state_dict(in_models_dtype, strict=False)
     setattr(model, NEW, not all(name in state for name in last))
+
+
+def _without(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """A state without the tensors of these names."""
+    return {name: value for name, value in state.items() if name not in names}
 
 
 def _misfits(
@@ -124,9 +127,12 @@ def _misfits(
     """What keeps a state from being loaded, as sentences: other shapes, then missing names, then names too many."""
     sentences = []
     for name, value in expected.items():
-        if name in state and state[name].shape != value.shape:
-            in_file = tuple(state[name].shape)
-            sentences.append(f"{name} is {in_file} there, {tuple(value.shape)} here")
+        if name not in state:
+            continue
+        in_file = tuple(state[name].shape)
+        in_model = tuple(value.shape)
+        if in_file != in_model:
+            sentences.append(f"{name} is {in_file} there, {in_model} here")
     sentences += [f"{name} is missing" for name in missing]
     sentences += [f"{name} is not in the model" for name in state if name not in expected]
     return sentences

@@ -48,8 +48,9 @@ def set_in_units(classifier: nn.Linear, weight: Tensor, bias: Tensor) -> None:
     """Sets a classifier, scaled or not, to weights ``(C, D)`` and bias ``(C,)`` in the targets' units."""
     buffers = dict(classifier.named_buffers(recurse=False))
     if SCALE in buffers:
-        weight = weight / buffers[SCALE][:, None]
-        bias = (bias - buffers[OFFSET]) / buffers[SCALE]
+        scale = buffers[SCALE]
+        weight = weight / scale[:, None]
+        bias = (bias - buffers[OFFSET]) / scale
     classifier.weight.copy_(weight)
     classifier.bias.copy_(bias)
 

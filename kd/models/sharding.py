@@ -18,11 +18,13 @@ def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
     ['Conv2d', 'Conv2d']
     """
     for parent in reversed(list(model.modules())):
-        if isinstance(parent, (nn.ModuleList, nn.Sequential)):
-            kinds = Counter(type(member) for member in parent)
-            yield from (
-                m for m in parent if kinds[type(m)] > 1 and next(m.parameters(), None) is not None
-            )
+        if not isinstance(parent, (nn.ModuleList, nn.Sequential)):
+            continue
+        counts = Counter(type(member) for member in parent)
+        for member in parent:
+            has_parameters = next(member.parameters(), None) is not None
+            if counts[type(member)] > 1 and has_parameters:
+                yield member
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, *, frozen: bool = False) -> None:

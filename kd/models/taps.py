@@ -37,26 +37,32 @@ def layer_paths(
     Raises:
         UserError: a pattern that matches nothing.
     """
-    names = [*(path for path, _ in model.named_modules() if path), *besides]
-    found: list[str] = []
+    names = [path for path, _ in model.named_modules() if path]
+    names += besides
+    paths: list[str] = []
     for pattern in patterns:
-        matches = [
-            name
-            for name in names
-            if (name == pattern if name in besides else _matches(name, pattern))
-        ]
+        matches = []
+        for name in names:
+            is_layer = name not in besides
+            if name == pattern or (is_layer and _matches(name, pattern)):
+                matches.append(name)
         if not matches:
-            outer = [*(name for name, _ in model.named_children()), *besides]
             near = difflib.get_close_matches(pattern.replace("*", "0"), names, 3, 0.5)
-            there = f"near: {', '.join(near)}" if near else f"it has {', '.join(outer[-12:])}"
-            raise UserError(f"{key}: {_title(model)} has no layer '{pattern}'; {there}")
-        found += [m for m in matches if m not in found]
-    return found
+            if near:
+                hint = f"near: {', '.join(near)}"
+            else:
+                outer = [name for name, _ in model.named_children()]
+                outer += besides
+                hint = f"it has {', '.join(outer[-12:])}"
+            raise UserError(f"{key}: {_title(model)} has no layer '{pattern}'; {hint}")
+        paths += [path for path in matches if path not in paths]
+    return paths
 
 
 def _title(model: nn.Module) -> str:
-    own = getattr(model, "model", model)
-    return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(own).__name__
+    inner = getattr(model, "model", model)
+    config = getattr(model, "pretrained_cfg", None) or {}
+    return config.get("architecture") or type(inner).__name__
 
 
 class Taps:
@@ -200,8 +206,12 @@ class Taps:
             return min(self._shape_differences(x)) < 0.7
         if x.ndim != 3:
             return False
-        patches = x.shape[1] - self._prefix_tokens
-        return patches > 1 and x.shape[2] > 1 and math.prod(self._grid(patches)) == patches
+        tokens, channels = x.shape[1:]
+        patches = tokens - self._prefix_tokens
+        if patches < 2 or channels < 2:
+            return False
+        height, width = self._grid(patches)
+        return height * width == patches
 
     def __enter__(self) -> dict[str, Tensor]:
         self._caught = {}
@@ -277,12 +287,12 @@ class Taps:
 
         The difference of two shapes is that of the logarithms of height / width.
         """
-        picture_height, picture_width = self._size
+        height, width = self._size
+        shape_of_picture = math.log(height / width)
         first, second, third = x.shape[1:]
-        shape_of_picture = math.log(picture_height / picture_width)
-        if_channels_first = math.log(second / third)
-        if_channels_last = math.log(first / second)
-        return abs(if_channels_first - shape_of_picture), abs(if_channels_last - shape_of_picture)
+        if_channels_first = math.log(second / third) - shape_of_picture
+        if_channels_last = math.log(first / second) - shape_of_picture
+        return abs(if_channels_first), abs(if_channels_last)
 
     def _is_channels_last(self, x: Tensor) -> bool:
         """By the picture's shape; where that leaves it open, by what timm says of the model."""

@@ -53,13 +53,15 @@ def knn_accuracy(
     classes = int(bank_labels.max()) + 1
     right = 0
     for queries, truth in zip(features.split(CHUNK), labels.split(CHUNK), strict=True):
-        cosines_NM = F.normalize(queries.float(), dim=1) @ keys_MD.T
+        queries_ND = F.normalize(queries.float(), dim=1)
+        cosines_NM = queries_ND @ keys_MD.T
         cosines_Nk, nearest_Nk = cosines_NM.topk(neighbours, dim=1)
         # less 1: at most exp(0), whatever the temperature
         votes_Nk = ((cosines_Nk - 1) / temperature).exp()
         votes_NC = votes_Nk.new_zeros(len(queries), classes)
         votes_NC.scatter_add_(1, bank_labels[nearest_Nk], votes_Nk)
-        right += int((votes_NC.argmax(1) == truth).sum())
+        is_right = votes_NC.argmax(1) == truth
+        right += int(is_right.sum())
     return right / len(features)
 
 
@@ -116,11 +118,12 @@ def ridge_classifier(
     """
     # Standardised features, in the basis of their principal directions; one-hot labels.
     count = len(bank)
-    x_MD = bank.double()
-    mean = x_MD.mean(dim=0)
-    deviation = x_MD.std(dim=0, correction=0)
-    deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
-    x_MD = (x_MD - mean) / deviation
+    features_MD = bank.double()
+    mean_D = features_MD.mean(dim=0)
+    deviation_D = features_MD.std(dim=0, correction=0)
+    ones_D = torch.ones_like(deviation_D)
+    deviation_D = torch.where(deviation_D > 0, deviation_D, ones_D)
+    x_MD = (features_MD - mean_D) / deviation_D
     targets_MC = F.one_hot(bank_labels.long(), classes).double()
     shares_C = targets_MC.mean(dim=0)
     values_D, vectors_DD = torch.linalg.eigh(x_MD.T @ x_MD)
@@ -128,22 +131,30 @@ def ridge_classifier(
     cross_DC = turned_MD.T @ (targets_MC - shares_C)
 
     # The strength whose fits without a picture are right on it most often.
-    best_accuracy, best_strength, best_left_out = -1.0, STRENGTHS[0], targets_MC
+    best_accuracy = -1.0
+    best_strength = STRENGTHS[0]
+    best_left_out_MC = targets_MC
     for strength in sorted(STRENGTHS, reverse=True):
         shrunk_D = 1 / (values_D.clamp_min(0) + strength * count)
-        fitted_MC = turned_MD @ (shrunk_D[:, None] * cross_DC) + shares_C
-        leverage_M1 = 1 / count + (turned_MD.square() * shrunk_D).sum(dim=1, keepdim=True)
-        residuals_MC = (targets_MC - fitted_MC) / (1 - leverage_M1).clamp_min(1e-9)
-        left_out_MC = targets_MC - residuals_MC
-        accuracy = float((left_out_MC.argmax(1) == bank_labels).double().mean())
+        coefficients_DC = shrunk_D[:, None] * cross_DC
+        fitted_MC = turned_MD @ coefficients_DC + shares_C
+        weighted_squares_MD = turned_MD.square() * shrunk_D
+        leverage_M1 = 1 / count + weighted_squares_MD.sum(dim=1, keepdim=True)
+        rest_M1 = (1 - leverage_M1).clamp_min(1e-9)
+        left_out_MC = targets_MC - (targets_MC - fitted_MC) / rest_M1
+        is_right = left_out_MC.argmax(1) == bank_labels
+        accuracy = float(is_right.double().mean())
         if accuracy > best_accuracy:
-            best_accuracy, best_strength, best_left_out = accuracy, strength, left_out_MC
+            best_accuracy = accuracy
+            best_strength = strength
+            best_left_out_MC = left_out_MC
 
     # The classifier for features as they are.
     shrunk_D = 1 / (values_D.clamp_min(0) + best_strength * count)
-    weight = (vectors_DD @ (shrunk_D[:, None] * cross_DC)).T / deviation
-    bias = shares_C - weight @ mean
-    return weight, bias, best_left_out
+    coefficients_DC = shrunk_D[:, None] * cross_DC
+    weight_CD = (vectors_DD @ coefficients_DC).T / deviation_D
+    bias_C = shares_C - weight_CD @ mean_D
+    return weight_CD, bias_C, best_left_out_MC
 
 
 def ridge_accuracy(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: Tensor) -> float:
@@ -154,12 +165,14 @@ def ridge_accuracy(bank: Tensor, bank_labels: Tensor, features: Tensor, labels: 
     1.0
     """
     _check(bank, bank_labels, features, labels)
-    weight, bias, _ = ridge_classifier(bank, bank_labels, int(bank_labels.max()) + 1)
+    classes = int(bank_labels.max()) + 1
+    weight, bias, _ = ridge_classifier(bank, bank_labels, classes)
     answers = []
     for chunk in features.split(CHUNK):
         logits = chunk.double() @ weight.T + bias
         answers.append(logits.argmax(1))
-    return float((torch.cat(answers) == labels).double().mean())
+    is_right = torch.cat(answers) == labels
+    return float(is_right.double().mean())
 
 
 def rank_of_gram(gram: Tensor) -> float:

@@ -177,12 +177,13 @@ class Fidelity:
     def _count_classes(self, model: str, answers: Tensor, truth: Tensor) -> None:
         """Adds a model's answers, ``(M,)`` with the truth, to :attr:`hits` and :attr:`pairs`."""
         if self.kind == "multilabel":
-            said_NC = answers.view(-1, self.num_classes)
+            answered_NC = answers.view(-1, self.num_classes)
             is_NC = truth.view(-1, self.num_classes)
-            right_C = (said_NC & is_NC).sum(0)
-            said_wrongly_C = (said_NC & ~is_NC & 1).sum(0)
-            missed_C = (~said_NC & 1 & is_NC).sum(0)
-            _add_to(self.hits, model, torch.stack([right_C, said_wrongly_C, missed_C]).cpu())
+            right_C = (answered_NC & is_NC).sum(0)
+            wrong_C = (answered_NC & ~is_NC & 1).sum(0)
+            missed_C = (~answered_NC & 1 & is_NC).sum(0)
+            hits_3C = torch.stack([right_C, wrong_C, missed_C])
+            _add_to(self.hits, model, hits_3C.cpu())
             return
 
         # How often each answer was given where each class was right.
@@ -192,8 +193,10 @@ class Fidelity:
             pair = divmod(code, self.num_classes)
             pairs[pair] += count
         is_right = answers == truth
-        classes_of_cases = (truth[is_right], answers[~is_right], truth[~is_right])
-        hits = [torch.bincount(classes, minlength=self.num_classes) for classes in classes_of_cases]
+        is_wrong = ~is_right
+        hits = []
+        for classes in (truth[is_right], answers[is_wrong], truth[is_wrong]):
+            hits.append(torch.bincount(classes, minlength=self.num_classes))
         _add_to(self.hits, model, torch.stack(hits).cpu())
 
     # -- a few pictures ----------------------------------------------------------------------------------------------

@@ -182,12 +182,14 @@ class PixelCounts(ExactMetric):
         taking_part = torch.ones_like(target, dtype=torch.bool)
         if self.ignore_index is not None:
             taking_part = target != self.ignore_index
-        known = taking_part & (target >= 0) & (target < self.num_classes)
+        is_class = (target >= 0) & (target < self.num_classes)
+        known = taking_part & is_class
         pairs = target * self.num_classes + prediction  # a number for each pair of classes
         counts = counted(pairs.flatten(), known.flatten(), self.confusion.numel())
         self.confusion += counts.view_as(self.confusion)
         if teacher_answer is not None:
-            agreed = taking_part & (prediction == teacher_answer)
+            is_alike = prediction == teacher_answer
+            agreed = taking_part & is_alike
             self.alike += torch.stack([agreed.sum(), taking_part.sum()])
 
     def compute(self) -> tuple[Tensor, Tensor]:
@@ -232,21 +234,26 @@ def side_by_side(
     for class_id in range(len(classes)):
         if any((ids == class_id).any() for ids in maps.values()):
             occurring.append(class_id)
-    places = _legend_places([classes[class_id] for class_id in occurring], sheet_width)
+    names = [classes[class_id] for class_id in occurring]
+    places = _legend_places(names, sheet_width)
     last_line = max((line for line, _ in places), default=0)
 
-    sheet_height = BAND + height + BAND * (last_line + 1)
+    legend_top = BAND + height
+    sheet_height = legend_top + BAND * (last_line + 1)
     sheet = Image.new("RGB", (sheet_width, sheet_height), "white")
     draw = ImageDraw.Draw(sheet)
-    for column, (name, panel) in enumerate(panels.items()):
-        left = column * (width + GAP)
+    left = 0
+    for name, panel in panels.items():
         draw.text((left + 2, 2), name, fill="black")
-        sheet.paste(Image.fromarray(panel.astype(np.uint8)), (left, BAND))
-    for class_id, (line, left) in zip(occurring, places, strict=True):
-        top = BAND + height + line * BAND
+        pixels = Image.fromarray(panel.astype(np.uint8))
+        sheet.paste(pixels, (left, BAND))
+        left += width + GAP
+    for class_id, name, (line, left) in zip(occurring, names, places, strict=True):
+        top = legend_top + line * BAND
         colour = tuple(int(value) for value in palette[class_id])
-        draw.rectangle((left, top + 3, left + 10, top + 13), fill=colour, outline="black")
-        draw.text((left + 14, top + 2), classes[class_id], fill="black")
+        square = (left, top + 3, left + 10, top + 13)
+        draw.rectangle(square, fill=colour, outline="black")
+        draw.text((left + 14, top + 2), name, fill="black")
     return sheet
 
 

@@ -145,8 +145,11 @@ class CutSet(Samples):
         with seeded(self.seed, index, view):
             recipe = draw(self.chain, height, width, self.size)
         target = self.kind.cut(target, recipe.box, (height, width), self.ignore_index)
-        sent_box = (0, 0, height, width) if self.sends_whole_pictures else recipe.box
-        return self.cut(picture, sent_box), recipe, target, key
+        sent_box = recipe.box
+        if self.sends_whole_pictures:
+            sent_box = (0, 0, height, width)
+        cut = self.cut(picture, sent_box)
+        return cut, recipe, target, key
 
     def opened(self, data: bytes) -> tuple[Any, int, int]:
         """An encoded picture -> what :meth:`cut` takes, its height and its width."""
@@ -265,9 +268,11 @@ class DeviceViews:
 
     def _flip(self, images: Tensor, target: Tensor, drawn: Sequence[Step], axis: int) -> None:
         """Mirrors the drawn pictures and their targets, in place."""
-        numbers = torch.tensor([i for i, _ in drawn], dtype=torch.long)
-        chosen = numbers.to(images.device, non_blocking=True)
-        images[chosen] = images[chosen].flip(axis)
+        numbers = [number for number, _ in drawn]
+        chosen = torch.tensor(numbers, dtype=torch.long)
+        chosen = chosen.to(images.device, non_blocking=True)
+        flipped = images[chosen].flip(axis)
+        images[chosen] = flipped
         self.kind.flip(target, chosen, axis)
 
 

@@ -207,10 +207,30 @@ def _camera(image: Image.Image, rng: random.Random, noise: np.random.RandomState
     saturation = 1 + 0.5 * _SPREAD * rng.uniform(-1, 0.5)
     image = ImageEnhance.Color(image.reduce(2)).enhance(saturation)
 
-    # Light from one side, a vignette, clouds, and perhaps the edge of a shadow.
     angle = rng.uniform(0, 6.28)
     warmth = 0.22 * _SPREAD * rng.uniform(-1, 1)
     grain = 0.05 * _SPREAD * rng.random()
+    light = _light(angle, rng, noise)
+
+    # Exposure, colour temperature, contrast, noise of the sensor.
+    exposure = 1.05 + 0.3 * _SPREAD * rng.uniform(-1, 1)
+    tint = rng.uniform(-0.06, 0.06)
+    colour = np.array((1 + warmth, 1 + tint, 1 - warmth), np.float32)
+    gain = exposure * colour
+    pixels = np.asarray(image, dtype=np.float32) / 255
+    pixels = pixels * light[..., None] * gain
+    gamma = 0.95 + 0.25 * _SPREAD * rng.uniform(-1, 1)
+    pixels = np.clip(pixels, 0, 1) ** gamma
+    sensor_noise = noise.standard_normal(pixels.shape).astype(np.float32)
+    pixels += grain * sensor_noise
+    pixels = np.clip(pixels, 0, 1) * 255
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def _light(angle: float, rng: random.Random, noise: np.random.RandomState) -> np.ndarray:
+    """How bright each pixel is lit, ``(SIZE, SIZE)`` of about 1: from one side (``angle`` in radians), with a vignette,
+    clouds, and perhaps the edge of a shadow.
+    """
     side = _WIDTHS * math.cos(angle) + _HEIGHTS * math.sin(angle)
     squared_distance = _WIDTHS * _WIDTHS + _HEIGHTS * _HEIGHTS  # from the centre
     slope = rng.uniform(0, 0.35)
@@ -224,16 +244,4 @@ def _camera(image: Image.Image, rng: random.Random, noise: np.random.RandomState
         edge = rng.uniform(-0.6, 0.6)
         darkness = rng.uniform(0.45, 0.8)
         light *= np.where(side > edge, darkness, 1)
-
-    # Exposure, colour temperature, contrast, noise of the sensor.
-    exposure = 1.05 + 0.3 * _SPREAD * rng.uniform(-1, 1)
-    tint = rng.uniform(-0.06, 0.06)
-    colour = np.array((1 + warmth, 1 + tint, 1 - warmth), np.float32)
-    gain = exposure * colour
-    pixels = np.asarray(image, dtype=np.float32) / 255
-    pixels = pixels * light[..., None] * gain
-    gamma = 0.95 + 0.25 * _SPREAD * rng.uniform(-1, 1)
-    pixels = np.clip(pixels, 0, 1) ** gamma
-    sensor_noise = noise.standard_normal(pixels.shape).astype(np.float32)
-    pixels += grain * sensor_noise
-    return Image.fromarray((np.clip(pixels, 0, 1) * 255).astype(np.uint8))
+    return light

@@ -35,14 +35,15 @@ class TierLoader(DataLoader):
     def __init__(self, tier: "Tier", work: int, batches: Iterable[list[Key]]) -> None:
         data, collate = tier.works[work]
         super().__init__(data, batch_sampler=batches, num_workers=0, collate_fn=collate)
-        self.tier, self.work, self.keys = tier, work, batches
+        self.tier = tier
+        self.work = work
+        self.keys = batches
         self.stream: Stream | None = None
 
     def __iter__(self) -> Any:
         """One pass; a pass before it that was not finished is given up."""
-        torch.empty(
-            (), dtype=torch.int64
-        ).random_()  # every loader of torch draws a seed here: the same chance after
+        # Every loader of torch draws a seed here: the same chance after.
+        torch.empty((), dtype=torch.int64).random_()
         if self.stream is not None:
             self.tier.drop(self.stream)
         self.stream = self.tier.stream(self.work, iter(self.keys))
