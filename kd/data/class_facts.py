@@ -33,7 +33,8 @@ def read_class_facts(file: str, classes: Sequence[str]) -> ClassFacts:
         raise UserError(
             f"{key} needs a header (class, name of a number, ...) and a row for each class"
         )
-    names, ids = [name.strip() for name in rows[0][1:]], {name: i for i, name in enumerate(classes)}
+    names = [name.strip() for name in rows[0][1:]]
+    ids = {name: i for i, name in enumerate(classes)}
     facts: ClassFacts = {name: [None] * len(classes) for name in names}
     for row in rows[1:]:
         row[0] = plain(row[0])

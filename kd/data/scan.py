@@ -29,7 +29,8 @@ ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked o
 def usual(split: Split) -> Check:
     """How pictures are looked at unless ``data.check`` says; many in a store are not."""
     own: Check | None = getattr(split, "check", None)
-    few, store = len(split.targets) <= ALL_UP_TO, _store(split)
+    few = len(split.targets) <= ALL_UP_TO
+    store = _store(split)
     if store is not None:  # each would be fetched whole, and once more where not all can be kept
         return "all" if few and store.fits() else "off"
     return own or ("all" if few else "headers")
@@ -79,7 +80,8 @@ def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str
     try:
         split.name(i).encode()
         while isinstance(split, Subset):
-            i, split = split.keep[i], split.split
+            i = split.keep[i]
+            split = split.split
         if check == "headers":
             with (
                 split.open(i) if isinstance(split, FileSplit) else BytesIO(split.read(i)) as stream

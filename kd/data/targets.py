@@ -117,7 +117,8 @@ class Numbers(Targets):
         known = np.asarray(
             [target for target in targets if isinstance(target, list)], dtype=np.float64
         )
-        means, deviations = np.nanmean(known, 0), np.nanstd(known, 0)
+        means = np.nanmean(known, 0)
+        deviations = np.nanstd(known, 0)
         return [
             (float(mean), float(deviation) or 1.0)
             for mean, deviation in zip(means, deviations, strict=True)

@@ -91,7 +91,9 @@ class EvalView(v2.Transform):
         self, size: tuple[int, int], crop_ratio: float | None, max_pixels: int = MAX_PIXELS
     ) -> None:
         super().__init__()
-        self.size, self.crop_ratio, self.max_pixels = size, crop_ratio, max_pixels
+        self.size = size
+        self.crop_ratio = crop_ratio
+        self.max_pixels = max_pixels
 
     def forward(self, *pictures: Tensor) -> Tensor | tuple[Tensor, ...]:
         """What validation shows: scaled, then the centre cut out, ``(..., *size)``. A mask beside the picture gets

@@ -235,7 +235,8 @@ class EachLayer(LayersLoss):
     def __init__(self, loss: FeatureLoss) -> None:
         super().__init__(loss.weight)
         self.losses = nn.ModuleList([loss])
-        self.needs_index, self.needs_labels = loss.needs_index, loss.needs_labels
+        self.needs_index = loss.needs_index
+        self.needs_labels = loss.needs_labels
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
         """Copies the loss for each pair of layers and builds each copy.

@@ -68,7 +68,8 @@ class PKDLoss(FeatureLoss):
         self, projection: Projection | None = None, weight: float = 1.0, gather: bool = False
     ) -> None:
         super().__init__(weight)
-        self.projection, self.gather = projection, gather
+        self.projection = projection
+        self.gather = gather
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the projection, where the widths differ or one was given.
@@ -153,7 +154,8 @@ class ViTKDLoss(LayersLoss):
     ) -> None:
         super().__init__(weight)
         check_range("mask_ratio", mask_ratio, "> 0 and < 1")
-        self.mask_ratio, self.generation_weight = mask_ratio, generation_weight
+        self.mask_ratio = mask_ratio
+        self.generation_weight = generation_weight
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
         """Makes the projections, the mask token and the generator.
@@ -213,7 +215,8 @@ class ReviewKDLoss(LayersLoss):
         super().__init__(weight)
         check_range("width", width, "> 0")
         check_range("warmup_epochs", warmup_epochs, ">= 0")
-        self.width, self.warmup_epochs = width, warmup_epochs
+        self.width = width
+        self.warmup_epochs = warmup_epochs
 
     def build(self, student_shapes: list[Shape], teacher_shapes: list[Shape]) -> None:
         """Makes the fusion blocks, from the deepest layer to the shallowest.

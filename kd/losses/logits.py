@@ -155,7 +155,9 @@ class DISTLoss(LogitLoss):
         gather: bool = False,
     ) -> None:
         super().__init__(weight, temperature)
-        self.beta, self.gamma, self.gather = beta, gamma, gather
+        self.beta = beta
+        self.gamma = gamma
+        self.gather = gather
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
         """Refuses two classes with ``beta``: any two pairs of numbers correlate by 1 or -1, without a gradient."""
@@ -278,8 +280,10 @@ class StandardizedLoss(LogitLoss):
                 f"weight must be given to StandardizedLoss, the loss inside it got {loss.weight}"
             )
         self.loss = loss
-        self.needs_class_ids, self.needs_labels = loss.needs_class_ids, loss.needs_labels
-        self.needs_index, self.for_maps = loss.needs_index, loss.for_maps
+        self.needs_class_ids = loss.needs_class_ids
+        self.needs_labels = loss.needs_labels
+        self.needs_index = loss.needs_index
+        self.for_maps = loss.for_maps
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
         """Prepares both itself and the loss inside.
@@ -302,7 +306,8 @@ class StandardizedLoss(LogitLoss):
         self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor, **extra: Tensor
     ) -> Tensor:
         """``(N, C)``, ``(N, C)``, the target of the loss inside -> scalar."""
-        self.loss.epoch, self.loss.max_epochs = self.epoch, self.max_epochs
+        self.loss.epoch = self.epoch
+        self.loss.max_epochs = self.max_epochs
         student = functional.standardize_logits(student_logits)
         teacher = functional.standardize_logits(teacher_logits)
         return self.loss(student, teacher, target, **extra)

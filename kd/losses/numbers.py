@@ -39,7 +39,9 @@ class RegressionKDLoss(LogitLoss):
         if form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form}")
         check_range("margin", margin, ">= 0")
-        self.form, self.bounded, self.margin = form, bounded, margin
+        self.form = form
+        self.bounded = bounded
+        self.margin = margin
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, target: Tensor) -> Tensor:
         """``(N, C)``, ``(N, C)``, ``(N, C)`` with NaN where missing -> scalar: summed over C, averaged over N."""

@@ -41,7 +41,9 @@ class RKDLoss(FeatureLoss):
         gather: bool = True,
     ) -> None:
         super().__init__(weight)
-        self.distance_weight, self.angle_weight, self.gather = distance_weight, angle_weight, gather
+        self.distance_weight = distance_weight
+        self.angle_weight = angle_weight
+        self.gather = gather
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
         """``(N, D_s)``, ``(N, D_t)``, unused -> scalar."""
@@ -134,8 +136,10 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         check_range("negatives", negatives, "> 0")
         check_range("temperature", temperature, "> 0")
         check_range("momentum", momentum, ">= 0 and < 1")
-        self.embed_dim, self.negatives = embed_dim, negatives
-        self.temperature, self.momentum = temperature, momentum
+        self.embed_dim = embed_dim
+        self.negatives = negatives
+        self.temperature = temperature
+        self.momentum = momentum
         self._shared = False
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:
@@ -283,7 +287,8 @@ class PseudoClassLoss(KnownOnHost, _Projected):
         super().__init__(projection, weight)
         check_range("queue_size", queue_size, "> 0")
         check_range("temperature", temperature, "> 0")
-        self.queue_size, self.temperature = queue_size, temperature
+        self.queue_size = queue_size
+        self.temperature = temperature
 
     def build(self, student_shape: Shape, teacher_shape: Shape) -> None:
         """Makes the projection and an empty queue.

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from kd.settings import height_width
 from kd.storage.elsewhere import json_of, text_of
 
-HUGGING_FACE, TRANSFORMERS = "kd.models.hugging_face.HuggingFaceBuilder", "transformers"
+HUGGING_FACE = "kd.models.hugging_face.HuggingFaceBuilder"
+TRANSFORMERS = "transformers"
 ANCHORS = {
     "embeddings.patch_embeddings.projection.weight": "transformers",
     "conv_proj.weight": "torchvision",
@@ -165,10 +166,8 @@ def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     )
     ratio = config.get("mlp_ratio") or config["intermediate_size"] / width
     patch = config["patch_size"]
-    dino, registers = (
-        config["model_type"].startswith("dinov2"),
-        config.get("num_register_tokens", 0),
-    )
+    dino = config["model_type"].startswith("dinov2")
+    registers = config.get("num_register_tokens", 0)
     size = SIZES.get((width, depth, heads), "")
     kind = f"14{'_reg4' * bool(registers)}_dinov2" if dino else f"{patch}_224"
     fits = (

@@ -122,13 +122,12 @@ class HuggingFaceBuilder:
         """See :class:`kd.models.own.Builder`; a classifier of other classes than the weights' starts anew."""
         config = self._config(img_size)
         if num_classes:
-            config.num_labels, kind, own = (
-                num_classes,
-                _transformers().AutoModelForImageClassification,
-                config,
-            )
+            config.num_labels = num_classes
+            kind = _transformers().AutoModelForImageClassification
+            own = config
         else:
-            kind, own = _transformers().AutoModel, getattr(config, "vision_config", config)
+            kind = _transformers().AutoModel
+            own = getattr(config, "vision_config", config)
         check_memory(partial(kind.from_config, own), self.name, {"num_classes": num_classes})
         model = self._load(kind, own) if self.path else kind.from_config(own)
         if not num_classes:

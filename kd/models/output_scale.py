@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-SCALE, OFFSET = "unit_scale", "unit_offset"
+SCALE = "unit_scale"
+OFFSET = "unit_offset"
 
 
 @torch.no_grad()

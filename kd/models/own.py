@@ -86,7 +86,8 @@ class OwnModel(nn.Module):
         made_by: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.num_classes = model, num_classes
+        self.model = model
+        self.num_classes = num_classes
         self.made_by = dict(made_by or {})
         linear = [
             (path, layer) for path, layer in model.named_modules() if isinstance(layer, nn.Linear)

@@ -42,7 +42,8 @@ class Preprocess:
         if max(self.size) > LARGEST_SIDE:
             raise ValueError(f"img_size must be <= {LARGEST_SIDE} pixels, got {img_size}")
         self.channels_last = channels_last
-        self.mean, self.std = tuple(mean), tuple(std)
+        self.mean = tuple(mean)
+        self.std = tuple(std)
         if not all(self.std):
             raise ValueError(f"std must not be 0, got {std}")
         self.floats: tuple[tuple[float, ...], tuple[float, ...]] | None = (
@@ -145,7 +146,9 @@ class Given:
     def __init__(
         self, function: Callable[[Tensor], Tensor] | None, name: str, argument: str = "prepare"
     ) -> None:
-        self.function, self.name, self.argument = function, name, argument
+        self.function = function
+        self.name = name
+        self.argument = argument
         self.size: Size = (224, 224)
 
     def __call__(self, images: Tensor) -> Tensor:

@@ -59,7 +59,8 @@ def own(tensor: Tensor) -> Tensor:
     """This process's part of a shard (of FSDP2, or of DeepSpeed's stage 3); any other tensor itself."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
-    part, size = getattr(tensor, "ds_tensor", None), getattr(tensor, "ds_numel", 0)
+    part = getattr(tensor, "ds_tensor", None)
+    size = getattr(tensor, "ds_numel", 0)
     if part is None:
         return tensor
     return part[

@@ -34,7 +34,8 @@ class WholeBatches:
     """
 
     def __init__(self, model: nn.Module, compiled: Callable[..., Any]) -> None:
-        self.model, self.compiled = model, compiled
+        self.model = model
+        self.compiled = compiled
         self._known: set[object] = set()
         self._last: object = None
 

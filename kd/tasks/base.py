@@ -64,7 +64,8 @@ class Task(KeepsDtype):
         super().__init__()
         if num_classes is not None and num_classes < 1:
             raise ValueError(f"num_classes must be >= 1, got {num_classes}")
-        self.num_classes, self.ignore_index = num_classes or 0, ignore_index
+        self.num_classes = num_classes or 0
+        self.ignore_index = ignore_index
 
     def settle(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Takes over what the data says, and makes the metrics.
@@ -80,7 +81,8 @@ class Task(KeepsDtype):
             raise ValueError(
                 f"ignore_index must be the data's {ignore_index}, got {self.ignore_index}"
             )
-        self.num_classes, self.ignore_index = num_classes, ignore_index
+        self.num_classes = num_classes
+        self.ignore_index = ignore_index
         self.build(num_classes, ignore_index)
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
@@ -282,7 +284,8 @@ class TargetCounts(ExactMetric):
 
     def __init__(self, num_classes: int, ignore_index: int | None = None) -> None:
         super().__init__()
-        self.num_classes, self.ignore_index = num_classes, ignore_index
+        self.num_classes = num_classes
+        self.ignore_index = ignore_index
         self.add_state("counts", torch.zeros(num_classes), dist_reduce_fx="sum")
         self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
 

@@ -396,7 +396,9 @@ class KeptLogits:
     def __init__(
         self, limit: int = 2**29, dtype: torch.dtype = torch.float16, pictures: int = 0
     ) -> None:
-        self.limit, self.dtype, self.pictures = limit, dtype, pictures
+        self.limit = limit
+        self.dtype = dtype
+        self.pictures = pictures
         self.rows: dict[int, Tensor] = {}
         self._full = False
 

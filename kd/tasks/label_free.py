@@ -81,7 +81,8 @@ class Features(Task):
 
     def measure(self, losses: Sequence[str], width: int, probed: bool) -> None:
         """Makes the metrics of the ``losses`` (with ``feature_loss``); ``probed``: a probe measures too."""
-        self.held_out, self.probed = HeldOut(losses, width), probed
+        self.held_out = HeldOut(losses, width)
+        self.probed = probed
         if probed:
             self.primary = PROBE[0]
 

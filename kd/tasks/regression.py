@@ -35,7 +35,8 @@ class Regression(Task):
         super().__init__(num_classes)
         if loss not in FORMS:
             raise ValueError(f"loss must be one of {', '.join(FORMS)}, got {loss}")
-        self.form, self.names = loss, [""]
+        self.form = loss
+        self.names = [""]
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes the errors' metric for ``num_classes`` numbers a picture, and the buffers that standardise targets."""

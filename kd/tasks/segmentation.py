@@ -61,7 +61,8 @@ class Segmentation(Task):
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes the pixel counts; pixels of ``ignore_index`` count nowhere."""
-        self.num_classes, self.ignore_index = num_classes, ignore_index
+        self.num_classes = num_classes
+        self.ignore_index = ignore_index
         self.pixels = PixelCounts(num_classes, ignore_index)
 
     def metric_names(self, teacher: bool) -> list[str]:
@@ -169,7 +170,8 @@ class PixelCounts(ExactMetric):
 
     def __init__(self, num_classes: int, ignore_index: int | None) -> None:
         super().__init__()
-        self.num_classes, self.ignore_index = num_classes, ignore_index
+        self.num_classes = num_classes
+        self.ignore_index = ignore_index
         self.add_state(
             "confusion",
             torch.zeros(num_classes, num_classes, dtype=torch.int64),

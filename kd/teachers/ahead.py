@@ -50,7 +50,9 @@ class Ahead:
     """
 
     def __init__(self, loader: DataLoader, module: LightningModule, answer: Asking | None) -> None:
-        self.loader, self.module, self.answer = loader, module, answer
+        self.loader = loader
+        self.module = module
+        self.answer = answer
         self.batch_sampler = loader.batch_sampler  # Lightning sets its epoch
 
     def __len__(self) -> int:

@@ -215,7 +215,9 @@ class MapCodec:
     """
 
     def __init__(self, shape: tuple[int, int, int], topk: int | None, precision: str) -> None:
-        self.shape, self.topk, self.precision = shape, topk, precision
+        self.shape = shape
+        self.topk = topk
+        self.precision = precision
         self.num_classes = shape[0]
         self.all_logits = Int8Feature(shape) if precision == "int8" else HalfFeature(shape)
         self.index_type = torch.uint8 if shape[0] <= 2**8 else torch.int16

@@ -46,7 +46,8 @@ class RunTeacher:
     link = ""  # what makes probabilities of its logits, see Task.link
     gives_probabilities: bool | None = None
     """Whether its model ends with ``link``; None before its first answer."""
-    device, dtype = torch.device("cpu"), torch.float32
+    device = torch.device("cpu")
+    dtype = torch.float32
 
     @property
     def members(self) -> Mapping[str, Any]:
@@ -245,7 +246,9 @@ class OwnTeacher(RunTeacher):
     def __init__(
         self, given: Teacher, spec: TeacherSpec | None = None, key: str = "model.teacher"
     ) -> None:
-        self.given, self.key, self.arch = given, key, type(given).__name__
+        self.given = given
+        self.key = key
+        self.arch = type(given).__name__
         self.spec = spec or TeacherSpec(arch=self.arch)
         self.model = (
             given.requires_grad_(False).eval() if isinstance(given, nn.Module) else nn.Module()

@@ -49,7 +49,8 @@ def build_teacher(
         size: Any = spec.img_size
         made: Any = spec.builder.build(num_classes, size)
         return OwnTeacher(made, replace(spec, arch=type(made).__name__), key)
-    given, spec = spec, completed(spec, key)
+    given = spec
+    spec = completed(spec, key)
     names, places = columns(spec, classes, key)
     count = len(names) if places is not None else num_classes
     with torch.random.fork_rng(devices=[]):
@@ -168,7 +169,8 @@ def _named_input(
         other = FrozenTeacher(
             model, weights_prepare, eager, teacher.columns, teacher.key, teacher.classes
         )
-        other.link, other.gives_probabilities = teacher.link, teacher.gives_probabilities
+        other.link = teacher.link
+        other.gives_probabilities = teacher.gives_probabilities
         return other
 
     return NamedInput(different, with_named_input)

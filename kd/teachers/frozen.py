@@ -48,7 +48,10 @@ class FrozenTeacher(RunTeacher):
         classes: int | None = None,
     ) -> None:
         self.model: nn.Module = model if isinstance(model, nn.Module) else _Called(model)
-        self.prepare, self.columns, self.key, self.classes = prepare, columns, key, classes
+        self.prepare = prepare
+        self.columns = columns
+        self.key = key
+        self.classes = classes
         self.spec = spec or TeacherSpec(arch=type(model).__name__)
         self.arch = self.spec.arch
         self.named_input: NamedInput | None = None
@@ -89,7 +92,8 @@ class FrozenTeacher(RunTeacher):
         last = getattr(self.model, "get_classifier", lambda: None)()
         if self._classifier is None and dtype != torch.float32 and hasattr(last, "weight"):
             self._classifier = tuple(x.clone() for x in self.classifier())  # type: ignore[assignment]
-        self.device, self.dtype = device, dtype
+        self.device = device
+        self.dtype = dtype
         if self.spec.placement == "shard":
             self._share_out()
         else:
@@ -223,7 +227,8 @@ class FrozenTeacher(RunTeacher):
         model: Any = copy.deepcopy(self.model)
         layer = model.get_classifier()
         weight, bias = self.classifier()
-        layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
+        layer.weight = nn.Parameter(weight)
+        layer.bias = nn.Parameter(bias)
         model.num_classes = len(weight)
         return model
 

@@ -70,7 +70,8 @@ class DaliViews(DeviceViews):
     _most = 0
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        plan, device = batch["plan"], batch["target"].device
+        plan = batch["plan"]
+        device = batch["target"].device
         if self._pipeline is None or len(plan.encoded) > self._most:
             self._most = len(plan.encoded)
             self._pipeline = self._build(device)

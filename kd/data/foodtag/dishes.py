@@ -459,7 +459,8 @@ def pancakes(pen: Pen) -> None:
     top = pen.at(0, step * (1 - count / 2))
     if rng.random() < 0.7:
         top.blob(0, 0, 0.5, syrup, 0.5 * flat, 0, 0.2)
-        left, right = rng.uniform(-0.7, 0), rng.uniform(0, 0.7)
+        left = rng.uniform(-0.7, 0)
+        right = rng.uniform(0, 0.7)
         for x in (left, right):
             end = 0.5 * flat + rng.uniform(0.1, 0.4)
             top.line([(x * 0.5, 0), (x, 0.5 * flat), (x, end)], 0.1, syrup)

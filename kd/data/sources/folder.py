@@ -95,7 +95,8 @@ class ImageFolder(Source):
     def _layout(self) -> SplitFolders:
         root = joined(self.root)
         names = _visible(self.place, root) if self.place.is_folder(root) else []
-        train, val = self.folders["train"], self.folders["val"]
+        train = self.folders["train"]
+        val = self.folders["val"]
         splits = [name for name in names if split_of(name)]
         holders = [name for name in splits if self._has_folders(root, name)]
         if (

@@ -20,7 +20,8 @@ class Food101(Source):
     """
 
     def __init__(self, data_dir: str | None = None, download: bool = True) -> None:
-        self.data_dir, self.download = expanded(data_dir) if data_dir else data_dir, download
+        self.data_dir = expanded(data_dir) if data_dir else data_dir
+        self.download = download
 
     def load(self, split: str) -> FileSplit:
         """Downloads the set where ``download`` is set, once for all processes of a machine, and reads the split's

@@ -60,7 +60,8 @@ class HuggingFace(Source):
         image_column: str = "image",
         label_column: str | None = "label",
     ) -> None:
-        self.path, self.given = expanded(path), {"train": train, "val": val}
+        self.path = expanded(path)
+        self.given = {"train": train, "val": val}
         self.columns = image_column, label_column
         self._names: list[str] | None = None  # of the data set's splits
         self._whole: dict[str, LabelledRows] = {}  # by the data set's split
@@ -245,7 +246,10 @@ def _is_plain(data: HubTable, column: str) -> bool:
 
 class _HuggingFaceSplit:
     def __init__(self, data: HubTable, column: str, targets: list[int], path: str) -> None:
-        self.data, self.column, self.targets, self.path = data, column, targets, path
+        self.data = data
+        self.column = column
+        self.targets = targets
+        self.path = path
 
     def read(self, i: int) -> bytes:
         picture = self.data[i][self.column]

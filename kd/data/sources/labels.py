@@ -236,7 +236,8 @@ def _separator(texts: Sequence[str], several: bool) -> tuple[str, list[str]]:
         parts = {part for text in with_mark for part in _parts(text, mark) if part}
         recurring = sum(homes[part] > 1 for part in parts) / max(1, len(parts))
         alone = sum(part in whole for part in parts) / max(1, len(parts))
-        name, example = {" ": "blanks"}.get(mark, f"'{mark}'"), f"'{with_mark[0][:60]}'"
+        name = {" ": "blanks"}.get(mark, f"'{mark}'")
+        example = f"'{with_mark[0][:60]}'"
         if not several and (alone >= RECURRING or recurring >= CERTAIN):
             raise Unfit(
                 f"has cells that look like several labels, separated by {name} ({example}): "

@@ -182,7 +182,8 @@ class Manifest(Source):
 
     def _content(self, split: str) -> ListContent:
         """The whole list of a split, which may hold other splits too."""
-        key, file = f"data.source.{split}", self._file(split)
+        key = f"data.source.{split}"
+        file = self._file(split)
         if file not in self._contents:
             content = list_at(file, key)
             try:

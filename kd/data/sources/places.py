@@ -118,7 +118,8 @@ class Store:
     """
 
     def __init__(self, root: str, limit: int | None = None) -> None:
-        self.root, self.limit = root, limit
+        self.root = root
+        self.limit = limit
         self._states: dict[str, str] = {}  # size and hash by URL
         self._urls: list[str] = []  # sorted, to find folders in
 

@@ -39,7 +39,8 @@ class MaskSplit(FileSplit):
     ) -> None:
         super().__init__(paths, [0] * len(paths), left_out, place)
         self.masks = [str(p) for p in masks]
-        self.classes, self.ignore = classes, ignore
+        self.classes = classes
+        self.ignore = ignore
 
     def files(self, i: int) -> list[str]:
         """Paths of picture and mask."""
@@ -109,7 +110,8 @@ class SegmentationFolder(Source):
             raise ValueError(f"ignore_index must be between 0 and 255, got {ignore_index}")
         if not 2 <= len(class_names) <= 255:
             raise ValueError(f"class_names must hold 2 to 255 names, got {len(class_names)}")
-        self.root, self.ignore_index = expanded(root), ignore_index
+        self.root = expanded(root)
+        self.ignore_index = ignore_index
         self.classes = list(class_names)
         self.folders = images, masks
         self.cache_bytes = bytes_of(cache_gb)

@@ -35,7 +35,8 @@ SPLIT_COLUMNS = {
 }  # fmt: skip
 """Names of columns that usually name each row's split; a column of any name does so if all its values are splits."""
 
-TRUE, FALSE = {"1", "1.0", "true", "yes", "t", "y"}, {"0", "0.0", "false", "no", "f", "n", ""}
+TRUE = {"1", "1.0", "true", "yes", "t", "y"}
+FALSE = {"0", "0.0", "false", "no", "f", "n", ""}
 
 
 class Unfit(ValueError):

@@ -120,7 +120,8 @@ class GpuMaker(BatchMaker):
         self.ray = _ray()
         kind = self.ray.remote(BatchMaker).options(**options)
         self.decoders = [kind.remote() for _ in range(decoders)]
-        self._known, self._gpu = threading.Condition(), threading.Lock()
+        self._known = threading.Condition()
+        self._gpu = threading.Lock()
 
     def greet(self) -> dict[str, str]:
         """As :meth:`BatchMaker.greet`, once the decoding processes run too."""
@@ -184,7 +185,8 @@ class RayCluster:
     """
 
     def __init__(self, spec: TierSpec) -> None:
-        self.ray, self.spec = _ray(), spec
+        self.ray = _ray()
+        self.spec = spec
         self.joined = False
         self._mine = False  # this process has joined it, not its user's own code
         self._folder: Path | None = None  # of a Ray that was started here

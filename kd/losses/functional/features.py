@@ -98,8 +98,11 @@ def hcl_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     tensor(1.)
     """
     same_shape(student_features, teacher_features, "features")
-    student, teacher = wide(student_features), wide(teacher_features.detach())
-    loss, total, weight = F.mse_loss(student, teacher), 1.0, 1.0
+    student = wide(student_features)
+    teacher = wide(teacher_features.detach())
+    loss = F.mse_loss(student, teacher)
+    total = 1.0
+    weight = 1.0
     for size in (4, 2, 1):
         if size >= student.shape[2]:
             continue
@@ -107,7 +110,8 @@ def hcl_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
         pooled = F.mse_loss(
             F.adaptive_avg_pool2d(student, size), F.adaptive_avg_pool2d(teacher, size)
         )
-        loss, total = loss + weight * pooled, total + weight
+        loss = loss + weight * pooled
+        total = total + weight
     return loss / total
 
 

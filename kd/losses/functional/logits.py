@@ -423,7 +423,8 @@ def mlkd_loss(
         raise ValueError("temperatures must hold at least one, got none")
     for temperature in temperatures:
         positive("temperatures", temperature)
-    student, teacher = wide(student_logits), wide(teacher_logits.detach())
+    student = wide(student_logits)
+    teacher = wide(teacher_logits.detach())
     count, classes = student.shape
     levels = []
     for temperature in temperatures:
