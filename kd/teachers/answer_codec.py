@@ -106,8 +106,9 @@ class Int8Feature:
         self.shape = shape
         self.channel_axis = 1 if len(shape) == 2 else 0
         self.channels = shape[self.channel_axis]
-        self.tokens = math.prod(shape) // self.channels
-        self.bytes = padded(BESIDE * self.tokens + math.prod(shape))
+        values = math.prod(shape)
+        self.tokens = values // self.channels
+        self.bytes = padded(BESIDE * self.tokens + values)
         self.units: Tensor | None = None
 
     def measure(self, x: Tensor) -> list[float]:
@@ -218,14 +219,14 @@ class MapCodec:
         self.shape = shape
         self.topk = topk
         self.precision = precision
-        self.num_classes = shape[0]
+        self.num_classes, height, width = shape
         self.all_logits = Int8Feature(shape) if precision == "int8" else HalfFeature(shape)
-        self.index_type = torch.uint8 if shape[0] <= 2**8 else torch.int16
+        self.index_type = torch.uint8 if self.num_classes <= 2**8 else torch.int16
         size = self.all_logits.bytes
         if topk is not None:
-            pixels = math.prod(shape[1:])
             half_values = topk + 2  # the largest, the others' mass, and k values below the largest
-            size = pixels * (2 * half_values + topk * self.index_type.itemsize)
+            bytes_a_pixel = 2 * half_values + topk * self.index_type.itemsize
+            size = height * width * bytes_a_pixel
         self.record_bytes = padded(CRC_BYTES + size)
 
     def describe(self) -> dict[str, Any]:
@@ -283,10 +284,12 @@ class MapCodec:
             (self.index_type, k_shape),
         ]
         largest_N1hw, mass_N1hw, values_Nkhw, classes_Nkhw = unpacked(body, layout)
-        other_N1hw = largest_N1hw.float() + mass_N1hw.float() - math.log(self.num_classes - k)
+        largest_N1hw = largest_N1hw.float()
+        other_N1hw = largest_N1hw + mass_N1hw.float() - math.log(self.num_classes - k)
         logits_NChw = other_N1hw.expand(-1, self.num_classes, -1, -1).clone()
         classes_Nkhw = classes_Nkhw.long().clamp(0, self.num_classes - 1)
-        return logits_NChw.scatter_(1, classes_Nkhw, largest_N1hw.float() + values_Nkhw.float())
+        values_Nkhw = largest_N1hw + values_Nkhw.float()
+        return logits_NChw.scatter_(1, classes_Nkhw, values_Nkhw)
 
 
 class DenseCodec:
@@ -404,9 +407,13 @@ class AnswerCodec:
         self.logits = logits
         self.precision = precision
         feature_codec = PRECISIONS[precision]
-        self.features = {name: feature_codec(shape) for name, shape in (features or {}).items()}
+        self.features = {}
+        feature_bytes = 0
+        for name, shape in (features or {}).items():
+            codec = feature_codec(shape)
+            self.features[name] = codec
+            feature_bytes += codec.bytes
         self._start_of_features = logits.record_bytes if logits else CRC_BYTES
-        feature_bytes = sum(codec.bytes for codec in self.features.values())
         self.record_bytes = padded(self._start_of_features + feature_bytes)
 
     def describe(self) -> dict[str, Any]:

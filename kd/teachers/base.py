@@ -250,9 +250,9 @@ class OwnTeacher(RunTeacher):
         self.key = key
         self.arch = type(given).__name__
         self.spec = spec or TeacherSpec(arch=self.arch)
-        self.model = (
-            given.requires_grad_(False).eval() if isinstance(given, nn.Module) else nn.Module()
-        )
+        self.model: nn.Module = nn.Module()
+        if isinstance(given, nn.Module):
+            self.model = given.requires_grad_(False).eval()
 
     def to(
         self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False
@@ -274,8 +274,10 @@ class OwnTeacher(RunTeacher):
         Raises:
             UserError: its ``answer`` does not give :class:`Answer` with a row of logits a picture.
         """
-        given = self.given.answer(batch, Wanted(wanted.of(name).logits))
-        logits = given.logits.get(ALL) if isinstance(given, Answer) else None
+        answer = self.given.answer(batch, Wanted(wanted.of(name).logits))
+        logits = None
+        if isinstance(answer, Answer):
+            logits = answer.logits.get(ALL)
         if not isinstance(logits, Tensor) or len(logits) != len(batch["image"]):
             raise UserError(
                 f'{self.key}: {self.arch}.answer must give kd.teachers.Answer({{"": logits}}) with a row '

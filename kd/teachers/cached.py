@@ -234,9 +234,13 @@ def reading_of(teacher: RunTeacher | None) -> Reading | None:
     caches = caches_of(teacher)
     if not caches:
         return None
-    stores = {name: [entry.store for entry in cache.entries] for name, cache in caches.items()}
-    pixels = [cache.pixels for cache in caches.values() if cache.pixels is not None]
-    return Reading(stores, pixels[0] if pixels else None)
+    stores = {}
+    pixels = None  # of the first cache that has them
+    for name, cache in caches.items():
+        stores[name] = [entry.store for entry in cache.entries]
+        if pixels is None:
+            pixels = cache.pixels
+    return Reading(stores, pixels)
 
 
 def records_of(
@@ -259,7 +263,8 @@ def records_of(
     layers = [(ALL, *feature) for codec in codecs for feature in codec.features]
     logits, features_by_layer = live.look(images, layers)
     for codec in codecs:
-        if codec.logits and not isinstance(codec.logits, MapCodec) and logits.ndim != 2:
+        needs_one_row = codec.logits is not None and not isinstance(codec.logits, MapCodec)
+        if needs_one_row and logits.ndim != 2:
             shape = tuple(logits.shape)
             raise UserError(
                 f"{live.key}.cache: holds one answer a picture, the teacher gives {shape}"
@@ -267,7 +272,9 @@ def records_of(
     features = {(path, tokens): x for (_, path, tokens), x in features_by_layer.items()}
 
     # one copy from the device for all kinds of answers
-    finite_by_kind = [x.flatten(1).isfinite().all(1) for x in (logits, *features.values())]
+    finite_by_kind = []
+    for x in (logits, *features.values()):
+        finite_by_kind.append(x.flatten(1).isfinite().all(1))
     finite_N = torch.stack(finite_by_kind).all(0).cpu().numpy()
     if not finite_N.all():
         first = numbers[~finite_N][0]

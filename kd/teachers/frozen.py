@@ -128,10 +128,11 @@ class FrozenTeacher(RunTeacher):
 
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:
         """The logits (where it has a classifier) and the wanted layers, under its name."""
-        logits, features = self.look(
-            batch["image"], [layer for layer in wanted.features if layer[0] == name]
-        )
-        return Answer({name: logits} if self.has_head else {}, features)
+        layers = [layer for layer in wanted.features if layer[0] == name]
+        logits, features = self.look(batch["image"], layers)
+        if not self.has_head:
+            return Answer({}, features)
+        return Answer({name: logits}, features)
 
     def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
         """One forward without gradients.
@@ -144,11 +145,15 @@ class FrozenTeacher(RunTeacher):
             return self(images), {}
         with self.taps as caught:
             logits = self(images)
-        found = {layer: self.taps.read(caught, layer[1], layer[2])[0] for layer in layers}
-        again = bool(self.spec.compile)  # CUDA graphs write the next answers into the same memory
-        return logits, {
-            layer: x.to(images.device, torch.float32, copy=again) for layer, x in found.items()
-        }
+        copy_each = bool(
+            self.spec.compile
+        )  # CUDA graphs write the next answers into the same memory
+        features = {}
+        for layer in layers:
+            _, path, tokens = layer
+            (feature,) = self.taps.read(caught, path, tokens)
+            features[layer] = feature.to(images.device, torch.float32, copy=copy_each)
+        return logits, features
 
     def listen(
         self, patterns: str | list[str], tokens: str, key: str = KEY
@@ -169,31 +174,34 @@ class FrozenTeacher(RunTeacher):
         if self.closed:
             raise UserError(f"{self.key}: {self.closed}: a feature loss needs a module")
         self.taps.add(patterns, self._trial, key)
-        return self.taps.paths(patterns), tap_shapes(
-            self.model, self.taps, patterns, tokens, self._trial
-        )
+        paths = self.taps.paths(patterns)
+        shapes = tap_shapes(self.model, self.taps, patterns, tokens, self._trial)
+        return paths, shapes
 
     def _trial(self) -> object:
+        def run(images: Tensor) -> object:
+            return self.model(images.to(self.device, self.dtype))
+
         with torch.autocast(self.device.type, enabled=False):
-            return trial(lambda x: self.model(x.to(self.device, self.dtype)), self.prepare, TRIAL)
+            return trial(run, self.prepare, TRIAL)
 
     @annotate("teacher")
     @torch.no_grad()
     def __call__(self, images: Images) -> Tensor:
         """Pictures -> float32 logits ``(N, C)`` (dense: ``(N, C, h, w)``) in the data's classes, or features."""
-        if any(
-            module.training for module in self.model.modules()
-        ):  # whatever was called on it in between: its
-            self.model.eval()  # dropout and BatchNorm never wake
+        # Whatever was called on it in between: its dropout and BatchNorm never wake.
+        if any(module.training for module in self.model.modules()):
+            self.model.eval()
         with torch.autocast(self.device.type, enabled=False):
-            given = logits_of(self.model(self.prepare(images.to(self.device)).to(self.dtype)))
+            prepared = self.prepare(images.to(self.device))
+            output = logits_of(self.model(prepared.to(self.dtype)))
         if self.is_shared_out:
             forget_forward(self.model)
-        # a copy in any case: CUDA graphs (compile=reduce-overhead) write the next answers into the same memory
-        logits = self.as_logits(given.to(torch.float32, copy=True))
-        return (logits if self.columns is None else logits.index_select(1, self.columns)).to(
-            images.device
-        )
+        # A copy in any case: CUDA graphs (compile=reduce-overhead) write the next answers into the same memory.
+        logits = self.as_logits(output.to(torch.float32, copy=True))
+        if self.columns is not None:
+            logits = logits.index_select(1, self.columns)
+        return logits.to(images.device)
 
     def classifier(self) -> tuple[Tensor, Tensor]:
         """Weight ``(C, D)`` and bias ``(C,)`` of the last layer as loaded, float32, in the data's classes.
@@ -207,14 +215,19 @@ class FrozenTeacher(RunTeacher):
         if not hasattr(layer, "weight"):
             raise UserError(f"{self.key}: {self.arch} has no single classifier")
         weight = whole(layer.weight).float()
-        bias = weight.new_zeros(len(weight)) if layer.bias is None else whole(layer.bias).float()
-        return (
-            (weight, bias) if self.columns is None else (weight[self.columns], bias[self.columns])
-        )
+        if layer.bias is None:
+            bias = weight.new_zeros(len(weight))
+        else:
+            bias = whole(layer.bias).float()
+        if self.columns is None:
+            return weight, bias
+        return weight[self.columns], bias[self.columns]
 
     def original(self) -> nn.Module:
         """The model with the data's classes and its weights as loaded, on the CPU unless it was placed before."""
-        return self.in_the_datas_classes() if self._original is None else self._original
+        if self._original is not None:
+            return self._original
+        return self.in_the_datas_classes()
 
     def forget_original(self) -> None:
         """Frees the copy of the weights that :meth:`to` has kept."""
@@ -238,8 +251,10 @@ class FrozenTeacher(RunTeacher):
         """
         if self.columns is None:
             return list(names)
-        own = dict(zip(self.columns.tolist(), names, strict=True))
-        return [own[i] for i in sorted(own)] if len(own) == self.classes else None
+        name_by_column = dict(zip(self.columns.tolist(), names, strict=True))
+        if len(name_by_column) != self.classes:
+            return None
+        return [name_by_column[column] for column in sorted(name_by_column)]
 
     def identity(self) -> dict[str, Any]:
         """Architecture and a hash of the weights, stored in checkpoints instead of the weights."""

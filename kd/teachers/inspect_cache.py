@@ -65,16 +65,18 @@ class Held:
     def answers(self) -> str:
         """Which answers, how many, how large and how far off."""
         size = f"{self.views} view(s), {self.filled:.0%} filled, {self.size / 1e6:,.1f} MB"
-        form = self.parts["answers"]
-        if form["format"] == PIXELS:
-            with_masks = " and masks" if form.get("masks") else ""
+        answers = self.parts["answers"]
+        form = answers["format"]
+        if form == PIXELS:
+            with_masks = " and masks" if answers.get("masks") else ""
             return f"pixels{with_masks}: {size}"
         kinds = []
-        if form["format"] != FEATURES_ALONE:
-            kinds.append(f"logits ({form['format']}, {form['classes']} classes)")
-        for name, shape in form.get("features", {}).items():
-            sides = "x".join(map(str, shape))
-            kinds.append(f"{name} ({sides}, {form.get('precision', 'half')})")
+        if form != FEATURES_ALONE:
+            kinds.append(f"logits ({form}, {answers['classes']} classes)")
+        precision = answers.get("precision", "half")
+        for name, shape in answers.get("features", {}).items():
+            sides = "x".join(str(side) for side in shape)
+            kinds.append(f"{name} ({sides}, {precision})")
         return f"{' and '.join(kinds)}: {size}{self._errors()}"
 
     def _errors(self) -> str:

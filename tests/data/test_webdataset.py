@@ -113,7 +113,7 @@ def test_what_can_not_be_read_is_named(
     whole = shard(tmp_path / "whole.tar", [good, {"b.jpg": picture, "b.cls": b"1"}])
     (tmp_path / "cut.tar").write_bytes(whole.read_bytes()[: 512 + len(picture) // 2])
     cases = [
-        (tmp_path / "none", "data.source.train: there is no"),
+        (tmp_path / "none", f"data.source.train: {tmp_path}/none not found"),
         (tmp_path / "n-{3..1}.tar", "data.source.train: {3..1} must count up"),
         ("s3://bucket/a.tar", "is not on a disk; copy the shards there"),
         (tmp_path / "cut.tar", "is truncated"),
