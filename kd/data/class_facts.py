@@ -55,16 +55,15 @@ def facts_of(
     facts: Mapping[str, Sequence[float | None]], p: np.ndarray
 ) -> dict[str, dict[str, float | None]]:
     """A picture's facts: ``of_label``, the likeliest class's, and ``expected`` under probabilities ``p`` ``(C,)``."""
-    found: dict[str, dict[str, float | None]] = {}
-    for name, given in facts.items():
-        values = np.array(
-            [math.nan if value is None else value for value in given], dtype=np.float64
-        )
+    facts_of_picture: dict[str, dict[str, float | None]] = {}
+    for name, numbers in facts.items():
+        values = np.array(numbers, dtype=np.float64)  # None becomes NaN
         known = ~np.isnan(values)
         mass = float(p[known].sum())
+        expected = None
+        if mass > 0:
+            expected = round(float(p[known] @ values[known]) / mass, 6)
         likeliest = float(values[int(p.argmax())])
-        found[name] = {
-            "of_label": None if math.isnan(likeliest) else round(likeliest, 6),
-            "expected": round(float(p[known] @ values[known]) / mass, 6) if mass > 0 else None,
-        }
-    return found
+        of_label = None if math.isnan(likeliest) else round(likeliest, 6)
+        facts_of_picture[name] = {"of_label": of_label, "expected": expected}
+    return facts_of_picture

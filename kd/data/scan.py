@@ -28,12 +28,14 @@ ALL_UP_TO = 50_000  # pictures: more are checked by their headers unless asked o
 
 def usual(split: Split) -> Check:
     """How pictures are looked at unless ``data.check`` says; many in a store are not."""
-    own: Check | None = getattr(split, "check", None)
     few = len(split.targets) <= ALL_UP_TO
     store = _store(split)
     if store is not None:  # each would be fetched whole, and once more where not all can be kept
         return "all" if few and store.fits() else "off"
-    return own or ("all" if few else "headers")
+    of_split: Check | None = getattr(split, "check", None)
+    if of_split:
+        return of_split
+    return "all" if few else "headers"
 
 
 def _store(split: Split) -> Store | None:
@@ -58,20 +60,24 @@ def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_P
     memory = cache_dir() / "scans" / f"{fingerprint(split)}-{check}-{max_pixels}.json"
     count = len(split.targets)
     with _alone(memory.with_suffix(".lock")):
-        found = _remembered(memory, count, check)
-        if found is None:
-            look = partial(_look, split, check, max_pixels)
-            with ThreadPoolExecutor(max(cores(), AT_ONCE) if _store(split) else cores()) as pool:
-                seen = list(
-                    bar(pool.map(look, range(count)), label=f"checking {label}", total=count)
-                )
-            reasons = {i: printable(reason) for i, (reason, _) in enumerate(seen) if reason}
-            found = Scan(reasons, [digest for _, digest in seen] if check == "all" else [])
-            with suppress(
-                OSError
-            ):  # a read-only or full cache folder costs a second look, nothing more
-                write_text(memory, json.dumps(found._asdict()))
-    return found
+        remembered = _remembered(memory, count, check)
+        if remembered is not None:
+            return remembered
+        look = partial(_look, split, check, max_pixels)
+        threads = cores() if _store(split) is None else max(cores(), AT_ONCE)
+        damaged = {}
+        digests = []
+        with ThreadPoolExecutor(threads) as pool:
+            looks = bar(pool.map(look, range(count)), label=f"checking {label}", total=count)
+            for i, (reason, digest) in enumerate(looks):
+                digests.append(digest)
+                if reason:
+                    damaged[i] = printable(reason)
+        result = Scan(damaged, digests if check == "all" else [])
+        # A read-only or full cache folder costs a second look, nothing more.
+        with suppress(OSError):
+            write_text(memory, json.dumps(result._asdict()))
+    return result
 
 
 def _look(split: Split, check: Check, max_pixels: int, i: int) -> tuple[str, str]:

@@ -79,17 +79,16 @@ def _built(
         raise UserError(
             f"{key}.builder: dense prediction is built on timm's models alone, give {key}.arch"
         )
-    own = getattr(builder, "num_classes", None)
-    if own is not None and num_classes and own != num_classes and not spec.checkpoint:
-        what = f"names {own} classes, the data has {num_classes}" if own else "has no classifier"
+    count = getattr(builder, "num_classes", None)  # of the weights
+    if count is not None and num_classes and count != num_classes and not spec.checkpoint:
+        reason = f"names {count} classes, the data has {num_classes}"
+        hint = f"; {key}.classes says which those are"
+        if not count:
+            reason = "has no classifier"
+            hint = f" ({key}.head=false: its features teach)"
         if head:
-            without = (
-                f" ({key}.head=false: its features teach)"
-                if not own
-                else f"; {key}.classes says which those are"
-            )
-            raise UserError(f"{key}.builder: {name_of(builder)} {what}{without}")
-        say(f"{key}: {name_of(builder)} {what}: its backbone is taken, the classifier is new")
+            raise UserError(f"{key}.builder: {name_of(builder)} {reason}{hint}")
+        say(f"{key}: {name_of(builder)} {reason}: its backbone is taken, the classifier is new")
     size = None if spec.img_size is None else height_width(spec.img_size)
     return build_own(builder, num_classes, size, spec.mean, spec.std, key)
 
@@ -115,20 +114,18 @@ def _check_forward(model: nn.Module, spec: ModelSpec, key: str) -> None:
 def hidden_pixels(model: nn.Module) -> str:
     """What a ViT does not see of its pictures, as timm leaves out pixels that fill no patch; or an empty text."""
     embed = getattr(backbone_of(model), "patch_embed", None)
-    size, sides, grid = (
-        getattr(embed, name, None) for name in ("img_size", "patch_size", "grid_size")
-    )
-    if not (size and sides and grid) or getattr(embed, "dynamic_img_pad", False):
+    size = getattr(embed, "img_size", None)
+    patch = getattr(embed, "patch_size", None)
+    grid = getattr(embed, "grid_size", None)
+    if not (size and patch and grid) or getattr(embed, "dynamic_img_pad", False):
         return ""
-    seen = tuple(side * count for side, count in zip(sides, grid, strict=True))
-    whole = all(a >= b for a, b in zip(seen, size, strict=True))
+    seen_height = patch[0] * grid[0]
+    seen_width = patch[1] * grid[1]
+    if seen_height >= size[0] and seen_width >= size[1]:
+        return ""
     return (
-        ""
-        if whole
-        else (
-            f"pictures of {size[0]}x{size[1]} are no multiple of its patches of {sides[0]}x{sides[1]} "
-            f"pixels: it sees {seen[0]}x{seen[1]} of them"
-        )
+        f"pictures of {size[0]}x{size[1]} are no multiple of its patches of {patch[0]}x{patch[1]} "
+        f"pixels: it sees {seen_height}x{seen_width} of them"
     )
 
 
@@ -204,10 +201,10 @@ def check_arch(arch: str, key: str) -> None:
 
 def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> None:
     config = timm.get_pretrained_cfg(spec.arch)
-    own = config.num_classes if config else None
-    if own is not None and own != num_classes:
+    count = config.num_classes if config else None
+    if count is not None and count != num_classes:
         raise UserError(
-            f"{key}.pretrained: timm's {spec.arch} names {own} classes, the data has {num_classes}; {key}.classes=FILE "
+            f"{key}.pretrained: timm's {spec.arch} names {count} classes, the data has {num_classes}; {key}.classes=FILE "
             f"says which those are, or fine-tune it first and give {key}.checkpoint"
         )
 

@@ -101,12 +101,11 @@ class HuggingFaceBuilder:
         """Classes that its weights name; 0: they have no classifier; None: there are no weights."""
         if not self.path:
             return None
-        own = self._config()
-        return (
-            own.num_labels
-            if any("ForImageClassification" in name for name in own.architectures or [])
-            else 0
-        )
+        config = self._config()
+        architectures = config.architectures or []
+        if not any("ForImageClassification" in name for name in architectures):
+            return 0
+        return config.num_labels
 
     @property
     def class_names(self) -> list[str]:
@@ -115,8 +114,8 @@ class HuggingFaceBuilder:
             return []
         name_by_id: dict[Any, Any] = dict(self._config().id2label or {})
         names = [str(name_by_id[number]) for number in sorted(name_by_id)]
-        unnamed = all(name == f"LABEL_{i}" for i, name in enumerate(names))
-        return [] if unnamed else names
+        placeholders = [f"LABEL_{i}" for i in range(len(names))]
+        return [] if names == placeholders else names
 
     def build(self, num_classes: int, img_size: Size | None) -> nn.Module:
         """See :class:`kd.models.own.Builder`; a classifier of other classes than the weights' starts anew."""
@@ -124,44 +123,48 @@ class HuggingFaceBuilder:
         if num_classes:
             config.num_labels = num_classes
             kind = _transformers().AutoModelForImageClassification
-            own = config
+            model_config = config
         else:
             kind = _transformers().AutoModel
-            own = getattr(config, "vision_config", config)
-        check_memory(partial(kind.from_config, own), self.name, {"num_classes": num_classes})
-        model = self._load(kind, own) if self.path else kind.from_config(own)
+            model_config = getattr(config, "vision_config", config)
+        check_memory(
+            partial(kind.from_config, model_config), self.name, {"num_classes": num_classes}
+        )
+        model = self._load(kind, model_config) if self.path else kind.from_config(model_config)
         if not num_classes:
             _without_unused(model)
         pixels = self._pixels()
         size = img_size or _size(pixels) or height_width(getattr(config, "image_size", 224))
+        mean = pixels.get("image_mean") or HALF
+        std = pixels.get("image_std") or HALF
         made_by = {
             "class_path": f"{__name__}.HuggingFaceBuilder",
             "init_args": {"config": model.config.to_dict()},
         }
-        mean, std = (pixels.get(f"image_{name}") or HALF for name in ("mean", "std"))
-        return HuggingFaceModel(
-            model, num_classes, size, mean, std, json_of(json.dumps(made_by, default=str))
-        )
+        plain_values = json_of(json.dumps(made_by, default=str))
+        return HuggingFaceModel(model, num_classes, size, mean, std, plain_values)
 
     def _config(self, img_size: Size | None = None) -> "transformers.PretrainedConfig":
         transformers = _transformers()
         try:
             if self.path:
                 regular_files(Path(self.path))
-                found = transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=False)
-                if "/" in str(found._attn_implementation):
-                    raise ValueError(
-                        f"attn_implementation is code of the hub ({found._attn_implementation})"
-                    )
-                _check_family(found.model_type)
-                check_sides(found.to_dict(), "builder.path: config.json: ")
-                return found
-            _check_family(self.config.get("model_type", ""))
-            named = ("model_type", "architectures", "dtype")
-            given = {k: v for k, v in architecture_alone(self.config).items() if k not in named}
-            if img_size is not None and "image_size" in given:
-                given["image_size"] = img_size[0] if img_size[0] == img_size[1] else list(img_size)
-            return transformers.AutoConfig.for_model(self.config.get("model_type", ""), **given)
+                config = transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=False)
+                attention = str(config._attn_implementation)
+                if "/" in attention:
+                    raise ValueError(f"attn_implementation is code of the hub ({attention})")
+                _check_family(config.model_type)
+                check_sides(config.to_dict(), "builder.path: config.json: ")
+                return config
+            family = self.config.get("model_type", "")
+            _check_family(family)
+            arguments = dict(architecture_alone(self.config))
+            for name in ("model_type", "architectures", "dtype"):
+                arguments.pop(name, None)
+            if img_size is not None and "image_size" in arguments:
+                height, width = img_size
+                arguments["image_size"] = height if height == width else [height, width]
+            return transformers.AutoConfig.for_model(family, **arguments)
         except RefusedFile as error:
             raise UserError(f"builder.path: {error}") from error
         except (OSError, ValueError, TypeError) as error:
@@ -172,18 +175,17 @@ class HuggingFaceBuilder:
     def _load(
         self, kind: type["transformers.AutoModel"], config: "transformers.PretrainedConfig"
     ) -> "transformers.PreTrainedModel":
-        model, found = kind.from_pretrained(
+        model, loading = kind.from_pretrained(
             str(self.path),
             config=config,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             trust_remote_code=False,
         )
-        missing = [
-            key for key in found["missing_keys"] if not key.startswith(("classifier.", "pooler."))
-        ]
+        may_be_new = ("classifier.", "pooler.")
+        missing = sorted(key for key in loading["missing_keys"] if not key.startswith(may_be_new))
         if missing:
-            lacks = ", ".join(sorted(missing)[:3])
+            lacks = ", ".join(missing[:3])
             raise UserError(f"{self.path} does not fit {type(model).__name__}: {lacks} missing")
         return model
 

@@ -41,19 +41,18 @@ def logits_of(output: object) -> Tensor:
     >>> logits_of({"logits": torch.zeros(1, 2), "loss": None}).shape
     torch.Size([1, 2])
     """
-    if isinstance(output, Tensor):
-        return output
-    found = getattr(output, "logits", None)
+    logits = output
     if isinstance(output, Mapping):
-        found = output.get("logits", output.get("out"))
-    if isinstance(output, (tuple, list)) and found is None and output:
-        found = output[0]
-    if isinstance(found, Tensor):
-        return found
-    given = type(output).__name__
+        logits = output.get("logits", output.get("out"))
+    elif not isinstance(output, Tensor):
+        logits = getattr(output, "logits", None)
+    if logits is None and isinstance(output, (tuple, list)) and output:
+        logits = output[0]
+    if isinstance(logits, Tensor):
+        return logits
     raise UserError(
         f"a model must give a tensor, an output with .logits, a dict with 'logits' or 'out', or a "
-        f"tuple, got {given}"
+        f"tuple, got {type(output).__name__}"
     )
 
 
@@ -131,8 +130,8 @@ class OwnModel(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """The parameters that the user's model exempts from weight decay; none without such a method."""
-        own: Any = getattr(self.model, "no_weight_decay", set)
-        return {f"model.{name}" for name in own()}
+        exempted: Any = getattr(self.model, "no_weight_decay", set)
+        return {f"model.{name}" for name in exempted()}
 
     def forward(self, x: Tensor) -> Tensor:
         """``(N, 3, H, W)`` -> logits ``(N, num_classes)``, or features ``(N, D)``."""

@@ -69,8 +69,8 @@ class DenseModel(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """The backbone's parameters that weight decay leaves alone."""
-        own: Any = getattr(self.backbone, "no_weight_decay", set)
-        return {f"backbone.{name}" for name in own()}
+        exempted: Any = getattr(self.backbone, "no_weight_decay", set)
+        return {f"backbone.{name}" for name in exempted()}
 
     def levels(self, x: Tensor) -> list[Tensor]:
         """``(N, 3, H, W)`` -> the backbone's features that the head takes, ``(N, C_i, H_i, W_i)`` each."""

@@ -105,11 +105,15 @@ class MultiLabel(Task):
         """
         with warnings.catch_warnings():  # of labels without a positive, which are left out below
             warnings.filterwarnings("ignore", "No positive samples")
-            found = super().compute()
-        occurs = found.pop("positives")[0] > 0
+            metrics = super().compute()
+        occurs = metrics.pop("positives")[0] > 0
         for name in ("map", "f1"):
-            found[name] = found[name][occurs].mean() if occurs.any() else found[name].new_zeros(())
-        return found
+            of_labels = metrics[name]
+            if occurs.any():
+                metrics[name] = of_labels[occurs].mean()
+            else:
+                metrics[name] = of_labels.new_zeros(())
+        return metrics
 
     def chance(self, counts: Tensor, total: int) -> float:
         """A random order's precision is the labels' share; a fifth more, of it or of what is left, is no better."""

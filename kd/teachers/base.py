@@ -131,8 +131,10 @@ class RunTeacher:
 
     def logits(self, images: Images) -> dict[str, Tensor]:
         """Each teacher's logits, and the mean under :data:`ALL`; empty without a classifier, which runs nothing."""
-        found = self.answer({"image": images}, Wanted()).logits if self.has_head else {}
-        return {name: x for name, x in found.items() if isinstance(x, Tensor)}
+        if not self.has_head:
+            return {}
+        logits = self.answer({"image": images}, Wanted()).logits
+        return {name: x for name, x in logits.items() if isinstance(x, Tensor)}
 
     def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
         """Logits, and what some layers gave, float32, on the device of ``images``."""

@@ -47,24 +47,32 @@ def build_teacher(
                 f"{key}.class_map: a teacher of your own gives logits in the data's classes; map them there"
             )
         size: Any = spec.img_size
-        made: Any = spec.builder.build(num_classes, size)
-        return OwnTeacher(made, replace(spec, arch=type(made).__name__), key)
-    given = spec
-    spec = completed(spec, key)
-    names, places = columns(spec, classes, key)
+        users_teacher: Any = spec.builder.build(num_classes, size)
+        named_spec = replace(spec, arch=type(users_teacher).__name__)
+        return OwnTeacher(users_teacher, named_spec, key)
+    full_spec = completed(spec, key)
+    names, places = columns(full_spec, classes, key)
     count = len(names) if places is not None else num_classes
     with torch.random.fork_rng(devices=[]):
         model = build_model(
-            spec, count if spec.head else 0, key, names or classes, head=spec.head, dense=dense
+            full_spec,
+            count if full_spec.head else 0,
+            key,
+            names or classes,
+            head=full_spec.head,
+            dense=dense,
         )
-    prepare = preprocess_for(model, spec.img_size, spec.channels_last, spec.mean, spec.std)
-    kept = (
-        given if given.arch == spec.arch else spec
-    )  # what is only completed keeps its key among the caches
-    teacher = FrozenTeacher(model, prepare, kept, places, key, count)
-    teacher.named_input = _named_input(
-        teacher, model, spec, lambda other: build_teacher(other, num_classes, classes, key, dense)
+    prepare = preprocess_for(
+        model, full_spec.img_size, full_spec.channels_last, full_spec.mean, full_spec.std
     )
+    # What is only completed keeps its key among the caches.
+    spec_of_cache = spec if spec.arch == full_spec.arch else full_spec
+    teacher = FrozenTeacher(model, prepare, spec_of_cache, places, key, count)
+
+    def rebuild(other: TeacherSpec) -> RunTeacher:
+        return build_teacher(other, num_classes, classes, key, dense)
+
+    teacher.named_input = _named_input(teacher, model, full_spec, rebuild)
     return teacher
 
 
@@ -246,13 +254,17 @@ def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[s
             f"{key}.classes: must name '{twice}' once, got it {count} times in {len(names)} names"
         )
     places = {name: i for i, name in enumerate(names)}
-    missing = [(own, name) for own, name in zip(classes, wanted, strict=True) if name not in places]
+    missing = []
+    for data_class, name in zip(classes, wanted, strict=True):
+        if name not in places:
+            missing.append((data_class, name))
     if missing:
-        own, name = missing[0]
+        data_class, name = missing[0]
+        for_class = f" (for {data_class})" if data_class != name else ""
         raise UserError(
-            f"{key}.class_map: the teacher has no class '{name}'{f' (for {own})' if own != name else ''} among its "
+            f"{key}.class_map: the teacher has no class '{name}'{for_class} among its "
             f"{len(names)}, {len(missing)} of the data's {len(classes)} are missing; name them: "
-            f"{key}.class_map.{own}=NAME"
+            f"{key}.class_map.{data_class}=NAME"
         )
     return names, torch.tensor([places[name] for name in wanted])
 

@@ -14,14 +14,14 @@ from kd.data.sources.split_names import Unfit
 from kd.errors import UserError
 from kd.storage.elsewhere import json_of
 
-LIKELY, POSSIBLE = (
-    "|,",
-    "/+& ",
-)  # what separates labels, in the order in which it is looked for; ";" always does
-RECURRING, CERTAIN = (
-    0.5,
-    0.9,
-)  # share of the parts that are labels of other cells too: several labels; and surely
+# What separates labels, in the order in which it is looked for; ";" always does.
+LIKELY = "|,"
+POSSIBLE = "/+& "
+# Share of the labels that are labels of other cells too: several labels; and surely.
+RECURRING = 0.5
+CERTAIN = 0.9
+QUOTED_OR_BARE = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"|([^\s,'\"][^,'\"]*)")
+"""A word of a list's text: in single quotes, in double quotes, or bare."""
 NAMED = 5  # classes that a message names
 
 
@@ -136,8 +136,8 @@ def check_known(
 def by_label(names: Iterable[str], labels: Iterable[Iterable[str]]) -> dict[str, list[str]]:
     """The names of the pictures with each label."""
     pictures: dict[str, list[str]] = {}
-    for name, own in zip(names, labels, strict=True):
-        for label in own:
+    for name, labels_of_picture in zip(names, labels, strict=True):
+        for label in labels_of_picture:
             pictures.setdefault(label, []).append(name)
     return pictures
 
@@ -201,57 +201,68 @@ def _list_in(value: object) -> list[str] | None:
     (['red', 'round'], ['red', 'round'], ['red', '3'], None)
     """
     text = "" if value is None else str(value).strip()
-    if not (len(text) > 1 and text[0] + text[-1] in ("[]", "()", "{}")):
+    if len(text) < 2 or text[0] + text[-1] not in ("[]", "()", "{}"):
         return None
-    inside = text[1:-1].strip()
     try:
         content = json_of(text)
     except ValueError:
         content = None
-    if isinstance(content, list) and not any(isinstance(part, (list, dict)) for part in content):
-        return [plain(part) for part in content]
-    quoted = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"|([^\s,'\"][^,'\"]*)")
-    if text[0] != "[" and not re.match(r"['\"]", inside):  # (c) and {x} are names
+    if isinstance(content, list) and not any(isinstance(item, list | dict) for item in content):
+        return [plain(item) for item in content]
+    inside = text[1:-1].strip()
+    if text[0] != "[" and not inside.startswith(("'", '"')):  # (c) and {x} are names
         return None
-    if not inside or not re.search(r"[,'\"]", inside):
-        return None if inside else []
-    return [
-        plain(next(group for group in match.groups() if group is not None))
-        for match in quoted.finditer(inside)
-    ]
+    if not inside:
+        return []
+    if not re.search(r"[,'\"]", inside):
+        return None
+    labels = []
+    for match in QUOTED_OR_BARE.finditer(inside):
+        label = next(group for group in match.groups() if group is not None)
+        labels.append(plain(label))
+    return labels
 
 
 def _separator(texts: Sequence[str], several: bool) -> tuple[str, list[str]]:
-    """What separates labels in cells of text, as far as the cells show it, and a note on it."""
-    whole = Counter(text for text in texts if text)
-    if several and any(";" in text for text in whole):
+    """What separates labels in cells of text, as far as the cells show it, and a note on it.
+
+    A character separates labels if the parts of the cells that have it are labels of other cells too.
+    """
+    cells_by_text = Counter(text for text in texts if text)
+    if several and any(";" in text for text in cells_by_text):
         return ";", []
-    for mark in [*(";" if not several else ""), *LIKELY, *(POSSIBLE if several else "")]:
-        with_mark = [text for text in whole if mark in text.strip(mark)]
+    marks = [*LIKELY, *POSSIBLE] if several else [";", *LIKELY]
+    for mark in marks:
+        with_mark = [text for text in cells_by_text if mark in text.strip(mark)]
         if not with_mark:
             continue
-        homes = Counter(
-            part for text in whole for part in {part for part in _parts(text, mark) if part}
-        )
-        parts = {part for text in with_mark for part in _parts(text, mark) if part}
-        recurring = sum(homes[part] > 1 for part in parts) / max(1, len(parts))
-        alone = sum(part in whole for part in parts) / max(1, len(parts))
-        name = {" ": "blanks"}.get(mark, f"'{mark}'")
+        # In how many different texts each label is, and the labels of those texts that have the mark.
+        texts_by_label: Counter[str] = Counter()
+        labels: set[str] = set()
+        for text in cells_by_text:
+            labels_of_text = {label for label in _parts(text, mark) if label}
+            texts_by_label.update(labels_of_text)
+            if mark in text.strip(mark):
+                labels |= labels_of_text
+        count = max(1, len(labels))
+        recurring = sum(texts_by_label[label] > 1 for label in labels) / count
+        alone = sum(label in cells_by_text for label in labels) / count
+        name = "blanks" if mark == " " else f"'{mark}'"
         example = f"'{with_mark[0][:60]}'"
-        if not several and (alone >= RECURRING or recurring >= CERTAIN):
-            raise Unfit(
-                f"has cells that look like several labels, separated by {name} ({example}): "
-                "data.source.multi_label=true takes several, data.source.label_separator=none takes such a "
-                "cell as one label"
-            )
         if not several:
+            if alone >= RECURRING or recurring >= CERTAIN:
+                raise Unfit(
+                    f"has cells that look like several labels, separated by {name} ({example}): "
+                    "data.source.multi_label=true takes several, data.source.label_separator=none takes such a "
+                    "cell as one label"
+                )
             continue
-        if recurring >= (RECURRING if mark in LIKELY else CERTAIN):
-            return mark, [
-                f"labels are separated by {name} in {sum(whole[text] for text in with_mark)} of "
-                f"{len(texts)} cells, for example {example}"
-            ]
-        if mark in LIKELY or recurring >= RECURRING:
+        is_likely = mark in LIKELY
+        if recurring >= (RECURRING if is_likely else CERTAIN):
+            cells_with_mark = sum(cells_by_text[text] for text in with_mark)
+            note = f"labels are separated by {name} in {cells_with_mark} of {len(texts)} cells, for example {example}"
+            return mark, [note]
+        if is_likely or recurring >= RECURRING:
             raise Unfit(
                 f"has cells that may be several labels, separated by {name} ({example}): "
                 f"data.source.label_separator='{mark}' parts them, data.source.label_separator=none takes such "
@@ -270,29 +281,30 @@ def join_rows(
     Raises:
         Unfit: a picture with one label is listed with two.
     """
-    first: dict[str, list[str]] = {}
-    repeated: dict[str, None] = {}
-    different: dict[str, list[str]] = {}
-    for path, own in zip(paths, labels, strict=True):
-        before = first.setdefault(path, own)
-        if before is own:
+    joined: dict[str, list[str]] = {}  # all labels of each path
+    repeated: dict[str, None] = {}  # as an ordered set
+    different: dict[str, None] = {}
+    for path, labels_of_row in zip(paths, labels, strict=True):
+        if path not in joined:
+            joined[path] = labels_of_row
             continue
         repeated[path] = None
-        new = [label for label in own if label not in different.get(path, before)]
+        new = [label for label in labels_of_row if label not in joined[path]]
         if new:
-            different[path] = [*different.get(path, before), *new]
+            different[path] = None
+            joined[path] = [*joined[path], *new]
     if different and not several:
-        path, both = next(iter(different.items()))
+        path = next(iter(different))
         more = f", and {len(different) - 1} more" if len(different) > 1 else ""
         raise Unfit(
-            f"lists {path} with {len(both)} labels ({listed(both)}){more}; give each picture one label, or "
+            f"lists {path} with {len(joined[path])} labels ({listed(joined[path])}){more}; give each picture one label, or "
             "data.source.multi_label=true joins them"
         )
     if different:
         note = f"pictures listed in several rows: {len(different)}; their labels are joined"
-        return list(first), [different.get(path, own) for path, own in first.items()], [note]
-    notes = [
-        f"pictures listed more than once: {len(repeated)}, for example {path}"
-        for path in [*repeated][:1]
-    ]
+        return list(joined), list(joined.values()), [note]
+    notes = []
+    if repeated:
+        example = next(iter(repeated))
+        notes.append(f"pictures listed more than once: {len(repeated)}, for example {example}")
     return list(paths), list(labels), notes

@@ -330,11 +330,11 @@ def list_at(file: str, key: str) -> bytes:
 
 def pictures_below(folder: str, place: Place = DISK) -> tuple[list[str], dict[str, int]]:
     """Paths of all pictures below a folder, sorted, and how many other files there are by ending, none hidden."""
-    found: list[str] = []
+    pictures: list[str] = []
     others: Counter[str] = Counter()
     for file in place.below(folder):
         if file.lower().endswith(IMAGE_SUFFIXES):
-            found.append(file)
+            pictures.append(file)
         else:
             others[ending_of(file)] += 1
-    return sorted(found), dict(others)
+    return sorted(pictures), dict(others)

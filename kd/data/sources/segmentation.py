@@ -132,51 +132,51 @@ class SegmentationFolder(Source):
         Raises:
             UserError: missing folders, no pictures, or a picture without a mask.
         """
-        images, masks = (joined(self.root, folder, self._name(split)) for folder in self.folders)
+        images = joined(self.root, self.folders[0], self._name(split))
+        masks = joined(self.root, self.folders[1], self._name(split))
         for folder in (images, masks):
             if not self.place.is_folder(folder):
                 raise UserError(f"data.source.root: there is no folder {folder}")
-        names = self.place.files(images)
-        found = sorted(
-            name
-            for name in names
-            if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
-        )
-        inner = self.place.folders(images)
-        others = Counter(
-            ending_of(name)
-            for name in names
-            if name not in {*found, *inner} and not is_hidden(name)
-        )
-        if not found:
+
+        # The pictures; what else is in their folder is counted.
+        inner = sorted(self.place.folders(images))
+        names = []
+        others: Counter[str] = Counter()
+        for name in self.place.files(images):
+            if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
+                names.append(name)
+            elif name not in inner and not is_hidden(name):
+                others[ending_of(name)] += 1
+        names.sort()
+        left_out = dict(others)
+        if not names:
             raise UserError(
-                f"data.source.root: no pictures in {images} ({', '.join(IMAGE_SUFFIXES)})"
-                f"{said(dict(others))}"
+                f"data.source.root: no pictures in {images} ({', '.join(IMAGE_SUFFIXES)}){said(left_out)}"
             )
-        below = [name for name in sorted(inner) if not is_hidden(name)]
-        if below:
-            self.note(f"folders in {images} are not read: {', '.join(map(printable, below[:5]))}")
-        there = set(self.place.files(masks))
-        paired = [(joined(images, name), joined(masks, f"{Path(name).stem}.png")) for name in found]
-        missing = [mask for _, mask in paired if mask.rpartition("/")[2] not in there]
+        not_read = [printable(name) for name in inner if not is_hidden(name)]
+        if not_read:
+            self.note(f"folders in {images} are not read: {', '.join(not_read[:5])}")
+
+        # The mask of a picture has its name.
+        mask_names = [f"{Path(name).stem}.png" for name in names]
+        files_of_masks = set(self.place.files(masks))
+        missing = [joined(masks, name) for name in mask_names if name not in files_of_masks]
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise UserError(f"data.source.root: there is no mask {missing[0]}{more}")
         return MaskSplit(
-            [p for p, _ in paired],
-            [m for _, m in paired],
+            [joined(images, name) for name in names],
+            [joined(masks, name) for name in mask_names],
             len(self.classes),
             self.ignore_index,
             self.place,
-            dict(others),
+            left_out,
         )
 
     def has(self, split: str) -> bool:
         """Whether both folders, of pictures and of masks, have the split."""
-        return all(
-            self.place.is_folder(joined(self.root, folder, self._name(split)))
-            for folder in self.folders
-        )
+        name = self._name(split)
+        return all(self.place.is_folder(joined(self.root, folder, name)) for folder in self.folders)
 
     def describe(self) -> str:
         """The folder, and the folders of the splits where their names are not ``train`` and ``val``."""

@@ -133,6 +133,7 @@ def teacher_shares(losses: Tensor, drop: float = 0.5) -> Tensor:
     if not 0 <= drop <= 1:
         raise ValueError(f"drop must be >= 0 and <= 1, got {drop}")
     losses = losses.detach()
-    kept = torch.rand_like(losses, dtype=torch.float32) >= drop
-    kept = kept.scatter(0, losses.argmax(dim=0, keepdim=True), True)
-    return kept / kept.sum()
+    counts = torch.rand_like(losses, dtype=torch.float32) >= drop
+    largest = losses.argmax(dim=0, keepdim=True)
+    counts = counts.scatter(0, largest, True)
+    return counts / counts.sum()
