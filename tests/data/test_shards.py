@@ -113,8 +113,16 @@ OUTSIDE = "../../outside.tar"
         (["shards", 0], OUTSIDE, f"a file's plain name (NAME.tar), got '{OUTSIDE}'"),
         (["shards", 0], "/etc/passwd.tar", "a file's plain name"),
         (["shards", 0], 7, "a file's plain name"),
-        (["shards"], "x.tar", "it must hold the lists classes, shards, samples, targets, checksums"),
-        (["checksums"], None, "it must hold the lists"),  # as packs had none before the first release
+        (
+            ["shards"],
+            "x.tar",
+            "it must hold the lists classes, shards, samples, targets, checksums",
+        ),
+        (
+            ["checksums"],
+            None,
+            "it must hold the lists",
+        ),  # as packs had none before the first release
         (["checksums"], [], "checksums must be one for each of 1 shard(s), got 0"),
         (["classes"], [], "target 0 must be a class id, -1 to -1, got 1"),
         (["classes", 1], None, "classes must be names"),
