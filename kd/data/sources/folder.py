@@ -93,53 +93,57 @@ class ImageFolder(Source):
     # -- which folders are the splits --------------------------------------------------------------------------------
     @cached_property
     def _layout(self) -> SplitFolders:
+        """Which folders are the splits: those of the settings, else by their names."""
         root = joined(self.root)
-        names = _visible(self.place, root) if self.place.is_folder(root) else []
+        names = _visible(self.place, root)
+        splits = [name for name in names if split_of(name)]
+        holders = [name for name in splits if _visible(self.place, joined(root, name))]
         train = self.folders["train"]
         val = self.folders["val"]
-        splits = [name for name in names if split_of(name)]
-        holders = [name for name in splits if self._has_folders(root, name)]
-        if (
-            train is None
-            and val is None
-            and names
-            and not holders
-            and self._are_classes(root, names, splits)
-        ):
+        nothing_chosen = train is None and val is None
+        if nothing_chosen and names and not holders and self._are_classes(root, names, splits):
             return SplitFolders(".", None)
         if train is None:
-            train = (
-                choose(holders, "train", self.key, root)
-                or choose(splits, "train", self.key, root)
-                or "train"
-            )
+            train = choose(holders, "train", self.key, root)
+            if train is None:
+                train = choose(splits, "train", self.key, root) or "train"
             self._doubt_train(root, train, names, splits)
-            train = self._inner(root, train, "train")
-        if val is None and train != ".":
-            others = [name for name in holders if name != train.split("/")[0]]
-            val = choose(others, "val", self.key, root)
-            flat = choose([name for name in splits if name not in holders], "val", self.key, root)
-            if val is None and flat is not None and split_of(flat) == "val":
-                val = flat  # without class folders: refused where it is read
-            elif val is None and flat is not None:
-                self.note(f"{flat} has no class folders and is not read")
-            val = val and self._inner(root, val, "val")
-        used = {str(name).split("/")[0] for name in (train, val)}
-        unread = [name for name in names if name not in used and not split_of(name)]
-        if unread and train != ".":
-            self.note(
-                f"folders beside the splits are not read: {', '.join(map(printable, unread[:5]))}"
-            )
+            train = self._inner(root, train)
+        if train == ".":
+            return SplitFolders(train, val)
+        if val is None:
+            val = self._val_folder(root, train, splits, holders)
+        used = [name.split("/")[0] for name in (train, val) if name is not None]
+        unread = [printable(name) for name in names if name not in used and not split_of(name)]
+        if unread:
+            self.note(f"folders beside the splits are not read: {', '.join(unread[:5])}")
         return SplitFolders(train, val)
 
-    def _has_folders(self, root: str, name: str) -> bool:
-        return bool(_visible(self.place, joined(root, name)))
+    def _val_folder(
+        self, root: str, train: str, splits: Sequence[str], holders: Sequence[str]
+    ) -> str | None:
+        """The validation split's folder; None where no folder means it.
+
+        Args:
+            root: the source's folder.
+            train: the training split's folder, below it.
+            splits: the folders whose names mean a split.
+            holders: those of them that hold class folders.
+        """
+        others = [name for name in holders if name != train.split("/")[0]]
+        val = choose(others, "val", self.key, root)
+        flat = choose([name for name in splits if name not in holders], "val", self.key, root)
+        if val is None and flat is not None:
+            if split_of(flat) == "val":
+                val = flat  # without class folders: refused where it is read
+            else:
+                self.note(f"{flat} has no class folders and is not read")
+        return self._inner(root, val) if val is not None else None
 
     def _has_pictures(self, root: str, name: str) -> bool:
         """Whether pictures lie in the folder itself."""
-        return any(
-            file.lower().endswith(IMAGE_SUFFIXES) for file in self.place.files(joined(root, name))
-        )
+        files = self.place.files(joined(root, name))
+        return any(file.lower().endswith(IMAGE_SUFFIXES) for file in files)
 
     def _are_classes(self, root: str, names: Sequence[str], splits: Sequence[str]) -> bool:
         """Whether the root's folders are classes: none has a split's name, or one has, with pictures, among others."""
@@ -165,41 +169,37 @@ class ImageFolder(Source):
                 "which"
             )
 
-    def _inner(self, root: str, name: str, split: str) -> str:
+    def _inner(self, root: str, name: str) -> str:
         """``seg_train/seg_train`` for a split folder whose only folder has a name of the same split."""
-        inside = (
-            _visible(self.place, joined(root, name))
-            if self.place.is_folder(joined(root, name))
-            else []
-        )
-        if len(inside) == 1 and split_of(inside[0]) == split_of(name) is not None:
-            return f"{name}/{inside[0]}"
+        inner = _visible(self.place, joined(root, name))
+        split = split_of(name)
+        if len(inner) == 1 and split is not None and split_of(inner[0]) == split:
+            return f"{name}/{inner[0]}"
         return name
 
     def _check_no_splits_in_classes(self, folder: str) -> None:
         """Refuses classes with splits of their own (``bottle/train``, ``bottle/test``): all would be trained on."""
         for name in _visible(self.place, folder):
-            meanings = {
-                split_of(inner): inner for inner in _visible(self.place, joined(folder, name))
-            }
-            if "train" in meanings and ("val" in meanings or "test" in meanings):
-                within = " and ".join(
-                    sorted(inner for meaning, inner in meanings.items() if meaning)
-                )
+            inner_by_split = {}
+            for inner in _visible(self.place, joined(folder, name)):
+                split = split_of(inner)
+                if split is not None:
+                    inner_by_split[split] = inner
+            if "train" in inner_by_split and len(inner_by_split) > 1:
+                within = " and ".join(sorted(inner_by_split.values()))
                 raise UserError(
                     f"{self.key}: {joined(folder, name)} has splits of its own ({within}); expected "
-                    f"{joined(folder, meanings['train'], name)}"
+                    f"{joined(folder, inner_by_split['train'], name)}"
                 )
 
     def _folder(self, split: str) -> str:
+        """The path or URL of a split's folder."""
         name = self._name(split)
-        folder = joined(self.root, name)
-        if (is_url(self.root) or is_url(name)) and not f"{folder}/".startswith(
-            f"{joined(self.root)}/"
-        ):
-            raise UserError(
-                f"data.source.{split}: must be a folder below {self.root}, got {name}"
-            )  # alone listed
+        root = joined(self.root)
+        folder = joined(root, name)
+        is_below = f"{folder}/".startswith(f"{root}/")  # only what is below a URL is listed
+        if (is_url(self.root) or is_url(name)) and not is_below:
+            raise UserError(f"data.source.{split}: must be a folder below {self.root}, got {name}")
         return folder
 
     def _name(self, split: str) -> str:
@@ -207,7 +207,7 @@ class ImageFolder(Source):
         if split in ("train", "val"):
             return getattr(self._layout, split) or split
         root = joined(self.root)
-        if self.place.is_folder(joined(self.root, split)) or not self.place.is_folder(root):
+        if self.place.is_folder(joined(root, split)):
             return split
         return choose(_visible(self.place, root), split, self.key, self.root) or split
 
@@ -220,13 +220,18 @@ class ImageFolder(Source):
     def describe(self) -> str:
         """The folder, and the folders of the splits where their names are not ``train`` and ``val``."""
         train, val = self._layout
-        trained = "" if train in ("train", ".") else f", trained with {train}"
-        return f"ImageFolder {self.root}{trained}" + (
-            "" if val in ("val", None) else f", validated with {val}"
-        )
+        text = f"ImageFolder {self.root}"
+        if train not in ("train", "."):
+            text += f", trained with {train}"
+        if val not in ("val", None):
+            text += f", validated with {val}"
+        return text
 
 
 def _visible(place: Place, folder: str) -> list[str]:
+    """The sorted names of a folder's folders that are not hidden; none of a folder that is missing."""
+    if not place.is_folder(folder):
+        return []
     return sorted(name for name in place.folders(folder) if not is_hidden(name))
 
 

@@ -73,37 +73,37 @@ class HuggingFace(Source):
         """See :meth:`Source.load`. Any other split's name is one that the data set has."""
         train = self._rows("train")
         rows = train if split == "train" else self._rows(split)
-        where = f"{self.path} ({self._name(split)})"
-        if not rows.labels:
-            raise UserError(f"data.source: {where} has no pictures")
+        name = self._name(split)
+        count = len(rows.labels)
+        if not count:
+            raise UserError(f"data.source: {self.path} ({name}) has no pictures")
+        column, _ = self.columns
         if not any(train.labels):
             self.classes = train.names or []
-            return _HuggingFaceSplit(
-                rows.data, self.columns[0], [UNLABELLED] * len(rows.labels), self.path
-            )
+            return _HuggingFaceSplit(rows.data, column, [UNLABELLED] * count, self.path)
+
         self.classes = train.names or in_order(set(train.labels) - {""})
-        ids = {name: i for i, name in enumerate(self.classes)}
-        missing = next((i for i, label in enumerate(rows.labels) if not label), None)
-        if missing is not None:
+        ids = {class_name: i for i, class_name in enumerate(self.classes)}
+        if "" in rows.labels:
             raise UserError(
-                f"data.source.{split}: {self.path}[{missing}] ({self._name(split)}) has no label, others "
+                f"data.source.{split}: {self.path}[{rows.labels.index('')}] ({name}) has no label, others "
                 "have; data.source.label_column=null reads pictures alone"
             )
-        pictures = (f"{self.path}[{i}]" for i in range(len(rows.labels)))
-        check_known(
-            by_label(pictures, ([label] for label in rows.labels)), ids, f"data.source.{split}"
-        )
+        pictures = [f"{self.path}[{i}]" for i in range(count)]
+        labels = [[label] for label in rows.labels]
+        check_known(by_label(pictures, labels), ids, f"data.source.{split}")
         self.note(*doubts(self.classes))
         if train.names:
             self.note(*unused(self.classes, (ids[label] for label in train.labels if label)))
-        return _HuggingFaceSplit(
-            rows.data, self.columns[0], [ids[label] for label in rows.labels], self.path
-        )
+        targets = [ids[label] for label in rows.labels]
+        return _HuggingFaceSplit(rows.data, column, targets, self.path)
 
     def _rows(self, split: str) -> LabelledRows:
         """The rows of a split: of the data set's own split, or of the training split where a column says so."""
         name = self._name(split)
-        name_read = name or self._name("train") or "train"
+        name_read = name
+        if name_read is None:
+            name_read = self._name("train") or "train"
         rows = self._read(name_read, split)
         by_row = self._by_row[name_read]
         if by_row is None:
@@ -118,48 +118,57 @@ class HuggingFace(Source):
 
     def _read(self, name: str, split: str) -> LabelledRows:
         """A whole split of the data set, read once."""
-        if name not in self._whole:
-            try:
-                import datasets
-            except ImportError as error:
-                raise UserError(f"data.source: HuggingFace {needs_extra('hf')}") from error
-            image, label = self.columns
-            where = f"data.source: {self.path} ({name})"
-            try:
-                data = datasets.load_dataset(self.path, split=name)
-            except (
-                Exception
-            ) as error:  # the hub, the file system and the format readers raise many kinds
-                raise UserError(f"{where}: {first_line(error)}") from error
-            for key, column in (("image_column", image), ("label_column", label)):
-                if column is not None and column not in data.column_names:
-                    there = ", ".join(data.column_names)[:120]
-                    raise UserError(
-                        f"data.source.{key}: {self.path} ({name}) has no column '{column}' (it has {there})"
-                    )
-            try:
-                data = data.cast_column(image, datasets.Image(decode=False))
-                data.features  # noqa: B018 - a column that is no picture is refused here
-                first = data[0][image] if len(data) else {"bytes": b"", "path": None}
-                if not (isinstance(first, dict) and {"bytes", "path"} <= {*first}):
-                    raise TypeError(f"its values are {type(first).__name__}")
-            except Exception as error:  # many kinds, by the column's type
-                raise UserError(
-                    f"data.source.image_column: '{image}' of {self.path} ({name}) holds no pictures "
-                    f"({first_line(error)})"
-                ) from error
-            try:
-                self._whole[name] = self._labelled(data)
-                columns = {
-                    c: data[c][:]
-                    for c in data.column_names
-                    if c not in (image, label) and _is_plain(data, c)
-                }
-                self._by_row[name], notes, _ = splits_by_row(columns)
-            except Unfit as error:
-                raise UserError(f"data.source.{split}: {self.path} ({name}) {error}") from error
-            self.note(*notes)
+        if name in self._whole:
+            return self._whole[name]
+        data = self._table(name)
+        try:
+            self._whole[name] = self._labelled(data)
+            columns = {}
+            for column in data.column_names:
+                if column not in self.columns and _is_plain(data, column):
+                    columns[column] = data[column][:]
+            self._by_row[name], notes, _ = splits_by_row(columns)
+        except Unfit as error:
+            raise UserError(f"data.source.{split}: {self.path} ({name}) {error}") from error
+        self.note(*notes)
         return self._whole[name]
+
+    def _table(self, name: str) -> HubTable:
+        """A split of the data set with its pictures as encoded bytes.
+
+        Raises:
+            UserError: it can't be loaded, or lacks a column of pictures or labels.
+        """
+        try:
+            import datasets
+        except ImportError as error:
+            raise UserError(f"data.source: HuggingFace {needs_extra('hf')}") from error
+        where = f"{self.path} ({name})"
+        try:
+            data = datasets.load_dataset(self.path, split=name)
+        except (
+            Exception
+        ) as error:  # the hub, the file system and the format readers raise many kinds
+            raise UserError(f"data.source: {where}: {first_line(error)}") from error
+        image, label = self.columns
+        for key, column in (("image_column", image), ("label_column", label)):
+            if column is not None and column not in data.column_names:
+                names = ", ".join(data.column_names)[:120]
+                raise UserError(
+                    f"data.source.{key}: {where} has no column '{column}' (it has {names})"
+                )
+        try:
+            data = data.cast_column(image, datasets.Image(decode=False))
+            data.features  # noqa: B018 - a column that is no picture is refused here
+            if len(data):
+                first = data[0][image]
+                if not isinstance(first, dict) or not {"bytes", "path"} <= first.keys():
+                    raise TypeError(f"its values are {type(first).__name__}")
+        except Exception as error:  # many kinds, by the column's type
+            raise UserError(
+                f"data.source.image_column: '{image}' of {where} holds no pictures ({first_line(error)})"
+            ) from error
+        return data
 
     def _labelled(self, data: HubTable) -> LabelledRows:
         """The rows with the text of their labels; of a column of class ids also the classes' names."""
