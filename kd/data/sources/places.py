@@ -62,29 +62,25 @@ class Disk:
         A link to a folder elsewhere is followed once. One to a folder that is read anyway, or is above, is not.
         """
         root = os.path.realpath(folder)
-        followed: set[str] = set()
+        followed: set[str] = set()  # real folders that links lead to
 
         def is_walked(path: str) -> bool:
             if not os.path.islink(path):  # noqa: PTH114 - a Path each is slow
                 return True
             real = os.path.realpath(path)
-            if (
-                real in followed
-                or real == root
-                or real.startswith(f"{root}{os.sep}")
-                or root.startswith(f"{real}/")
-            ):
+            is_within = f"{real}{os.sep}".startswith(f"{root}{os.sep}")
+            is_above = root.startswith(f"{real}{os.sep}")
+            if real in followed or is_within or is_above:
                 return False
             followed.add(real)
             return True
 
         for path, folders, names in os.walk(folder, followlinks=True):
-            folders[:] = [
-                name
-                for name in folders
-                if not is_hidden(name) and is_walked(f"{path}{os.sep}{name}")
-            ]
-            yield from (f"{path}{os.sep}{name}" for name in names if not name.startswith("."))
+            visible = [name for name in folders if not is_hidden(name)]
+            folders[:] = [name for name in visible if is_walked(f"{path}{os.sep}{name}")]
+            for name in names:
+                if not name.startswith("."):
+                    yield f"{path}{os.sep}{name}"
 
     def open(self, file: str) -> IO[bytes]:
         """Opens a regular file to read.
@@ -97,10 +93,10 @@ class Disk:
     def stamp(self, file: str) -> str:
         """What differs once the file has changed; nothing of a missing one."""
         try:
-            found = Path(file).stat()
+            stat = Path(file).stat()
         except (OSError, ValueError):  # a missing file is named by the check that decodes it
             return ""
-        return f"{found.st_size}\0{found.st_mtime_ns}\0"
+        return f"{stat.st_size}\0{stat.st_mtime_ns}\0"
 
     def size(self, file: str) -> int:
         """Bytes of a file; 0 where it is not there."""
@@ -132,11 +128,12 @@ class Store:
         """
         _check_plain(root, key)
         place = cls(joined(root), limit)
-        place._states = {
-            f"{place.root}/{name}": state for name, state in listed(place.root, key).items()
-        }
+        for name, state in listed(place.root, key).items():
+            url = f"{place.root}/{name}"
+            place._states[url] = state
         place._urls = sorted(place._states)
-        _check_plain(next((url for url in place._urls if "::" in url), ""), key)
+        for url in place._urls:
+            _check_plain(url, key)
         return place
 
     @classmethod
@@ -167,7 +164,8 @@ class Store:
 
     def _in(self, folder: str) -> list[str]:
         start = f"{folder}/"
-        first, end = (bisect_left(self._urls, edge) for edge in (start, start + PREFIX_END))
+        first = bisect_left(self._urls, start)
+        end = bisect_left(self._urls, start + PREFIX_END)
         return self._urls[first:end]
 
     def is_folder(self, folder: str) -> bool:
