@@ -224,13 +224,13 @@ class Ensemble(RunTeacher):
     def _mean(self, logits: list[Any]) -> Tensor:
         """The weighted mean of each teacher's logits, ``(N, C)`` or maps ``(N, C, h, w)`` of any size."""
         size = logits[0].shape[2:]
-        total = None
+        weighted = []
         for share, teacher_logits in zip(self._shares, logits, strict=True):
             if teacher_logits.shape[2:] != size:
                 teacher_logits = nn.functional.interpolate(teacher_logits, size, mode="bilinear")
-            weighted = share * teacher_logits
-            total = weighted if total is None else total + weighted
-        return total
+            weighted.append(share * teacher_logits)
+        first, *others = weighted
+        return sum(others, first)
 
     def __call__(self, images: Images) -> Tensor:
         return self._mean([teacher(images) for teacher in self.members.values()])

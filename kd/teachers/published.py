@@ -80,7 +80,7 @@ def _shards(split: Split, samples: int, record_bytes: int) -> list[tuple[str, in
 
     # Parts of equal size.
     pictures_a_part = max(1, PART_BYTES // record_bytes)
-    parts = []
+    parts: list[tuple[str, int]] = []
     for first in range(0, samples, pictures_a_part):
         name = f"part-{len(parts):05d}"
         count = min(pictures_a_part, samples - first)

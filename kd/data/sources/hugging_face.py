@@ -9,7 +9,7 @@ from kd.data.sources.base import Source, Split
 from kd.data.sources.files import UNLABELLED
 from kd.data.sources.labels import by_label, cells, check_known, doubts, in_order, unused
 from kd.data.sources.places import expanded
-from kd.data.sources.split_names import Unfit, choose, numbers_in, splits_by_row
+from kd.data.sources.split_names import Column, Unfit, choose, numbers_in, splits_by_row
 from kd.errors import UserError, first_line, needs_extra
 from kd.storage.elsewhere import open_regular
 
@@ -123,7 +123,7 @@ class HuggingFace(Source):
         data = self._table(name)
         try:
             self._whole[name] = self._labelled(data)
-            columns = {}
+            columns: dict[Column, Any] = {}
             for column in data.column_names:
                 if column not in self.columns and _is_plain(data, column):
                     columns[column] = data[column][:]

@@ -58,13 +58,12 @@ def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
         names, records = _table(text, path, columns.delimiter)
     else:
         value = _records(text)
-        is_coco = isinstance(value, Mapping)
-        if is_coco or (value and value[0].get("type") == "dataset"):
-            if isinstance(label, list):
-                raise Unfit(
-                    "is a list of classes; data.source.targets=[...] reads a table or JSON lines"
-                )
-            return _coco(value, columns.split) if is_coco else _ultralytics(value)
+        if isinstance(value, Mapping):
+            _check_labels_are_classes(label)
+            return _coco(value, columns.split)
+        if value and value[0].get("type") == "dataset":
+            _check_labels_are_classes(label)
+            return _ultralytics(value)
         records = value
         names = sorted({name for record in records for name in record})
         _check_there(path, names, "path_column")
@@ -83,6 +82,12 @@ def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
         return ListContent(rows, labelled, False, notes)
     rows = [row._replace(split=split) for row, split in zip(rows, splits, strict=True)]
     return ListContent(rows, labelled, True, notes)
+
+
+def _check_labels_are_classes(label: Column | Sequence[str]) -> None:
+    """Refuses columns of numbers to learn, which a list of classes does not have."""
+    if isinstance(label, list):
+        raise Unfit("is a list of classes; data.source.targets=[...] reads a table or JSON lines")
 
 
 def _labelled_rows(

@@ -23,7 +23,14 @@ from kd.data.sources.labels import by_label, cells, check_known, doubts, in_orde
 from kd.data.sources.places import IMAGE_SUFFIXES, expanded
 from kd.data.sources.shard_names import expanded_places, lines_of, shards_of, shards_of_split
 from kd.data.sources.shards import ShardSplit
-from kd.data.sources.split_names import Unfit, may_name_split, numbers_in, split_of, splits_by_row
+from kd.data.sources.split_names import (
+    Column,
+    Unfit,
+    may_name_split,
+    numbers_in,
+    split_of,
+    splits_by_row,
+)
 from kd.errors import UserError
 from kd.machine import cache_dir
 from kd.storage.archives import opened
@@ -155,7 +162,7 @@ class WebDataset(Source):
         samples = [sample for shard in shards.values() for sample in shard.samples]
         fields = [sample[4] for sample in samples]
         names = sorted({name for sample_fields in fields for name in sample_fields})
-        columns = {}
+        columns: dict[Column, list[Any]] = {}
         for name in names:
             columns[name] = [sample_fields.get(name) for sample_fields in fields]
         try:
