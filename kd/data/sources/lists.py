@@ -84,7 +84,7 @@ def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
     return ListContent(rows, labelled, True, notes)
 
 
-def _check_labels_are_classes(label: Column | Sequence[str]) -> None:
+def _check_labels_are_classes(label: Columns) -> None:
     """Refuses columns of numbers to learn, which a list of classes does not have."""
     if isinstance(label, list):
         raise Unfit("is a list of classes; data.source.targets=[...] reads a table or JSON lines")
