@@ -80,9 +80,8 @@ def as_batch(given: object) -> Batch:
             f"a batch is (images, targets), (images, targets, index) or a dict, got {_kind(given)}"
         )
     image = next((given[name] for name in IMAGE if name in given), None)
-    if (
-        image is None and "plan" not in given
-    ):  # pictures that the device has still to make have none yet
+    # Pictures that the device has still to make have none yet.
+    if image is None and "plan" not in given:
         raise UserError(
             f"a batch needs one of {', '.join(IMAGE)}, got {', '.join(map(str, given))}"
         )

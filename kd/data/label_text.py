@@ -13,7 +13,6 @@ def plain(given: object) -> str:
     text = (
         "" if given is None or given != given else unicodedata.normalize("NFC", str(given)).strip()
     )
-    whole = re.fullmatch(
-        r"(-?[0-9]{1,18})\.0+", text
-    )  # a table's column of numbers with a missing one
+    # A table's column of numbers with a missing one.
+    whole = re.fullmatch(r"(-?[0-9]{1,18})\.0+", text)
     return whole[1] if whole else text

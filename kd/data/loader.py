@@ -89,9 +89,8 @@ def listen_to_parent(worker: int) -> None:
     """Runs in each worker as it starts: blocks signals to the whole job, and ends the worker when its parent is
     gone.
     """
-    signal.pthread_sigmask(
-        signal.SIG_BLOCK, HELD_BACK
-    )  # a worker that was not forked has not inherited it
+    # A worker that was not forked has not inherited it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     if HELD_BACK:
         threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
 

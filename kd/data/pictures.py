@@ -31,9 +31,8 @@ def decode(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
     """
     with open_picture(BytesIO(data), max_pixels) as image:
         if data.startswith(JPEG):
-            with suppress(
-                Exception
-            ):  # Pillow reads a few kinds more, and names what is wrong in fewer words
+            # Pillow reads a few kinds more, and names what is wrong in fewer words.
+            with suppress(Exception):
                 return _jpeg_decoder()(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         return torch.from_numpy(np.array(decoded(image))).permute(2, 0, 1).contiguous()
 

@@ -183,9 +183,8 @@ def resize(features: Tensor, size: tuple[int, ...]) -> Tensor:
     """``(N, C, H, W)`` -> ``(N, C, *size)``, bilinear, with averaging where it gets smaller. Keeps the dtype."""
     if features.shape[2:] == size:
         return features
-    resized = F.interpolate(
-        wide(features), size, mode="bilinear", antialias=True
-    )  # bfloat16: not on the CPU
+    # bfloat16: not on the CPU.
+    resized = F.interpolate(wide(features), size, mode="bilinear", antialias=True)
     return resized.to(features.dtype)
 
 

@@ -22,10 +22,9 @@ from kd.models.weights import about, say
 from kd.settings import height_width
 
 Spec = TypeVar("Spec", bound=ModelSpec)
-PATCHES, AUTO = (
-    "patch_size",
-    "auto",
-)  # kd's own value of timm's argument, of a student that inherits
+PATCHES = "patch_size"
+AUTO = "auto"
+"""kd's own value of timm's argument ``patch_size``, of a student that inherits."""
 _checked: set[str] = set()  # models whose forward has been tried in this process
 
 
@@ -233,9 +232,8 @@ def completed(spec: Spec, key: str) -> Spec:
             f"{key}.builder: {spec.checkpoint} was built by {said.builder}; name it and its arguments"
         )
     of_teacher = isinstance(spec, TeacherSpec)
-    if not said.arch or (
-        said.foreign and spec.arch
-    ):  # timm may have several names for a foreign model
+    # timm may have several names for a foreign model.
+    if not said.arch or (said.foreign and spec.arch):
         return replace(spec, **moments)
     if of_teacher and said.arch != spec.arch:
         size = said.img_size and (
@@ -259,6 +257,5 @@ def _three(values: Sequence[float] | None) -> list[float] | None:
 
 def count_parameters(model: nn.Module) -> int:
     """The number of parameters, trainable or not, also where DeepSpeed has sharded them."""
-    return sum(
-        getattr(p, "ds_numel", p.numel()) for p in model.parameters()
-    )  # DeepSpeed empties what is in shards
+    # DeepSpeed empties what is in shards.
+    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())

@@ -44,10 +44,11 @@ NAMES = {  # the first that matches
     ),
 }  # fmt: skip
 UNUSED = re.compile(r"pooler\.")
+# V2's, V3's epsilon of norms.
 MOBILENETS = {
     "features.1.conv.0.0.weight": 1e-5,
     "features.1.block.0.0.weight": 1e-3,
-}  # V2's, V3's epsilon of norms
+}
 SIZES = {
     (192, 12, 3): "tiny",
     (384, 12, 6): "small",
@@ -85,9 +86,8 @@ def foreign_models(
 
 def _vit_renamed(tensors: Mapping[str, Tensor], inner: str, library: str) -> dict[str, Tensor]:
     """The tensors of the ViT below the prefix ``inner`` under timm's names, queries, keys and values in one layer."""
-    outer = inner[
-        : inner.rstrip(".").rfind(".") + 1
-    ]  # transformers' classifier is beside the model
+    # transformers' classifier is beside the model.
+    outer = inner[: inner.rstrip(".").rfind(".") + 1]
     named: dict[str, Tensor] = {}
     for key, value in tensors.items():
         if key.startswith(inner):
@@ -157,46 +157,53 @@ def _in_order(module: str) -> tuple[bool, list[tuple[int, str]]]:
 
 def of_transformers(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What the ``config.json`` of ``save_pretrained`` says: fields of :class:`kd.models.weights.About`."""
-    if config["model_type"] not in ("vit", "dinov2", "dinov2_with_registers") or config.get(
-        "use_swiglu_ffn"
-    ):
+    families = ("vit", "dinov2", "dinov2_with_registers")
+    if config["model_type"] not in families or config.get("use_swiglu_ffn"):
         return {"builder": TRANSFORMERS}
-    width, depth, heads = (
-        config[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")
-    )
+    width = config["hidden_size"]
+    depth = config["num_hidden_layers"]
+    heads = config["num_attention_heads"]
     ratio = config.get("mlp_ratio") or config["intermediate_size"] / width
     patch = config["patch_size"]
-    dino = config["model_type"].startswith("dinov2")
     registers = config.get("num_register_tokens", 0)
-    size = SIZES.get((width, depth, heads), "")
-    kind = f"14{'_reg4' * bool(registers)}_dinov2" if dino else f"{patch}_224"
-    fits = (
-        size
-        and ratio == 4
-        and config.get("qkv_bias", True)
-        and (patch == 14 or not dino)
-        and registers in (0, 4)
-    )
-    kwargs = {
-        "patch_size": patch,
-        "embed_dim": width,
-        "depth": depth,
-        "num_heads": heads,
-        "mlp_ratio": ratio,
-        "qkv_bias": config.get("qkv_bias", True),
-        **({"reg_tokens": registers} if registers else {}),
-    }
+    has_bias = config.get("qkv_bias", True)
+    is_dino = config["model_type"].startswith("dinov2")
+
+    # The architecture of timm; where none fits, the nearest with other arguments.
+    size = SIZES.get((width, depth, heads))
+    has_usual_patch = patch == 14 or not is_dino
+    fits = size and ratio == 4 and has_bias and has_usual_patch and registers in (0, 4)
+    kind = "16_224"
+    if is_dino:
+        kind = "14_reg4_dinov2" if registers else "14_dinov2"
+    elif fits:
+        kind = f"{patch}_224"
+    kwargs = {}
+    if not fits:
+        size = "base"
+        kwargs = {
+            "patch_size": patch,
+            "embed_dim": width,
+            "depth": depth,
+            "num_heads": heads,
+            "mlp_ratio": ratio,
+            "qkv_bias": has_bias,
+        }
+        if registers:
+            kwargs["reg_tokens"] = registers
+
+    pixels = {}
     file = folder / "preprocessor_config.json"
-    pixels = json_of(text_of(file)) if file.is_file() else {}
+    if file.is_file():
+        pixels = json_of(text_of(file))
+    architectures = config.get("architectures") or []
+    has_head = any(name.endswith("ForImageClassification") for name in architectures)
     return {
-        "arch": f"vit_{size if fits else 'base'}_patch{kind if fits or dino else '16_224'}",
-        "kwargs": {} if fits else kwargs,
+        "arch": f"vit_{size}_patch{kind}",
+        "kwargs": kwargs,
         "img_size": height_width(config["image_size"]),
         "mean": pixels.get("image_mean"),
         "std": pixels.get("image_std"),  # else the architecture's own, as timm says
         "foreign": True,
-        "two_token_head": any(
-            name.endswith("ForImageClassification") for name in config.get("architectures") or []
-        )
-        and dino,
+        "two_token_head": has_head and is_dino,
     }

@@ -206,9 +206,8 @@ class HuggingFaceModel(OwnModel):
     def __init__(self, model: "transformers.PreTrainedModel", *args: Any) -> None:
         super().__init__(model, *args)
         for name, parameter in model.named_parameters():
-            if name.endswith(
-                "mask_token"
-            ):  # for masked training alone: it would never get a gradient
+            # For masked training alone: it would never get a gradient.
+            if name.endswith("mask_token"):
                 parameter.requires_grad_(False)
         native = height_width(
             getattr(getattr(model.config, "vision_config", model.config), "image_size", 0)

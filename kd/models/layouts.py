@@ -377,9 +377,8 @@ def _grid_of(positions: Tensor, without_patch: int, prefix_tokens: int) -> list[
     """
     for count in (without_patch, 1, prefix_tokens, 0):
         patches = len(positions) - count
-        if (
-            patches > 0 and math.isqrt(patches) ** 2 == patches
-        ):  # a square: timm's filter takes it so
+        # A square: timm's filter takes it so.
+        if patches > 0 and math.isqrt(patches) ** 2 == patches:
             return grid_shown(positions[count:]) if count == without_patch else []
     return grid_shown(positions[without_patch:])
 

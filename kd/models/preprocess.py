@@ -49,9 +49,8 @@ class Preprocess:
         self.floats: tuple[tuple[float, ...], tuple[float, ...]] | None = (
             None  # mean and std of float pictures
         )
-        self.dtype = (
-            torch.float32
-        )  # of the output; that of the weights where a run trains in half precision throughout
+        # Of the output; that of the weights where a run trains in half precision throughout.
+        self.dtype = torch.float32
         self._moments: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, images: Images) -> Tensor:

@@ -63,9 +63,8 @@ def own(tensor: Tensor) -> Tensor:
     size = getattr(tensor, "ds_numel", 0)
     if part is None:
         return tensor
-    return part[
-        : max(0, size - part.numel() * distributed.get_rank())
-    ]  # what follows is padding, of any value
+    # What follows is padding, of any value.
+    return part[: max(0, size - part.numel() * distributed.get_rank())]
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -16,9 +16,8 @@ from kd.models.preprocess import Prepare, Size, evaluating
 
 PRELOGITS = "prelogits"  # the name of the classifier's input, which in most models is not a module
 MAPS = "maps"  # the name of whichever layer gives a model's last map, before its classifier
-MAPS_AT = re.compile(
-    r"maps@([1-9]\d*)/([1-9]\d*)"
-)  # the map after such a share of the blocks or stages
+# The map after such a share of the blocks or stages.
+MAPS_AT = re.compile(r"maps@([1-9]\d*)/([1-9]\d*)")
 TRIAL = 2  # pictures of the forward that finds the layers' shapes
 KEY = "model.taps"  # the setting that names layers, where no other is given
 

@@ -90,9 +90,8 @@ class MultiLabel(Task):
         """Adds a batch: ``(N, C)``, labels ``(N, C)``, and the teacher's decisions ``(N, C)``."""
         logits = logits.float()
         probabilities = logits.sigmoid()
-        order = (
-            1 + F.softsign(logits)
-        ) / 2  # in 0..1 like a probability, but strong answers don't become equal
+        # In 0..1 like a probability, but strong answers don't become equal.
+        order = (1 + F.softsign(logits)) / 2
         self.map.update(order, target.long())
         self.f1.update(probabilities, target.long())
         self.positives.update(target.float())

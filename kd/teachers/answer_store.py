@@ -358,9 +358,8 @@ def compare(
         raise UserError(
             f"{key}.cache_dir: {folder}/{FINGERPRINT} is damaged ({type(error).__name__})"
         ) from error
-    for name, part in json_of(
-        json.dumps(fingerprint)
-    ).items():  # with lists for tuples, as in the file
+    # With lists for tuples, as in the file.
+    for name, part in json_of(json.dumps(fingerprint)).items():
         for difference in differences(stored_parts[name], part).values():
             raise UserError(
                 f"{key}.cache_dir: {folder} was filled with other {NAMED.get(name, name)}: {difference}"

@@ -26,10 +26,10 @@ from kd.teachers.base import RunTeacher
 class NamedInput:
     """What a teacher's weights say of their input, where it is another than the teacher's."""
 
-    settings: dict[
-        str, str
-    ]  # the differing keys (``mean``, ``std``, ``img_size``), with the weights' own values
-    build: Callable[["FrozenTeacher"], "FrozenTeacher"]  # the same teacher with that input
+    settings: dict[str, str]
+    """The differing keys (``mean``, ``std``, ``img_size``), with the weights' own values."""
+    build: Callable[["FrozenTeacher"], "FrozenTeacher"]
+    """Makes the same teacher with that input."""
 
 
 class FrozenTeacher(RunTeacher):
@@ -145,9 +145,8 @@ class FrozenTeacher(RunTeacher):
             return self(images), {}
         with self.taps as caught:
             logits = self(images)
-        copy_each = bool(
-            self.spec.compile
-        )  # CUDA graphs write the next answers into the same memory
+        # CUDA graphs write the next answers into the same memory.
+        copy_each = bool(self.spec.compile)
         features = {}
         for layer in layers:
             _, path, tokens = layer

@@ -29,9 +29,8 @@ class FileSplit:
         left_out: dict[str, int] | None = None,
         place: Place = DISK,
     ) -> None:
-        self.paths = [
-            str(p) for p in paths
-        ]  # strings: thousands of Path objects make workers slow to start
+        # Strings: thousands of Path objects make workers slow to start.
+        self.paths = [str(p) for p in paths]
         self.targets = list(targets)
         self.left_out = left_out or {}
         self.place = place

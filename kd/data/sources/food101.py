@@ -40,9 +40,8 @@ class Food101(Source):
         root = Path(self.data_dir) if self.data_dir else cache_dir()
         if self.download:
             root.mkdir(parents=True, exist_ok=True)
-        lock = (
-            FileLock(root / "food-101.lock") if self.download else nullcontext()
-        )  # several processes start at once
+        # Several processes start at once.
+        lock = FileLock(root / "food-101.lock") if self.download else nullcontext()
         try:
             with lock:
                 data = datasets.Food101(

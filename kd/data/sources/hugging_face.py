@@ -65,9 +65,8 @@ class HuggingFace(Source):
         self.columns = image_column, label_column
         self._names: list[str] | None = None  # of the data set's splits
         self._whole: dict[str, LabelledRows] = {}  # by the data set's split
-        self._by_row: dict[
-            str, Sequence[str | None] | None
-        ] = {}  # likewise the splits that a column names
+        # Likewise the splits that a column names.
+        self._by_row: dict[str, Sequence[str | None] | None] = {}
 
     def load(self, split: str) -> Split:
         """See :meth:`Source.load`. Any other split's name is one that the data set has."""
@@ -146,9 +145,8 @@ class HuggingFace(Source):
         where = f"{self.path} ({name})"
         try:
             data = datasets.load_dataset(self.path, split=name)
-        except (
-            Exception
-        ) as error:  # the hub, the file system and the format readers raise many kinds
+        # The hub, the file system and the format readers raise many kinds.
+        except Exception as error:
             raise UserError(f"data.source: {where}: {first_line(error)}") from error
         image, label = self.columns
         for key, column in (("image_column", image), ("label_column", label)):
@@ -268,9 +266,8 @@ class _HuggingFaceSplit:
             return file.read()
 
     def stamp(self, i: int) -> str:
-        return str(
-            self.data._fingerprint
-        )  # datasets hashes the files that it has built the set from
+        # datasets hashes the files that it has built the set from.
+        return str(self.data._fingerprint)
 
     def name(self, i: int) -> str:
         return f"{self.path}[{i}]"

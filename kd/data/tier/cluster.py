@@ -216,9 +216,8 @@ class RayCluster:
             ) from error
         self.joined = True
         if self._mine:
-            with suppress(
-                AttributeError
-            ):  # it prints a failed machine's log into the training's output, unasked
+            # It prints a failed machine's log into the training's output, unasked.
+            with suppress(AttributeError):
                 self.ray._private.worker.print_to_stdstream = lambda *_, **__: None
         if not self.machines():
             there = sum(node["Alive"] for node in self.ray.nodes())

@@ -84,9 +84,8 @@ class Tier:
     def _reset(self) -> None:
         self._scheduler: Scheduler | None = None
         self._threads: list[threading.Thread] = []
-        self._calls: dict[
-            object, tuple[Worker, BatchJob | None]
-        ] = {}  # without a job: a maker's first words
+        # Without a job: a maker's first words.
+        self._calls: dict[object, tuple[Worker, BatchJob | None]] = {}
         self._put: dict[int, tuple[object, ...]] = {}
         self._stop = threading.Event()
         self._failed: Exception | None = None
