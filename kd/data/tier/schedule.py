@@ -17,12 +17,14 @@ from torch.utils.data import Dataset
 from kd.data.batch import Batch
 from kd.data.sampler import Key
 
-DEPTH = 2  # batches that a maker has in hand: one under way, and one so that it never waits for the next
-TRIES = 3  # makers that may end over one batch before the batch is to blame, or end on one machine in a row
-SLOW = (
-    4.0  # times the usual time, and a batch that is waited for is given to a second machine as well
-)
-SLOW_S = 1.0  # and at least so long
+DEPTH = 2
+"""Batches that a maker has in hand: one under way, and one so that it never waits for the next."""
+TRIES = 3
+"""Makers that may end over one batch before the batch is to blame, or end on one machine in a row."""
+SLOW = 4.0
+"""Times the usual time, and a batch that is waited for is given to a second machine as well; see :data:`SLOW_S`."""
+SLOW_S = 1.0
+"""Seconds that a batch must be late at least, to be given to a second machine."""
 MB = 10**6
 
 
@@ -230,7 +232,11 @@ class Scheduler:
 
     # -- batches -----------------------------------------------------------------------------------------------------
     def give(self, now: float) -> tuple[Worker, BatchJob] | None:
-        """Who gets which batch next; None where nobody is free, or nothing is to be made."""
+        """Who makes which batch next, as (worker, batch); None where all are busy, or nothing is to be made.
+
+        Args:
+            now: seconds on any steady clock, as in :meth:`done`.
+        """
         free = [maker for maker in self.makers if maker.ready and len(maker.jobs) < DEPTH]
         if not free:
             return None
@@ -257,7 +263,7 @@ class Scheduler:
         return None
 
     def _late(self, maker: Worker, now: float) -> BatchJob | None:
-        """A batch that another machine keeps for too long."""
+        """A batch that another machine has had for :data:`SLOW` times the usual time, and at least :data:`SLOW_S`."""
         limit = SLOW * SLOW_S
         if self.took:
             limit = max(SLOW_S, SLOW * statistics.median(self.took))
@@ -288,7 +294,15 @@ class Scheduler:
         machine.megabytes += made.size / MB
 
     def lost(self, maker: Worker, memory: bool = False) -> BatchJob | None:
-        """A maker has ended: its batches are made by others, first of all."""
+        """A maker has ended: its batches are made by others, before any new batch.
+
+        Args:
+            maker: that has ended.
+            memory: whether for lack of memory; then its machine gets one maker fewer.
+
+        Returns:
+            The batch that is to blame: :data:`TRIES` makers have ended over it; None while no batch is.
+        """
         if maker not in self.makers:
             return None
         self.makers.remove(maker)
