@@ -16,9 +16,8 @@ ONE_LABEL = "one label a picture"
 """What :class:`kd.data.targets.Targets` calls data whose pictures have one class id each."""
 
 
-HIGHEST = (
-    20.0  # Of float pictures: normalised ones stay below it, also with a small standard deviation
-)
+# Of float pictures: normalised ones stay below it, also with a small standard deviation.
+HIGHEST = 20.0
 
 
 Target = int | list[int] | list[float] | Tensor

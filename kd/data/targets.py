@@ -25,9 +25,8 @@ class Targets:
     """The augmentations that are not defined for such targets."""
     one_class = True  # a picture has one class, or no label
     least_classes = 2  # fewer leave nothing to tell apart
-    cut_with_picture = (
-        False  # it has a value for each pixel, which a view's crop, resize and flip move too
-    )
+    # It has a value for each pixel, which a view's crop, resize and flip move too.
+    cut_with_picture = False
 
     def view(
         self, transform: v2.Transform, picture: Tensor, target: Target, ignore_index: int | None

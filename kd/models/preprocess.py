@@ -46,9 +46,8 @@ class Preprocess:
         self.std = tuple(std)
         if not all(self.std):
             raise ValueError(f"std must not be 0, got {std}")
-        self.floats: tuple[tuple[float, ...], tuple[float, ...]] | None = (
-            None  # mean and std of float pictures
-        )
+        # Mean and std of float pictures.
+        self.floats: tuple[tuple[float, ...], tuple[float, ...]] | None = None
         # Of the output; that of the weights where a run trains in half precision throughout.
         self.dtype = torch.float32
         self._moments: dict[torch.device, tuple[Tensor, Tensor]] = {}

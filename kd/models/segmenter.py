@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from kd.errors import UserError
 
-HEAD_STRIDE = (
-    4  # the head works on a grid of a quarter of the picture: finer costs much and gains little
-)
+# The head works on a grid of a quarter of the picture: finer costs much and gains little.
+HEAD_STRIDE = 4
 LEVELS = 4
 TimmModel: TypeAlias = Any  # torch types its parts as bare modules
 

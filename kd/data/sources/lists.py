@@ -22,9 +22,8 @@ class ListColumns(NamedTuple):
     path: Column = "path"
     label: Columns = "label"
     delimiter: str | None = None  # None: found by the first line
-    split: Column | None = (
-        None  # None: found by its name and values; "none": no column names splits
-    )
+    # None: found by its name and values; "none": no column names splits.
+    split: Column | None = None
 
 
 class Row(NamedTuple):

@@ -70,9 +70,8 @@ class BatchMaker:
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        os.environ["CUDA_VISIBLE_DEVICES"] = (
-            ""  # a maker without a GPU of its own takes nobody else's
-        )
+        # A maker without a GPU of its own takes nobody else's.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
         self.works: dict[int, tuple[Samples, Callable[..., Batch]]] = {}
 
     def greet(self) -> dict[str, str]:
