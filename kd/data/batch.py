@@ -122,11 +122,10 @@ class RangeCheck:
 
 
 def _kind(given: object) -> str:
-    return (
-        f"{type(given).__name__} of {len(given)}"
-        if isinstance(given, Sized)
-        else type(given).__name__
-    )
+    name = type(given).__name__
+    if isinstance(given, Sized):
+        return f"{name} of {len(given)}"
+    return name
 
 
 @dataclass

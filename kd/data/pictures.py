@@ -45,11 +45,9 @@ def plain_jpeg(data: bytes, max_pixels: int = MAX_PIXELS) -> tuple[int, int] | N
     """
     with open_picture(BytesIO(data), max_pixels) as image:
         upright = image.getexif().get(ORIENTATION, 1) == 1
-        return (
-            (image.height, image.width)
-            if image.format == "JPEG" and image.mode in "RGBL" and upright
-            else None
-        )
+        if image.format == "JPEG" and image.mode in "RGBL" and upright:
+            return image.height, image.width
+        return None
 
 
 def encode_jpeg(picture: Tensor, quality: int) -> bytes:

@@ -19,11 +19,9 @@ class _MapLoss(LogitLoss):
 
     def valid(self, target: Tensor) -> Tensor:
         """Where a pixel takes part, bool ``(N, H, W)``."""
-        return (
-            torch.ones_like(target, dtype=torch.bool)
-            if self.ignore_index is None
-            else target != self.ignore_index
-        )
+        if self.ignore_index is None:
+            return torch.ones_like(target, dtype=torch.bool)
+        return target != self.ignore_index
 
 
 class PixelKDLoss(_MapLoss):

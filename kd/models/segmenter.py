@@ -46,11 +46,10 @@ class DenseModel(nn.Module):
         count = len(info)
         is_vit = len({level["reduction"] for level in info}) == 1
         last = min(LEVELS, count)
-        self.indices = (
-            [count * (i + 1) // last - 1 for i in range(last)]
-            if is_vit
-            else [*range(count - last, count)]
-        )
+        if is_vit:  # blocks at equal distances, the last among them
+            self.indices = [count * (i + 1) // last - 1 for i in range(last)]
+        else:
+            self.indices = list(range(count - last, count))
         backbone.prune_intermediate_layers(self.indices, prune_norm=not is_vit, prune_head=True)  # type: ignore[operator]
         self.norm = is_vit
         self.head = DenseHead([info[i]["num_chs"] for i in self.indices], width, num_classes)

@@ -96,11 +96,9 @@ class Regression(Task):
 
     def refuses(self, loss: LogitLoss) -> str:
         """Refuses losses that compare classes."""
-        return (
-            ""
-            if loss.for_numbers
-            else "compares classes, the data has numbers (RegressionKDLoss compares these)"
-        )
+        if loss.for_numbers:
+            return ""
+        return "compares classes, the data has numbers (RegressionKDLoss compares these)"
 
     def fidelity(self, classes: int) -> NumbersFidelity:
         """A comparison of the student's numbers with the teacher's."""

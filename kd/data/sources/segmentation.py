@@ -120,11 +120,9 @@ class SegmentationFolder(Source):
         """The folder of a split below both folders: ``split``, or one whose name means it (``Training``)."""
         images = joined(self.root, self.folders[0])
         names = self.place.folders(images) if self.place.is_folder(images) else []
-        return (
-            split
-            if split in names
-            else choose(sorted(names), split, "data.source.root", images) or split
-        )
+        if split in names:
+            return split
+        return choose(sorted(names), split, "data.source.root", images) or split
 
     def load(self, split: str) -> MaskSplit:
         """See :meth:`Source.load`.
