@@ -102,11 +102,11 @@ def input_named_by_weights(spec: ModelSpec, model: nn.Module) -> dict[str, tuple
 def differing_input(prepare: Preprocess, named: Mapping[str, tuple[float, ...]]) -> dict[str, str]:
     """Which settings of an input differ from what the weights name, with the weights' values as settings."""
     now = {"mean": prepare.mean, "std": prepare.std, "img_size": prepare.size}
-    different = [
-        name
-        for name, values in named.items()
-        if any(abs(a - b) > SAME_MOMENTS for a, b in zip(values, now[name], strict=True))
-    ]
+    different = []
+    for name, values in named.items():
+        distances = [abs(a - b) for a, b in zip(values, now[name], strict=True)]
+        if max(distances) > SAME_MOMENTS:
+            different.append(name)
     return {name: as_setting(named[name]) for name in different}
 
 

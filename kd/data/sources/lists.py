@@ -105,7 +105,11 @@ def _labelled_rows(
                 raise Unfit(
                     f"has no column {name} (data.source.targets; it has {', '.join(map(str, names))[:120]})"
                 )
-        return [Row(record[path], [record.get(name) for name in label]) for record in records], True
+        rows = []
+        for record in records:
+            numbers = [record.get(name) for name in label]
+            rows.append(Row(record[path], numbers))
+        return rows, True
     if label in names:
         return [Row(record[path], record.get(label)) for record in records], True
     if not rest:

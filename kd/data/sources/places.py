@@ -179,9 +179,8 @@ class Store:
 
     def files(self, folder: str) -> list[str]:
         """Names of the files in a folder, from the listing."""
-        return [
-            rest for rest in (url[len(folder) + 1 :] for url in self._in(folder)) if "/" not in rest
-        ]
+        rests = [url[len(folder) + 1 :] for url in self._in(folder)]
+        return [rest for rest in rests if "/" not in rest]
 
     def below(self, folder: str) -> Iterator[str]:
         """URLs of all files below a folder, from the listing; hidden ones, and those in hidden folders, are left

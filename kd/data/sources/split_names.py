@@ -134,19 +134,17 @@ def splits_by_row(
         if splits is not None:
             by_column[column] = splits
         notes += [note] if note else []
-    flags = {column: kind for column in columns if (kind := _flag(column, columns[column]))}
+    flags = _flags(columns)
     if one_hot and [*flags] == ["train"] and wanted is None:
         flags = {}
     if flags:  # is_valid, is_test: each a column of yes and no
-        by_column[", ".join(map(str, flags))] = _flagged(
-            {column: columns[column] for column in flags}, flags
+        columns_of_flags = {column: columns[column] for column in flags}
+        by_column[", ".join(map(str, flags))] = _flagged(columns_of_flags, flags)
+    if not by_column and wanted is not None:
+        raise Unfit(
+            f"names no splits in its column {wanted} (data.source.split_column), but {_some(columns[wanted])}"
         )
     if not by_column:
-        if wanted is not None:
-            held = _some(columns[wanted])
-            raise Unfit(
-                f"names no splits in its column {wanted} (data.source.split_column), but {held}"
-            )
         return RowSplits(None, notes)
     first, *others = by_column
     for other in others:
@@ -199,6 +197,16 @@ def _some(values: Iterable[object]) -> str:
         if len(different) > 3:
             return ", ".join(different[:3]) + " ..."
     return ", ".join(different)
+
+
+def _flags(columns: Mapping[Column, Sequence[object]]) -> dict[Column, str]:
+    """The columns of yes and no, and the split that each is about."""
+    flags = {}
+    for column, values in columns.items():
+        split = _flag(column, values)
+        if split is not None:
+            flags[column] = split
+    return flags
 
 
 def _flag(column: Column, values: Sequence[object]) -> str | None:
