@@ -154,10 +154,11 @@ def _create(spec: ModelSpec, num_classes: int, key: str) -> nn.Module:
     except OSError as error:
         raise UserError(f"{key}.pretrained: no weights for {spec.arch}: {plain(error)}") from error
     except Exception as error:  # whatever an architecture has against its arguments
-        given = (
-            f" with {', '.join(f'{k}={v}' for k, v in spec.kwargs.items())}" if spec.kwargs else ""
-        )
-        raise UserError(f"{key}: {spec.arch} can't be built{given}: {plain(error)}") from error
+        arguments = ", ".join(f"{name}={value}" for name, value in spec.kwargs.items())
+        with_arguments = f" with {arguments}" if arguments else ""
+        raise UserError(
+            f"{key}: {spec.arch} can't be built{with_arguments}: {plain(error)}"
+        ) from error
 
 
 def timm_model(arch: str, **kwargs: Any) -> nn.Module:
@@ -209,46 +210,52 @@ def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> No
 
 
 def completed(spec: Spec, key: str) -> Spec:
-    """``spec`` completed from its checkpoint, whose architecture overrides a teacher's settings."""
-    said = about(spec.checkpoint)
+    """``spec`` completed from its checkpoint, whose architecture overrides a teacher's settings.
+
+    Raises:
+        UserError: a checkpoint of transformers, or of a builder, without that builder.
+    """
+    file = about(spec.checkpoint)
     moments: dict[str, Any] = {
-        "mean": spec.mean or _three(said.mean),
-        "std": spec.std or _three(said.std),
+        "mean": spec.mean or _three(file.mean),
+        "std": spec.std or _three(file.std),
     }
+    is_teacher = isinstance(spec, TeacherSpec)
+
+    # Models that a builder makes.
     if spec.builder is not None:
         name = name_of(spec.builder)
         if spec.arch not in ("", name):
             say(f"{key}: built by {name}, not timm's {spec.arch}")
         return replace(spec, arch=name, **moments)
-    if said.builder == TRANSFORMERS or (
-        said.two_token_head and isinstance(spec, TeacherSpec) and spec.head
-    ):
+    needs_both_tokens = file.two_token_head and isinstance(spec, TeacherSpec) and spec.head
+    if file.builder == TRANSFORMERS or needs_both_tokens:
         raise UserError(
             f"{key}.checkpoint: {spec.checkpoint} is a model of transformers, not timm's; in its place: "
             f"{key}.builder={HUGGING_FACE} {key}.builder.path={spec.checkpoint}"
         )
-    if said.builder:
+    if file.builder:
         raise UserError(
-            f"{key}.builder: {spec.checkpoint} was built by {said.builder}; name it and its arguments"
+            f"{key}.builder: {spec.checkpoint} was built by {file.builder}; name it and its arguments"
         )
-    of_teacher = isinstance(spec, TeacherSpec)
-    # timm may have several names for a foreign model.
-    if not said.arch or (said.foreign and spec.arch):
+
+    # timm's models; timm may have several names for a foreign model.
+    if not file.arch or (file.foreign and spec.arch):
         return replace(spec, **moments)
-    if of_teacher and said.arch != spec.arch:
-        size = said.img_size and (
-            said.img_size[0] if said.img_size[0] == said.img_size[1] else said.img_size
-        )
-        before = f", not the settings' {spec.arch}" if spec.arch else ""
-        say(f"{key}: {said.arch} at {size} px, as {spec.checkpoint} says{before}")
-        return replace(spec, arch=said.arch, img_size=size, kwargs=said.kwargs, **moments)
-    if of_teacher or not spec.arch:
+    if is_teacher and file.arch != spec.arch:
+        size: Any = file.img_size
+        if size and size[0] == size[1]:
+            size = size[0]
+        instead = f", not the settings' {spec.arch}" if spec.arch else ""
+        say(f"{key}: {file.arch} at {size} px, as {spec.checkpoint} says{instead}")
+        return replace(spec, arch=file.arch, img_size=size, kwargs=file.kwargs, **moments)
+    if is_teacher or not spec.arch:
         known: dict[str, Any] = {
-            "img_size": spec.img_size or said.img_size,
-            "kwargs": {**said.kwargs, **spec.kwargs},
+            "img_size": spec.img_size or file.img_size,
+            "kwargs": {**file.kwargs, **spec.kwargs},
         }
-        return replace(spec, arch=said.arch, **known, **moments)
-    return replace(spec, **moments) if said.arch == spec.arch else spec
+        return replace(spec, arch=file.arch, **known, **moments)
+    return replace(spec, **moments) if file.arch == spec.arch else spec
 
 
 def _three(values: Sequence[float] | None) -> list[float] | None:

@@ -162,21 +162,20 @@ def build_own(
         )
     if hasattr(model, "pretrained_cfg") and hasattr(model, "get_classifier"):
         return model
-    wanted = {"img_size": img_size, "mean": mean, "std": std}
-    said: dict[str, Any] = {
-        name: value or getattr(model, name, None) for name, value in wanted.items()
-    }
-    for name, value in said.items():
-        if value is None:
+    # What the model takes: by the settings, else by its own attributes.
+    takes: dict[str, Any] = {"img_size": img_size, "mean": mean, "std": std}
+    for name in takes:
+        takes[name] = takes[name] or getattr(model, name, None)
+        if takes[name] is None:
             raise UserError(
                 f"{key}.{name}: {name_of(builder)} does not say what its model takes, so the settings must"
             )
     return OwnModel(
         model,
         num_classes,
-        height_width(said["img_size"]),
-        said["mean"],
-        said["std"],
+        height_width(takes["img_size"]),
+        takes["mean"],
+        takes["std"],
         remade(builder),
     )
 
