@@ -40,7 +40,7 @@ class TierLoader(DataLoader):
         self.keys = batches
         self.stream: Stream | None = None
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         """One pass; a pass before it that was not finished is given up."""
         # Every loader of torch draws a seed here: the same chance after.
         torch.empty((), dtype=torch.int64).random_()
