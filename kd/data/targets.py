@@ -174,6 +174,7 @@ class Masks(Targets):
 
     def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
         """Ids ``(N, *size)``, by nearest pixels, as torch's ``nearest`` chooses them."""
+        # Suffixes: N masks, h rows and w columns of the result.
         cut_sizes_N2 = torch.tensor([(height, width) for _, _, height, width in boxes])
         cut_sizes_N2 = cut_sizes_N2.to(packed.device, non_blocking=True)
         heights_N1 = cut_sizes_N2[:, :1]

@@ -278,6 +278,7 @@ def inside(images: Tensor, boxes: Tensor) -> Tensor:
     Returns:
         bool ``(P, H, W)``.
     """
+    # Suffixes: P pictures, H rows, W columns.
     left, top, right, bottom = boxes[:, :, None].unbind(1)  # (P, 1) each
     height, width = images.shape[-2:]
     device = images.device

@@ -356,6 +356,7 @@ def _padded(
         starts: the place of each one's first pixel in ``pixels``, ``(n, 1)``.
         size: height and width of the largest picture.
     """
+    # Suffixes: n pictures; R rows, C columns and 3 channels of the result.
     rows, columns = size
     device = pixels.device
     # The pixel of the picture that each pixel of the result shows.
@@ -402,6 +403,7 @@ def _shares(lengths: Tensor, most: int, size: int) -> Tensor:
     Returns:
         ``(N, size, most)``; the shares in a new pixel add up to 1, and those of padding are 0.
     """
+    # Suffixes: N pictures, S new pixels, M old pixels.
     lengths_N11 = lengths[..., None]
     scale_N11 = lengths_N11 / size  # old pixels to a new one
     old_pixel_M = torch.arange(most, device=lengths.device)
