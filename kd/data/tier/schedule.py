@@ -199,17 +199,21 @@ class Scheduler:
             machine.wanted = 0
         if not machines:
             return
-        cores = [machine for machine in machines for _ in range(machine.cores)]
-        mine = cores[self.rank :: self.world_size] or [cores[self.rank % len(cores)]]
+        # The machine of each core. With fewer cores than processes, several processes use a core.
+        machine_of_core = [machine for machine in machines for _ in range(machine.cores)]
+        count = len(machine_of_core)
+        chosen = machine_of_core[self.rank :: self.world_size]
+        if not chosen:
+            chosen = [machine_of_core[self.rank % count]]
         if self.count is not None and self.one_each:
-            mine = mine[: self.count]
+            chosen = chosen[: self.count]
         elif self.count is not None:
             # One core of each machine, then a second of each that has two, and so on.
             most_cores = max(machine.cores for machine in machines)
             in_turn = [m for i in range(most_cores) for m in machines if i < m.cores]
             first = self.rank * self.count
-            mine = [in_turn[i % len(cores)] for i in range(first, first + self.count)]
-        for machine in mine:
+            chosen = [in_turn[i % count] for i in range(first, first + self.count)]
+        for machine in chosen:
             machine.wanted += 1
 
     @property
