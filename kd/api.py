@@ -1,9 +1,10 @@
 """Whole runs from Python: the same recipes, checks and messages as on the command line."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from torch import nn
@@ -16,6 +17,7 @@ from kd.run.build import student_in
 from kd.run.fit import fit
 from kd.run.request import Request, translate
 from kd.run.run import Run
+from kd.run.start import to_train
 from kd.run.streams import quiet_libraries
 
 
@@ -71,18 +73,15 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
     Traceback (most recent call last):
     kd.errors.UserError: no key 'lr'; did you mean 'optim.lr'?
     """
-    items = _items(settings or {})
-    if recipe is not None:
-        items.insert(0, f"recipe={recipe}")
-    request = translate(items)
+    request = _request(settings or {}, [] if recipe is None else [f"recipe={recipe}"])
     if request.recipe is None and request.resume is None:
         raise UserError("recipe: must be given, or resume=RUN_FOLDER in settings")
-    run = Run.to_train(request)
+    run = to_train(request)
     status = fit(run)
-    folder = run.cli.folder.path
+    folder = run.folder.path
     if status:
         raise RunError(f"the run ended with status {status}, see {folder or 'above'}")
-    return RunResult(Path(folder or ""), run.cli.summary.content)
+    return RunResult(Path(folder or ""), run.summary.content)
 
 
 @as_function("eval")
@@ -103,7 +102,7 @@ def evaluate(
     """
     quiet_libraries()
     folder = run.folder if isinstance(run, RunResult) else run
-    request = replace(translate(_items(settings or {})), rest=[str(folder)])
+    request = replace(_request(settings or {}), rest=[str(folder)])
     return evaluated(request).results[0]
 
 
@@ -124,26 +123,41 @@ def size(
     Raises:
         UserError: a mistake in them, or a budget that no candidate meets; nothing is written.
     """
-    sizes, _ = sized(translate([f"recipe={recipe}", *_items(settings or {})]))
+    sizes, _ = sized(_request(settings or {}, [f"recipe={recipe}"]))
     candidates = sizes["candidates"]
     choice = next((row for row in candidates if row["name"] == sizes["choice"]), None)
     return candidates, choice
 
 
-def _items(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as words of a command line: ``key=value``, values as JSON where they are no text."""
-    items = []
-    for key, value in settings.items():
-        if key == "config" and isinstance(value, (list, tuple)):
-            values = list(value)
-        else:
-            values = [value]
-        for v in values:
-            text = v if isinstance(v, (str, Path)) else json.dumps(v, default=_plain)
-            items.append(f"{key}={text}")
-    return items
+def _request(settings: Mapping[str, Any], first: Sequence[str] = ()) -> Request:
+    """Settings as a command line has them; values that are no text are handed on as they are.
+
+    Args:
+        settings: values by key.
+        first: words before them.
+    """
+    words = list(first)
+    values: dict[str, object] = {}
+    for key, given in settings.items():
+        several = key == "config" and isinstance(given, (list, tuple))
+        for value in given if several else [given]:
+            if isinstance(value, (str, Path)):
+                words.append(f"{key}={value}")
+                continue
+            value = _plain(value)
+            words.append(f"{key}={json.dumps(value)}")
+            values[words[-1]] = value
+    request = translate(words)
+    request.values = values
+    return request
 
 
 def _plain(value: object) -> object:
-    """What JSON can't write: numbers and arrays of NumPy and torch as lists or numbers, paths as text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    """Numbers and arrays of NumPy and torch as numbers or lists, paths as text; also in lists and dicts."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value if isinstance(value, (int, float, NoneType)) else str(value)

@@ -804,7 +804,6 @@ class TrainerSettings:
 class Settings:
     """All settings of a run."""
 
-    model: LearningSettings
     recipe: Annotated[str, FOLDER] = "run"
     """Name of the run's folder below runs_dir."""
 
@@ -839,6 +838,7 @@ class Settings:
     """
 
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    model: LearningSettings = field(kw_only=True)
     data: DataSettings = field(default_factory=DataSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)

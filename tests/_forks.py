@@ -14,7 +14,7 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401 (what each optimizer imports at its first step; seconds, once and not in every fork)
 
-import kd.run.parser  # noqa: F401 (Lightning and the rest, the same)
+import kd.run.objects  # noqa: F401 (Lightning and the rest, the same)
 from kd.cli import main, train_main
 from tests._helpers import ROOT
 

@@ -18,10 +18,11 @@ import yaml
 
 from kd.errors import UserError
 from kd.run import keys, listed
-from kd.run.build import arguments_of, data_of, made, task_of, teacher_specs
-from kd.run.parser import KDCLI
+from kd.run.build import arguments_of, built, data_of, task_of, teacher_specs
 from kd.run.request import Request
-from kd.run.trust import check_file
+from kd.run.resolve import resolve
+from kd.run.trust import check_file, check_resolved
+from kd.settings import LearningSettings, TrainerSettings
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,7 +30,7 @@ NAMED = [
     "os.system", "subprocess.Popen", "importlib.import_module", "functools.partial", "pathlib.Path", "torch.load",
     "runpy.run_path", "builtins.exec", "shutil.rmtree", "antigravity.Callback", "webbrowser.open", "pickle.loads",
     "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler", "torch.hub.load", "ctypes.CDLL",
-    "kd.run.build.made", "kd.models.weights.Path", "pytorch_lightning.callbacks.LambdaCallback",
+    "kd.run.build.built", "kd.models.weights.Path", "pytorch_lightning.callbacks.LambdaCallback",
     "pytorch_lightning.Trainer", "timm.create_model", "torch.utils.tensorboard.SummaryWriter",
 ]  # fmt: skip
 """Programs, importers, readers and writers, by their paths."""
@@ -203,28 +204,24 @@ class Trial:
         file = self.folder / "x.yaml"
         file.write_text(yaml.safe_dump(nested(key, value)))
         request = Request(recipe=str(self.folder / "r.yaml"), overlays=[str(file)])
-        self.does(f"check {key}={value}", request.parser_args)
+        self.does(f"check {key}={value}", request.resolved)
 
     def parsed(self, key: str, value: object) -> None:
-        """The same where the first check is missing: the parser, what it resolves, and what builds."""
-        file = self.folder / "x.yaml"
-        file.write_text(yaml.safe_dump(nested(key, value)))
+        """The same where the first check is missing: what resolves settings, and what builds."""
+        recipe = yaml.safe_load((self.folder / "r.yaml").read_text())
 
         def parse() -> None:
-            cli = KDCLI([f"--config={self.folder / 'r.yaml'}", f"--config={file}"])
-            self.build(cli.as_dict())
+            config = resolve([recipe, nested(key, value)])
+            check_resolved(config, [])
+            self.build(config)
 
         self.does(f"parse {key}={value}", parse)
 
     def build(self, config: dict[str, Any]) -> None:
         """The builders of a run on settings, trusting nothing."""
-        from pytorch_lightning import Trainer
-
-        from kd.run.assemble import assemble
-
-        arguments_of(Trainer, {**config["trainer"], "logger": False}, "trainer")
-        arguments_of(assemble, config["model"], "model")
-        made(object, config["trainer"]["logger"], "trainer.logger")
+        arguments_of(TrainerSettings, {**config["trainer"], "logger": False}, "trainer")
+        arguments_of(LearningSettings, config["model"], "model")
+        built(Any, config["trainer"]["logger"], "trainer.logger")
 
     def opened(self, config: dict[str, Any], key: str, value: object) -> None:
         """A run's ``config.yaml``, for the commands that follow a training, where the first check is missing."""
@@ -237,7 +234,7 @@ class Trial:
             node = node[part]
         node[last] = value
         for what in (data_of, task_of, teacher_specs):
-            self.does(f"{what.__name__} {key}={value}", lambda what=what: what(settings))
+            self.does(f"{what.__name__} {key}={value}", lambda what=what: what(resolve([settings])))
 
 
 def try_files(trial: Trial, classes: list[str]) -> None:
@@ -289,7 +286,8 @@ def try_run(trial: Trial, settings: dict[str, Any]) -> None:
 def main() -> None:
     """Tries everything, and prints what happened."""
     folder, run = map(Path, sys.argv[1:])
-    KDCLI([f"--config={folder / 'r.yaml'}"]).as_dict()  # imports what every command needs
+    import kd.run.objects  # noqa: F401 (imports what every command needs)
+
     classes = dangerous()
     trial = Trial(folder, Watch())
     try_files(trial, classes)

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import kd
-from kd.api import _items
+from kd.api import _request
 from kd.cli import main
 from kd.errors import RunError, UserError
-from kd.run.parser import KDCLI
-from kd.run.request import translate
+from kd.run.run import Run
 
 OLD = [
     "kd.monitor.audit.Audit",
@@ -153,14 +152,14 @@ def test_an_evaluation_takes_a_module_that_is_trusted(tmp_path: Path) -> None:
         ("runs_dir", "[a, b]", "[a, b]"),
         ("data.source.init_args.root", "{x} [y]", "{x} [y]"),
         ("data.source.init_args.root", "'true'", "'true'"),
-        ("data.img_size", (48, 64), [48, 64]),
+        ("data.img_size", (48, 64), (48, 64)),
         ("optim.kwargs", {"betas": (0.9, 0.95)}, {"betas": [0.9, 0.95]}),
         ("model.teacher.checkpoint", None, None),
     ],
 )
 def test_a_value_arrives_as_it_is(key: str, value: object, found: object) -> None:
-    request = translate(["recipe=grocery_vit", "preflight=off", *_items({key: value})])
-    here = KDCLI(request.parser_args()).as_dict()
+    request = _request({key: value}, ["recipe=grocery_vit", "preflight=off"])
+    here = Run.of(request).config
     for part in key.split("."):
         here = here[part]
     assert here == found

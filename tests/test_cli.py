@@ -10,14 +10,14 @@ import yaml
 from kd.cli import train_main
 from kd.errors import UserError, needs_extra
 from kd.run.files import flatten
-from kd.run.parser import KDCLI
 from kd.run.paths import find, names
 from kd.run.request import Request, translate
+from kd.run.run import Run
 from tests._helpers import ROOT, write_recipe
 
 
 def resolved(recipe: Path | str, *items: str) -> dict:
-    return flatten(KDCLI(translate([f"recipe={recipe}", *items]).parser_args()).as_dict())
+    return flatten(Run.of(translate([f"recipe={recipe}", *items])).config)
 
 
 # -- translation --------
@@ -39,9 +39,7 @@ def test_order_between_kinds_does_not_matter(recipe: Path) -> None:
         "model.task_loss_weight=0.25",
         "trainer.max_epochs=7",
     ]
-    forward, backward = (
-        flatten(KDCLI(translate(x).parser_args()).as_dict()) for x in (line, line[::-1])
-    )
+    forward, backward = (flatten(Run.of(translate(x)).config) for x in (line, line[::-1]))
     assert forward == backward
     assert forward["model.task_loss_weight"] == 0.25  # an override beats an overlay
     assert forward["model.teacher"] is None  # an overlay beats the recipe
@@ -81,7 +79,7 @@ def test_a_later_overlay_does_not_overwrite_an_override(recipe: Path) -> None:
 
 def test_callbacks_are_appended(recipe: Path) -> None:
     items = ["trainer.callbacks+=LearningRateMonitor", "trainer.callbacks+=Timer"]
-    config = KDCLI(translate([f"recipe={recipe}", *items[:1]]).parser_args()).as_dict()
+    config = Run.of(translate([f"recipe={recipe}", *items[:1]])).config
     assert [c["class_path"].split(".")[-1] for c in config["trainer"]["callbacks"]] == [
         "LearningRateMonitor"
     ]

@@ -139,13 +139,15 @@ def test_callbacks_know_the_module_by_their_context_alone() -> None:
             assert "kd.module.distillation" not in imports_of(file), file
 
 
-def test_only_the_parser_knows_jsonargparse() -> None:
+def test_one_engine_reads_settings() -> None:
+    for file in FILES:
+        assert not re.search(
+            r"^\s*(import|from) (jsonargparse|pytorch_lightning\.cli)", file.read_text(), re.M
+        )
     users = {
-        name_of(f)
-        for f in FILES
-        if re.search(r"^\s*(import|from) jsonargparse", f.read_text(), re.M)
+        name_of(file) for file in FILES if re.search(r"^from pydantic", file.read_text(), re.M)
     }
-    assert users == {"kd.run.parser"}
+    assert users == {"kd.run.typed"}
 
 
 def test_the_public_names() -> None:

@@ -60,7 +60,6 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.storage.archives": {"tarfile.TarFile": "bounded there, the one place",
                             "tarfile.open": "bounded there, the one place"},
     "kd.callbacks.loggers": {"importlib.import_module": NAMES},
-    "kd.run.parser": {"yaml.load": OURS},
     "kd.optim": {"importlib.util.module_from_spec": "timm's own module"},
     "kd.monitor.watch": {"urllib.request.urlopen": "it posts to the user's address; the answer is not read"},
     "kd.storage.tensors": {"torch.load": WEIGHTS, "zipfile.ZipFile": "the names and methods of records"},
@@ -108,7 +107,7 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
 }  # fmt: skip
 LIBRARIES = {
     "jinja2",  # fills in the card's template, which is ours
-    "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "hta", "jsonargparse",
+    "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "hta",
     "lightning_fabric", "lightning_utilities", "numpy", "nvidia", "omegaconf", "onnx", "onnxruntime",
     "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pydantic_core", "pynvml",
     "pytorch_lightning", "ray", "rich", "safetensors", "starlette", "timm", "torch", "torchcodec", "torchmetrics",

@@ -12,6 +12,7 @@ from kd.cli import train_main
 from kd.errors import UserError
 from kd.run import keys
 from kd.run.request import translate
+from kd.run.resolve import keys_of_classes, resolve
 from kd.run.unread import READERS
 from scripts.house import tree_of
 from tests._helpers import ARCH, ROOT, TINY, write_recipe
@@ -58,11 +59,16 @@ def test_what_decides_is_a_setting() -> None:
     for pattern, _, switches, _ in READERS:
         named = [
             found
-            for name in [*known, *keys.of_recipe({})[0]]
+            for name in [*known, *keys_of_classes(resolve([]))]
             if (found := re.fullmatch(pattern, name))
         ]
         assert named, pattern
         assert {named[0].expand(switch) for switch in switches} <= known
+
+
+def check(items: list[str]) -> None:
+    request = translate(items)
+    request.check_read(request.resolved())
 
 
 HEADLESS = {
@@ -74,20 +80,20 @@ HEADLESS = {
 SMOOTH = ["model.task=Classification", "model.task.label_smoothing=0.1"]
 IDLE = [
     ([*SMOOTH, "model.task_loss_weight=0"], "model.task.label_smoothing: 0.1 has no effect with "
-     "model.student.head=true, model.task_loss_weight=0: the loss on the labels reads it"),
+     "model.student.head=true, model.task_loss_weight=0.0: the loss on the labels reads it"),
     (["model.task={class_path: Classification, init_args: {class_weights: [5, 1, 1, 1]}}", "model.task_loss_weight=0"],
      "model.task.class_weights: [5, 1, 1, 1] has no effect"),
     ([*SMOOTH, "model.student.head=false"], "model.task.label_smoothing: 0.1 has no effect"),
-    (["model.teacher.weight=5"], "model.teacher.weight: 5 has no effect: it is a share among several"),
+    (["model.teacher.weight=5"], "model.teacher.weight: 5.0 has no effect: it is a share among several"),
     (["model.teacher.cache_views=2"], "model.teacher.cache_views: 2 has no effect with model.teacher.cache=off"),
     (["model.student.inherit_pictures=8"], "model.student.inherit_pictures: 8 has no effect"),
     (["data.augment.mix_probability=0.5"], "data.augment.mix_probability: 0.5 has no effect with data"),
     (["data.augment.pad=4", "data.augment.scale=0.5"], "data.augment.scale: 0.5 has no effect with data.augment.pad=4"),
     (["optim.schedule=steps", "optim.milestones=[1]", "optim.min_lr_ratio=0.1"], "optim.min_lr_ratio: 0.1 has no eff"),
     (["optim.decay_norm_and_bias=true", "optim.weight_decay=0"], "optim.decay_norm_and_bias: True has no effect with"),
-    (["monitor.enabled=false", "monitor.max_hours=1"], "monitor.max_hours: 1 has no effect with monitor.enabled=false"),
+    (["monitor.enabled=false", "monitor.max_hours=1"], "monitor.max_hours: 1.0 has no effect with monitor.enabled=false"),
     (["monitor.prometheus_host=0.0.0.0"], "monitor.prometheus_host: 0.0.0.0 has no effect with monitor"),
-    (["monitor.send_every_s=5"], "monitor.send_every_s: 5 has no effect"),
+    (["monitor.send_every_s=5"], "monitor.send_every_s: 5.0 has no effect"),
     (["trainer.gradient_clip_val=0", "trainer.gradient_clip_algorithm=value"], "clip_algorithm: value"),
     (["trainer.use_distributed_sampler=true"], "trainer.use_distributed_sampler: True has no effect: kd's own sampler"),
     (["trainer.limit_test_batches=2"], "trainer.limit_test_batches: 2 has no effect: training neither tests"),
@@ -101,7 +107,7 @@ def test_a_setting_that_nothing_reads_is_refused(
     items: list[str], message: str, recipe: Path
 ) -> None:
     with pytest.raises(UserError) as refused:
-        translate([f"recipe={recipe}", *items]).check_read()
+        check([f"recipe={recipe}", *items])
     assert message in str(refused.value)
 
 
@@ -123,7 +129,7 @@ def test_a_setting_that_nothing_reads_is_refused(
     ids=lambda items: items[-1],
 )
 def test_a_setting_that_is_read_passes(items: list[str], recipe: Path) -> None:
-    translate([f"recipe={recipe}", *items]).check_read()
+    check([f"recipe={recipe}", *items])
 
 
 def test_a_recipes_setting_may_be_made_idle_but_not_be_idle(recipe: Path) -> None:
@@ -133,21 +139,21 @@ def test_a_recipes_setting_may_be_made_idle_but_not_be_idle(recipe: Path) -> Non
         "init_args": {"label_smoothing": 0.1},
     }
     recipe.write_text(yaml.safe_dump(config))
-    translate([f"recipe={recipe}", "model.task_loss_weight=0"]).check_read()
+    check([f"recipe={recipe}", "model.task_loss_weight=0"])
     config["model"]["task_loss_weight"] = 0.0
     recipe.write_text(yaml.safe_dump(config))
     with pytest.raises(UserError, match=r"label_smoothing: 0\.1 has no effect"):
-        translate([f"recipe={recipe}"]).check_read()
+        check([f"recipe={recipe}"])
     recipe.write_text(
         yaml.safe_dump({**config, "name": None, "resume": None, "students": None})
     )  # as a run saves it
-    translate([f"recipe={recipe}"]).check_read()
+    check([f"recipe={recipe}"])
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "recipes").glob("*.yaml"))])
 @pytest.mark.parametrize("overlay", [[], ["config=debug"], ["config=no_teacher"]])
 def test_our_recipes_have_no_idle_setting(name: str, overlay: list[str]) -> None:
-    translate([f"recipe={name}", *overlay]).check_read()
+    check([f"recipe={name}", *overlay])
 
 
 def refused(items: list[str], capsys: pytest.CaptureFixture[str], root: Path) -> str:

@@ -1,14 +1,9 @@
 """``kd-cache``: computes the teacher's answers ahead."""
 
-from typing import TYPE_CHECKING
-
 from kd.errors import UserError
 from kd.run.own_keys import take, take_all
 from kd.run.request import Request
 from kd.run.run import Run
-
-if TYPE_CHECKING:
-    from kd.run.parser import KDCLI
 
 HELP = """\
 kd-cache: computes the teacher's answers to a recipe's training pictures ahead, for model.teacher.cache=on or only.
@@ -52,10 +47,10 @@ def _fill(request: Request) -> int:
         if not place:
             raise UserError(f"out: must name a folder or a URL, got '{out}'")
         out = place
-    cli = _built(request)
+    run = _built(request)
     from kd.run.fill import fill
 
-    return fill(cli.model, cli.datamodule, cli.trainer, out)
+    return fill(run.module, run.data, run.trainer, out)
 
 
 def _describe(request: Request) -> int:
@@ -70,19 +65,21 @@ def _describe(request: Request) -> int:
     print(describe(cache), flush=True)
     if not request.recipe:
         return 0
-    cli = _built(request)
-    teacher = cli.model.teacher
+    run = _built(request)
+    teacher = run.module.teacher
     if teacher is None:
         raise UserError("model.teacher: the recipe has no teacher")
-    cli.datamodule.prepare_data()
-    teacher.to(torch.device("cpu"), dtype_for(str(cli.trainer.precision)))
-    fits, lines = fit(cache, teacher, cli.datamodule, cli.model.students.wanted)
+    run.data.prepare_data()
+    teacher.to(torch.device("cpu"), dtype_for(str(run.trainer.precision)))
+    fits, lines = fit(cache, teacher, run.data, run.module.students.wanted)
     print(lines)
     return 0 if fits else 1
 
 
-def _built(request: Request) -> "KDCLI":
+def _built(request: Request) -> Run:
     run = Run.of(request)
     run.with_teacher()
-    run.cli.build()
-    return run.cli
+    from kd.run.objects import build
+
+    build(run)
+    return run

@@ -40,7 +40,7 @@ def run(request: Request) -> int | None:
     from kd.data.sources import labelled
     from kd.run.build import data_of
 
-    source = data_of(run.config, run.cli.trusted).source
+    source = data_of(run.config, run.trusted).source
     for name in ("train", "val"):
         if name == "val" and not source.has(name):
             continue  # held out of train where the pack is trained on

@@ -13,7 +13,9 @@ from kd.run import files, keys
 from kd.run.paths import find, listed, listing, names
 from kd.run.place import resumed_by
 from kd.run.request import Request
-from kd.run.run import Run, join_cluster, take_over
+from kd.run.resolve import keys_of_classes, merged
+from kd.run.run import Run
+from kd.run.start import join_cluster, take_over, to_train
 
 HELP = """\
 kd-train: trains a small, fast student from a big vision model.
@@ -77,7 +79,7 @@ def run(request: Request) -> int:
     if "print_config" in request.flags:
         join_cluster(request)
         resumed_by(request)
-        print(Run.of(request).cli.as_yaml(), end="")
+        print(Run.of(request).as_yaml(), end="")
         return 0
     cluster = recognise()
     check_secret(cluster)
@@ -88,17 +90,16 @@ def run(request: Request) -> int:
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     gc.disable()  # collections during the imports take 1.2 s and find nothing
     try:
-        run = Run.to_train(request)
+        run = to_train(request)
         from kd.run.fit import fit
     finally:
         gc.enable()
 
-    cli = run.cli
-    with nodes_of(cli.cluster, run.config["data"]["engine"]):
+    with nodes_of(run.cluster, run.config["data"]["engine"]):
         status = fit(run)
-    if container and status == 0 and cli.trainer.is_global_zero:
-        assert cli.folder.path is not None
-        container.deliver(cli.folder.path)
+    if container and status == 0 and run.trainer.is_global_zero:
+        assert run.folder.path is not None
+        container.deliver(run.folder.path)
     return status
 
 
@@ -122,7 +123,7 @@ def _information(request: Request) -> str:
         recipe = {}
         if request.recipe is not None:
             recipe = files.read(find("recipes", request.recipe))
-        of_losses, *_ = keys.of_recipe(recipe)
+        of_losses = keys_of_classes(merged([recipe]))
         part = request.about if "keys" in request.flags else f"{request.about}."
         return keys.table({**keys.schema(), **of_losses}, part)
     return HELP.format(recipes=listing("recipes", "recipe="))

@@ -46,7 +46,7 @@ def run(request: Request) -> int | None:
         raise UserError(
             f"what is '{request.rest[0]}'? Settings are key=value, spaces search.KEY=SPACE"
         )
-    replace(request, overrides=[]).parser_args()  # reports a wrong name before torch is imported
+    replace(request, overrides=[]).resolved()  # reports a wrong name before torch is imported
     import kd.fleet.tuning.study  # noqa: F401 - reports a missing extra before torch is imported
     from kd.fleet.tuning.plan import plan
 

@@ -34,12 +34,12 @@ class Cluster:
     data_nodes: int = 0
     """Machines that prepare data."""
 
-    def arguments(self) -> list[str]:
-        """For the parser; nothing where one machine trains by itself."""
+    def settings(self) -> dict[str, int]:
+        """Those of the trainer, by key; {} where one machine trains by itself."""
         if self.launcher == "KD_DATA_NODES":
-            return []
-        devices = [] if self.devices is None else [f"--trainer.devices={self.devices}"]
-        return [f"--trainer.num_nodes={self.num_nodes}", *devices]
+            return {}
+        devices = {} if self.devices is None else {"trainer.devices": self.devices}
+        return {"trainer.num_nodes": self.num_nodes, **devices}
 
     @property
     def starts_each_process(self) -> bool:

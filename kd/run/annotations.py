@@ -118,9 +118,17 @@ def members(kind: object) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
+def inner_kind(kind: object, container: type) -> object:
+    """The type of what a dict or list holds; ``Any`` where nothing is said of it."""
+    for part in members(kind):
+        if get_origin(part) is container and get_args(part):
+            return get_args(part)[-1]
+    return Any
+
+
 def names_in(kind: object) -> Iterator[str]:
-    """The names of all :class:`Foreign` types in a type."""
-    if isinstance(kind, type) and issubclass(kind, Foreign):
+    """The names of all classes in a type, but for those of plain values."""
+    if isinstance(kind, type) and kind not in PLAIN.values():
         yield kind.__name__
     for part in get_args(kind):
         yield from names_in(part)

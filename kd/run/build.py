@@ -1,30 +1,59 @@
-"""Objects from resolved settings. What a run folder's ``config.yaml`` says is enough: no command line's parser.
+"""Objects from the settings that :mod:`kd.run.resolve` has merged and typed, and nothing else builds any.
 
 Classes are those that :func:`kd.run.trust.class_named` gives for a place: the list's, and those that the user trusts.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
-from inspect import signature
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, cast, get_type_hints
 
+from pytorch_lightning import Callback
+from pytorch_lightning.loggers import Logger
+from pytorch_lightning.profilers import Profiler
+from pytorch_lightning.strategies import Strategy
 from torch import nn
 
 from kd.data.datamodule import DistillationDataModule
+from kd.data.sources import Source
 from kd.errors import UserError, causes
-from kd.models import Preprocess, TeacherSpec
-from kd.run.listed import BASES
-from kd.run.trust import arguments_allowed, class_named, trusted_class
+from kd.losses import DistillLoss, Projection
+from kd.models import Preprocess, StudentSpec, TeacherSpec
+from kd.models.own import Builder
+from kd.monitor.keys import MonitorSpec
+from kd.optim import OptimSpec
+from kd.run import keys, listed, typed
+from kd.run.annotations import foreign, inner_kind
+from kd.run.trust import arguments_allowed, class_named, parameters_of, trusted_class
+from kd.settings import (
+    Class,
+    DataSettings,
+    MonitorSettings,
+    OptimSettings,
+    StudentSettings,
+    TeacherSettings,
+)
 from kd.ship.export.student import builder_in, load_student, read_metadata
 from kd.storage.elsewhere import json_of
 from kd.tasks import Classification, Task
 from kd.tasks.label_free import label_free_metrics
 
-CONTAINERS: dict[type, tuple[type, ...]] = {dict: (Mapping,), list: (tuple, Iterable, Sequence)}
-"""Other types whose values YAML writes as a mapping or a list."""
+BUILT: dict[type, Callable[..., object]] = {
+    StudentSettings: StudentSpec,
+    TeacherSettings: TeacherSpec,
+    OptimSettings: OptimSpec,
+    MonitorSettings: MonitorSpec,
+    DataSettings: DistillationDataModule,
+}
+"""What groups of settings become, where they do not stay what they are."""
+BASES: dict[str, type] = {
+    "source": Source, "task": Task, "loss": DistillLoss, "projection": Projection, "builder": Builder,
+    "strategy": Strategy, "callback": Callback, "logger": Logger, "profiler": Profiler,
+}  # fmt: skip
+"""What a class of each kind inherits from."""
+Built: TypeAlias = Any
+"""An object of the class that settings name."""
+BUILD = "build(self, num_classes: int, img_size: tuple[int, int] | None) -> nn.Module, with these annotations"
 
 
 def data_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> DistillationDataModule:
@@ -35,15 +64,13 @@ def data_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> Distillat
     data = {**config["data"], "seed": config.get("seed", 0)}
     if data.get("engine") == "ray":
         data |= {"engine": "torch", "tier": None, "num_workers": "auto"}
-    return cast(DistillationDataModule, made(DistillationDataModule, data, "data", trusted))
+    return cast(DistillationDataModule, built(DataSettings, data, "data", trusted))
 
 
 def task_of(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> Task:
     """The task of resolved settings, classification where none is named; ``trusted`` as in :func:`data_of`."""
-    return (
-        cast(Task | None, made(Task | None, config["model"].get("task"), "model.task", trusted))
-        or Classification()
-    )
+    task = built(Class, config["model"].get("task"), "model.task", trusted)
+    return cast(Task | None, task) or Classification()
 
 
 def metrics_of(config: dict[str, Any], trusted: Sequence[str] = ()) -> list[str]:
@@ -63,7 +90,7 @@ def teacher_specs(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> dic
     specs: dict[str, TeacherSpec] = {}
     for key, settings in teachers_in(config["model"]).items():
         name = key.removeprefix("model.teachers.").removeprefix("model.teacher")
-        specs[name] = cast(TeacherSpec, made(TeacherSpec, settings, key, trusted))
+        specs[name] = cast(TeacherSpec, built(TeacherSettings, settings, key, trusted))
     return specs
 
 
@@ -90,133 +117,119 @@ def student_in(file: Path, trusted: Sequence[str]) -> tuple[nn.Module, Preproces
 def task_in(file: Path, trusted: Sequence[str]) -> Task:
     """The task of the model in ``student.safetensors``, as the file says; without a word of it, classification."""
     content = json_of(read_metadata(file).get("task", "null"))
-    return (
-        cast(Task | None, made(Task | None, content, f"{file}: task", trusted)) or Classification()
-    )
+    task = built(foreign("Task"), content, f"{file}: task", trusted)
+    return cast(Task | None, task) or Classification()
 
 
-def made(kind: object, value: object, key: str, trusted: Sequence[str] = ()) -> object:
-    """A value as an annotation (``kind``) wants it: a dataclass or a class from its arguments, else a plain value.
+def built(kind: object, value: object, key: str, trusted: Sequence[str] = ()) -> Built:
+    """The object of a value: a group's, a class's with its arguments, or the value itself.
 
     Args:
-        kind: the annotation; a class is built where it names a base in :data:`kd.run.listed.BASES` alone.
-        value: plain, or ``class_path`` and ``init_args``.
+        kind: its type, as :mod:`kd.settings` or the class above it declares it.
+        value: resolved.
         key: the setting, for messages.
         trusted: what the user trusts beside the list of classes.
 
     Raises:
         UserError: names ``key``, also where a class refuses its arguments.
     """
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    plain = [
-        one for one in kinds if isinstance(one, type) and get_origin(one) is None and one is not Any
-    ]
-    if value is None:  # where None is not taken, the class says so
-        return None
-    if (
-        isinstance(value, str)
-        and str not in plain
-        and any(one.__module__.startswith("kd.") for one in plain)
-    ):
-        value = {"class_path": value}
+    group = keys.group_in(kind)
+    if isinstance(value, dict) and "class_path" in value:
+        return _instance(value, listed.kind_at(key) or listed.kind_of(kind), key, trusted)
+    if isinstance(value, dict) and group is not None:
+        return _object(BUILT.get(group, group), arguments_of(group, value, key, trusted), key)
     if isinstance(value, dict):
-        if "class_path" in value:
-            takes = next((BASES[one.__name__] for one in plain if one.__name__ in BASES), "")
-            return _named(value, takes, key, trusted)
-        group = next(
-            (one for one in plain if is_dataclass(one) or one is DistillationDataModule), None
-        )
-        if group is not None:
-            return _object(group, value, key, trusted)
-        if not _takes(kinds, dict):
-            raise UserError(
-                f"{key}: takes no settings without a class_path, got {', '.join(map(str, value))[:80]}"
-            )
-        inner = _inner(kinds, dict)
-        return {name: made(inner, entry, f"{key}.{name}", trusted) for name, entry in value.items()}
+        inner = inner_kind(kind, dict)
+        return {
+            name: built(inner, entry, f"{key}.{name}", trusted) for name, entry in value.items()
+        }
     if isinstance(value, list):
-        if not _takes(kinds, list):
-            raise UserError(f"{key}: takes no list, got {str(value)[:80]}")
-        items = [made(_inner(kinds, list), item, key, trusted) for item in value]
-        return tuple(items) if any(get_origin(one) is tuple for one in kinds) else items
-    if str in plain and not isinstance(value, str):
-        return value if type(value) in plain else str(value)
-    if float in plain and isinstance(value, int | str) and type(value) not in (bool, *plain):
-        return _number(value, key)
+        return [built(inner_kind(kind, list), item, key, trusted) for item in value]
     return value
 
 
-def _takes(kinds: Sequence[object], container: type) -> bool:
-    """Whether one of several types takes plain values in a ``dict`` or ``list``."""
-    origins = [get_origin(kind) or kind for kind in kinds]
-    return not {Any, object, container, *CONTAINERS[container]}.isdisjoint(origins)
-
-
-def _inner(kinds: Sequence[Any], of: type) -> object:
-    return next((get_args(one)[-1] for one in kinds if get_origin(one) is of), Any)
-
-
 def arguments_of(
-    kind: Callable[..., object], given: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
+    group: type, given: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Arguments of a function or class from settings."""
-    hints: dict[str, Any] = {}
-    for of in (kind, kind.__init__):
-        with suppress(NameError, TypeError):  # of a user's class: plain values are what it gets
-            hints |= get_type_hints(of)
+    """The arguments of what a group of settings becomes, by name; those that it does not know are left out."""
+    known = keys.fields(group)
     return {
-        name: made(hints.get(name, Any), value, f"{key}.{name}", trusted)
+        name: built(known[name].kind, value, f"{key}.{name}", trusted)
         for name, value in given.items()
+        if name in known
     }
 
 
-def _number(value: int | str, key: str) -> float:
-    try:
-        return float(value)  # YAML 1.1 takes 1e-3 for text
-    except ValueError:
-        raise UserError(f"{key}: must be a number, got '{value}'") from None
+def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Sequence[str]) -> object:
+    """An object of ``class_path`` and ``init_args``.
 
-
-def _named(value: Mapping[str, Any], takes: str, key: str, trusted: Sequence[str]) -> object:
-    """An object of ``class_path`` and ``init_args``; a class of ours ignores the arguments of the class it replaced.
-
-    ``takes``: the kind of class that the place takes.
+    Args:
+        value: holds these two.
+        kind: what the place takes, a key of :data:`kd.run.listed.CLASSES`; empty: a class of the user's is above it.
+        key: the setting, for messages.
+        trusted: what the user trusts beside the list of classes.
     """
     name = value["class_path"]
-    kind = class_named(name, takes, key, trusted)
-    given = value.get("init_args") or {}
-    if kind.__module__.startswith("kd."):
-        given = {name: own for name, own in given.items() if name in signature(kind).parameters}
-    given = arguments_allowed(
-        name, takes, {**given, **(value.get("dict_kwargs") or {})}, key, trusted
-    )
+    cls = class_named(name, kind, key, trusted)
+    _check_base(cls, kind, key)
+    given = arguments_allowed(name, kind, value.get("init_args") or {}, key, trusted)
+    kinds = _kinds(cls, name, kind)
+    arguments = {}
     try:
-        return _object(kind, given, key, trusted)
+        for argument, inner in given.items():
+            kind_below = kinds.get(argument, Any)
+            value_below = typed.fitted(kind_below, inner)
+            arguments[argument] = built(kind_below, value_below, f"{key}.{argument}", trusted)
+        return _object(cls, arguments, key)
     except Exception as error:
         mistake = next((cause for cause in causes(error) if isinstance(cause, UserError)), None)
-        raise mistake or UserError(_refusal(kind, given, key, error)) from error
+        raise mistake or UserError(_refusal(cls, arguments, key, error)) from error
 
 
-def _refusal(kind: type, given: Mapping[str, Any], key: str, error: Exception) -> str:
+def _check_base(cls: type, kind: str, key: str) -> None:
+    """Refuses a class that is not of the kind that a place takes."""
+    base = BASES.get(kind)
+    if base is Builder and not _builds(cls):
+        raise UserError(f"{key}: {cls.__name__} is no Builder: it needs the method {BUILD}")
+    if base not in (None, Builder) and not issubclass(cls, base):
+        raise UserError(f"{key}: {cls.__name__} is no {base.__name__}")
+
+
+def _builds(cls: type) -> bool:
+    """Whether a class has the method of a :class:`Builder`."""
+    method = getattr(cls, "build", None)
+    if method is None:
+        return False
+    return [*get_type_hints(method)] == ["num_classes", "img_size", "return"]
+
+
+def _kinds(cls: type, name: str, kind: str) -> Mapping[str, object]:
+    """The types of a class's arguments."""
+    one = listed.listed(name, kind)
+    if one is not None:
+        return one.fields
+    with suppress(NameError, TypeError):  # of a user's class: plain values are what it gets
+        return get_type_hints(cls.__init__)  # type: ignore[misc]
+    return {}
+
+
+def _refusal(cls: type, arguments: Mapping[str, Any], key: str, error: Exception) -> str:
     reason = " ".join(str(error).split()) or type(error).__name__
     if "NoneType" in reason:
         nulls = [
             p.name
-            for p in signature(kind).parameters.values()
-            if p.default and given.get(p.name, 0) is None
+            for p in parameters_of(cls).values()
+            if p.default and arguments.get(p.name, 0) is None
         ]
         return f"{', '.join(f'{key}.{name}' for name in nulls) or key}: can't be null"
-    return f"{key}: {kind.__name__} can't be built: {reason[:200]}"
+    return f"{key}: {cls.__name__} can't be built: {reason[:200]}"
 
 
-def _object(kind: type, given: Mapping[str, Any], key: str, trusted: Sequence[str]) -> object:
-    arguments = arguments_of(kind, given, key, trusted)
+def _object(make: Callable[..., object], arguments: Mapping[str, Any], key: str) -> object:
     try:
-        return kind(**arguments)
-    except ValueError as error:
-        first, _, rest = " ".join(str(error).split()).partition(
-            " "
-        )  # our constructors name their argument first
-        if isinstance(error, UserError) or first not in given:
+        return make(**arguments)
+    except ValueError as error:  # our constructors name their argument first
+        first, _, rest = " ".join(str(error).split()).partition(" ")
+        if isinstance(error, UserError) or first not in arguments:
             raise
         raise UserError(f"{key}.{first}: {rest}") from error

@@ -2,8 +2,9 @@
 
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,18 @@ def read(file: Path) -> dict[Any, Any]:
     return content
 
 
-BEGIN, END = "---\n", "...\n"  # of a run's config.yaml
+FAST: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+BEGIN, END = "---\n", "...\n"
+"""Of a run's ``config.yaml``; without the second one it was cut short."""
+
+
+def as_yaml(config: Mapping[str, Any]) -> str:
+    """Resolved settings as text; read again they are the same."""
+    header = f"# pytorch_lightning=={version('pytorch-lightning')}\n"
+    text = yaml.dump(dict(config), Dumper=FAST, sort_keys=False, allow_unicode=True)
+    return f"{BEGIN}{header}{text}{END}"
+
+
 GROUPS = {
     "recipe",
     "seed",

@@ -14,7 +14,6 @@ from kd.launch.child import end_with_starter, leave_starter
 from kd.launch.cluster import is_rank_zero
 from kd.launch.loopback import meet_on_loopback
 from kd.report.terminal import print_summary
-from kd.run.parser import KDCLI
 from kd.run.run import Run
 from kd.storage.checkpoints import LAST
 from kd.storage.elsewhere import mapping_of
@@ -26,24 +25,24 @@ def fit(run: Run) -> int:
     Returns:
         The exit status; 1 also where the mirror could not be completed.
     """
-    cli, status = run.cli, 1
+    status = 1
     end_with_starter()
     try:
-        status = _fit(cli, run.place.checkpoint)
+        status = _fit(run, run.place.checkpoint)
     finally:
         try:
-            if cli.folder.mirror is not None and not cli.folder.mirror.close():
+            if run.folder.mirror is not None and not run.folder.mirror.close():
                 status = status or 1
         finally:
-            cli.folder.release()
+            run.folder.release()
             leave_starter()
     return status
 
 
-def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
-    info = cli.datamodule.info
-    say(f"data: {cli.datamodule.source.describe()}", flush=True)
-    bad = cli.datamodule.splits.skipped
+def _say_data(run: Run, say: Callable[..., None]) -> None:
+    info = run.data.info
+    say(f"data: {run.data.source.describe()}", flush=True)
+    bad = run.data.splits.skipped
     left_out = (
         f", {len(bad)} damaged left out ({'; '.join(bad[:3])}{' ...' * (len(bad) > 3)})"
         if bad
@@ -52,26 +51,26 @@ def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
     without = f" ({info.unlabeled} without a label)" if info.unlabeled else ""
     say(
         f"      {info.train} training{without} and {info.val} validation pictures, "
-        f"{f'{len(info.classes)} {cli.datamodule.source.kind.counted}' if info.classes else 'no labels'}"
-        f"{left_out}{said(cli.datamodule.splits.left_out)}"
+        f"{f'{len(info.classes)} {run.data.source.kind.counted}' if info.classes else 'no labels'}"
+        f"{left_out}{said(run.data.splits.left_out)}"
     )
-    for note in cli.datamodule.source.notes:
+    for note in run.data.source.notes:
         say(f"      {note}")
-    if cli.datamodule.splits.holds_out:
+    if run.data.splits.holds_out:
         say(
             f"      no validation pictures found: {info.val} training pictures are held out (data.val_fraction)"
         )
-    shared = cli.datamodule.splits.shared
+    shared = run.data.splits.shared
     if shared:
         held_out, trained = map(printable, shared[0])
         of_all = f"{len(shared)} of {info.val} validation pictures are training pictures too"
         say(
             f"      warning: {of_all}, for example {held_out}{'' if held_out == trained else f' ({trained})'}"
         )
-    if note := cli.model.task.note_on_labels(info.labels):
+    if note := run.module.task.note_on_labels(info.labels):
         say(f"      {note}")
     limits = {
-        name: getattr(cli.trainer, name) for name in ("limit_train_batches", "limit_val_batches")
+        name: getattr(run.trainer, name) for name in ("limit_train_batches", "limit_val_batches")
     }
     short = [
         f"trainer.{name}={limit}"
@@ -82,84 +81,86 @@ def _say_data(cli: KDCLI, say: Callable[..., None]) -> None:
         say(f"      an epoch uses some of these pictures: {', '.join(short)}")
 
 
-def _all_done(cli: KDCLI) -> str:
+def _all_done(run: Run) -> str:
     # a message for a resumed run that has no step left to make; empty where it has
-    run = cli.folder.resume
+    folder = run.folder.resume
     summary = (
-        mapping_of(run / "summary.json") if run else {}
+        mapping_of(folder / "summary.json") if folder else {}
     )  # a run writes a missing or damaged one again
-    if not run or summary.get("status") != "done" or not any(run.glob("**/student.safetensors")):
+    if (
+        not folder
+        or summary.get("status") != "done"
+        or not any(folder.glob("**/student.safetensors"))
+    ):
         return ""
     for kind, count in (("epochs", summary["epochs"]), ("steps", summary["steps"])):
-        limit = getattr(cli.trainer, f"max_{kind}")
+        limit = getattr(run.trainer, f"max_{kind}")
         if limit is not None and 0 < limit <= count:
-            cli.folder.path, cli.summary.content = run, summary
-            return f"kd-train: all {count} {kind} of {run} are done; trainer.max_{kind}={2 * count} trains on"
+            run.folder.path, run.summary.content = folder, summary
+            return f"kd-train: all {count} {kind} of {folder} are done; trainer.max_{kind}={2 * count} trains on"
     return ""
 
 
-def _fit(cli: KDCLI, resume_from: Path | None) -> int:
+def _fit(run: Run, resume_from: Path | None) -> int:
     say = print if is_rank_zero() else lambda *_, **__: None
-    if resume_from and resume_from.name == LAST and (done := _all_done(cli)):
+    if resume_from and resume_from.name == LAST and (done := _all_done(run)):
         say(done, flush=True)
         if is_rank_zero():
-            cli.folder.follow()  # sends what the store lacks
+            run.folder.follow()  # sends what the store lacks
         return 0
-    cli.datamodule.prepare_data()  # in each process, before a trainer that would wait for the others
-    _say_data(cli, say)
-    if cli.precision_note:
-        say(cli.precision_note)
-    cli.model.resumed = resume_from is not None
+    run.data.prepare_data()  # in each process, before a trainer that would wait for the others
+    _say_data(run, say)
+    if run.precision_note:
+        say(run.precision_note)
+    run.module.resumed = resume_from is not None
     try:
         if resume_from and is_rank_zero():
-            cli.folder.lock()
-        meet_on_loopback(cli.trainer)
-        cli.trainer.fit(
-            cli.model, datamodule=cli.datamodule, ckpt_path=resume_from, weights_only=True
-        )
+            run.folder.lock()
+        meet_on_loopback(run.trainer)
+        run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resume_from, weights_only=True)
     except SystemExit as stop:  # Lightning's answer to a signal outside our own training steps
         say("kd-train: interrupted", file=sys.stderr)
         return 143 if type(stop).__name__ == "SIGTERMException" else 130
     except UserError:
         raise
     except Exception as error:
-        return _ended_by(cli, error, resume_from, say)
-    if cli.trainer.is_global_zero and cli.folder.path is not None:
+        return _ended_by(run, error, resume_from, say)
+    if run.trainer.is_global_zero and run.folder.path is not None:
         wanted = (
-            cli.model.students.measured
-            and cli.trainer.limit_val_batches
-            and cli.trainer.global_step
+            run.module.students.measured
+            and run.trainer.limit_val_batches
+            and run.trainer.global_step
         )
-        if wanted and not cli.summary.content["student"]["val"]:
+        if wanted and not run.summary.content["student"]["val"]:
             print(
                 "no validation: the run ended before the first one (trainer.check_val_every_n_epoch)",
                 flush=True,
             )
-        print_summary(cli.summary.content, cli.folder.path)
+        print_summary(run.summary.content, run.folder.path)
     return 0
 
 
 def _ended_by(
-    cli: KDCLI, error: Exception, resume_from: Path | None, say: Callable[..., None]
+    run: Run, error: Exception, resume_from: Path | None, say: Callable[..., None]
 ) -> int:
     """Says why a run ended before its time; returns the exit status."""
-    stop = cli.summary.preemption.interruption(error)
-    known = run_error(error) or cli.rank_watch.explain(error)
+    stop = run.summary.preemption.interruption(error)
+    known = run_error(error) or run.rank_watch.explain(error)
     if stop is not None:
         kept = stop.checkpoint.is_file()
         where = f"checkpoint: {stop.checkpoint}" if kept else "no checkpoint yet"
-        say(f"\nkd-train: {stop} at step {cli.trainer.global_step}; {where}")
+        say(f"\nkd-train: {stop} at step {run.trainer.global_step}; {where}")
         if (
             isinstance(stop, RunStopped)
-            and cli.trainer.is_global_zero
-            and cli.folder.path is not None
+            and run.trainer.is_global_zero
+            and run.folder.path is not None
         ):
-            print_summary(cli.summary.content, cli.folder.path)
+            print_summary(run.summary.content, run.folder.path)
         if kept:
-            say(f"kd-train: to resume: kd-train resume={cli.folder.path}")
+            say(f"kd-train: to resume: kd-train resume={run.folder.path}")
         return 0 if isinstance(stop, RunStopped) else _status_of_stop(stop.signal_number)
-    if cli.folder.begun:
-        _tell_failure(cli, known or error)
+    if run.folder.begun:
+        _tell_failure(run, known or error)
     elif known is not None:
         print(f"kd-train: failed: {reason(known)}", file=sys.stderr)
         sagemaker.tell_failure(reason(known))
@@ -169,7 +170,7 @@ def _ended_by(
             f"resume: {resume_from} can't be loaded: {type(error).__name__}: {lines[0][:200]}"
         ) from error
     else:
-        raise _named(error, cli.config.trainer) from error
+        raise _named(error, run.config["trainer"]) from error
     return 1
 
 
@@ -180,12 +181,12 @@ def _named(error: Exception, trainer: Container[str]) -> Exception:
     return error
 
 
-def _tell_failure(cli: KDCLI, error: Exception) -> None:
+def _tell_failure(run: Run, error: Exception) -> None:
     """Each rank reports its own: rank 0 may be the one that is gone."""
-    rank = cli.trainer.global_rank
+    rank = run.trainer.global_rank
     who = f"kd-train: rank {rank}" if rank else "kd-train"
-    assert cli.folder.path is not None, "it has begun"
-    folder, file = cli.folder.path, f"error.rank{rank}.txt" if rank else "error.txt"
+    assert run.folder.path is not None, "it has begun"
+    folder, file = run.folder.path, f"error.rank{rank}.txt" if rank else "error.txt"
     print(f"{who}: failed: {reason(error)}", file=sys.stderr)
     sagemaker.tell_failure(reason(error))
     print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)

@@ -1,9 +1,7 @@
 """All settings with type, default and a line of explanation, read from the source: nothing is imported for it."""
 
 import ast
-import copy
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -12,9 +10,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from kd import settings
-from kd.errors import UserError, no_such_loss
+from kd.errors import UserError
 from kd.run.annotations import members, shown, type_of
-from kd.run.suggest import hint
 
 PACKAGE = Path(__file__).parent.parent
 SETTINGS = PACKAGE / "settings.py"
@@ -39,6 +36,11 @@ class Key:
     kind: Any  # its type; what can't be imported without torch is known by its name alone
     default: str  # as in the source; empty where it must be given
     text: str  # what it means
+
+    @property
+    def value(self) -> object:
+        """The default; a new object each time."""
+        return ast.literal_eval(self.default) if self.default else None
 
     @property
     def type(self) -> str:
@@ -174,33 +176,38 @@ def _first_sentence(text: str) -> str:
 
 
 @cache
+def fields(group: type) -> dict[str, Key]:
+    """The settings of a group, a class of ``kd/settings.py``, by their names; the trainer's with Lightning's own."""
+    declared = arguments(group.__name__)
+    if group is not settings.TrainerSettings:
+        return declared
+    lightnings = arguments("Trainer")
+    with_texts = {name: replace(key, text=lightnings[name].text) for name, key in declared.items()}
+    return lightnings | with_texts
+
+
+@cache
 def schema() -> dict[str, Key]:
-    """Every setting with a fixed name: those of ``settings.py``, and the rest of Lightning's Trainer."""
-    lightnings = {
-        f"trainer.{name}": replace(key, name=f"trainer.{name}")
-        for name, key in arguments("Trainer").items()
-    }
-    ours = _group("", "Settings")
-    ours |= {
-        name: replace(own, text=lightnings[name].text)
-        for name, own in ours.items()
-        if name in lightnings
-    }
-    return {name: key for name, key in (lightnings | ours).items() if name not in FILLED}
+    """Every setting with a fixed name, by its whole key."""
+    return {name: key for name, key in _below("", settings.Settings).items() if name not in FILLED}
 
 
-def _group(group: str, name: str) -> dict[str, Key]:
-    found: dict[str, Key] = {}
-    for key in arguments(name).values():
-        whole = f"{group}.{key.name}".lstrip(".")
-        groups = [
-            kind for kind in members(key.kind) if isinstance(kind, type) and is_dataclass(kind)
-        ]
-        if groups:
-            found |= _group(whole, groups[0].__name__)
+def _below(place: str, group: type) -> dict[str, Key]:
+    keys_below: dict[str, Key] = {}
+    for key in fields(group).values():
+        whole_name = f"{place}.{key.name}".lstrip(".")
+        inner = group_in(key.kind)
+        if inner is not None:
+            keys_below |= _below(whole_name, inner)
         else:
-            found[whole] = replace(key, name=whole)
-    return found
+            keys_below[whole_name] = replace(key, name=whole_name)
+    return keys_below
+
+
+def group_in(kind: object) -> type | None:
+    """The group of settings that a type takes; None where it takes none."""
+    groups = [part for part in members(kind) if isinstance(part, type) and is_dataclass(part)]
+    return groups[0] if groups else None
 
 
 @cache
@@ -226,106 +233,6 @@ def _is_below(name: str, bases: tuple[str, ...]) -> bool:
         if base in bases or _is_below(base, bases):
             return True
     return False
-
-
-def of_recipe(content: dict[str, Any]) -> tuple[dict[str, Key], set[str]]:
-    """The keys of the classes that settings name (source, task, losses), and the places whose keys are all known."""
-    data = content.get("data")
-    model = content.get("model")
-    source = data.get("source") if isinstance(data, dict) else None
-    task = model.get("task") if isinstance(model, dict) else None
-    losses = model.get("distill_losses") if isinstance(model, dict) else None
-    places: dict[str, Any] = {
-        "data.source": source or "FoodTagMini",
-        "model.task": task or "Classification",
-    }
-    if isinstance(losses, dict):
-        for name, loss in losses.items():
-            places[f"model.distill_losses.{name}"] = loss
-
-    known: dict[str, Key] = {}
-    closed: set[str] = set()
-    for place, value in places.items():
-        path = value.get("class_path", "") if isinstance(value, dict) else str(value)
-        is_ours = "." not in path or path.startswith("kd.")
-        name = path.rpartition(".")[2]
-        if not is_ours or name not in _files():
-            continue
-        for key in arguments(name).values():
-            whole_name = f"{place}.{key.name}"
-            known[whole_name] = replace(key, name=whole_name)
-            closed.add(place)
-    return known, closed
-
-
-def merged(contents: list[dict[str, Any]], overrides: dict[str, Any]) -> dict[str, Any]:
-    """What files and overrides say together, as far as it decides which classes there are."""
-    whole: dict[str, Any] = {}
-    for content in contents:
-        _merge(whole, content)
-    for key, value in overrides.items():
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        _merge(whole, value)
-    return whole
-
-
-def _merge(settings: dict[str, Any], more: dict[str, Any]) -> None:
-    """Puts ``more`` into nested settings: groups are merged key by key, other values are replaced."""
-    for key, value in more.items():
-        before = settings.get(key)
-        if isinstance(value, dict) and isinstance(
-            before, str
-        ):  # a class by its name, and arguments of it
-            before = settings[key] = {"class_path": before}
-        if isinstance(value, dict) and isinstance(before, dict):
-            _merge(before, value)
-        else:
-            settings[key] = copy.deepcopy(value)
-
-
-def check(given: Iterable[str], content: dict[str, Any]) -> None:
-    """Refuses keys that the configuration does not have.
-
-    Args:
-        given: keys as typed.
-        content: the recipe's settings: they decide which classes' arguments are keys.
-
-    Raises:
-        UserError: the first unknown key, with a suggestion.
-    """
-    _check_losses(content)
-    own, closed = of_recipe(content)
-    known = {**schema(), **own}
-    losses = [name.split(".")[2] for name in closed if name.startswith("model.distill_losses.")]
-    for key in given:
-        name = plain(key)
-        if not name.startswith("students.") and not _is_one(name, known, closed):
-            raise UserError(f"no key '{key}'{hint(key, known, losses)}")
-
-
-def _check_losses(content: dict[str, Any]) -> None:
-    """Refuses arguments of a loss that no class was given for."""
-    model = content.get("model")
-    losses = model.get("distill_losses") if isinstance(model, dict) else None
-    if not isinstance(losses, dict):
-        return
-    for name, arguments in losses.items():
-        if isinstance(arguments, dict) and arguments and "class_path" not in arguments:
-            raise no_such_loss(name, losses)
-
-
-def _is_one(name: str, known: dict[str, Key], closed: set[str]) -> bool:
-    """Whether a key is known, a whole group, or below what takes names of its own (a class, a dict, named entries)."""
-    if name in known or any(other.startswith(f"{name}.") for other in known):
-        return True
-    parents = [name.rsplit(".", i)[0] for i in range(1, name.count(".") + 1)]
-    known_parents = [parent for parent in parents if parent in known]
-    place = next((parent for parent in parents if parent in closed), None)
-    if place is None or name.removeprefix(f"{place}.") in ("class_path", "dict_kwargs"):
-        return bool(known_parents)
-    # of a class whose arguments are all known: below one of them that takes names of its own
-    return any(parent not in closed and parent.startswith(f"{place}.") for parent in known_parents)
 
 
 def table(keys: dict[str, Key], pattern: str) -> str:

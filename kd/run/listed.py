@@ -1,7 +1,7 @@
 """The classes that a file from elsewhere may name, each with its typed fields. Neither torch nor Lightning is imported.
 
-This list is what builds: :mod:`kd.run.trust` checks files by it, the parser imports by it, and :mod:`kd.run.build`
-builds by it. A class outside it needs the user's ``trust=``. ``kd-train --list classes`` prints it.
+This list is what builds: :mod:`kd.run.trust` checks files by it, and
+:mod:`kd.run.build` builds by it. A class outside it needs the user's ``trust=``. ``kd-train --list classes`` prints it.
 """
 
 import ast
@@ -47,6 +47,18 @@ CLASSES: dict[str, dict[str, str]] = {
     "plugin": {},
 }
 """By what they are: module -> names of its classes."""
+
+LIGHTNINGS = {
+    "callback": "pytorch_lightning.callbacks",
+    "logger": "pytorch_lightning.loggers",
+    "profiler": "pytorch_lightning.profilers",
+    "strategy": "pytorch_lightning.strategies",
+    "plugin": "pytorch_lightning.plugins.environments",
+}
+"""Where Lightning's classes are that a command line may name without their module."""
+
+SEVERAL = ("callback", "logger", "plugin")
+"""Kinds of classes of which a setting takes a list."""
 
 PLACES = {
     r"data\.source": "source",
@@ -121,19 +133,21 @@ FIELDS = {
 }
 """Fields of classes of other packages, and of ours that take ``**kwargs``; those of all others are in their source."""
 
-SETTINGS = {
-    "kd.settings": "Augment Probe TapSpec TierSpec",
-    "kd.models.spec": "StudentSpec TeacherSpec",
-    "kd.models": "StudentSpec TeacherSpec",
-    "kd": "TapSpec",
-}
-"""Groups of settings that the parser takes for classes: plain data, which no file names."""
-
 DEFAULTS = {
     "pytorch_lightning.loggers.WandbLogger": {"save_dir": "."},
     "pytorch_lightning.loggers.MLFlowLogger": {"save_dir": "./mlruns"},
 }
 """Defaults that a run replaces by its own folder (:func:`kd.callbacks.loggers.placed`)."""
+
+
+OF_A_RUN = {
+    "pytorch_lightning.loggers.CSVLogger": {"save_dir": "RUN"},
+    "pytorch_lightning.loggers.TensorBoardLogger": {"save_dir": "RUN"},
+    "pytorch_lightning.profilers.AdvancedProfiler": {"dirpath": "RUN"},
+    "pytorch_lightning.profilers.PyTorchProfiler": {"dirpath": "RUN"},
+    "pytorch_lightning.profilers.SimpleProfiler": {"dirpath": "RUN"},
+}
+"""Arguments that a run gives where no settings do: its own folder."""
 
 
 @dataclass(frozen=True)
@@ -169,9 +183,19 @@ class Listed:
         return DEFAULTS.get(self.name, {})
 
     @property
+    def arguments(self) -> Mapping[str, keys.Key]:
+        """The arguments that it may be given, in their order."""
+        return _arguments(self.name)
+
+    @property
+    def all_known(self) -> bool:
+        """Whether these are all its arguments, with their defaults: its source is read."""
+        return self.name not in FIELDS
+
+    @property
     def fields(self) -> Mapping[str, object]:
         """The type of each argument that it may be given."""
-        return _fields(self.name)
+        return {name: argument.kind for name, argument in self.arguments.items()}
 
 
 @cache
@@ -207,12 +231,6 @@ def kind_of(annotation: object) -> str:
     return next((BASES[word] for word in words if word in BASES), "")
 
 
-def parsed() -> set[str]:
-    """All class paths that the parser may import for a file from elsewhere."""
-    groups = {f"{module}.{name}" for module, names in SETTINGS.items() for name in names.split()}
-    return groups | {path for one in classes() for path in one.paths}
-
-
 def described() -> str:
     """The list as ``kd-train --list classes`` prints it."""
     lines: list[str] = []
@@ -227,13 +245,18 @@ def _shown(fields: Mapping[str, object]) -> str:
 
 
 @cache
-def _fields(path: str) -> Mapping[str, object]:
+def _arguments(path: str) -> Mapping[str, keys.Key]:
     if path not in FIELDS:
-        arguments = keys.arguments(path.rpartition(".")[2])
-        return {name: argument.kind for name, argument in arguments.items()}
+        return keys.arguments(path.rpartition(".")[2])
     function = ast.parse(f"def arguments({FIELDS[path]}): ...").body[0]
     assert isinstance(function, ast.FunctionDef)
-    return {argument.arg: type_of(argument.annotation) for argument in function.args.args}
+    of_a_run = OF_A_RUN.get(path, {})
+    arguments: dict[str, keys.Key] = {}
+    for argument in function.args.args:
+        default = repr(of_a_run[argument.arg]) if argument.arg in of_a_run else ""
+        kind = type_of(argument.annotation)
+        arguments[argument.arg] = keys.Key(argument.arg, kind, default, "")
+    return arguments
 
 
 @cache

@@ -1,110 +1,13 @@
-"""Recipes and overlays by their names; paths in the place of a class: a source from its folder or list."""
+"""Recipes and overlays by their names, and which settings take a file of settings."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from kd.errors import UserError, did_you_mean
-from kd.run import files, keys
-from kd.storage.objects import is_url
+from kd.run import keys
 
-SOURCE = "data.source"
-LISTS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson")
 SETTINGS = (".yaml", ".yml")
-OF_A_FOLDER = ("Pictures", "SegmentationFolder")  # a recipe's source that stays what it is
-
-
-def source_items(item: str, contents: Iterable[dict[Any, Any]]) -> list[str]:
-    """``data.source=FILE.csv`` and ``data.source=DIR`` as a class and its argument; any other item as it is."""
-    key, _, path = item.partition("=")
-    if key != SOURCE or path.startswith("{") or path in keys.subclasses("Source"):
-        return [item]
-    if path.endswith(SETTINGS):
-        if Path(path).is_file() and "class_path" not in files.read(Path(path)):
-            raise UserError(
-                f"{SOURCE}: {path} names no source (class_path); give the pictures' folder, or a list of "
-                f"them ({', '.join(LISTS)})"
-            )
-        return [item]
-    if path.lower().endswith(LISTS):
-        return [f"{SOURCE}=Manifest", f"{SOURCE}.train={path}"]
-    if not (is_url(path) or Path(path).is_dir()):
-        if "/" in path and not Path(path).exists():
-            raise UserError(f"{SOURCE}: there is no folder {path}")
-        return [item]
-    own = keys.merged([*contents], {}).get("data", {}).get("source") or ""
-    if (own.get("class_path", "") if isinstance(own, dict) else str(own)).rpartition(".")[
-        2
-    ] in OF_A_FOLDER:
-        return [f"{SOURCE}.root={path}"]
-    return [
-        f"{SOURCE}={'Shards' if Path(path, 'train.json').is_file() else 'ImageFolder'}",
-        f"{SOURCE}.root={path}",
-    ]
-
-
-def implied(overrides: Sequence[str], contents: Iterable[dict[Any, Any]]) -> list[str]:
-    """What typed settings mean for others: a list is a ``Manifest``'s, arguments in a recipe are its family's."""
-    typed = dict(item.split("=", 1) for item in overrides if "=" in item)
-    own, found = keys.merged([*contents], {}), []
-    source = (own.get("data") or {}).get("source") or ""
-    name = str(source.get("class_path", "") if isinstance(source, dict) else source).rpartition(
-        "."
-    )[2]
-    if (
-        typed.get(f"{SOURCE}.train", "").lower().endswith(LISTS)
-        and SOURCE not in typed
-        and name in ("", "ImageFolder")
-    ):
-        found.append(f"{SOURCE}=Manifest")
-    for key, arch in typed.items():
-        node: Any = own
-        for part in key.split(".")[:-1]:
-            node = node.get(part) if isinstance(node, dict) else None
-        if not (
-            key.startswith("model.")
-            and key.endswith(".arch")
-            and isinstance(node, dict)
-            and node.get("kwargs")
-        ):
-            continue
-        typed_family, own_family = (
-            re.findall("[a-z]+", name.rpartition("/")[2])[:1]
-            for name in (arch, f"{node.get('arch')}")
-        )
-        if typed_family != own_family:
-            found.append(f"{key.removesuffix('arch')}kwargs={{}}")
-    return found
-
-
-def check_no_files(items: Iterable[tuple[str, Any]]) -> None:
-    """Refuses a file where settings or a class are wanted: its content would end up in a message."""
-    for key, value in items:
-        if (
-            isinstance(value, str)
-            and is_file(value)
-            and not value.endswith(SETTINGS)
-            and _takes_no_text(key)
-        ):
-            model = key in ("model.teacher", "model.student")
-            raise UserError(
-                f"{key}: takes no file, got {value}{f' ({key}.checkpoint=FILE does)' if model else ''}"
-            )
-
-
-def pairs(
-    contents: Iterable[dict[Any, Any]], overrides: Iterable[str]
-) -> Iterator[tuple[str, Any]]:
-    """Keys and values of files in order, then of ``key=value`` items, the latter as text; ``+`` after a key is
-    dropped.
-    """
-    for content in contents:
-        yield from files.leaves(content)
-    for item in overrides:
-        key, _, value = item.partition("=")
-        yield key.rstrip("+"), value
 
 
 def is_file(value: str) -> bool:

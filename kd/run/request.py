@@ -1,35 +1,30 @@
 """A command line, sorted by kind. Imports nothing heavy: a wrong word is reported at once."""
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
-from kd.run.annotations import foreign, members
-from kd.run.files import flatten
 from kd.run.listed import kind_at
-from kd.run.paths import (
-    SETTINGS,
-    check_no_files,
-    find,
-    holds_settings,
-    implied,
-    is_file,
-    pairs,
-    part_of,
-    source_items,
-)
-from kd.run.trust import check_file, check_names, vouched
-from kd.run.typed import check_values
+from kd.run.paths import SETTINGS, find, holds_settings, is_file, part_of
+from kd.run.resolve import Value, Word, resolve
+from kd.run.shorthand import written_out
+from kd.run.trust import check_file, check_names, check_resolved, vouched
 from kd.run.unread import check_read
-from kd.storage.elsewhere import text_of, yaml_of
+from kd.storage.elsewhere import yaml_of
 
+ABOVE_CLASSES = (
+    "data",
+    "model",
+    "model.student",
+    "model.teacher",
+    "model.distill_losses",
+    "trainer",
+)
 GROUPS = ("data", "data.augment", "data.probe", "model", "model.student", "model.teacher", "optim", "trainer",
           "checkpoint", "monitor")  # fmt: skip
 FLAGS = (
@@ -37,11 +32,6 @@ FLAGS = (
     "--list", "--live", "--open", "--print_config", "--traces", "--trust", "--tune", "--version", "--what-if",
 )  # fmt: skip
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
-ENTRIES = (
-    "taps",
-    "teachers",
-)  # named entries whose fields the parser takes only once the entry is there
-TRUSTED = "--trusted="  # before all other items for the parser: what the user stands for
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
 
 
@@ -55,9 +45,11 @@ class Request:
     """Names or paths, in order."""
     overrides: list[str] = field(default_factory=list)
     """``key=value`` items, in order."""
+    values: dict[str, object] = field(default_factory=dict)
+    """Of those items that a program has given as values, not as text: by the item."""
     resume: str | None = None
     """Folder of a run."""
-    cluster: list[str] = field(default_factory=list)
+    cluster: dict[str, int] = field(default_factory=dict)
     """Trainer settings of the launcher; overrides win over them."""
     trust: list[str] = field(default_factory=list)
     """Modules whose classes a file from elsewhere may name."""
@@ -72,29 +64,23 @@ class Request:
     vouched: list[str] = field(default_factory=list)
     """What the user trusts beside the list of classes, known once the files are read."""
 
-    def parser_args(self) -> list[str]:
-        """Arguments for the parser: trusted class paths, then recipe, overlays, overrides in rising priority.
+    def resolved(self) -> dict[str, Any]:
+        """All settings of the run, merged, in their types.
 
         Raises:
-            UserError: a file that is missing, is not YAML, or names code that the user does not trust.
+            UserError: a file that is missing, is not YAML, or names code that the user does not trust; a wrong key or
+                value.
         """
-        contents, trees = self._checked()
-        args = [TRUSTED + name for name in self.vouched]
-        args += [
-            f"--config={config_argument(f, content if self.here else {})}"
-            for f, content in contents.items()
-        ]
-        if self.recipe and next(iter(contents.values())).get("recipe") is None:
-            args.append(f"--recipe={next(iter(contents)).stem}")
-        overrides = [
-            _with_folders(item, t if self.here else {})
-            for item, t in zip(self.overrides, trees, strict=True)
-        ]
-        return (
-            args
-            + self.cluster
-            + [f"--{item}" for item in _entries_whole(overrides, contents.values())]
-        )
+        contents, words = self._read()
+        layers: list[Mapping[str, Any]] = [*contents.values()]
+        if self.recipe and layers[0].get("recipe") is None:
+            layers.append({"recipe": next(iter(contents)).stem})
+        layers += [self.cluster, *sorted(words, key=_is_argument)]
+        if self.here:
+            layers = [with_folders(layer) for layer in layers]
+        config = resolve(layers, self.vouched)
+        check_resolved(config, self.vouched)
+        return config
 
     def recipe_lr(self) -> float | None:
         """The learning rate of the recipe's own file, without overlays and overrides; None where it has none."""
@@ -105,37 +91,35 @@ class Request:
         except (TypeError, ValueError):
             return None
 
-    def over(self, file: Path | None) -> dict[str, Any]:
-        """Resolved settings (a run folder's ``config.yaml``; None: none) with the overrides put in: plain values."""
-        self.recipe = str(file) if file else None
-        contents, trees = self._checked()
-        whole: Any = keys.merged([{"data": {}, "model": {}}, *contents.values()], {})
-        for tree in trees:
-            for key, value in tree.items():
-                _put(whole, key, self._of_file(key, value))
-        if any("${" in str(value) for _, value in files.leaves(whole)):
-            from omegaconf import OmegaConf
+    def _with_files(self, key: str, value: object, folder: Path | None = None) -> object:
+        """What a setting is given: the content of a YAML file where it names one, else the value itself.
 
-            whole = OmegaConf.to_container(OmegaConf.create(whole), resolve=True)
-            if file and "trust" not in self.flags:
-                check_file(file, whole, self.trust)
-        return whole
-
-    def _of_file(self, key: str, value: object) -> object:
-        """What a setting is given: the content of a YAML file where it names one, else the value itself."""
-        file = Path(str(value))
-        takes_file = (
-            holds_settings(keys.plain(key)) or kind_at(key) or key.partition(".")[0] == "students"
-        )
-        if not (takes_file and file.suffix in SETTINGS and is_file(str(value))):
+        Args:
+            key: whole.
+            value: of the setting; dicts are searched.
+            folder: of the file that holds the setting; None: the command line.
+        """
+        if isinstance(value, dict):
+            entries: dict[Any, Any] = {}
+            for name, inner in value.items():
+                entries[name] = self._with_files(f"{key}.{name}".lstrip("."), inner, folder)
+            return entries
+        if not isinstance(value, str) or not value.endswith(SETTINGS):
             return value
+        name = keys.plain(key)
+        if not (holds_settings(name) or kind_at(key) or name.startswith("students.")):
+            return value
+        file = (folder or Path()) / value
+        if not is_file(str(file)):
+            raise UserError(f"{name}: there is no file {file}")
         content = files.read(file)
         check_names(content, f"{file}: ")
         if "trust" not in self.flags:
             check_file(file, {key: content}, self.trust)
-        return content
+        return self._with_files(key, content, file.parent)
 
-    def _checked(self) -> tuple[dict[Path, dict[Any, Any]], list[dict[str, Any]]]:
+    def _read(self) -> tuple[dict[Path, dict[Any, Any]], list[dict[str, Any]]]:
+        """The settings of files, and the words of the command line as ``{key: Word}``: neither names foreign code."""
         contents = {file: files.read(file) for file in self._files()}
         for file, content in contents.items():
             files.check_text(content, f"{file}: ")
@@ -145,41 +129,30 @@ class Request:
                     raise UserError(
                         f"{file}: {group}: must be a group of settings, got '{content[group]}'"
                     )
-        overrides: list[str] = []
-        for item in self.overrides:
-            overrides += source_items(item, contents.values())
-        self.overrides = implied(overrides, contents.values()) + overrides
-        check_no_files(pairs(contents.values(), self.overrides))
-        trees = self._trees(contents.values())
-        for tree in trees:
-            files.check_text(tree)
-            check_names(tree)
-            _check_says_something(*next(iter(tree.items())))
-        typed: dict[str, Any] = {}
-        for tree in trees:
-            typed |= tree
-        self._check_keys(list(contents.values()), typed)
+        self.overrides = written_out(self.overrides, [*contents.values()])
+        words = [self._word(item) for item in self.overrides]
+        for layer in (*contents.values(), *({key: word.text} for key, word in words)):
+            _check_no_files(layer)
+        for key, word in words:
+            files.check_text({key: word.value})
+            check_names({key: word.value})
+            _check_says_something(key, word.value)
         if "trust" not in self.flags:
             for file, content in contents.items():
                 check_file(file, content, self.trust)
-            for tree in trees:
-                for key, value in files.leaves(tree):
-                    self._of_file(key, value)
-        self.vouched = vouched(contents, trees, self.trust, "trust" in self.flags)
-        return contents, trees
+        for file, content in contents.items():
+            contents[file] = self._with_files("", content, file.parent)  # type: ignore[assignment]
+        layers: list[dict[str, Any]] = []
+        for key, word in words:
+            value = self._with_files(key, word.value)
+            layers.append({key: word if value is word.value else value})
+        values = [{key: word.value} for key, word in words]
+        self.vouched = vouched(contents, values, self.trust, "trust" in self.flags)
+        return contents, layers
 
-    def _trees(self, contents: Iterable[dict[Any, Any]]) -> list[dict[str, Any]]:
-        """The overrides as ``{key: value}``, one each, with the types that their keys have."""
-        texts: list[tuple[str, str]] = []
-        values: dict[str, Any] = {}
-        for item in self.overrides:
-            key, _, text = item.partition("=")
-            texts.append((key, text))
-            values[key.rstrip("+")] = _read(text)
-        settings = keys.merged([*contents], values)
-        keys_of_classes, _ = keys.of_recipe(settings)
-        known = {**keys.schema(), **keys_of_classes}
-        return [{key: _typed(key, text, known)} for key, text in texts]
+    def _word(self, item: str) -> tuple[str, Word]:
+        key, _, text = item.partition("=")
+        return key, Word(text, self.values[item] if item in self.values else _read(text))
 
     def value_of(self, key: str) -> str | None:
         """The value that ``key=value`` items give a key, the last one; None without any."""
@@ -196,15 +169,16 @@ class Request:
             *(["--trust"] if "trust" in self.flags else []),
         ]
 
-    def check_read(self) -> dict[str, Any]:
-        """Refuses settings that no part of a run would read, and returns all (:func:`kd.run.unread.check_read`)."""
+    def check_read(self, config: Mapping[str, Any]) -> None:
+        """Refuses settings that no part of a run with these settings would read (:func:`kd.run.unread.check_read`)."""
         contents = [files.read(file) for file in self._files()]
-        typed: dict[str, Any] = {}
-        for tree in self._trees(contents):
-            typed |= tree
+        given: dict[str, Any] = {}
+        for item in self.overrides:
+            key, word = self._word(item)
+            given[key] = word.value
         if self.resume:
-            typed["resume"] = self.resume
-        return check_read(contents, typed)
+            given["resume"] = self.resume
+        check_read({**config, "resume": self.resume}, contents, given)
 
     def _files(self) -> list[Path]:
         """The recipe and the overlays, in rising priority."""
@@ -214,103 +188,18 @@ class Request:
             paths += part_of(overlay, self.recipe or "")
         return paths
 
-    def _check_keys(self, contents: list[dict[Any, Any]], given: dict[str, Any]) -> None:
-        for number, content in enumerate(contents, 1):
-            names = [key for key, _ in files.leaves(content)]
-            settings_so_far = keys.merged(
-                contents[:number], {}
-            )  # a later file may name another class, with other keys
-            _check(names, flatten(content), settings_so_far)
-        values: dict[str, Any] = {}
-        replaced: dict[str, Any] = {}
-        for key, value in given.items():
-            values |= flatten(value, key)
-            replaced[key.rstrip("+")] = value
-        _check([*given], values, keys.merged(contents, replaced))
 
-
-def _check(names: list[str], values: dict[str, Any], whole: dict[str, Any]) -> None:
-    model = whole.get("model")
-    losses = model.get("distill_losses") if isinstance(model, dict) else None
-    known = {**keys.schema(), **keys.of_recipe(whole)[0]}
-    check_values(values.items(), known, losses if isinstance(losses, dict) else ())
-    keys.check(names, whole)
-
-
-def config_argument(file: Path, content: dict[Any, Any]) -> str:
-    """What the parser reads in a file's place: its text, with folders in the place of ``channel:NAME``, or its path.
-
-    The path is passed only where the file names other YAML files, which are found beside it: the parser changes the
-    working folder of the whole process while it reads a path.
-
-    Args:
-        file: the recipe or overlay.
-        content: its settings; empty where its text is taken as it is.
-    """
-    text = text_of(file)
-    text_with_folders = _with_folders(text, content)
-    names_files = any(str(value).endswith(SETTINGS) for _, value in files.leaves(content))
-    if text_with_folders == text and (names_files or not content):
-        return str(file)
-    return text_with_folders
-
-
-def _with_folders(text: str, content: dict[Any, Any]) -> str:
-    found = {value for _, value in files.leaves(content) if str(value).startswith(CHANNEL)}
-    for value in sorted(found, reverse=True):  # ``channel:ab`` before ``channel:a``
-        text = text.replace(value, folder_of(value))
-    return text
-
-
-def _put(tree: dict[str, Any], key: str, value: object) -> None:
-    """Puts a value into resolved settings: of a class into its arguments; another class keeps those that it has too.
-
-    >>> tree = {"data": {"source": {"class_path": "kd.data.sources.ImageFolder", "init_args": {"root": "a"}}}}
-    >>> _put(tree, "data.source.root", "b")
-    >>> tree["data"]["source"]["init_args"]
-    {'root': 'b'}
-    """
-    name, _, rest = key.partition(".")
-    if "class_path" in tree and name not in ("class_path", "init_args", "dict_kwargs"):
-        tree = tree.setdefault("init_args", {})
-    if rest:
-        if not isinstance(tree.get(name), dict):
-            tree[name] = {"class_path": tree[name]} if isinstance(tree.get(name), str) else {}
-        _put(tree[name], rest, value)
-    elif name.endswith("+"):
-        tree[name[:-1]] = [
-            *(tree.get(name[:-1]) or []),
-            *(value if isinstance(value, list) else [value]),
-        ]
-    elif isinstance(value, str) and "class_path" in (tree.get(name) or {}):
-        tree[name] = {**tree[name], "class_path": value}
-    else:
-        tree[name] = value
-
-
-def _entries_whole(overrides: list[str], contents: Iterable[dict[Any, Any]]) -> list[str]:
-    """``model.taps.NAME.student=X model.taps.NAME.teacher=Y`` makes one entry where no file has one of that name."""
-    there = {item.split("=")[0] for item in overrides}
-    for model, kind in ((c.get("model") or {}, kind) for c in contents for kind in ENTRIES):
-        there |= {f"model.{kind}.{name}" for name in model.get(kind) or {}}
-    made: dict[str, dict[str, Any]] = {}
-    whole: list[str] = []
-    for item in overrides:
-        key, _, value = item.partition("=")
-        entry, rest = ".".join(key.split(".")[:3]), key.split(".")[3:]
-        if (
-            not (rest and key.split(".")[:2] in [["model", kind] for kind in ENTRIES])
-            or entry in there
-        ):
-            whole.append(item)
-            continue
-        if entry not in made:
-            whole.append(entry)
-        node = made.setdefault(entry, {})
-        for part in rest[:-1]:
-            node = node.setdefault(part, {})
-        node[rest[-1]] = _read(value)
-    return [f"{item}={json.dumps(made[item])}" if item in made else item for item in whole]
+def with_folders(value: Value) -> Value:
+    """Settings with SageMaker's folders in the place of ``channel:NAME``."""
+    if isinstance(value, Word):
+        return Word(with_folders(value.text), with_folders(value.value))
+    if isinstance(value, Mapping):
+        return {name: with_folders(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [with_folders(inner) for inner in value]
+    if isinstance(value, str) and value.startswith(CHANNEL):
+        return folder_of(value)
+    return value
 
 
 def _check_says_something(key: str, value: object) -> None:
@@ -320,14 +209,24 @@ def _check_says_something(key: str, value: object) -> None:
         raise UserError("runs_dir: must name a folder, got nothing")
 
 
-def _typed(key: str, text: str, known: Mapping[str, keys.Key]) -> object:
-    """A word's value; text where the key takes text alone: a folder may be called 007 or [a, b]."""
-    own = known.get(re.sub(r"^model\.teachers\.[^.]+", "model.teacher", keys.plain(key)))
-    value = _read(text)
-    if own is None or value is None:
-        return value
-    takes_text_alone = set(members(own.kind)) <= {str, foreign("Path"), NoneType}
-    return text if takes_text_alone else value
+def _is_argument(layer: Mapping[str, Any]) -> bool:
+    """Whether a word of the command line names no class: arguments follow their class, in whichever order typed."""
+    ((key, value),) = layer.items()
+    value = value.value if isinstance(value, Word) else value
+    is_group = isinstance(value, dict) and key in ABOVE_CLASSES
+    return not (is_group or kind_at(key.removesuffix(".class_path")))
+
+
+def _check_no_files(layer: Mapping[Any, Any]) -> None:
+    """Refuses a file where settings or a class are wanted: its content would end up in a message."""
+    for key, value in files.leaves(layer):
+        key = key.rstrip("+")
+        is_settings = str(value).endswith(SETTINGS) or not holds_settings(key)
+        if not isinstance(value, str) or is_settings or not is_file(value):
+            continue
+        model = key in ("model.teacher", "model.student")
+        instead = f" ({key}.checkpoint=FILE does)" if model else ""
+        raise UserError(f"{key}: takes no file, got {value}{instead}")
 
 
 def _read(text: str) -> object:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,6 @@ from kd.storage.elsewhere import LARGEST_STUDENT, open_regular
 from kd.storage.writing import write_bytes
 
 ALL = "*"  # in place of names: every file is one's own, or --trust was given
-PACKAGES = (
-    "kd",
-    "torch",
-    "torchvision",
-    "torchmetrics",
-    "timm",
-    "pytorch_lightning",
-    "lightning_fabric",
-)
-LIGHTNINGS = {  # where Lightning's classes are that a command line may name without their module
-    kind: f"pytorch_lightning.{kind.replace('strategy', 'strategie')}s"
-    for kind in ("callback", "logger", "profiler", "strategy")
-}
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 NAMED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
@@ -105,8 +92,10 @@ def vouched(
             kind = listed.kind_at(key.removesuffix(".class_path"))
             if NAMED.fullmatch(value) or PATH.search(value):
                 names.append(value)
-            elif kind in LIGHTNINGS and NAME.fullmatch(value):
-                names.append(f"{LIGHTNINGS[kind]}.{value}")
+            elif PLACE.search(key):
+                names.append(f"{key}={value}")
+            elif kind in listed.LIGHTNINGS and NAME.fullmatch(value):
+                names.append(f"{listed.LIGHTNINGS[kind]}.{value}")
     return list(dict.fromkeys(names))
 
 
@@ -131,7 +120,7 @@ def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
     """
     trusted = list(trusted)
     one = listed.listed(name, kind)
-    if one is None and not _trusted(name, trusted):
+    if one is None and not is_trusted(name, trusted):
         raise UserError(f"{key} {_refused_at(name, kind)}")
     module, _, last = (one.name if one else name).rpartition(".")
     try:
@@ -139,7 +128,7 @@ def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
     except ImportError:
         found = None
     if not isinstance(found, type):
-        raise UserError(f"{key}: {typed.no_class(key, name)}")
+        raise UserError(f"{key}: {typed.no_class(kind, key, name)}")
     return found
 
 
@@ -148,12 +137,20 @@ def arguments_allowed(
 ) -> dict[str, Any]:
     """The arguments of a class with those left out that are null and not listed; refuses others that are not listed."""
     one = listed.listed(name, kind)
-    if one is None or _trusted(name, list(trusted)):
+    if one is None or is_trusted(name, list(trusted)):
         return dict(given)
     for field, value in given.items():
         if field not in one.fields and value is not None:
-            raise UserError(_unlisted(one, field, key))
+            raise UserError(unlisted(one, field, key))
     return {field: value for field, value in given.items() if field in one.fields}
+
+
+def parameters_of(cls: type) -> Mapping[str, Parameter]:
+    """The arguments of a class; {} for one of Python's own that does not say."""
+    try:
+        return signature(cls).parameters
+    except ValueError:
+        return {}
 
 
 def trusted_class(name: str, trusted: Iterable[str]) -> type | None:
@@ -172,16 +169,6 @@ def trusted_class(name: str, trusted: Iterable[str]) -> type | None:
     if not (isinstance(found, type) and hasattr(found, "build")):
         raise UserError(f"trust: {name} is no class that builds a model")
     return found
-
-
-def importable(trusted: Iterable[str]) -> list[str]:
-    """What the parser may import: the listed classes and what the user trusts, of one's own packages all of it."""
-    paths = listed.parsed()
-    for name in trusted:
-        package = name.split(".")[0]
-        if NAME.fullmatch(name):
-            paths |= listed.paths_of(name) if package in PACKAGES else {package}
-    return sorted(paths)
 
 
 def refused(name: str) -> str:
@@ -204,7 +191,8 @@ def _refused_at(name: str, kind: str) -> str:
     )
 
 
-def _unlisted(one: Listed, field: str, key: str) -> str:
+def unlisted(one: Listed, field: str, key: str) -> str:
+    """What is said of an argument that is not listed."""
     takes = ", ".join(one.fields) or "no arguments"
     return f"{key}.{field}: {one.short} of a file from elsewhere takes {takes}; if you trust this file: --trust"
 
@@ -251,7 +239,7 @@ def _problems_of_class(
         yield f"{key}.class_path must be the name of a class, got '{str(name)[:80]}'"
         return
     one = listed.listed(name, kind) if name else None
-    own = name is not None and _trusted(name, trusted)
+    own = name is not None and is_trusted(name, trusted)
     if name and one is None and not own:
         yield f"{key} {_refused_at(name, kind)}"
         return
@@ -280,18 +268,18 @@ def _problems_of_class(
                 yield f"{field}: {problem}"
             yield from _problems(inner, field, listed.kind_of(one.fields[short]), trusted, resolved)
         elif inner is not None:
-            yield _unlisted(one, short, key)
+            yield unlisted(one, short, key)
 
 
 def _defaults(name: str, one: Listed | None) -> dict[str, object]:
     """Values of arguments that say nothing: the class's own defaults, as far as they are known without an import."""
     kind = _loaded(name)
-    own = {p.name: p.default for p in signature(kind).parameters.values()} if kind else {}
+    own = {p.name: p.default for p in parameters_of(kind).values()} if kind else {}
     return {**own, **(one.defaults if one else {})}
 
 
 def _problem_of_text(value: str, key: str, kind: str, trusted: list[str]) -> str:
-    if value in trusted:
+    if value in trusted or f"{key}={value}" in trusted:
         return ""
     if LOOKS_UP.search(value):
         return f"{key} looks up '{value}'; if you trust this file: --trust"
@@ -312,7 +300,7 @@ def _problem_of_text(value: str, key: str, kind: str, trusted: list[str]) -> str
         or is_word
         or not NAME.fullmatch(value)
         or listed.listed(value, kind)
-        or _trusted(value, trusted)
+        or is_trusted(value, trusted)
     ):
         return ""
     return f"{key} {_refused_at(value, kind)}"
@@ -356,7 +344,7 @@ def _mappings(tree: object, path: str = "") -> Iterator[tuple[str, dict[Any, Any
             yield from _mappings(value, path)
 
 
-def _trusted(value: str, trusted: Iterable[str]) -> bool:
+def is_trusted(value: str, trusted: Iterable[str]) -> bool:
     trusted = list(trusted)
     if ALL in trusted:
         return True

@@ -4,21 +4,23 @@ Pydantic decides whether a value fits its type, after YAML's and the command lin
 (:func:`_schema`); :mod:`kd.settings` has the ranges.
 """
 
+import ast
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Literal, get_args, get_origin
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
 from kd.errors import UserError
+from kd.run import listed
 from kd.run.annotations import members, shown
-from kd.run.keys import CLASSES, Key, definition, plain, subclasses
+from kd.run.keys import definition
 from kd.run.suggest import near, nearest
 from kd.settings import Like, limits
 
@@ -63,88 +65,46 @@ REASONS = {
     },
 }
 """Values that Lightning takes and a run can't use."""
-CLASS = re.compile(
-    r"data\.source|model\.task|model\.distill_losses\.[^.]+|trainer\.(callbacks|logger|strategy)|.*\.class_path"
-)
-"""Settings that take a class by its name or path."""
+TIMMS = {"optim.name": "optim", "model.student.arch": "models", "model.teacher.arch": "models"}
+"""Settings that name an optimizer or a model of timm's."""
 
 
-def check_values(
-    given: Iterable[tuple[str, Any]], known: Mapping[str, Key], losses: Iterable[str] = ()
-) -> None:
-    """Refuses values that their settings' types and ranges do not allow.
+def checked(name: str, value: object, kind: object) -> object:
+    """The value of a setting in its type: a number for the text ``1e-3``, a tuple for a list.
 
     Args:
-        given: keys and values, as typed or as read.
-        known: all settings.
-        losses: names of the recipe's distillation losses.
+        name: of the setting, for the message.
+        value: as YAML has it; one that refers to another key (``${KEY}``) is returned as it is.
+        kind: its type, with its range.
 
     Raises:
-        UserError: the first one, by its key, with what is allowed or probably meant.
+        UserError: the type does not allow it; with what is allowed or probably meant.
     """
-    for key, value in given:
-        name = plain(key)
-        meant = meant_by(name, value, losses)
-        if meant:
-            raise UserError(
-                f"{name}: got '{'null' if value is None else value}'; did you mean '{meant}'?"
-            )
-        if problem := _unknown_class(name, value) or _unknown_to_timm(name, value):
-            raise UserError(f"{name.removesuffix('.class_path')}: {problem}")
-        kind = _kind(name, known)
-        if kind is None and (problem := _misplaced(name, value, known)):
-            raise UserError(problem)
-        if kind is None or "${" in str(value):
-            continue
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{name}: must be a finite number, got {value}")
-        if why := REASONS.get(name, {}).get(str(value)):
-            raise UserError(f"{name}: {why}")
-        one = (
-            [value] if key.endswith("+") and not isinstance(value, list) else value
-        )  # what a list gets more of
-        if not takes(kind, one):
-            if value is None:
-                raise UserError(f"{name}: can't be null")
+    if "${" in str(value):
+        return value
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{name}: must be a finite number, got {value}")
+    if name in TIMMS and (problem := _unknown_to_timm(TIMMS[name], value)):
+        raise UserError(f"{name}: {problem}")
+    try:
+        typed_value = _validator(kind).validate_python(value)
+    except ValidationError as error:
+        if value is None:
+            raise UserError(f"{name}: can't be null") from error
+        suggestion = near(value, allowed_words(kind))
+        raise UserError(f"{name}: must be {in_words(kind)}, got '{value}'{suggestion}") from error
+    for limit in limits(kind):
+        if problem := limit.refuses(_number(value)):
             suggestion = near(value, allowed_words(kind))
-            raise UserError(f"{name}: must be {_in_words(kind)}, got '{value}'{suggestion}")
-        for limit in limits(kind):
-            if problem := limit.refuses(_number(value)):
-                raise UserError(
-                    f"{name}: {problem}, got {_shown(value)}{near(value, allowed_words(kind))}"
-                )
+            raise UserError(f"{name}: {problem}, got {_shown(value)}{suggestion}")
+    return typed_value
 
 
 def wrong(kind: object, value: object) -> str:
     """What is wrong with a value of a type; empty where it fits, or where only the parser can tell."""
     if "${" in str(value) or takes(kind, value):
         return ""
-    return f"must be {_in_words(kind)}, got '{str(value)[:80]}'"
-
-
-def _misplaced(name: str, value: object, known: Mapping[str, Key]) -> str:
-    """What is wrong with a plain value for a group of settings, or with a key below a plain setting."""
-    above = name.rpartition(".")[0]
-    if above in known and not takes(known[above].kind, {}):
-        return (
-            f"no key '{name}': {above} has no keys of its own, it is {_in_words(known[above].kind)}"
-        )
-    if value is None or isinstance(value, dict) or str(value).endswith(SETTINGS):
-        return ""
-    is_group = any(key.startswith(f"{name}.") for key in known)
-    return no_plain_value(name, value) if is_group else ""
-
-
-def _kind(name: str, known: Mapping[str, Key]) -> object:
-    """The type of a setting, also of an entry of one that is a dict; None for an unknown key."""
-    name = re.sub(r"^model\.teachers\.[^.]+\.", "model.teacher.", name)
-    if name in known:
-        return known[name].kind
-    parent = known.get(name.rpartition(".")[0])
-    for kind in members(parent.kind) if parent else ():
-        if get_origin(kind) is dict:
-            return get_args(kind)[-1]
-    return None
+    return f"must be {in_words(kind)}, got '{str(value)[:80]}'"
 
 
 def no_plain_value(key: str, given: object) -> str:
@@ -158,7 +118,22 @@ def _shown(value: object) -> str:
     return f"'{value[:80]}'" if isinstance(value, str) else f"{value}"
 
 
-def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
+def check_meant(key: str, value: object, names: Sequence[str]) -> None:
+    """Refuses what a run can't use, and what other programs' users mean by a value.
+
+    Args:
+        key: where the value is given.
+        value: as it is given.
+        names: of the entries that the setting had before.
+    """
+    if suggestion := meant_by(key, value, names):
+        shown = "null" if value is None else value
+        raise UserError(f"{key}: got '{shown}'; did you mean '{suggestion}'?")
+    if why := REASONS.get(key, {}).get(str(value)):
+        raise UserError(f"{key}: {why}")
+
+
+def meant_by(key: str, value: object, losses: Sequence[str] = ()) -> str:
     """The setting that other programs' users mean by a value; or an empty text."""
     if not isinstance(value, str) or value.endswith(SETTINGS):
         return (
@@ -182,52 +157,45 @@ def meant_by(key: str, value: object, losses: Iterable[str] = ()) -> str:
     )
 
 
-def no_class(key: str, given: str) -> str:
-    """The message for an unknown class in the place of a setting, with the nearest name or the known ones."""
-    known = _class_names(key)
-    ours = any(part[:-1] in key for part in CLASSES)
-    listed = (
-        f"ours: {', '.join(known)}; others by their class path"
-        if ours
-        else "a class path: package.Class"
-    )
-    what = "class or folder" if key == "data.source" and "." not in given else "class"
-    return f"no {what} '{given}'{near(given.rpartition('.')[2], known) or f' ({listed})'}"
+def no_class(kind: str, key: str, given: str) -> str:
+    """The message for an unknown class in the place of a setting, with the nearest name or the known ones.
+
+    Args:
+        kind: what the place takes, a key of :data:`kd.run.listed.CLASSES`; or an empty text.
+        key: of the setting.
+        given: the unknown name.
+    """
+    known = [one.short for one in listed.classes() if one.kind == kind]
+    suggestion = near(given.rpartition(".")[2], [*known, *lightnings(kind)])
+    what = "class or folder" if kind == "source" and "." not in given else "class"
+    if kind in listed.LIGHTNINGS or not known:
+        allowed = "a class path: package.Class"
+    else:
+        allowed = f"ours: {', '.join(sorted(known))}; others by their class path"
+    return f"no {what} '{given}'{suggestion or f' ({allowed})'}"
 
 
-def _class_names(key: str) -> list[str]:
-    """The classes that a setting takes by name alone: ours by their bases, and Lightning's from its source."""
-    part = next((part for part in (*CLASSES, "callbacks", "loggers") if part[:-1] in key), "")
-    if part in CLASSES:
-        return sorted(subclasses(*CLASSES[part]))
-    lightning = find_spec("pytorch_lightning") if part else None
-    file = Path(
-        next(iter(lightning.submodule_search_locations or ())) if lightning else "",
-        part,
-        "__init__.py",
-    )
-    public = re.findall(r'^    "(\w+)",', file.read_text("utf-8"), re.M) if file.is_file() else []
-    return public + list(subclasses("Callback") if part == "callbacks" else ())
-
-
-def _unknown_class(key: str, value: object) -> str:
-    """What is wrong with a class's name; empty for a path outside kd, which the parser imports."""
-    if not CLASS.fullmatch(re.sub(r"^students\.[^.]+\.", "", key)):
+def unknown_class(kind: str, key: str, given: str) -> str:
+    """What is wrong with the name of a class that is not listed; empty for one that is imported when it is built."""
+    if not re.fullmatch(r"\w+|kd(\.\w+)+", given) or given in lightnings(kind):
         return ""
-    for one in value if isinstance(value, list) else [value]:
-        given = one.get("class_path") if isinstance(one, dict) else one
-        if not (
-            isinstance(given, str) and re.fullmatch(r"\w+|kd(\.\w+)+", given)
-        ) or given.endswith(SETTINGS):
-            continue
-        name, known = given.rpartition(".")[2], _class_names(key)
-        if name in known or (definition(name) if name != given else not known):
-            continue
-        if not any(
-            isinstance(vars(module).get(name), type) for module in [*sys.modules.values()] if module
-        ):
-            return no_class(key, given)
-    return ""
+    if "." in given and definition(given.rpartition(".")[2]) is not None:
+        return ""
+    return no_class(kind, key, given)
+
+
+@cache
+def lightnings(kind: str) -> list[str]:
+    """The classes of Lightning's that a setting takes by name alone, from its source."""
+    package = find_spec("pytorch_lightning") if kind in listed.LIGHTNINGS else None
+    if package is None or package.submodule_search_locations is None:
+        return []
+    folders = listed.LIGHTNINGS[kind].split(".")[1:]
+    file = Path(package.submodule_search_locations[0], *folders, "__init__.py")
+    imports = [
+        node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ImportFrom)
+    ]
+    return [alias.name for node in imports for alias in node.names]
 
 
 def _number(value: object) -> object:
@@ -235,6 +203,14 @@ def _number(value: object) -> object:
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
+        return value
+
+
+def fitted(kind: object, value: object) -> object:
+    """A value in a type, where it fits; else the value itself, of which the class that is built has to say more."""
+    try:
+        return _validator(kind).validate_python(value)
+    except ValidationError:
         return value
 
 
@@ -300,8 +276,12 @@ def _or_a_file(schema: CoreSchema) -> CoreSchema:
 
 
 def _word_of(words: tuple[object, ...], value: object) -> object:
-    """The word that is written as the value is: ``16`` and ``'16'``, a bare off and ``off``."""
-    return next((word for word in words if word == value or str(word) == str(value)), value)
+    """The word that is written as the value is: ``16`` and ``'16'``; YAML 1.1 reads ``off`` as a truth value."""
+    if isinstance(value, bool):
+        value = "on" if value else "off"
+    if value in words:
+        return value
+    return next((word for word in words if str(word) == str(value)), value)
 
 
 def _as_number(value: object) -> object:
@@ -311,14 +291,14 @@ def _as_number(value: object) -> object:
 
 
 def _as_text(value: object) -> object:
-    return value if isinstance(value, dict | list) else str(value)
+    return value if isinstance(value, dict | list | NoneType) else str(value)
 
 
 def _as_null(value: object) -> object:
     return None if value == "null" else value
 
 
-def _in_words(kind: object) -> str:
+def in_words(kind: object) -> str:
     """What a type takes, in words: ``a whole number or one of auto``."""
     return " or ".join(dict.fromkeys(_words(kind)))
 
@@ -374,24 +354,18 @@ def timm_names(part: str) -> frozenset[str]:
     )
 
 
-def _unknown_to_timm(key: str, value: object) -> str:
+def _unknown_to_timm(part: str, value: object) -> str:
     """What is wrong with the name of an optimizer or a model; empty where it may be one."""
-    if "${" in str(value):
+    known = timm_names(part)
+    if not value or not isinstance(value, str) or not known:
         return ""
-    if not isinstance(value, str):
-        return ""
-    if key == "optim.name":
-        optimizers = timm_names("optim")
-        if not optimizers or value in optimizers:
-            return ""
-        return f"must be one of timm's optimizers, got '{value}'{near(value, optimizers, 3)}"
-    if not value or not re.fullmatch(r"model\.(student|teacher)\.arch", key):
-        return ""
-    name = re.sub(r"^timm/", "", value)
-    models = timm_names("models")
-    if not models or ":" in name or name.partition(".")[0] in models:
-        return ""
+    if part == "optim":
+        suggestion = near(value, known, 3)
+        return (
+            "" if value in known else f"must be one of timm's optimizers, got '{value}'{suggestion}"
+        )
+    name = value.removeprefix("timm/")
     timm = sys.modules.get("timm")  # where it is imported, models of one's own may be registered
-    if timm and timm.is_model(name):
+    if ":" in name or name.partition(".")[0] in known or (timm and timm.is_model(name)):
         return ""
-    return f"timm has no model '{name}'{near(name, models)}"
+    return f"timm has no model '{name}'{near(name, known)}"

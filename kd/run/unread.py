@@ -1,6 +1,5 @@
 """Settings that nothing reads beside the others: given, they end a run before it begins."""
 
-import ast
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -42,10 +41,18 @@ READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], s
 """Settings (a pattern), the settings that decide whether something reads them, and what that is."""
 
 
-def check_read(files: Sequence[Mapping[Any, Any]], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings by key; refuses one of the recipe or command line that is idle (overlays and run folders may be)."""
+def check_read(
+    config: Mapping[str, Any], files: Sequence[Mapping[Any, Any]], overrides: Mapping[str, Any]
+) -> None:
+    """Refuses a setting of the recipe or command line that is idle; those of overlays and run folders may be.
+
+    Args:
+        config: all settings, resolved.
+        files: the settings of the recipe and of overlays, in rising priority.
+        overrides: those of the command line, by key.
+    """
     layers = [_plain_keys(layer) for layer in (*files, overrides)]
-    settings = _plain_keys(keys.merged([dict(file) for file in files], dict(overrides)))
+    settings = _plain_keys(config)
     command_line = len(layers) - 1
     from_a_run = not files or set(files[0]) >= RESOLVED
     checked = (command_line,) if from_a_run else (0, command_line)  # the recipe is the first file
@@ -53,7 +60,6 @@ def check_read(files: Sequence[Mapping[Any, Any]], overrides: Mapping[str, Any])
         layer = _newest(layers, name)
         if layer in checked and value and value != _default(name):
             _check(name, value, layer, settings, layers)
-    return settings
 
 
 def _plain_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
@@ -96,7 +102,4 @@ def _newest(layers: list[dict[str, Any]], name: str) -> int:
 
 def _default(name: str) -> object:
     key = keys.schema().get(re.sub(r"^model\.teachers\.[^.]+", "model.teacher", name))
-    try:
-        return ast.literal_eval(key.default) if key else None
-    except (ValueError, SyntaxError):
-        return None
+    return key.value if key else None

@@ -37,7 +37,7 @@ LIMITS = {
     "input": 150,
     "fp8": 90,
 }
-WHEELS = ("jsonargparse", "omegaconf", "docstring-parser", "typeshed-client")
+WHEELS = ("omegaconf",)
 CLASSES = 1000
 
 

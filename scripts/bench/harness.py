@@ -139,7 +139,8 @@ def train(
     turns: Turns,
     prepare: Callable[[Any], None] = lambda cli: None,
 ) -> Any:
-    """A whole ``kd-train`` run in this process with ``turns`` among its callbacks; returns its KDCLI."""
+    """A whole ``kd-train`` run in this process with ``turns`` among its callbacks; returns the run."""
+    from kd.run.objects import build
     from kd.run.request import translate
     from kd.run.run import Run
 
@@ -150,7 +151,7 @@ def train(
     ]
     run = Run.of(translate([f"recipe={recipe}", *quiet, *items]))
     run.with_teacher()
-    run.cli.build()
+    build(run)
     cli = run.cli
     cli.trainer.callbacks.append(turns)
     prepare(cli)

@@ -21,13 +21,13 @@ class Told(Callback):
     def on_train_batch_end(self, *_):
         sys.stderr.flush()
         os._exit(7)
-from kd.run.parser import KDCLI
-own = KDCLI.instantiate_trainer
-def told(self, **kwargs):
-    trainer = own(self, **kwargs)
+from kd.run import objects
+own = objects.make_trainer
+def told(run):
+    trainer = own(run)
     trainer.callbacks.append(Told())
     return trainer
-KDCLI.instantiate_trainer = told
+objects.make_trainer = told
 from kd.cli import train_main
 train_main(sys.argv[1:])
 """

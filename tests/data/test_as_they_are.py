@@ -11,8 +11,8 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.scan import Check, scan
 from kd.data.sources import ImageFolder, Manifest, Source, lists
 from kd.errors import UserError
-from kd.run.paths import LISTS
 from kd.run.request import translate
+from kd.run.shorthand import LISTS
 from tests._helpers import CLASSES, draw_folder
 from tests._runs import run
 
@@ -172,22 +172,20 @@ def test_columns_that_can_not_be(arguments: dict, message: str) -> None:
 
 
 def source_of(*items: str) -> list[str]:
-    return [
-        item
-        for item in translate([*items, "name=x"]).parser_args()
-        if item.startswith("--data.source")
-    ]
+    request = translate([*items, "name=x"])
+    request.resolved()
+    return [item for item in request.overrides if item.startswith("data.source")]
 
 
 def test_a_path_in_place_of_a_source_is_read_as_what_it_is(tmp_path: Path) -> None:
-    folder = f"--data.source.root={tmp_path}"
+    folder = f"data.source.root={tmp_path}"
     assert source_of("recipe=foodtag_vit", f"data.source={tmp_path}") == [
-        "--data.source=ImageFolder",
+        "data.source=ImageFolder",
         folder,
     ]
     assert source_of("recipe=foundation_vit", f"data.source={tmp_path}") == [folder]
     assert source_of("recipe=foodtag_vit", "data.source=s3://food") == [
-        "--data.source=ImageFolder", "--data.source.root=s3://food"
+        "data.source=ImageFolder", "data.source.root=s3://food"
     ]  # fmt: skip
     for ending in LISTS:
         file = f"{tmp_path}/m{ending}"
@@ -195,13 +193,13 @@ def test_a_path_in_place_of_a_source_is_read_as_what_it_is(tmp_path: Path) -> No
             "recipe=foundation_vit", f"data.source={file}", "data.source.label_column=class"
         )
         assert found == [
-            "--data.source=Manifest",
-            f"--data.source.train={file}",
-            "--data.source.label_column=class",
+            "data.source=Manifest",
+            f"data.source.train={file}",
+            "data.source.label_column=class",
         ]
     (tmp_path / "train.json").touch()
     assert source_of("recipe=foodtag_vit", f"data.source={tmp_path}") == [
-        "--data.source=Shards",
+        "data.source=Shards",
         folder,
     ]
     assert {*lists.TABLES} < {*LISTS}
@@ -211,12 +209,12 @@ def test_a_path_in_place_of_a_source_is_read_as_what_it_is(tmp_path: Path) -> No
 
 def test_a_list_in_the_place_of_training_folders_is_a_manifests(tmp_path: Path) -> None:
     items = ["data.source.val=v.csv", "data.source.train=t.csv"]
-    assert source_of("recipe=grocery_vit", *items)[0] == "--data.source=Manifest"
+    assert source_of("recipe=grocery_vit", *items)[0] == "data.source=Manifest"
     assert (
         source_of("recipe=grocery_vit", *items, "data.source=WebDataset")[0]
-        != "--data.source=Manifest"
+        != "data.source=Manifest"
     )
-    assert source_of("recipe=grocery_vit", "data.source.train=train")[0] != "--data.source=Manifest"
+    assert source_of("recipe=grocery_vit", "data.source.train=train")[0] != "data.source=Manifest"
 
 
 def test_a_data_sets_yaml_is_no_source(tmp_path: Path) -> None:
@@ -249,10 +247,8 @@ def test_a_file_named_like_a_number_is_none_of_its_business(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "10").touch()
-    assert (
-        "--trainer.max_epochs=10"
-        in translate(["recipe=foodtag_vit", "trainer.max_epochs=10"]).parser_args()
-    )
+    config = translate(["recipe=foodtag_vit", "trainer.max_epochs=10"]).resolved()
+    assert config["trainer"]["max_epochs"] == 10
 
 
 # -- pictures of both splits --------

@@ -20,8 +20,8 @@ from kd.errors import UserError
 from kd.fleet.tuning.plan import _objectives
 from kd.losses import CosineLoss, EachLayer, RADIOLoss, targets
 from kd.losses.functional import phi_s
-from kd.run.parser import KDCLI
 from kd.run.request import translate
+from kd.run.run import Run
 from kd.settings import TapSpec
 from kd.ship.export import load_student
 from kd.tasks import Features
@@ -512,7 +512,7 @@ def test_in_a_loop_of_ones_own() -> None:
 
 
 def test_a_search_knows_what_is_measured(made: Path) -> None:
-    config = KDCLI(translate([f"recipe={made / 'tiny.yaml'}"]).parser_args()).as_dict()
+    config = Run.of(translate([f"recipe={made / 'tiny.yaml'}"])).config
     assert [(o.name, o.maximize) for o in _objectives(None, config, ())] == [
         ("val/feature_loss", False)
     ]

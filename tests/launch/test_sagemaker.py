@@ -11,7 +11,7 @@ import timm
 
 from kd.errors import UserError
 from kd.launch.sagemaker import _as_text, folder_of
-from kd.run.request import config_argument, merge, translate
+from kd.run.request import merge, translate, with_folders
 from tests._forks import start, status_of
 from tests._helpers import write_recipe
 from tests._runs import disturb
@@ -174,10 +174,8 @@ def test_a_channel_whose_name_begins_with_another_one(
     names = ["a", "ab", "abc", "abcd", "abcde", "abcdef"]
     for i, name in enumerate(names):
         monkeypatch.setenv(f"SM_CHANNEL_{name.upper()}", f"/data{i}")
-    file = tmp_path / "own.yaml"
-    file.write_text("".join(f"{name}: channel:{name}\n" for name in names))
-    text = config_argument(file, {name: f"channel:{name}" for name in names})
-    assert text == "".join(f"{name}: /data{i}\n" for i, name in enumerate(names))
+    settings = {name: f"channel:{name}" for name in names}
+    assert with_folders(settings) == {name: f"/data{i}" for i, name in enumerate(names)}
 
 
 def test_as_text() -> None:

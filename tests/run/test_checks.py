@@ -4,15 +4,16 @@ import pytest
 
 from kd.errors import UserError
 from kd.run import keys
-from kd.run.checks import check_student
-from kd.run.typed import check_values
+from kd.run.resolve import check_student
+from kd.run.typed import checked
 
 
 def test_names_of_runs_and_of_students() -> None:
-    check_values([("name", "first-try")], keys.schema())
+    kind = keys.schema()["name"].kind
+    checked("name", "first-try", kind)
     check_student("low", {"optim.lr": 0.1, "model.student": {"arch": "resnet18"}})
     for call, message in (
-        (lambda: check_values([("name", "../x")], keys.schema()), "name: begins with a letter"),
+        (lambda: checked("name", "../x", kind), "name: begins with a letter"),
         (
             lambda: check_student("a", {"model.teacher.arch": "b"}),
             "students.a: may differ in model.student",

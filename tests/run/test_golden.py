@@ -4,16 +4,13 @@
 """
 
 import difflib
-import inspect
 import sys
 
 import pytest
-import yaml
-from torch.nn.parallel import DistributedDataParallel
 
-from kd.run.parser import KDCLI
 from kd.run.paths import folder, names
 from kd.run.request import translate
+from kd.run.run import Run
 from tests._helpers import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "print_config.txt"
@@ -26,22 +23,8 @@ LINES = list(dict.fromkeys([BASE, *(f"recipe={name}" for name in names("recipes"
                             *(f"{BASE} config={name}" for name in names("configs")), *OWN]))  # fmt: skip
 
 
-TORCHS = inspect.signature(DistributedDataParallel).parameters  # others in each version of torch
-
-
 def printed(line: str) -> str:
-    """Without the defaults of torch's own DDP, which Lightning's strategies take too."""
-    text = KDCLI(translate(line.split()).parser_args()).as_yaml()
-    return "".join(row for row in text.splitlines(keepends=True) if not _is_torchs(row))
-
-
-def _is_torchs(row: str) -> bool:
-    name, _, value = row.strip().partition(": ")
-    return (
-        name in TORCHS
-        and row.startswith("      ")
-        and yaml.safe_load(value) == TORCHS[name].default
-    )
+    return Run.of(translate(line.split())).as_yaml()
 
 
 def blocks() -> dict[str, str]:

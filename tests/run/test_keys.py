@@ -10,9 +10,10 @@ import pytest
 from kd.cli import train_main
 from kd.errors import UserError
 from kd.run import keys
-from kd.run.keys import arguments, merged
-from kd.run.parser import KDCLI
+from kd.run.files import flatten
+from kd.run.keys import arguments
 from kd.run.request import translate
+from kd.run.resolve import keys_of_classes, merged, resolve
 from kd.run.suggest import SYNONYMS, suggest
 from tests._helpers import ROOT
 
@@ -154,7 +155,7 @@ RECIPE = {"data": {"source": "ImageFolder"}, "model": {"distill_losses": {"kd": 
 @pytest.fixture(scope="module")
 def accepted() -> list[str]:
     """The keys that a plain recipe of pictures in folders takes."""
-    return [*keys.schema(), *keys.of_recipe(RECIPE)[0]]
+    return [*keys.schema(), *keys_of_classes(merged([RECIPE]))]
 
 
 def test_guessed_keys_lead_to_those_meant(accepted: list[str]) -> None:
@@ -174,28 +175,13 @@ def test_synonyms_lead_to_keys(accepted: list[str]) -> None:
     assert named <= {*accepted}
 
 
-def test_the_keys_are_the_parsers() -> None:
-    parser = KDCLI(["--data.source=ImageFolder", "--data.source.root=x"]).parser
-    groups = {
-        "data.augment",
-        "data.probe",
-        "data.tier",
-        "model.student",
-        "model.teacher",
-    }  # one to the parser
-    theirs = {
-        action.dest
-        for action in parser._actions
-        if not action.dest.endswith((".help", "print_config"))
-    }
-    theirs -= {"help", "config"}
-    ours = {key for key in keys.schema() if key.rpartition(".")[0] not in groups} | groups
-    assert ours - theirs == set()
-    linked = {"data.seed", "model.data", "model.optim"}  # filled from elsewhere
-    whole = {"data", "model", "trainer", "optim", "checkpoint", "monitor", "print_shtab"}
-    assert {
-        key for key in theirs - ours - linked - whole if key.rpartition(".")[0] not in groups
-    } == set()
+def test_the_keys_are_those_of_the_resolved_settings() -> None:
+    settings = resolve(
+        [{"model": {"teacher": {}}, "data": {"augment": {}, "probe": {}, "tier": {}}}]
+    )
+    resolved_keys = {keys.plain(key) for key in flatten(settings)}
+    declared = {*keys.schema()} - {"model.task"}
+    assert {key for key in resolved_keys if not key.startswith("model.task.")} == declared
 
 
 @pytest.mark.parametrize(
@@ -392,24 +378,27 @@ def test_a_wrong_value_is_reported_before_torch_is_imported(
     item: str, message: str, recipe: Path
 ) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
-        translate([f"recipe={recipe}", item]).parser_args()
+        translate([f"recipe={recipe}", item]).resolved()
 
 
 @pytest.mark.parametrize(
     "item",
     ["optim.lr=1e-3", "trainer.max_epochs=2.0", "data.batch_size=auto", "model.teacher.cache=yes",
      "seed=${oc.env:SEED}",
-     "data.img_size=[32, 48]", "model.ema_decay=null", "trainer.logger=WandbLogger", "optim=settings.yaml",
+     "data.img_size=[32, 48]", "model.ema_decay=null", "trainer.logger=WandbLogger",
      "trainer.limit_val_batches=0.5", "trainer.limit_train_batches=1.0", "trainer.limit_val_batches=0",
      "trainer.val_check_interval=0.25", "trainer.devices=[0]", "trainer.devices=-1", "trainer.max_epochs=-1",
      "trainer.strategy=kd.strategies.ddp.DDP", "trainer.strategy=ddp_find_unused_parameters_true",
      "data.source=ImageFolder", "data.source=kd.data.sources.ImageFolder", "model.task=MultiLabel",
-     "model.distill_losses.kd=DKDLoss", "model.distill_losses.kd=mine.Loss", "model.distill_losses.kd=kd.yaml",
+     "model.distill_losses.kd=DKDLoss", "model.distill_losses.own=mine.Loss",
      "trainer.callbacks+=EarlyStopping", "trainer.logger=[CSVLogger, TensorBoardLogger]", "trainer.logger=true",
      "trainer.devices=1", "optim.kwargs.momentum=0.9", "trainer.devices=0,1"],
 )  # fmt: skip
-def test_a_value_that_may_be_right_is_left_to_the_parser(item: str, recipe: Path) -> None:
-    assert f"--{item}" in translate([f"recipe={recipe}", item]).parser_args()
+def test_a_value_that_may_be_right_is_taken(
+    item: str, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEED", "3")
+    assert translate([f"recipe={recipe}", item]).resolved()
 
 
 @pytest.mark.parametrize(
@@ -440,20 +429,15 @@ def test_the_completion_of_the_guide_completes() -> None:
 
 
 def test_a_class_of_ones_own_has_keys_of_its_own() -> None:
-    content = {"model": {"distill_losses": {"kd": "elsewhere.KDLoss"}}}
-    keys.check(["model.distill_losses.kd.strength"], content)
-    content["model"]["distill_losses"]["kd"] = "kd.losses.KDLoss"
+    overrides = {
+        "model.distill_losses.kd": "elsewhere.KDLoss",
+        "model.distill_losses.kd.strength": 3,
+    }
+    loss = resolve([overrides])["model"]["distill_losses"]["kd"]
+    assert loss == {"class_path": "elsewhere.KDLoss", "init_args": {"strength": 3}}
+    overrides["model.distill_losses.kd"] = "kd.losses.KDLoss"
     with pytest.raises(UserError, match="no key 'model.distill_losses.kd.strength'"):
-        keys.check(["model.distill_losses.kd.strength"], content)
-
-
-def test_a_class_may_have_the_name_of_its_base_in_another_package(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        keys, "_files", lambda: {"Muon": (ROOT / "kd" / "optim.py", ["muon", "Muon"])}
-    )
-    assert not keys._is_below("Muon", ("DistillLoss",))
+        resolve([overrides])
 
 
 def test_the_page_of_all_settings_is_what_the_settings_say() -> None:
@@ -465,9 +449,3 @@ def test_the_page_of_all_settings_is_what_the_settings_say() -> None:
 
 def test_arguments() -> None:
     assert arguments("KDLoss")["temperature"].type == "float"
-
-
-def test_merged() -> None:
-    assert merged([{"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}], {"a.d": 4}) == {
-        "a": {"b": 3, "c": 2, "d": 4}
-    }

@@ -5,7 +5,6 @@ import shutil
 from functools import wraps
 from pathlib import Path
 
-import jsonargparse
 import numpy as np
 import pytest
 import pytorch_lightning
@@ -16,7 +15,7 @@ from kd.data.datamodule import DistillationDataModule as DataModule
 from kd.data.sources import ImageFolder, SegmentationFolder
 from kd.errors import UserError
 from kd.models import TeacherSpec
-from kd.run.build import data_of, made, task_of, teacher_specs
+from kd.run.build import data_of, task_of, teacher_specs
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.ship.finished import FinishedRun
@@ -42,12 +41,11 @@ MODEL = {
 
 @pytest.fixture()
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever builds a parser of the command line, or a trainer, fails."""
+    """Whatever builds a trainer fails."""
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("the training configuration was built")
 
-    monkeypatch.setattr(jsonargparse.ArgumentParser, "__init__", refuse)
     monkeypatch.setattr(pytorch_lightning.Trainer, "__init__", refuse)
 
 
@@ -84,7 +82,8 @@ def config(tmp_path: Path) -> Path:
 
 
 def over(file: Path, *items: str) -> dict:
-    return Request(overrides=list(items), flags={"trust"}).over(file)
+    request = Request(recipe=str(file), overrides=list(items), flags={"trust"})
+    return request.resolved()
 
 
 def test_data_are_those_of_the_run(config: Path) -> None:
@@ -142,12 +141,6 @@ def test_a_wrong_value_names_its_key(config: Path, item: str, message: str) -> N
         found = over(config, item)
         data_of(found), teacher_specs(found)
     assert str(error.value).startswith(message)
-
-
-def test_values_by_annotation() -> None:
-    assert made(float | None, "1e-3", "x") == 0.001 and made(str | None, 7, "x") == "7"
-    with pytest.raises(UserError, match="x: must be a number"):
-        made(float, "abc", "x")
 
 
 def test_another_split_is_held_out_by_another_seed(tmp_path: Path, config: Path) -> None:

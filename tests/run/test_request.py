@@ -1,13 +1,6 @@
 """A command line, sorted by kind."""
 
-from kd.run.request import _entries_whole, translate
-
-
-def test_entries_whole() -> None:
-    assert _entries_whole(["model.taps.at.student=a", "seed=1", "model.taps.at.teacher=b"], []) == [
-        'model.taps.at={"student": "a", "teacher": "b"}',
-        "seed=1",
-    ]
+from kd.run.request import translate
 
 
 def test_translate() -> None:

@@ -1,14 +1,6 @@
 """Classes that a file from elsewhere may name."""
 
-from kd.run.trust import importable, refused
-
-
-def test_importable() -> None:
-    paths = importable(["mine.nets.Tiny", "/data/food", "torch.nn.Identity"])
-    assert {"mine", "kd.losses.KDLoss", "kd.losses.logits.KDLoss", "torch.nn.Identity"} < set(paths)
-    assert not {"torch", "kd", "pytorch_lightning", "torch.nn"} & set(
-        paths
-    )  # no package as a whole
+from kd.run.trust import refused
 
 
 def test_refused() -> None:

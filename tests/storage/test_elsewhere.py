@@ -3,21 +3,21 @@
 import json
 import re
 import sys
-import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
-from jsonargparse._common import parsing_settings
 from pytorch_lightning.callbacks import ModelCheckpoint
 from safetensors.torch import load_file, save
 
 import kd
 from kd.cli import main
 from kd.errors import UserError
-from kd.run.parser import KDCLI, imports_allowed
-from kd.run.request import TRUSTED
+from kd.run.build import built
+from kd.run.resolve import resolve
+from kd.run.trust import check_resolved
 from kd.storage.elsewhere import mapping_of, plain_name, yaml_of
 from tests._helpers import TINY, draw_folder, save_teacher, write_recipe
 
@@ -69,38 +69,20 @@ def refused(program: str, items: list[str], capsys: pytest.CaptureFixture[str]) 
     return lines[0]
 
 
-def test_what_one_call_trusts_the_next_does_not(recipe: Path, evil: Path) -> None:
-    """jsonargparse has one list of permissions for a process; one that was trusted stayed on it for all."""
-    file = evil.parent / "x.yaml"
-    file.write_text(yaml.safe_dump({"trainer": {"callbacks": [{"class_path": "evil_code.Evil"}]}}))
-    items = [f"--config={recipe}", f"--config={file}"]
-    before = dict(parsing_settings)
-    KDCLI([f"{TRUSTED}evil_code", *items]).as_yaml()
-    assert evil.exists()  # it was trusted
+def test_what_one_call_trusts_the_next_does_not(evil: Path) -> None:
+    config = resolve([{"trainer.callbacks": [{"class_path": "evil_code.Evil"}]}])
+    callbacks = config["trainer"]["callbacks"]
+    assert not evil.exists()  # settings are resolved without an import
+    (built_callback,) = built(Any, callbacks, "trainer.callbacks", ["evil_code"])
+    assert type(built_callback).__name__ == "Evil" and evil.exists()  # it was trusted
     evil.unlink()
     del sys.modules["evil_code"]
-    assert parsing_settings == before
-    for trusted in ([], [f"{TRUSTED}other.package"]):
+    for trusted in ([], ["other.package"]):
         with pytest.raises(UserError, match=r"trainer\.callbacks"):
-            KDCLI([*trusted, *items])
-    assert not evil.exists() and "evil_code" not in sys.modules and parsing_settings == before
-
-
-def test_a_parse_waits_for_another_threads() -> None:
-    """What one thread's files are trusted with is not there for another thread's."""
-    seen: list[object] = []
-
-    def parse() -> None:
-        with imports_allowed([]):
-            seen.append("evil_code" in parsing_settings["import_path_verdicts"])
-
-    with imports_allowed(["evil_code"]):
-        other = threading.Thread(target=parse)
-        other.start()
-        other.join(0.2)
-        assert parsing_settings["import_path_verdicts"]["evil_code"] and not seen
-    other.join()
-    assert seen == [False]
+            built(Any, callbacks, "trainer.callbacks", trusted)
+        with pytest.raises(UserError, match=r"trainer\.callbacks"):
+            check_resolved(config, trusted)
+    assert not evil.exists() and "evil_code" not in sys.modules
 
 
 # -- recipes -----------------------------------------------------------------------------------------------------------

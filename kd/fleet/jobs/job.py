@@ -232,7 +232,9 @@ def read_job(request: Request, options: dict[str, str]) -> Job:
     # the settings, checked as the run itself would check them
     runs_dir = take(request, "runs_dir").get("runs_dir")
     run = Run.of(replace(request, here=False))
-    run.cli.check_groups()
+    from kd.run.objects import check_groups
+
+    check_groups(run)
     refuse_random_weights(run.config)
     config = run.config
     _check_machines(config, machines, data_machines)

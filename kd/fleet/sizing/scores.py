@@ -19,6 +19,7 @@ from kd.models.preprocess import evaluating
 from kd.module.distillation import DistillationModule
 from kd.module.evaluation import look, look_at
 from kd.progress import bar
+from kd.run.objects import build, make_trainer
 from kd.run.run import Run
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
@@ -75,7 +76,7 @@ def _distill(
     run: Run, module: DistillationModule, data: DistillationDataModule, label: str
 ) -> None:
     """Trains the module's students for the run's ``max_steps``, with a bar in place of callbacks."""
-    trainer = run.cli.instantiate_trainer()
+    trainer = make_trainer(run)
     with bar(label=label, unit=" steps", total=trainer.max_steps) as left:
 
         def show(trainer: Trainer, *_: object) -> None:
@@ -93,10 +94,10 @@ def _students(
     for candidate in group:
         settings = {f"model.student.{key}": v for key, v in candidate.settings().items()}
         if candidate.inherits:
-            pictures = fitted_on(run.cli.model.student_of_one)
+            pictures = fitted_on(run.module.student_of_one)
             settings["model.student.inherit_pictures"] = pictures
         settings_of_students[candidate.name] = settings
-    run.cli.change(
+    run.change(
         {
             "students": settings_of_students,
             "trainer.max_steps": max(1, steps),
@@ -112,8 +113,8 @@ def _students(
     )
     for name in ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.trainer.connectors"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    run.cli.build()
-    return run.cli.model, hold_out(run.cli.model, run.cli.datamodule)
+    build(run)
+    return run.module, hold_out(run.module, run.data)
 
 
 def fitted_on(student: Student) -> int:

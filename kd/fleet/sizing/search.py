@@ -21,6 +21,7 @@ from kd.report.facts import Facts
 from kd.report.metric import less_is_better
 from kd.report.records import read_results
 from kd.report.sized import SAME, folder_of_sizes
+from kd.run.objects import build
 from kd.run.run import Run
 from kd.storage.checkpoints import check_writable
 from kd.storage.elsewhere import mapping_of
@@ -86,16 +87,16 @@ class SizeSearch:
         self.runs = runs_dir / config["recipe"]
         self.folder = folder_of_sizes(runs_dir, config["recipe"])
         check_writable(self.folder)
-        run.cli.build()
-        self.student = run.cli.model.student_of_one
-        self.teacher = run.cli.model.teacher
-        if isinstance(self.student, HeadlessStudent) and not run.cli.datamodule.info.probed:
+        build(run)
+        self.student = run.module.student_of_one
+        self.teacher = run.module.teacher
+        if isinstance(self.student, HeadlessStudent) and not run.data.info.probed:
             raise UserError(
                 "data.probe.root: sizes of students without a classifier are compared by labelled pictures"
             )
         assert self.teacher is not None
         self.candidates = candidates(self.student, self.teacher, plan.archs, plan.sizes, plan.count)
-        self.data = hold_out(run.cli.model, run.cli.datamodule)
+        self.data = hold_out(run.module, run.data)
         self.metric = self.student.task.primary
         self.sign = -1 if less_is_better(self.metric) else 1
         self.results = Results(self.folder / "results.json")

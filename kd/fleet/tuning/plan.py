@@ -126,8 +126,7 @@ def plan(request: Request) -> SearchPlan:
     spaces = [parse(key, text) for key, text in space_texts.items()]
     if not spaces:
         raise UserError("nothing to search: give search.KEY=SPACE, or tune=FILE (kd-tune --help)")
-    args = request.parser_args()
-    run = Run(args)
+    run = Run.of(request)
     config = run.config
     if config["students"]:
         raise UserError("students: a search trains one student a trial; set students=null")
@@ -136,16 +135,16 @@ def plan(request: Request) -> SearchPlan:
         *(f"config={o}" for o in request.overlays),
         *request.trusted,
     ]
-    objectives = _objectives(settings.get("objective"), config, run.cli.trusted)
+    objectives = _objectives(settings.get("objective"), config, run.trusted)
     by_epoch = len(objectives) == 1 and objectives[0].name.startswith("val/")
     pruner = str(settings.get("pruner") or ("asha" if by_epoch else "none"))
     _check_pruner(pruner, objectives)
     sampler = _one_of("sampler", settings.get("sampler") or "tpe", SAMPLERS)
-    space = _search_space(spaces, args)
+    space = _search_space(spaces, request)
     if sampler == "grid":
         _check_grid(space)
     name = str(settings.get("name") or "search")
-    typed.check_values([("name", name)], keys.schema())
+    typed.checked("name", name, keys.schema()["name"].kind)
     return SearchPlan(
         items=[*items, *request.overrides],
         config=config,
@@ -279,7 +278,7 @@ def _jobs(settings: dict[str, Any]) -> int | TrialShare:
     return jobs
 
 
-def _search_space(spaces: Sequence[Space], args: list[str]) -> tuple[Space, ...]:
+def _search_space(spaces: Sequence[Space], request: Request) -> tuple[Space, ...]:
     """Checks that a run takes every value, and finds the keys that only some choices of another key bring about."""
     ordered: list[Space] = []
     for space in sorted(spaces, key=lambda space: space.key.count(".")):
@@ -288,9 +287,9 @@ def _search_space(spaces: Sequence[Space], args: list[str]) -> tuple[Space, ...]
             if earlier.choices and space.key.startswith(f"{earlier.key}."):
                 above = earlier
         if above is None:
-            as_resolved = _as_resolved(args, [], space)
+            as_resolved = _as_resolved(request, [], space)
         else:
-            under, as_resolved = _under(above, space, args)
+            under, as_resolved = _under(above, space, request)
             space = replace(space, above=above.key, under=under)
         if space.integer and any(isinstance(value, float) for value in as_resolved):
             # 0..1 of a key whose value is a float
@@ -299,14 +298,14 @@ def _search_space(spaces: Sequence[Space], args: list[str]) -> tuple[Space, ...]
     return tuple(ordered)
 
 
-def _under(above: Space, space: Space, args: list[str]) -> tuple[tuple[Any, ...], list[Any]]:
+def _under(above: Space, space: Space, request: Request) -> tuple[tuple[Any, ...], list[Any]]:
     """The choices of ``above`` under which ``space`` exists, and its examples as a run's configuration has them."""
     allowed = []
     as_resolved: list[Any] = []
     refusal = None
     for choice in above.choices or ():
         try:
-            as_resolved = _as_resolved(args, [(above.key, choice)], space)
+            as_resolved = _as_resolved(request, [(above.key, choice)], space)
             allowed.append(choice)
         except UserError as error:
             refusal = error
@@ -315,11 +314,11 @@ def _under(above: Space, space: Space, args: list[str]) -> tuple[tuple[Any, ...]
     return tuple(allowed), as_resolved
 
 
-def _as_resolved(args: list[str], chosen: Sequence[tuple[str, Any]], space: Space) -> list[Any]:
+def _as_resolved(request: Request, chosen: Sequence[tuple[str, Any]], space: Space) -> list[Any]:
     """The examples of a space as a run's configuration has them.
 
     Args:
-        args: the run's command line.
+        request: the run's command line.
         chosen: keys that the space lies below, with a value each.
         space: its examples are resolved one by one.
 
@@ -329,8 +328,8 @@ def _as_resolved(args: list[str], chosen: Sequence[tuple[str, Any]], space: Spac
     resolved = []
     for example in space.examples():
         pairs = [*chosen, (space.key, example)]
-        items = [f"--{item(key, value)}" for key, value in pairs]
-        run = Run([*args, *items])
+        items = [item(key, value) for key, value in pairs]
+        run = Run.of(replace(request, overrides=[*request.overrides, *items]))
         by_short_key = {}
         for key, value in flatten(run.config).items():
             short_key = key.replace(".init_args.", ".")

@@ -23,6 +23,7 @@ from kd.fleet.sizing.search import check, choose, predict
 from kd.fleet.sizing.timing import Drawn, several
 from kd.report.html import write_page
 from kd.report.sized import candidate_of, card_of
+from kd.run.objects import build
 from kd.run.request import translate
 from kd.run.run import Run
 from tests._helpers import ARCH, TINY, StopwatchHere, draw_folder, save_teacher, write_recipe
@@ -45,7 +46,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def built(recipe: Path) -> Run:
     run = Run.of(translate([f"recipe={recipe}"]))
-    run.cli.build()
+    build(run)
     return run
 
 
@@ -63,13 +64,11 @@ def sizes(recipe: Path) -> Path:
 
 
 def names(run: Run, *given: object) -> list[str]:
-    return [
-        one.name for one in candidates(run.cli.model.student_of_one, run.cli.model.teacher, *given)
-    ]
+    return [one.name for one in candidates(run.module.student_of_one, run.module.teacher, *given)]
 
 
 def test_candidates_lie_below_the_teacher_and_hold_the_recipes_student_once(built: Run) -> None:
-    found = candidates(built.cli.model.student_of_one, built.cli.model.teacher, (), (), 24)
+    found = candidates(built.module.student_of_one, built.module.teacher, (), (), 24)
     assert [one.name for one in found if one.of_recipe] == ["vit_tiny_patch16_224"]
     assert "w32d1h2" not in [one.name for one in found], "that is the recipe's own"
     assert {"w32d2h2", "w64d4h4", "w64d3h4"} <= {one.name for one in found}
@@ -83,7 +82,7 @@ def test_candidates_of_other_kinds_sizes_and_numbers(built: Run) -> None:
     (cnn,) = (
         one
         for one in candidates(
-            built.cli.model.student_of_one, built.cli.model.teacher, ("resnet10t",), (), 2
+            built.module.student_of_one, built.module.teacher, ("resnet10t",), (), 2
         )
         if one.name == "resnet10t"
     )
@@ -109,8 +108,8 @@ def test_sizes_with_their_teachers_number_of_patches(recipe: Path, tmp_path: Pat
         f"recipe={recipe}", f"model.teacher={json.dumps(given)}", "model.student.img_size=28",
         f"model.student.kwargs={json.dumps({**TINY, 'patch_size': 'auto'})}",
     ]))  # fmt: skip
-    run.cli.build()
-    student, parent = run.cli.model.student_of_one, run.cli.model.teacher
+    build(run)
+    student, parent = run.module.student_of_one, run.module.teacher
     found = candidates(student, parent, (ARCH,), (24, 28), 24)
     assert len({one.name for one in found}) == len(found)
     sides = {(one.spec.img_size, one.spec.kwargs["patch_size"]) for one in found if one.inherits}
@@ -128,8 +127,8 @@ def test_sizes_with_their_teachers_number_of_patches(recipe: Path, tmp_path: Pat
 
 def test_scores_come_from_training_pictures_that_are_held_out(recipe: Path) -> None:
     run = Run.of(translate([f"recipe={recipe}"]))
-    run.cli.build()
-    data = hold_out(run.cli.model, run.cli.datamodule)
+    build(run)
+    data = hold_out(run.module, run.data)
     splits = {name: data.split(name) for name in ("val", "train")}
     held, trained = (
         {split.read(i) for i in range(len(split.targets))} for split in splits.values()
@@ -142,7 +141,7 @@ def test_scores_come_from_training_pictures_that_are_held_out(recipe: Path) -> N
 
 def test_what_is_timed_has_the_scales_and_biases_of_a_trained_model(built: Run) -> None:
     """Ones and zeros, as models start with, are left out of exported graphs: those ran 3 % faster than trained ones."""
-    student = built.cli.model.student_of_one
+    student = built.module.student_of_one
     for spec in (student.spec, replace(student.spec, arch="resnet10t", kwargs={})):
         model = Drawn(drawing(spec, student), spec, (32, 32), 1).prepared().model
         assert not [
@@ -246,7 +245,7 @@ def test_a_budget_of_parameters_or_megabytes_is_refused_before_anything_is_timed
 
 
 def test_the_smallest_are_those_that_no_other_undercuts(built: Run) -> None:
-    student, teacher = built.cli.model.student_of_one, built.cli.model.teacher
+    student, teacher = built.module.student_of_one, built.module.teacher
     found = candidates(student, teacher, ("resnet10t",), (24, 32), 30)
     assert {one.name for one in smallest(found)} == {"w32d1h2_24", "resnet10t_24"}
 

@@ -1,0 +1,396 @@
+"""All settings of a run, merged once from files and a command line, in the types of :mod:`kd.settings`.
+
+The tree that comes out is what builds (:mod:`kd.run.build`), what a run writes as its ``config.yaml``, and what
+``--print_config`` prints. A group of settings is a dict; a class is ``{"class_path": ..., "init_args": {...}}``.
+Neither torch nor Lightning is imported, unless a class of the user's own replaces one that has arguments.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import NoneType
+from typing import Any, TypeAlias
+
+from kd.errors import UserError, no_such_loss
+from kd.run import files, listed, typed
+from kd.run.annotations import foreign, inner_kind, members, takes_class
+from kd.run.keys import FILLED, Key, fields, group_in, plain, schema
+from kd.run.suggest import hint
+from kd.run.trust import WORDS, class_named, is_trusted, parameters_of, unlisted
+from kd.settings import Settings
+
+Value: TypeAlias = Any
+"""What YAML can hold, or a :class:`Word`."""
+Tree: TypeAlias = dict[str, Any]
+"""Settings by name, nested."""
+DEFAULTS: Tree = {"model.task": "Classification"}
+"""What is set before all files."""
+ARGUMENTS = ("init_args", "dict_kwargs")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A value on the command line."""
+
+    text: str
+    """As it is typed."""
+    value: object
+    """As YAML reads it."""
+
+    def of(self, kind: object) -> object:
+        """The value, or the text where the type takes text and nothing else that YAML reads: a folder called 007."""
+        kinds = set(members(kind))
+        texts = {str, foreign("Path")}
+        if self.value is None or kinds.isdisjoint(texts):
+            return self.value
+        others = kinds - texts - {NoneType}
+        return self.value if any(typed.takes(other, self.value) for other in others) else self.text
+
+
+def resolve(layers: Iterable[Mapping[str, Any]], trusted: Sequence[str] = ()) -> Tree:
+    """All settings, with the defaults of those that no layer gives.
+
+    Args:
+        layers: settings in rising priority, nested (a file) or by dotted keys (a word of the command line). A group
+            is merged key by key, and so is a class with its arguments; a key with ``+`` adds to a list; any other
+            value takes the place of the one before it.
+        trusted: what the user trusts beside the list of classes.
+
+    Raises:
+        UserError: the first mistake, by its key.
+    """
+    return change({}, [DEFAULTS, *layers], trusted)
+
+
+def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Sequence[str] = ()) -> Tree:
+    """Resolved settings with more layers put on top; ``tree`` stays as it is.
+
+    Raises:
+        UserError: the first mistake, by its key.
+    """
+    merge = _Merge(trusted)
+    given = merge.all_of(tree, layers)
+    if merge.unknown:
+        known = [*schema(), *keys_of_classes(given)]
+        raise UserError(f"no key '{merge.unknown[0]}'{hint(merge.unknown[0], known, merge.losses)}")
+    whole = merge.whole(given, Settings, "")
+    if any("${" in str(value) for _, value in files.leaves(whole)):
+        whole = merge.whole(_interpolated(whole), Settings, "")
+    for name, differences in (whole["students"] or {}).items():
+        check_student(name, differences or {})
+        change({**whole, "students": None}, [differences or {}], trusted)
+    return whole
+
+
+def check_student(name: str, differences: Mapping[str, Any]) -> None:
+    """Checks one entry of ``students``.
+
+    Args:
+        name: its name.
+        differences: its settings, nested or dotted; those of the student, its losses and its optimizer are allowed.
+
+    Raises:
+        UserError: another setting, or a name with other characters than letters, digits, ``_`` and ``-``.
+    """
+    shared = ("model.teacher.", "model.teachers.", "model.task.")
+    for key in files.flatten(differences):
+        if key and (key.startswith(shared) or not key.startswith(("model.", "optim."))):
+            raise UserError(
+                f"students.{name}: may differ in model.student, its losses and optim, not in '{key}'"
+            )
+    if not re.fullmatch(r"[\w-]+", name):
+        raise UserError(f"students: a name is made of letters, digits, _ and -, got '{name}'")
+
+
+def merged(layers: Iterable[Mapping[str, Any]]) -> Tree:
+    """What layers give, without defaults, types and checks."""
+    return _Merge([]).all_of({}, [DEFAULTS, *layers])
+
+
+def keys_of_classes(tree: Tree) -> dict[str, Key]:
+    """The keys that the classes in a tree bring with them, by their names as ``--keys`` has them."""
+    found: dict[str, Key] = {}
+    for key, node in _class_nodes(tree, ""):
+        one = listed.listed(str(node.get("class_path")), listed.kind_at(key))
+        for name, argument in (one.arguments if one is not None else {}).items():
+            found[f"{key}.{name}"] = replace(argument, name=f"{key}.{name}")
+    return found
+
+
+def _class_nodes(tree: Mapping[str, Any], key: str) -> Iterable[tuple[str, Tree]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and "class_path" in value:
+            yield _join(key, name), value
+        elif isinstance(value, dict):
+            yield from _class_nodes(value, _join(key, name))
+
+
+class _Merge:
+    """Puts values into a tree of settings, by the types of the places that they are for."""
+
+    def __init__(self, trusted: Sequence[str]) -> None:
+        self.trusted = list(trusted)
+        self.unknown: list[str] = []
+        self.losses: list[str] = []
+
+    # -- what the layers give, without defaults --------
+
+    def all_of(self, tree: Tree, layers: Iterable[Mapping[str, Any]]) -> Tree:
+        """A tree with layers put on top."""
+        for layer in layers:
+            tree = self.put(tree, [], layer, Settings, "")
+        model = tree.get("model")
+        losses = model.get("distill_losses") if isinstance(model, dict) else None
+        for name, loss in losses.items() if isinstance(losses, dict) else ():
+            if isinstance(loss, dict) and loss["class_path"]:
+                self.losses.append(name)
+        return tree
+
+    def put(self, before: Value, path: list[str], value: Value, kind: object, key: str) -> Value:
+        """What stands at a place once ``value`` is put at ``path`` below it.
+
+        Args:
+            before: what the layers below give; it is not changed.
+            path: names from this place to that of the value; empty: it is for this place.
+            value: as a file or a word of the command line has it.
+            kind: the type of this place.
+            key: of this place, for messages and for the kind of class that it takes.
+        """
+        if not path:
+            value = value.of(kind) if isinstance(value, Word) else value
+            typed.check_meant(plain(key), value, [*before] if isinstance(before, Mapping) else [])
+        class_kind = listed.kind_at(key) or listed.kind_of(kind)
+        if class_kind:
+            return self._put_class(before, path, value, class_kind, key)
+        if path:
+            return self._put_below(before, path, value, kind, key)
+        if isinstance(value, Mapping) and _has_keys(kind):
+            return self._put_entries(before, value, kind, key)
+        return value
+
+    def _put_below(
+        self, before: object, path: list[str], value: object, kind: object, key: str
+    ) -> object:
+        name, *rest = path
+        adds = name.endswith("+") and not rest
+        name = name.removesuffix("+")
+        inner_key = _join(key, name)
+        group = group_in(kind)
+        if (group is not None and name not in fields(group)) or inner_key in FILLED:
+            self.put(
+                None, [], value, Any, inner_key
+            )  # another program's key may come with a suggestion
+            self.unknown.append(_join(inner_key, ".".join(rest)) if rest else inner_key)
+            return before
+        if not _has_keys(kind):
+            problem = f"{key} has no keys of its own, it is {typed.in_words(kind)}"
+            raise UserError(f"no key '{inner_key}': {problem}")
+        node: Tree = dict(before) if isinstance(before, Mapping) else {}
+        kind_below = _kind_below(kind, name)
+        if adds:
+            value = value.of(Any) if isinstance(value, Word) else value
+            more = value if isinstance(value, list) else [value]
+            more = self.put(None, [], more, kind_below, inner_key)
+            present = node.get(name) or []
+            node[name] = [*(present if isinstance(present, list) else [present]), *more]
+        else:
+            node[name] = self.put(node.get(name), rest, value, kind_below, inner_key)
+        return node
+
+    def _put_entries(
+        self, before: object, value: Mapping[str, Any], kind: object, key: str
+    ) -> object:
+        """A mapping in a file: it is added to a group of settings, and takes the place of a dict."""
+        present: Mapping[str, Any] = before if isinstance(before, Mapping) else {}
+        is_group = group_in(kind) is not None
+        node: object = dict(present) if is_group else {}
+        for name, inner in value.items():
+            path = str(name).split(".") if is_group else [str(name)]
+            if isinstance(node, dict) and path[0] not in node and path[0] in present:
+                node[path[0]] = present[path[0]]
+            node = self._put_below(node, path, inner, kind, key)
+        return node
+
+    def _put_class(
+        self, before: Value, path: list[str], value: Value, kind: str, key: str
+    ) -> object:
+        """A class, a list of classes, or one of Lightning's words."""
+        if not path:
+            return self._class_of(before, value, kind, key)
+        if isinstance(before, list) and before:  # more settings of the class that was added last
+            return [*before[:-1], self._put_class(before[-1], path, value, kind, key)]
+        name, *rest = path
+        if name in ARGUMENTS and rest:
+            name, *rest = rest
+        if name in ARGUMENTS or name == "class_path":
+            value = value.value if isinstance(value, Word) else value
+            return self._class_of(before, {name: value}, kind, key)
+        return self._with_argument(_node(before), [name, *rest], value, kind, key)
+
+    def _class_of(self, before: object, value: object, kind: str, key: str) -> object:
+        if isinstance(value, list):
+            return [self._class_of(None, item, kind, key) for item in value]
+        if isinstance(value, str) and not _is_word(value, kind):
+            value = {"class_path": value}
+        if not isinstance(value, Mapping):
+            return value
+        node = _node(before)
+        if "class_path" in value:
+            node = self._renamed(node, str(value["class_path"]), kind, key)
+        for name, inner in value.items():
+            if name == "class_path":
+                continue
+            arguments = {name: inner} if name not in ARGUMENTS else inner or {}
+            for argument, given in arguments.items():
+                node = self._with_argument(node, str(argument).split("."), given, kind, key)
+        return node
+
+    def _with_argument(
+        self, node: Tree, path: list[str], value: object, kind: str, key: str
+    ) -> Tree:
+        name, *rest = path
+        inner_key = f"{key}.{name}"
+        one = listed.listed(node["class_path"], kind)
+        if one is not None and one.all_known and name not in one.fields:
+            self.unknown.append(inner_key)
+            return node
+        arguments = dict(node["init_args"])
+        kind_below = one.fields.get(name, Any) if one is not None else Any
+        arguments[name] = self.put(arguments.get(name), rest, value, kind_below, inner_key)
+        return {**node, "init_args": arguments}
+
+    def _renamed(self, node: Tree, path: str, kind: str, key: str) -> Tree:
+        """A place with another class: arguments that the new class takes too are kept."""
+        one = listed.listed(path, kind)
+        if one is not None:
+            path = one.name
+        elif problem := typed.unknown_class(kind, key, path):
+            raise UserError(f"{plain(key)}: {problem}")
+        elif "." not in path:
+            path = f"{listed.LIGHTNINGS[kind]}.{path}"
+        arguments = node["init_args"]
+        if arguments and path != node["class_path"]:
+            names = set(one.fields) if one is not None else self._parameters(path, kind, key)
+            arguments = {name: value for name, value in arguments.items() if name in names}
+        return {"class_path": path, "init_args": arguments}
+
+    def _parameters(self, path: str, kind: str, key: str) -> set[str]:
+        return {*parameters_of(class_named(path, kind, key, self.trusted))}
+
+    # -- with defaults, in the settings' types --------
+
+    def whole(self, value: Value, kind: object, key: str) -> Value:
+        """A place with all its defaults and typed values."""
+        class_kind = listed.kind_at(key) or listed.kind_of(kind)
+        if class_kind:
+            return self._whole_class(value, class_kind, kind, key)
+        group = group_in(kind)
+        if group is not None and isinstance(value, Mapping):
+            return self._whole_group(value, fields(group), key)
+        if group is not None and not (value is None and NoneType in members(kind)):
+            raise UserError(typed.no_plain_value(key, "null" if value is None else value))
+        if isinstance(value, Mapping) and _holds_settings(kind):
+            entries: Tree = {}
+            for name, inner in value.items():
+                entries[name] = self.whole(inner, _kind_below(kind, name), _join(key, name))
+            return entries
+        return typed.checked(plain(key), value, kind)
+
+    def _whole_group(self, given: Mapping[str, Any], known: Mapping[str, Key], key: str) -> Tree:
+        group: Tree = {}
+        for name, declared in known.items():
+            inner_key = _join(key, name)
+            if inner_key in FILLED:
+                continue
+            if name in given:
+                value = given[name]
+            elif group_in(declared.kind) is not None and declared.default != "None":
+                value = {}
+            elif declared.default:
+                value = declared.value
+            else:
+                raise UserError(f"{key}: needs {name}")
+            group[name] = self.whole(value, declared.kind, inner_key)
+        return group
+
+    def _whole_class(self, value: Value, class_kind: str, kind: object, key: str) -> object:
+        if isinstance(value, list) and class_kind in listed.SEVERAL:
+            return [self._whole_class(item, class_kind, kind, key) for item in value]
+        if not isinstance(value, Mapping):
+            if value is not None and class_kind not in (*WORDS, "logger"):
+                raise UserError(f"{key}: {typed.no_class(class_kind, key, str(value))}")
+            return typed.checked(plain(key), value, kind)
+        path, given = value["class_path"], value["init_args"]
+        if not path and class_kind == "loss" and key.count(".") == 2:
+            raise no_such_loss(key.rpartition(".")[2], self.losses)
+        if not path:
+            got = ", ".join(map(str, given))[:80]
+            raise UserError(f"{key}: takes no settings without a class_path, got {got}")
+        one = listed.listed(path, class_kind)
+        arguments = dict(given) if one is None else self._whole_arguments(one, given, key)
+        return {"class_path": path, "init_args": arguments}
+
+    def _whole_arguments(self, one: listed.Listed, given: Mapping[str, Any], key: str) -> Tree:
+        """The arguments of a listed class in their order, with those defaults that are known without an import."""
+        arguments: Tree = {}
+        for name, declared in one.arguments.items():
+            inner_key = f"{key}.{name}"
+            if name in given:
+                arguments[name] = self.whole(given[name], declared.kind, inner_key)
+            elif declared.default:
+                arguments[name] = self.whole(declared.value, declared.kind, inner_key)
+            elif one.all_known:
+                raise UserError(f"{key}: needs {name}")
+        others = {name: value for name, value in given.items() if name not in arguments}
+        if is_trusted(one.name, self.trusted):
+            return arguments | others
+        for name, value in others.items():  # null is as good as not given
+            if value is not None:
+                raise UserError(unlisted(one, name, key))
+        return arguments
+
+
+def _node(before: object) -> Tree:
+    """A class at a place, with its arguments; without a name where there is none."""
+    if isinstance(before, Mapping) and "class_path" in before:
+        return {"class_path": before["class_path"], "init_args": before.get("init_args") or {}}
+    return {"class_path": "", "init_args": {}}
+
+
+def _is_word(value: str, kind: str) -> bool:
+    """Whether a text is one of Lightning's words (``ddp``) in the place of a class."""
+    is_class = "." in value or listed.listed(value, kind) or value in typed.lightnings(kind)
+    return kind in WORDS and not is_class
+
+
+def _kind_below(kind: object, name: str) -> object:
+    """The type of a setting below a place, or of an entry of a dict."""
+    group = group_in(kind)
+    return fields(group)[name].kind if group is not None else inner_kind(kind, dict)
+
+
+def _has_keys(kind: object) -> bool:
+    """Whether a setting has others below it: a group, a dict, or what is known when it is built."""
+    return group_in(kind) is not None or typed.takes(kind, {})
+
+
+def _holds_settings(kind: object) -> bool:
+    """Whether a dict's entries are groups or classes: losses, teachers, taps."""
+    inner = inner_kind(kind, dict)
+    return group_in(inner) is not None or takes_class(inner)
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _interpolated(tree: Tree) -> Tree:
+    """The tree with ``${KEY}`` replaced by that key's value."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        text = " ".join(str(error).split("full_key")[0].split())
+        raise UserError(f"{error.full_key}: {text}") from error

@@ -1,0 +1,85 @@
+"""Short ways of writing settings: pictures by their folder or list, an architecture without its arguments."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kd.errors import UserError
+from kd.run import files, resolve
+from kd.run.listed import listed
+from kd.run.paths import SETTINGS
+from kd.storage.objects import is_url
+
+SOURCE = "data.source"
+LISTS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson")
+OF_A_FOLDER = ("Pictures", "SegmentationFolder")
+"""A recipe's sources that stay what they are when a folder is given."""
+
+
+def written_out(overrides: Sequence[str], contents: Sequence[Mapping[Any, Any]]) -> list[str]:
+    """Words of a command line with all that they imply, in the order in which they count.
+
+    Args:
+        overrides: ``key=value``.
+        contents: the settings of the recipe and of overlays.
+
+    Raises:
+        UserError: a folder that is missing, or a file that is no list of pictures.
+    """
+    files_say = resolve.merged(contents)
+    source = (files_say.get("data") or {}).get("source") or {}
+    source_name = str(source.get("class_path", "")).rpartition(".")[2]
+    words: list[str] = []
+    for word in overrides:
+        words += _source(word, source_name)
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    is_list = given.get(f"{SOURCE}.train", "").lower().endswith(LISTS)
+    if is_list and SOURCE not in given and source_name in ("", "ImageFolder"):
+        words.insert(0, f"{SOURCE}=Manifest")
+    return [*_without_arguments(given, files_say), *words]
+
+
+def _source(word: str, source_name: str) -> list[str]:
+    """``data.source=FILE.csv`` and ``data.source=DIR`` as a class and its argument; any other word as it is."""
+    key, _, path = word.partition("=")
+    if key != SOURCE or path.startswith("{") or listed(path, "source"):
+        return [word]
+    if path.endswith(SETTINGS):
+        if Path(path).is_file() and "class_path" not in files.read(Path(path)):
+            raise UserError(
+                f"{SOURCE}: {path} names no source (class_path); give the pictures' folder, or a list of "
+                f"them ({', '.join(LISTS)})"
+            )
+        return [word]
+    if path.lower().endswith(LISTS):
+        return [f"{SOURCE}=Manifest", f"{SOURCE}.train={path}"]
+    if not (is_url(path) or Path(path).is_dir()):
+        if "/" in path and not Path(path).exists():
+            raise UserError(f"{SOURCE}: there is no folder {path}")
+        return [word]
+    if source_name in OF_A_FOLDER:
+        return [f"{SOURCE}.root={path}"]
+    name = "Shards" if Path(path, "train.json").is_file() else "ImageFolder"
+    return [f"{SOURCE}={name}", f"{SOURCE}.root={path}"]
+
+
+def _without_arguments(given: Mapping[str, str], files_say: Mapping[str, Any]) -> list[str]:
+    """Words that take a recipe's arguments from a model of another family: they are its own family's."""
+    words: list[str] = []
+    for key, arch in given.items():
+        *groups, name = key.split(".")
+        model: Any = files_say
+        for group in groups:
+            model = model.get(group) if isinstance(model, dict) else None
+        if name != "arch" or not isinstance(model, dict) or not model.get("kwargs"):
+            continue
+        if _family(arch) != _family(str(model.get("arch"))):
+            words.append(f"{'.'.join(groups)}.kwargs={{}}")
+    return words
+
+
+def _family(arch: str) -> str:
+    """The first letters of an architecture's name: ``vit`` of ``vit_tiny_patch16_224``."""
+    letters = re.search("[a-z]+", arch.rpartition("/")[2])
+    return letters[0] if letters else ""

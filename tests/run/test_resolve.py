@@ -1,0 +1,80 @@
+"""Settings of files and a command line, merged once."""
+
+import pytest
+
+from kd.errors import UserError
+from kd.run.resolve import Word, change, resolve
+
+RECIPE = {
+    "model": {
+        "student": {"arch": "vit_tiny_patch16_224", "kwargs": {"depth": 3}},
+        "distill_losses": {"kd": {"class_path": "KDLoss", "init_args": {"temperature": "2"}}},
+    },
+    "data": {"source": {"class_path": "Pictures", "init_args": {"root": "a", "val": "b"}}},
+}
+
+
+def test_groups_and_classes_are_merged_and_dicts_replaced() -> None:
+    overlay = {
+        "model": {"student": {"kwargs": {"num_heads": 2}}, "distill_losses": {"kd": "DKDLoss"}}
+    }
+    config = resolve([RECIPE, overlay, {"optim.kwargs.betas": [0.9, 0.99]}])
+    student, losses = config["model"]["student"], config["model"]["distill_losses"]
+    assert student["arch"] == "vit_tiny_patch16_224" and student["kwargs"] == {"num_heads": 2}
+    assert losses["kd"]["class_path"] == "kd.losses.DKDLoss"
+    assert losses["kd"]["init_args"]["temperature"] == 2.0  # the argument that both take
+    assert config["optim"]["kwargs"] == {"betas": [0.9, 0.99]}
+    assert RECIPE["model"]["student"]["kwargs"] == {"depth": 3}  # type: ignore[index]
+
+
+def test_a_list_gets_more_and_the_last_one_gets_arguments() -> None:
+    words = [{"trainer.callbacks+": "Timer"}, {"trainer.callbacks+": "EarlyStopping"}]
+    config = resolve([*words, {"trainer.callbacks.monitor": "val/acc1"}])
+    timer, stopping = config["trainer"]["callbacks"]
+    assert timer == {"class_path": "pytorch_lightning.callbacks.Timer", "init_args": {}}
+    assert stopping["init_args"] == {"monitor": "val/acc1"}
+
+
+def test_values_are_typed_and_refer_to_each_other() -> None:
+    config = resolve([{"data.img_size": [32, 48], "data.batch_size": "${seed}", "seed": 7}])
+    assert config["data"]["img_size"] == (32, 48) and config["data"]["batch_size"] == 7
+    assert resolve([{"optim.lr": "1e-3"}])["optim"]["lr"] == 0.001
+
+
+def test_a_folder_may_be_called_007() -> None:
+    words = [{"data.source": "ImageFolder"}, {"data.source.root": Word("007", 7)}]
+    assert resolve(words)["data"]["source"]["init_args"]["root"] == "007"
+    assert resolve([{"seed": Word("007", 7)}])["seed"] == 7
+
+
+def test_resolved_settings_change() -> None:
+    config = resolve([RECIPE])
+    changed = change(config, [{"model.student.kwargs.depth": 5}])
+    assert changed["model"]["student"]["kwargs"] == {"depth": 5}
+    assert config["model"]["student"]["kwargs"] == {"depth": 3}
+    assert change(changed, [{"model.student.kwargs.depth": 3}]) == config
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ({"optim.lrr": 1}, "no key 'optim.lrr'; did you mean 'optim.lr'?"),
+        ({"optim.lr.x": 1}, "no key 'optim.lr.x': optim.lr has no keys of its own, it is a number"),
+        ({"data.seed": 1}, "no key 'data.seed'"),
+        ({"optim.lr": -1}, "optim.lr: must be >= 0, got -1"),
+        ({"data.source": ["ImageFolder"]}, "data.source: no class"),
+        ({"data.source": 3}, "data.source: no class or folder '3'"),
+        (
+            {"trainer.callbacks": [{"init_args": {"a": 1}}]},
+            "needs? settings|takes no settings without",
+        ),
+        ({"model.taps": {"at": {"student": "norm"}}}, "model.taps.at: needs teacher"),
+        ({"students": {"a": {"model.task.x": 1}}}, "students.a: may differ in model.student"),
+        ({"students": {"a": {"optim.lrr": 1}}}, "no key 'optim.lrr'"),
+    ],
+)
+def test_mistakes_name_their_key(layer: dict, message: str) -> None:
+    with pytest.raises(
+        UserError, match=message.replace("?", r"\?") if "|" not in message else message
+    ):
+        resolve([layer])
