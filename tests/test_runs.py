@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kd.cli import main, train_main
+from kd.commands.runs import _age
 from tests._helpers import ROOT
 
 
@@ -96,3 +97,7 @@ def test_a_run_with_weights_is_not_safe_to_delete_and_odd_files_do_not_end_the_t
         for row in json.loads(capsys.readouterr().out)
     }
     assert found == {"best": False, "odd": True}
+
+
+def test_age() -> None:
+    assert _age(7300) == "2 h"

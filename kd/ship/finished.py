@@ -98,13 +98,12 @@ class FinishedRun:
         """Whether there are teachers with classifiers, whose checkpoints are still there."""
         if not self.teachers or not self.config["model"]["student"].get("head", True):
             return False
-        gone = [spec.checkpoint for spec in self.teachers.values() if not _is_there(spec)]
-        if gone:
-            print(
-                f"the teacher's checkpoint {gone[0]} is gone: only the student is measured",
-                file=sys.stderr,
-            )
-        return not gone and all(spec.head for spec in self.teachers.values())
+        for spec in self.teachers.values():
+            if not _has_checkpoint(spec):
+                gone = f"the teacher's checkpoint {spec.checkpoint} is gone"
+                print(f"{gone}: only the student is measured", file=sys.stderr)
+                return False
+        return all(spec.head for spec in self.teachers.values())
 
     def teacher(self) -> RunTeacher | None:
         """The run's teacher or teachers on the student's device; None where one can't answer in classes."""
@@ -112,17 +111,16 @@ class FinishedRun:
 
     def feature_teachers(self) -> dict[str, RunTeacher]:
         """The teachers of a run without labels, by name; those whose checkpoint is gone are left out."""
-        found: dict[str, RunTeacher] = {}
+        teachers: dict[str, RunTeacher] = {}
         for name, spec in self.teachers.items():
-            if not spec.pretrained and not _is_there(spec):
+            if not spec.pretrained and not _has_checkpoint(spec):
                 gone = f"the teacher's checkpoint {spec.checkpoint} is gone"
                 print(f"{gone}: {name or 'it'} is left out", file=sys.stderr)
                 continue
-            own = replace(spec, placement="same", head=False)
-            found[name] = build_teacher(
-                own, 0, [], f"model.teachers.{name}" if name else "model.teacher"
-            )
-        return found
+            headless = replace(spec, placement="same", head=False)
+            key = f"model.teachers.{name}" if name else "model.teacher"
+            teachers[name] = build_teacher(headless, 0, [], key)
+        return teachers
 
     def prepared(self, layout: Layout) -> Prepared:
         """The student with its preprocessing: uint8 pictures in ``layout`` -> answers."""
@@ -153,7 +151,9 @@ class FinishedRun:
     def calibration(self, layout: Layout, count: int) -> Iterator[np.ndarray]:
         """Training pictures of a fixed shuffle as validation would see them, one at a time, ``(1, *shape)``."""
         pictures = self.data.sample_pictures(count)
-        for picture in pictures.permute(0, 2, 3, 1) if layout == "nhwc" else pictures:
+        if layout == "nhwc":
+            pictures = pictures.permute(0, 2, 3, 1)
+        for picture in pictures:
             yield picture.contiguous()[None].numpy()
 
     def student_runtime(self) -> Runtime:
@@ -184,16 +184,15 @@ def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | Non
     Raises:
         UserError: it can't be built.
     """
-    built = {name: replace(spec, placement="same") for name, spec in specs.items()}
-    teacher = build_teachers(
-        built.get(""), {name: s for name, s in built.items() if name}, classes, task.dense
-    )
+    on_one_device = {name: replace(spec, placement="same") for name, spec in specs.items()}
+    single = on_one_device.pop("", None)
+    teacher = build_teachers(single, on_one_device, classes, task.dense)
     if teacher is not None:
         teacher.expect(task)
     return teacher
 
 
-def _is_there(spec: TeacherSpec) -> bool:
+def _has_checkpoint(spec: TeacherSpec) -> bool:
     """Whether a teacher has a checkpoint; that a URL leads to one shows when it is fetched."""
     place = spec.checkpoint
     return bool(place) and (is_url(str(place)) or Path(str(place)).exists())

@@ -34,7 +34,11 @@ def open_in_torch(reopen: Reopen, model: str, threads: int) -> Callable[[np.ndar
     """A run's ``student`` or ``teacher``, in the process that times it."""
     torch.set_num_threads(threads)
     run = reopen()
-    return (run.teacher_runtime("nhwc") if model == "teacher" else None) or run.student_runtime()
+    if model == "teacher":
+        teacher = run.teacher_runtime("nhwc")
+        assert teacher is not None, "timed only where the run has one"
+        return teacher
+    return run.student_runtime()
 
 
 def measure(
@@ -46,39 +50,50 @@ def measure(
     seconds: float,
 ) -> dict[str, Any]:
     """The machine and, for each model, runtime, number of threads and batch, a row of its times."""
-    rows = [
-        row for count in threads for row in _turns(run, reopen, runtimes, batches, count, seconds)
-    ]
+    rows = []
+    for count in threads:
+        rows += _turns(run, reopen, runtimes, batches, count, seconds)
     _compare_with_teacher(rows)
     return {"machine": processor(), "rows": rows}
 
 
-def runtimes_of(run: Path, asked: str | None, made_here: Callable[[Path], bool]) -> Runtimes:
-    """Exports by name, ``torch`` first; what is asked for must be there."""
-    known = mapping_of(run / "export" / "export.json")
-    there = {
-        k: v
-        for k, v in known.items()
-        if v["kept"] and v["to"] in RUNNABLE and Path(v["file"]).exists()
-    }
-    there = {
-        k: v for k, v in there.items() if v["to"] != "torch_export" or made_here(Path(v["file"]))
-    }
-    if asked is None:
-        return {
-            "torch": {},
-            **{name: found for name, found in there.items() if found["to"] != "triton"},
-        }
+def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool]) -> Runtimes:
+    """The run's exports that can be timed, by name.
+
+    Args:
+        run: its folder.
+        names: of exports, separated by commas; ``torch`` is the student itself, ``int8`` every quantised export. None:
+            ``torch`` and all exports but ``triton``, which runs the ONNX file.
+        made_here: whether this machine has written a file: a ``torch_export`` from elsewhere may run code.
+
+    Raises:
+        UserError: a name that the run has no export of.
+    """
+    exports: Runtimes = {}
+    for name, export in mapping_of(run / "export" / "export.json").items():
+        file = Path(export["file"])
+        if not export["kept"] or export["to"] not in RUNNABLE or not file.exists():
+            continue
+        if export["to"] != "torch_export" or made_here(file):
+            exports[name] = export
+    if names is None:
+        without_triton = {name: e for name, e in exports.items() if e["to"] != "triton"}
+        return {"torch": {}, **without_triton}
+
     chosen: Runtimes = {}
-    for name in asked.split(","):
-        found = {k: v for k, v in there.items() if k == name or (name == "int8" and v["int8"])}
+    for name in names.split(","):
         if name == "torch":
-            found = {"torch": {}}
-        if not found:
+            chosen["torch"] = {}
+            continue
+        if name == "int8":
+            matching = {key: export for key, export in exports.items() if export["int8"]}
+        else:
+            matching = {name: exports[name]} if name in exports else {}
+        if not matching:
             to = "openvino int8=true" if name == "int8" else name
             made = f"that this machine made (kd-export {run} to={to}; --trust takes any)"
             raise UserError(f"runtime: {run} has no export '{name}' {made}")
-        chosen |= found
+        chosen |= matching
     return chosen
 
 
@@ -90,38 +105,35 @@ def _turns(
     threads: int,
     seconds: float,
 ) -> list[Row]:
+    """The rows of one number of threads: all models are loaded, a process each, and timed batch by batch."""
     watches: dict[tuple[str, str], Stopwatch] = {}
     rows: list[Row] = []
     try:
         for key, load in _loaders(run, reopen, runtimes, threads).items():
             watches[key] = _start(load, threads, key)
-        shown = bar(
-            label=f"timing, {threads} threads",
-            unit=" turns",
-            total=len(batches) * ROUNDS * len(watches),
-        )
-        with shown:
+        turns = len(batches) * ROUNDS * len(watches)
+        with bar(label=f"timing, {threads} threads", unit=" turns", total=turns) as shown:
             for batch in batches:
-                pictures = np.random.RandomState(0).randint(
-                    0, 256, (batch, *run.size, 3), dtype=np.uint8
-                )
-                planes = np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))
-                layouts = {name: export.get("layout", "nhwc") for name, export in runtimes.items()}
-                given = {
-                    key: pictures if layouts.get(key[1]) == "nhwc" else planes for key in watches
-                }
-                timed = in_turns(
-                    {key: partial(watch.measure, given[key]) for key, watch in watches.items()},
-                    seconds,
-                    shown,
-                )
-                rows += [
-                    _row(key, threads, batch, took, peak) for key, (took, peak) in timed.items()
-                ]
+                pictures = _random_pictures(batch, run.size)
+                measures: dict[tuple[str, str], Measure] = {}
+                for key, watch in watches.items():
+                    _, runtime = key
+                    layout = runtimes[runtime].get("layout", "nhwc")
+                    measures[key] = partial(watch.measure, pictures[layout])
+                timed = in_turns(measures, seconds, shown)
+                for key, (rounds, peak_mb) in timed.items():
+                    rows.append(_row(key, threads, batch, rounds, peak_mb))
     finally:
         for watch in watches.values():
             watch.close()
     return rows
+
+
+def _random_pictures(batch: int, size: tuple[int, int]) -> dict[str, np.ndarray]:
+    """The same pictures in both layouts: ``nhwc`` (N, H, W, 3) and ``nchw`` (N, 3, H, W), uint8."""
+    pictures_NHW3 = np.random.RandomState(0).randint(0, 256, (batch, *size, 3), dtype=np.uint8)
+    pictures_N3HW = np.ascontiguousarray(pictures_NHW3.transpose(0, 3, 1, 2))
+    return {"nhwc": pictures_NHW3, "nchw": pictures_N3HW}
 
 
 def in_turns(
@@ -129,14 +141,14 @@ def in_turns(
 ) -> dict[K, tuple[list[list[float]], float]]:
     """Times models in rounds, each in its turn: of each the milliseconds by round, and its process's peak memory."""
     repeats = {key: _repeats(measure, seconds) for key, measure in measures.items()}
-    took: dict[K, list[list[float]]] = {key: [] for key in measures}
+    rounds: dict[K, list[list[float]]] = {key: [] for key in measures}
     peaks: dict[K, float] = {}
     for _ in range(ROUNDS):
         for key, measure in measures.items():
             ms, peaks[key] = measure(repeats[key])
-            took[key].append(ms)
+            rounds[key].append(ms)
             shown.update()
-    return {key: (took[key], peaks[key]) for key in measures}
+    return {key: (rounds[key], peaks[key]) for key in measures}
 
 
 def _start(
@@ -157,50 +169,56 @@ def _repeats(measure: Measure, seconds: float) -> int:
 def _loaders(
     run: FinishedRun, reopen: Reopen, runtimes: Runtimes, threads: int
 ) -> dict[tuple[str, str], Any]:
-    found: dict[tuple[str, str], Any] = {}
+    """What opens each model in its process, by model and runtime."""
+    loaders: dict[tuple[str, str], Any] = {}
     if "torch" in runtimes:
         models = ["teacher", "student"] if run.has_teacher else ["student"]
-        found |= {(name, "torch"): partial(open_in_torch, reopen, name, threads) for name in models}
+        for model in models:
+            loaders[model, "torch"] = partial(open_in_torch, reopen, model, threads)
     for name, export in runtimes.items():
         if export:
-            found["student", name] = partial(
-                open_export, export["to"], Path(export["file"]), threads
-            )
-    return found
+            file = Path(export["file"])
+            loaders["student", name] = partial(open_export, export["to"], file, threads)
+    return loaders
 
 
 def medians(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Milliseconds: of all runs, of the fastest round, of the slowest."""
-    of_rounds = [statistics.median(took) for took in rounds]
-    found = statistics.median(sum(map(list, rounds), [])), min(of_rounds), max(of_rounds)
-    names = "median_ms", "fastest_round_ms", "slowest_round_ms"
-    return {name: round(ms, 3) for name, ms in zip(names, found, strict=True)}
+    """Medians in milliseconds: of all runs, of the fastest round, of the slowest round."""
+    all_runs = [ms for round_ms in rounds for ms in round_ms]
+    round_medians = [statistics.median(round_ms) for round_ms in rounds]
+    return {
+        "median_ms": round(statistics.median(all_runs), 3),
+        "fastest_round_ms": round(min(round_medians), 3),
+        "slowest_round_ms": round(max(round_medians), 3),
+    }
 
 
 def _row(
-    key: tuple[str, str], threads: int, batch: int, rounds: list[list[float]], peak: float
+    key: tuple[str, str], threads: int, batch: int, rounds: list[list[float]], peak_mb: float
 ) -> Row:
-    found, took = medians(rounds), sum(rounds, [])
+    model, runtime = key
+    all_runs = [ms for round_ms in rounds for ms in round_ms]
+    ms = medians(rounds)
     return {
-        "model": key[0],
-        "runtime": key[1],
+        "model": model,
+        "runtime": runtime,
         "threads": threads,
         "batch": batch,
-        **found,
-        "p95_ms": round(percentile(took, 95), 3),
-        "images_per_s": round(1000 * batch / found["median_ms"], 1),
-        "peak_memory_mb": round(peak),
-        "runs": len(took),
+        **ms,
+        "p95_ms": round(percentile(all_runs, 95), 3),
+        "images_per_s": round(1000 * batch / ms["median_ms"], 1),
+        "peak_memory_mb": round(peak_mb),
+        "runs": len(all_runs),
     }
 
 
 def _compare_with_teacher(rows: list[Row]) -> None:
-    teacher = {
-        (row["threads"], row["batch"]): row["median_ms"]
-        for row in rows
-        if row["model"] == "teacher"
-    }
+    """Adds to the student's rows how often it answers while the teacher answers once, all else equal."""
+    teacher_ms = {}
     for row in rows:
-        same = teacher.get((row["threads"], row["batch"]))
-        if same and row["model"] == "student":
-            row["times_the_teacher"] = round(same / row["median_ms"], 2)
+        if row["model"] == "teacher":
+            teacher_ms[row["threads"], row["batch"]] = row["median_ms"]
+    for row in rows:
+        same_conditions = teacher_ms.get((row["threads"], row["batch"]))
+        if same_conditions and row["model"] == "student":
+            row["times_the_teacher"] = round(same_conditions / row["median_ms"], 2)

@@ -62,25 +62,22 @@ def find_pictures(words: Sequence[str]) -> list[str]:
     Raises:
         UserError: a word that names no picture.
     """
-    found: dict[str, None] = {}
+    unique: dict[str, None] = {}
     for word in words:
+        files = []
         if Path(word).is_dir():
-            below = (
-                f"{folder}{os.sep}{name}" for folder, _, names in os.walk(word) for name in names
-            )
-            mine = sorted(
-                f
-                for f in below
-                if f.lower().endswith(IMAGE_SUFFIXES) and not Path(f).name.startswith(".")
-            )
+            for folder, _, names in os.walk(word):
+                for name in names:
+                    if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
+                        files.append(f"{folder}{os.sep}{name}")
         elif Path(word).is_file():
-            mine = [word]
+            files = [word]
         else:
-            mine = sorted(f for f in glob.glob(word, recursive=True) if Path(f).is_file())  # noqa: PTH207 - any root
-        if not mine:
+            files = [f for f in glob.glob(word, recursive=True) if Path(f).is_file()]  # noqa: PTH207 - any root
+        if not files:
             raise UserError(f"no pictures: {word}")
-        found |= dict.fromkeys(mine)
-    return list(found)
+        unique |= dict.fromkeys(sorted(files))
+    return list(unique)
 
 
 def check_out(kind: str, out: Path | None) -> None:
@@ -93,8 +90,10 @@ def check_out(kind: str, out: Path | None) -> None:
     Raises:
         UserError: another ending, or no such folder.
     """
-    if out is None or kind == "segmentation":
-        if out is not None and (out.is_file() or out.suffix in (*TABLES, ".npz")):
+    if out is None:
+        return
+    if kind == "segmentation":
+        if out.is_file() or out.suffix in (*TABLES, ".npz"):
             raise UserError(f"out: masks go to a folder, got '{out}'")
         return
     suffixes = (".npz",) if kind == "features" else TABLES
@@ -109,34 +108,28 @@ def predict(
 ) -> Iterator[Predicted]:
     """The student's answers in the files' order; what can't be read goes into ``bad``, with the reason."""
     model = opened.model.to(device).eval()
-    view = EvalView(
-        opened.size, None if opened.kind == "segmentation" else opened.crop_ratio
-    )  # masks: of the whole
-    size = BATCH.get(device.type, 64)
+    crop_ratio = None if opened.kind == "segmentation" else opened.crop_ratio  # masks: nothing cut
+    view = EvalView(opened.size, crop_ratio)
+    batch_size = BATCH.get(device.type, 64)
+    remaining = iter(files)
     shown = bar(label="predicting", total=len(files))
     with ThreadPoolExecutor(cores()) as pool, shown:
-        waiting = iter(files)
-        while names := list(islice(waiting, size)):
-            read = list(pool.map(lambda name: _read(name, view), names))
-            good = [
-                (name, *picture)
-                for name, picture in zip(names, read, strict=True)
-                if not isinstance(picture, str)
-            ]
-            bad |= {
-                name: reason
-                for name, reason in zip(names, read, strict=True)
-                if isinstance(reason, str)
-            }
-            if good:
-                pictures = torch.stack([picture for _, picture, _ in good])
-                logits, size = _forward(model, opened.preprocess, pictures, device, size)
-                yield from zip(
-                    [name for name, _, _ in good],
-                    logits,
-                    [shape for _, _, shape in good],
-                    strict=True,
+        while names := list(islice(remaining, batch_size)):
+            readable, pictures, shapes = [], [], []
+            results = pool.map(lambda name: _read(name, view), names)
+            for name, result in zip(names, results, strict=True):
+                if isinstance(result, str):
+                    bad[name] = result
+                    continue
+                picture, shape = result
+                readable.append(name)
+                pictures.append(picture)
+                shapes.append(shape)
+            if readable:
+                logits, batch_size = _forward(
+                    model, opened.preprocess, torch.stack(pictures), device, batch_size
                 )
+                yield from zip(readable, logits, shapes, strict=True)
             shown.update(len(names))
 
 
@@ -153,14 +146,14 @@ def _read(name: str, view: Callable[[Any], Any]) -> tuple[torch.Tensor, tuple[in
 def _forward(
     model: nn.Module, preprocess: Prepare, pictures: torch.Tensor, device: torch.device, size: int
 ) -> tuple[torch.Tensor, int]:
+    """Logits of the pictures, float32 on the CPU, and the batch size that fitted the device's memory."""
     while True:
+        answers = []
         try:
             with torch.inference_mode():
-                parts = [
-                    model(preprocess(part.to(device))).float().cpu()
-                    for part in pictures.split(size)
-                ]
-            return torch.cat(parts), size
+                for part in pictures.split(size):
+                    answers.append(model(preprocess(part.to(device))).float().cpu())
+            return torch.cat(answers), size
         except torch.OutOfMemoryError:
             if size == 1:
                 raise
@@ -189,12 +182,8 @@ def write(
     """
     if opened.kind == "segmentation":
         folder = out or opened.folder / "predict"
-        _write_masks(
-            answers,
-            Path(os.path.commonpath([Path(f).resolve().parent for f in files])),
-            opened,
-            folder,
-        )
+        root = Path(os.path.commonpath([Path(f).resolve().parent for f in files]))
+        _write_masks(answers, root, opened, folder)
         return folder
     if opened.kind == "features":
         file = out or opened.folder / "predict" / "features.npz"
@@ -213,14 +202,15 @@ Rows = Iterator[dict[str, Any]]
 
 
 def _columns(row: dict[str, Any]) -> dict[str, object]:
-    found = {"file": row["file"], **row.get("numbers", {})}
+    """A row's cells by column: ``file``, the numbers, ``label_1``, ``p_1``, ..., ``FACT_of_label``, ``FACT_expected``."""
+    columns = {"file": row["file"], **row.get("numbers", {})}
     for rank, label in enumerate(row.get("labels", []), 1):
-        found |= {f"label_{rank}": label["label"], f"p_{rank}": label["p"]}
-    return found | {
-        f"{fact}_{what}": x
-        for fact, values in row.get("facts", {}).items()
-        for what, x in values.items()
-    }
+        columns[f"label_{rank}"] = label["label"]
+        columns[f"p_{rank}"] = label["p"]
+    for fact, values in row.get("facts", {}).items():
+        for what, value in values.items():
+            columns[f"{fact}_{what}"] = value
+    return columns
 
 
 def _write_rows(opened: IO[bytes], suffix: str, rows: Rows) -> None:
@@ -249,15 +239,10 @@ def _print_rows(rows: Rows) -> None:
     for row in rows:
         parts = [f"{label['label']} {label['p']:.1%}" for label in row.get("labels", [])]
         parts += [f"{name} {value:.6g}" for name, value in row.get("numbers", {}).items()]
-        facts = row.get("facts", {})
-        parts += [
-            f"{name} {x['of_label']:.6g}" for name, x in facts.items() if x["of_label"] is not None
-        ]
-        parts += [
-            f"{name} expected {x['expected']:.6g}"
-            for name, x in facts.items()
-            if x["expected"] is not None
-        ]
+        for what, words in (("of_label", ""), ("expected", "expected ")):
+            for name, fact in row.get("facts", {}).items():
+                if fact[what] is not None:
+                    parts.append(f"{name} {words}{fact[what]:.6g}")
         tqdm.write(on_terminal(f"{row['file']}: " + ", ".join(parts)), file=sys.stdout)
 
 
@@ -274,18 +259,18 @@ def _write_masks(
 def _write_mask(
     stem: Path, logits: torch.Tensor, shape: tuple[int, int], palette: np.ndarray
 ) -> None:
-    numbers = (
-        torch.nn.functional.interpolate(logits[None], shape, mode="bilinear")[0].argmax(0).numpy()
-    )
-    ids = numbers.astype(mask_type(len(palette)))
-    for name, pixels in (("ids", ids), ("colours", palette[ids])):
-        write_whole(
-            stem.with_name(f"{stem.name}.{name}.png"),
-            partial(Image.fromarray(pixels).save, format="PNG"),
-        )
+    """``STEM.ids.png`` and ``STEM.colours.png`` from logits ``(C, H', W')``, at the picture's height and width."""
+    logits_CHW = torch.nn.functional.interpolate(logits[None], shape, mode="bilinear")[0]
+    ids_HW = logits_CHW.argmax(0).numpy().astype(mask_type(len(palette)))
+    for name, pixels in (("ids", ids_HW), ("colours", palette[ids_HW])):
+        file = stem.with_name(f"{stem.name}.{name}.png")
+        write_whole(file, partial(Image.fromarray(pixels).save, format="PNG"))
 
 
 def _write_features(answers: Iterator[Predicted], file: Path) -> None:
-    named = [(name, features.numpy()) for name, features, _ in answers]
-    features, files = np.stack([f for _, f in named]), np.array([name for name, _ in named])
-    write_whole(file, lambda opened: np.savez(opened, features=features, files=files))
+    names, rows = [], []
+    for name, features, _ in answers:
+        names.append(name)
+        rows.append(features.numpy())
+    features_ND, files = np.stack(rows), np.array(names)
+    write_whole(file, lambda opened: np.savez(opened, features=features_ND, files=files))

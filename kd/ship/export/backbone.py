@@ -19,7 +19,7 @@ from kd.ship.export.hub import made_of, model_size
 from kd.ship.export.manifest import from_metadata
 from kd.ship.export.student import in_order, read_metadata, tensors_in
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, regular
-from kd.storage.writing import write_whole
+from kd.storage.writing import write_bytes
 
 
 class Backbone(Format):
@@ -39,19 +39,22 @@ class Backbone(Format):
             UserError: timm has not built the student.
         """
         model = backbone_of(job.student)
-        head = tuple(f"{name}." for name in classifier_names(model))
-        state = {k: v.contiguous() for k, v in model.state_dict().items() if not k.startswith(head)}
+        classifier = tuple(f"{name}." for name in classifier_names(model))
+        state = {}
+        for name, tensor in model.state_dict().items():
+            if not name.startswith(classifier):
+                state[name] = tensor.contiguous()
+
         arch, kwargs = made_of(job.weights, "to=backbone")
-        kwargs["num_classes"] = 0
-        about = {
-            "kwargs": kwargs,
-            "img_size": model_size(job.weights),
-            "dense": model is not job.student,
+        metadata = {
+            "arch": arch,
+            "kwargs": json.dumps({**kwargs, "num_classes": 0}),
+            "img_size": json.dumps(model_size(job.weights)),
+            "dense": json.dumps(model is not job.student),
+            **job.manifest.as_metadata(),
         }
-        metadata = {"arch": arch, **{key: json.dumps(value) for key, value in about.items()}}
         file = folder / "backbone.safetensors"
-        whole = in_order(save(state, {**metadata, **job.manifest.as_metadata()}))
-        write_whole(file, lambda opened: opened.write(whole))
+        write_bytes(file, in_order(save(state, metadata)))
         return file
 
     def reference(self, job: ExportJob) -> nn.Module:
@@ -73,15 +76,16 @@ class Backbone(Format):
         check_arguments(kwargs, f"{file}: ", tensors_in(file))
         model: Any = timm.create_model(meta["arch"], **kwargs)
         state = load_file(regular(file, LARGEST_STUDENT))
-        model.load_state_dict(
-            state, strict=not json_of(meta["dense"])
-        )  # a dense student ends earlier
+        ends_earlier = json_of(meta["dense"])  # the backbone of a dense student
+        model.load_state_dict(state, strict=not ends_earlier)
         prepare = Preprocess(json_of(meta["img_size"]), manifest.mean, manifest.std)
         below = _Features(model.eval())
         return in_torch(lambda images: below(prepare(images)), manifest.layout)
 
 
 class _Features(nn.Module):
+    """The last layer's features of a timm model, flattened: ``(N, D)``."""
+
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model

@@ -131,7 +131,9 @@ def in_torch(call: "Callable[[Tensor], Tensor]", layout: Layout = "nchw") -> Run
     @torch.inference_mode()
     def run(pictures: np.ndarray) -> np.ndarray:
         images = torch.from_numpy(pictures)
-        return call(images.permute(0, 3, 1, 2).contiguous() if layout == "nhwc" else images).numpy()
+        if layout == "nhwc":
+            images = images.permute(0, 3, 1, 2).contiguous()
+        return call(images).numpy()
 
     return run
 

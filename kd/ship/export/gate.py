@@ -35,62 +35,88 @@ def compare(
     batches: Iterable[Batch],
     task: Task,
 ) -> dict[str, Any]:
-    """Runs both on the same pictures on the CPU: differences, agreement in 0..1, metric, milliseconds."""
-    features = manifest.task == "features"
-    task = Features() if features else task
-    tasks = {} if features else {"student": task, "export": copy.deepcopy(task)}
-    worst, total, numbers, same, answered, pictures = 0.0, 0.0, 0, 0, 0, 0
-    one: torch.Tensor | None = None
+    """Runs the student and its export on the same pictures on the CPU.
+
+    Args:
+        student: uint8 pictures in the manifest's layout -> answers, in torch.
+        runtime: runs the export.
+        manifest: of the export.
+        batches: with targets; padding (index -1) is left out.
+        task: compares the answers; of features the task is :class:`kd.tasks.Features`.
+
+    Returns:
+        ``pictures`` (how many), ``max_difference`` and ``mean_difference`` of the numbers, ``agreement`` in 0..1; the
+            task's ``metric`` by name with its values of ``student`` and ``export`` in 0..1, where it has one;
+            ``student_ms`` and ``export_ms`` of one picture.
+    """
+    if manifest.task == "features":
+        task = Features()
+        judges = {}
+    else:
+        judges = {"student": task, "export": copy.deepcopy(task)}
+    max_difference = 0.0
+    sum_of_differences = 0.0
+    pictures = 0
+    numbers = 0
+    agreed = 0
+    answered = 0
+    first: torch.Tensor | None = None
     for batch in bar(batches, label="comparing with the student", unit=" batches"):
         real = batch["index"] >= 0
-        images, target = batch["image"][real], batch["target"][real]
-        given = (
-            images.permute(0, 2, 3, 1).contiguous()
-            if manifest.layout == "nhwc"
-            else images.contiguous()
-        )
-        one = given[:1] if one is None else one
-        expected, exported = student(given), torch.from_numpy(np.array(runtime(given.numpy())))
+        target = batch["target"][real]
+        images = batch["image"][real]
+        if manifest.layout == "nhwc":
+            images = images.permute(0, 2, 3, 1)
+        images = images.contiguous()
+        if first is None:
+            first = images[:1]
+
+        expected = student(images)
+        exported = torch.from_numpy(np.array(runtime(images.numpy())))
         difference = (expected - exported).abs()
-        worst, total = max(worst, difference.max().item()), total + difference.sum().item()
-        numbers, pictures = numbers + difference.numel(), pictures + len(given)
+        max_difference = max(max_difference, difference.max().item())
+        sum_of_differences += difference.sum().item()
+        pictures += len(images)
+        numbers += difference.numel()
+
         answers = {"student": task.fit(expected, target), "export": task.fit(exported, target)}
-        agreed = task.same(*answers.values())
-        same, answered = same + int(agreed.sum()), answered + agreed.numel()
-        for name, judge in tasks.items():
+        same = task.same(answers["student"], answers["export"])
+        agreed += int(same.sum())
+        answered += same.numel()
+        for name, judge in judges.items():
             judge.update(answers[name], target, None)
-    assert one is not None
-    found: dict[str, Any] = {
+
+    assert first is not None
+    measured: dict[str, Any] = {
         "pictures": pictures,
-        "max_difference": worst,
-        "mean_difference": total / numbers,
-        "agreement": same / answered,
+        "max_difference": max_difference,
+        "mean_difference": sum_of_differences / numbers,
+        "agreement": agreed / answered,
     }
-    if tasks:
-        found["metric"] = task.primary
-        found |= {name: float(judge.compute()[task.primary]) for name, judge in tasks.items()}
-    return found | _latency(student, runtime, one)
+    if judges:
+        measured["metric"] = task.primary
+    for name, judge in judges.items():
+        measured[name] = float(judge.compute()[task.primary])
+    return measured | _latency(student, runtime, first)
 
 
-def _latency(student: nn.Module, runtime: Runtime, one: torch.Tensor) -> dict[str, float]:
-    """Interleaved: what else the machine does hits both alike."""
-    took: dict[str, list[float]] = {"student_ms": [], "export_ms": []}
+def _latency(student: nn.Module, runtime: Runtime, picture: torch.Tensor) -> dict[str, float]:
+    """Milliseconds of one picture, in turns: what else the machine does hits both alike."""
+    calls = {"student_ms": lambda: student(picture), "export_ms": lambda: runtime(picture.numpy())}
+    ms: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(REPEATS):
-        for name, call in (
-            ("student_ms", lambda: student(one)),
-            ("export_ms", lambda: runtime(one.numpy())),
-        ):
+        for name, call in calls.items():
             start = time.perf_counter()
             call()
-            took[name].append(1000 * (time.perf_counter() - start))
-    return {name: round(median(values[1:]), 3) for name, values in took.items()}
+            ms[name].append(1000 * (time.perf_counter() - start))
+    return {name: round(median(values[1:]), 3) for name, values in ms.items()}
 
 
-def failure(found: dict[str, Any], int8: bool, limits: ExportLimits) -> str:
+def failure(measured: dict[str, Any], int8: bool, limits: ExportLimits) -> str:
     """Why an export must not ship.
 
     Args:
-        found: the measured numbers of :func:`compare` (shares in 0..1).
+        measured: the numbers of :func:`compare` (shares in 0..1).
         int8: whether the export is quantised: then the task's main metric decides where there is one, else the
             agreement.
         limits: the bounds.
@@ -98,21 +124,20 @@ def failure(found: dict[str, Any], int8: bool, limits: ExportLimits) -> str:
     Returns:
         The reason in words, with the bound's key; "" where the export may ship.
     """
-    if int8 and "metric" in found:
-        falls = (
-            f"{found['metric']} falls from {_score(found, 'student')} to {_score(found, 'export')}"
-        )
-        lost = found["student"] - found["export"]
+    if int8 and "metric" in measured:
+        if measured["student"] - measured["export"] > limits.drop:
+            before, after = _score(measured, "student"), _score(measured, "export")
+            return (
+                f"{measured['metric']} falls from {before} to {after}, by more than "
+                f"{100 * limits.drop:g} points (max_drop)"
+            )
+        return ""
+    if measured["agreement"] < limits.agreement:
         return (
-            f"{falls}, by more than {100 * limits.drop:g} points (max_drop)"
-            if lost > limits.drop
-            else ""
+            f"it agrees with the student on {measured['agreement']:.3%} of {measured['pictures']} pictures, "
+            f"fewer than {limits.agreement:.3%} (min_agreement)"
         )
-    agrees = (
-        f"it agrees with the student on {found['agreement']:.3%} of {found['pictures']} pictures"
-    )
-    few = found["agreement"] < limits.agreement
-    return f"{agrees}, fewer than {limits.agreement:.3%} (min_agreement)" if few else ""
+    return ""
 
 
 def size_mb(path: Path) -> float:
@@ -147,21 +172,27 @@ class ExportRequest:
 def export(
     run: FinishedRun, wanted: ExportRequest, out: Path, vouch: Callable[[bytes], None]
 ) -> tuple[str, dict[str, Any]]:
-    """Why an export is not kept (empty: it is in ``out``), and the comparison, also in ``export/export.json``."""
-    kind, layout, int8 = wanted.kind, wanted.layout, wanted.int8
-    manifest = run.manifest(wanted.to, layout, int8)
+    """Writes an export beside its place, compares it with the student, and moves it there if it may ship.
+
+    Args:
+        run: the run whose student is exported.
+        wanted: the export.
+        out: its folder, which is replaced.
+        vouch: called with the content of a ``torch_export``, so that later commands of this machine trust it.
+
+    Returns:
+        Why the export is not kept ("": it is in ``out``), and the record that is added to ``export/export.json``.
+    """
+    kind, layout = wanted.kind, wanted.layout
+    manifest = run.manifest(wanted.to, layout, wanted.int8)
     if kind.features:
         manifest = replace(manifest, task="features", classes=[])
-    job = ExportJob(
-        run.prepared(layout),
-        run.model,
-        manifest,
-        run.folder / "student.safetensors",
-        partial(run.calibration, layout, wanted.calibrate),
-    )
-    batches = run.data.eval_dataloader(
-        "val"
-    )  # before the work: missing pictures are reported at once
+    weights = run.folder / "student.safetensors"
+    calibration = partial(run.calibration, layout, wanted.calibrate)
+    job = ExportJob(run.prepared(layout), run.model, manifest, weights, calibration)
+    # before the work: missing pictures are reported at once
+    batches = run.data.eval_dataloader("val")
+
     make_folder(out.parent)
     part = Path(mkdtemp(prefix=".export-", dir=out.parent))
     try:
@@ -169,46 +200,46 @@ def export(
         if not (part / FILE).exists():
             manifest.write(part)
         measured = compare(kind.reference(job), kind.open(file), manifest, batches, run.task)
-        where = str(out / file.relative_to(part))
-        found = {
+        problem = failure(measured, wanted.int8, wanted.limits)
+        record = {
             "to": wanted.to,
-            "int8": int8,
+            "int8": wanted.int8,
             "layout": layout,
-            "file": where,
+            "file": str(out / file.relative_to(part)),
             "size_mb": size_mb(part),
             **measured,
+            "kept": not problem,
         }
-        problem = failure(found, int8, wanted.limits)
         if not problem:
             part.chmod(0o755)
             remove(out)
             move(part, out)
             if wanted.to == "torch_export":
-                vouch(bytes_of(where, LARGEST_STUDENT))
+                vouch(bytes_of(record["file"], LARGEST_STUDENT))
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    found["kept"] = not problem
-    record = run.folder / "export" / "export.json"
-    write_json(record, {**mapping_of(record), wanted.name: found})
-    return problem, found
+    records = run.folder / "export" / "export.json"
+    write_json(records, {**mapping_of(records), wanted.name: record})
+    return problem, record
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def lines(record: dict[str, Any]) -> list[str]:
     """The measured numbers as aligned lines for the terminal."""
-    rows = [
-        ("largest difference", f"{found['max_difference']:.3g}"),
-        ("mean difference", f"{found['mean_difference']:.3g}"),
-        ("agreement", f"{found['agreement']:.2%} of {found['pictures']} pictures"),
-    ]
-    if "metric" in found:
-        rows.append((f"{found['metric']} of the student", _score(found, "student")))
-        rows.append(("of the export", _score(found, "export")))
-    rows.append(
-        ("one picture", f"student {found['student_ms']:.2f} ms, export {found['export_ms']:.2f} ms")
-    )
-    rows.append(("size", f"{found['size_mb']:.1f} MB"))
-    return [f"{name:<22} {value}" for name, value in rows]
+    rows = {
+        "largest difference": f"{record['max_difference']:.3g}",
+        "mean difference": f"{record['mean_difference']:.3g}",
+        "agreement": f"{record['agreement']:.2%} of {record['pictures']} pictures",
+    }
+    if "metric" in record:
+        rows[f"{record['metric']} of the student"] = _score(record, "student")
+        rows["of the export"] = _score(record, "export")
+    student_ms, export_ms = record["student_ms"], record["export_ms"]
+    rows["one picture"] = f"student {student_ms:.2f} ms, export {export_ms:.2f} ms"
+    rows["size"] = f"{record['size_mb']:.1f} MB"
+    return [f"{name:<22} {value}" for name, value in rows.items()]
 
 
-def _score(found: dict[str, Any], of: str) -> str:
-    return f"{found[of]:.4f}" if found["metric"] == "r2" else f"{found[of]:.2%}"
+def _score(record: dict[str, Any], name: str) -> str:
+    """The metric of the ``student`` or the ``export``, in percent where it is a share."""
+    value = record[name]
+    return f"{value:.4f}" if record["metric"] == "r2" else f"{value:.2%}"

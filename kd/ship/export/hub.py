@@ -9,7 +9,7 @@ from kd.errors import UserError
 from kd.models import Preprocess
 from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
 from kd.ship.export.manifest import read_manifest
-from kd.ship.export.student import read_metadata, timm_config, write_timm_folder
+from kd.ship.export.student import builder_in, read_metadata, timm_config, write_timm_folder
 from kd.storage.elsewhere import json_of
 
 
@@ -27,10 +27,10 @@ class Hub(Format):
             raise UserError(
                 "to=hub: timm builds no models for dense prediction (to=backbone, to=onnx do)"
             )
-        made_with = made_of(job.weights, "to=hub")[1]
-        want = Preprocess(model_size(job.weights), manifest.mean, manifest.std)
+        arch, kwargs = made_of(job.weights, "to=hub")
+        prepare = Preprocess(model_size(job.weights), manifest.mean, manifest.std)
         config = timm_config(
-            job.student, manifest.arch, made_with, want, manifest.classes, manifest.crop_ratio
+            job.student, arch, kwargs, prepare, manifest.classes, manifest.crop_ratio
         )
         write_timm_folder(job.weights, folder, config)
         manifest.write(folder)
@@ -39,9 +39,10 @@ class Hub(Format):
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """Built by timm from the folder alone, on pictures prepared as its ``config.json`` says."""
         model: Any = timm.create_model(f"local-dir:{file}", pretrained=True).eval()
-        cfg, layout = model.pretrained_cfg, read_manifest(file).layout
-        prepare = Preprocess(cfg["input_size"][1:], cfg["mean"], cfg["std"])
-        return in_torch(lambda images: model(prepare(images)), layout)
+        config = model.pretrained_cfg
+        height_and_width = config["input_size"][1:]
+        prepare = Preprocess(height_and_width, config["mean"], config["std"])
+        return in_torch(lambda images: model(prepare(images)), read_manifest(file).layout)
 
 
 def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:
@@ -50,13 +51,13 @@ def made_of(weights: Path, key: str) -> tuple[str, dict[str, Any]]:
     Raises:
         UserError: timm has not built it.
     """
-    found = read_metadata(weights)
-    if "builder" in found:
-        builder = json_of(found["builder"]).get("class_path")
+    builder = builder_in(weights)
+    if builder:
         raise UserError(
             f"{key}: the student was built by {builder}, not by timm (to=onnx takes it)"
         )
-    return found["arch"], json_of(found["kwargs"])
+    metadata = read_metadata(weights)
+    return metadata["arch"], json_of(metadata["kwargs"])
 
 
 def model_size(weights: Path) -> int | list[int]:

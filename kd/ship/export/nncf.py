@@ -32,9 +32,8 @@ def quantized(
     pictures = list(job.calibration())
     attends = any("Attention" in type(module).__name__ for module in job.student.modules())
     logging.getLogger("nncf").setLevel(logging.ERROR)
-    data = nncf.Dataset(
-        pictures, (lambda x: {INPUT: x}) if type(model).__module__.startswith("onnx") else None
-    )
+    of_onnx = type(model).__module__.startswith("onnx")
+    data = nncf.Dataset(pictures, (lambda picture: {INPUT: picture}) if of_onnx else None)
     with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
         kind = nncf.ModelType.TRANSFORMER if attends else None
         # weights of 7 bits: on CPUs without VNNI products of 8 bits overflow, and a ViT loses 4 points in silence there

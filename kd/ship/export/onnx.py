@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     import torch
 
 EXTRA = "export"
+OF_OPERATOR = (
+    r"No ONNX function found for <OpOverload\(op='([\w.:]+)'",
+    r"(?:No decompositions? registered|not supported).*?(aten[.:]+\w+)",
+)  # messages that name an operator which ONNX lacks
 
 
 class Onnx(Format):
@@ -85,9 +89,8 @@ def open_model(file: Path, threads: int) -> tuple[ExportManifest, Runtime]:
         UserError: not an ONNX file, or not one of kd-export.
     """
     session = open_session(file, threads)
-    return from_metadata(dict(session.get_modelmeta().custom_metadata_map), file), as_runtime(
-        session
-    )
+    metadata = dict(session.get_modelmeta().custom_metadata_map)
+    return from_metadata(metadata, file), as_runtime(session)
 
 
 def _program(job: ExportJob) -> "torch.onnx.ONNXProgram":
@@ -120,17 +123,17 @@ def _program(job: ExportJob) -> "torch.onnx.ONNXProgram":
 
 def why(error: BaseException | None) -> str:
     """The unsupported operator, or else the first line of what went wrong."""
-    first = ""
+    reason = ""
     for cause in causes(error):
-        text = re.sub(r"\x1b\[[\d;]*m", "", str(cause))
-        operator = re.search(r"No ONNX function found for <OpOverload\(op='([\w.:]+)'", text)
-        operator = operator or re.search(
-            r"(?:No decompositions? registered|not supported).*?(aten[.:]+\w+)", text
-        )
-        if operator:
-            return f"the operator {operator[1]} is not supported"
-        first = next((line.strip() for line in text.splitlines() if line.strip()), first)
-    return first[:200]
+        text = re.sub(r"\x1b\[[\d;]*m", "", str(cause))  # without colours
+        for pattern in OF_OPERATOR:
+            operator = re.search(pattern, text)
+            if operator:
+                return f"the operator {operator[1]} is not supported"
+        lines = text.strip().splitlines()
+        if lines:
+            reason = lines[0].strip()
+    return reason[:200]
 
 
 @contextmanager

@@ -34,31 +34,33 @@ class Prepared(nn.Module):
         self, model: nn.Module, preprocess: Preprocess, size: tuple[int, int], layout: Layout
     ) -> None:
         super().__init__()
-        self.model, self.layout = model, layout
+        self.model = model
+        self.layout = layout
         self.scaled = tuple(size) != tuple(preprocess.size)
         if self.scaled:
-            self.register_buffer("rows", _scaling(size[0], preprocess.size[0]))
-            self.register_buffer("columns", _scaling(size[1], preprocess.size[1]).T.contiguous())
-        self.register_buffer("mean", 255 * torch.tensor(preprocess.mean).view(1, -1, 1, 1))
-        self.register_buffer("std", 255 * torch.tensor(preprocess.std).view(1, -1, 1, 1))
+            height, width = size
+            student_height, student_width = preprocess.size
+            self.register_buffer("rows", _scaling(height, student_height))
+            self.register_buffer("columns", _scaling(width, student_width).T.contiguous())
+        mean, std = torch.tensor(preprocess.mean), torch.tensor(preprocess.std)
+        self.register_buffer("mean", 255 * mean.view(1, -1, 1, 1))
+        self.register_buffer("std", 255 * std.view(1, -1, 1, 1))
         self.eval().requires_grad_(False)
 
     def forward(self, pictures: Tensor) -> Tensor:
         """``(N, H, W, 3)`` or ``(N, 3, H, W)`` -> logits ``(N, C)``, dense ``(N, C, H', W')``, features ``(N, D)``."""
-        x = (pictures.permute(0, 3, 1, 2) if self.layout == "nhwc" else pictures).to(torch.float32)
+        if self.layout == "nhwc":
+            pictures = pictures.permute(0, 3, 1, 2)
+        x = pictures.to(torch.float32)
         if self.scaled:
-            x = (
-                (x @ self.columns).round().clamp(0, 255)
-            )  # training's pictures are whole numbers after each pass too
+            # whole numbers after each pass, as training's pictures
+            x = (x @ self.columns).round().clamp(0, 255)
             x = (self.rows @ x).round().clamp(0, 255)
         return self.model((x - self.mean) / self.std)
 
 
 def _scaling(before: int, after: int) -> Tensor:
     """The matrix ``(after, before)`` of an antialiased bilinear resize along one side."""
-    each = torch.eye(before, dtype=torch.float64)[None, None]  # one lit pixel a row
-    return (
-        F.interpolate(each, (before, after), mode="bilinear", antialias=True)[0, 0]
-        .T.float()
-        .contiguous()
-    )
+    lit_pixels = torch.eye(before, dtype=torch.float64)[None, None]  # one a row
+    scaled = F.interpolate(lit_pixels, (before, after), mode="bilinear", antialias=True)
+    return scaled[0, 0].T.float().contiguous()

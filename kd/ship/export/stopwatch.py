@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import time
@@ -34,22 +35,22 @@ class Stopwatch:
 
     def __init__(self, load: Callable[[], Callable[[np.ndarray], object]], threads: int) -> None:
         # a program of its own: multiprocessing's spawn would run the caller's script again
-        self._mine, child_end = multiprocessing.Pipe()
+        self._pipe, child_end = multiprocessing.Pipe()
         number = child_end.fileno()
         program = (
             f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({number})"
         )
-        threaded = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+        env = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", program], env=threaded, pass_fds=[number]
+            [sys.executable, "-c", program], env=env, pass_fds=[number]
         )
         child_end.close()
-        self._ask(load)
+        self._request(load)
 
-    def _ask(self, question: object) -> tuple[list[float], float]:
+    def _request(self, message: object) -> tuple[list[float], float]:
         try:
-            self._mine.send(question)
-            return self._mine.recv()
+            self._pipe.send(message)
+            return self._pipe.recv()
         except (EOFError, OSError) as error:
             status = self._process.wait()
             raise UserError(
@@ -58,16 +59,20 @@ class Stopwatch:
 
     def measure(self, pictures: object, repeats: int) -> tuple[list[float], float]:
         """Milliseconds of each repeat, and the process's peak memory so far in MB."""
-        return self._ask((pictures, repeats))
+        return self._request((pictures, repeats))
 
     def close(self) -> None:
         """Ends the process and waits for it."""
-        self._mine.close()
+        self._pipe.close()
         self._process.wait()
 
 
 def serve(number: int) -> None:
-    """Opens what comes through a pipe, by its file descriptor, and times it as often as asked."""
+    """The process of a :class:`Stopwatch`: opens the model that comes through a pipe, and times it until the pipe ends.
+
+    Args:
+        number: the pipe's file descriptor.
+    """
     pipe = Connection(number)
     call = pipe.recv()()
     pipe.send("ready")
@@ -76,23 +81,21 @@ def serve(number: int) -> None:
             pictures, repeats = pipe.recv()
         except EOFError:
             return
-        took = []
+        milliseconds = []
         for _ in range(repeats):
             start = time.perf_counter()
             call(pictures)
-            took.append(1000 * (time.perf_counter() - start))
-        pipe.send((took, _peak_mb()))
+            milliseconds.append(1000 * (time.perf_counter() - start))
+        pipe.send((milliseconds, _peak_mb()))
 
 
 def _peak_mb() -> float:
+    """This process's peak memory in MB."""
     status = Path("/proc/self/status")
-    if status.is_file():
-        return (
-            int(
-                next(x for x in status.read_text().splitlines() if x.startswith("VmHWM")).split()[1]
-            )
-            / 1024
-        )
+    if status.is_file():  # Linux, where getrusage would count the parent's memory at the fork
+        peak_kb = re.search(r"^VmHWM:\s+(\d+)", status.read_text(), re.MULTILINE)
+        assert peak_kb is not None
+        return int(peak_kb[1]) / 1024
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -24,7 +24,7 @@ from kd.module.distillation import DistillationModule
 from kd.storage.checkpoints import models_in
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, regular
 from kd.storage.tensors import read_checkpoint
-from kd.storage.writing import second_name, write_json, write_whole
+from kd.storage.writing import second_name, write_bytes, write_json
 from kd.tasks import Task
 
 
@@ -34,29 +34,29 @@ def student_metadata(student: Student) -> dict[str, str]:
     ``arch``, ``kwargs``, ``classes``; ``img_size``, ``mean``, ``std`` where kd prepares the pictures; ``dense`` for a
     segmenter above a timm backbone; ``builder`` for a model that timm has not built.
     """
-    want: Any = student.prepare
+    prepare: Any = student.prepare
     dense = isinstance(student.model, DenseModel)
-    made: Any = student.model.backbone if dense else student.model
-    classes = student.classes
-    kwargs = {**getattr(made, "made_with", {}), "num_classes": len(classes)}
+    backbone: Any = student.model.backbone if dense else student.model
+    kwargs = getattr(backbone, "made_with", {})
     content: dict[str, Any] = {
-        "kwargs": kwargs,
-        "classes": classes,
+        "kwargs": {**kwargs, "num_classes": len(student.classes)},
+        "classes": student.classes,
         "task": remade_task(student.objective.task),
     }
-    if isinstance(want, Preprocess):
-        size = want.size[0] if want.size[0] == want.size[1] else want.size
-        content |= {"img_size": size, "mean": want.mean, "std": want.std}
+    if isinstance(prepare, Preprocess):
+        height, width = prepare.size
+        content["img_size"] = height if height == width else prepare.size
+        content["mean"] = prepare.mean
+        content["std"] = prepare.std
     if dense:
         content["dense"] = True  # a timm backbone below kd.models.segmenter.DenseModel
-    if isinstance(made, OwnModel):
-        content["builder"] = made.made_by
+    if isinstance(backbone, OwnModel):
+        content["builder"] = backbone.made_by
     if student.data.facts:
         content["facts"] = student.data.facts
     if not student.classifies:
-        content["classifies"] = (
-            False  # nothing has trained the classifier: what counts are the features below it
-        )
+        # nothing has trained the classifier: what counts are the features below it
+        content["classifies"] = False
     return {"arch": student.arch, **{key: json.dumps(value) for key, value in content.items()}}
 
 
@@ -68,19 +68,16 @@ def remade_task(task: Task) -> dict[str, Any]:
     0.1
     """
     kind = type(task)
-    of_data = ("num_classes", "ignore_index")
-    names = [name for name in signature(kind).parameters if name not in of_data]
-    arguments = {name: getattr(task, name) for name in names if hasattr(task, name)}
-    plain = {
-        name: value
-        for name, value in arguments.items()
-        if isinstance(value, str | int | float | dict | list)
-    }
-    ours = kind.__module__.startswith("kd.tasks.")
-    return {
-        "class_path": f"{'kd.tasks' if ours else kind.__module__}.{kind.__qualname__}",
-        "init_args": plain,
-    }
+    init_args = {}
+    for name in signature(kind).parameters:
+        value = getattr(task, name, None)
+        of_data = name in ("num_classes", "ignore_index")
+        if not of_data and isinstance(value, str | int | float | dict | list):
+            init_args[name] = value
+    module = kind.__module__
+    if module.startswith("kd.tasks."):
+        module = "kd.tasks"
+    return {"class_path": f"{module}.{kind.__qualname__}", "init_args": init_args}
 
 
 def save_student(
@@ -95,48 +92,49 @@ def save_student(
     """
     path = Path(path)
     student = module.student_of_one if isinstance(module, DistillationModule) else module
-    state = unit_output(student.final.state_dict())
-    if checkpoint is not None:
-        saved = read_checkpoint(checkpoint)["state_dict"]
-        state = unit_output(next(iter(models_in(saved).values())))
-    whole = in_order(
-        save(
-            {k: v.detach().cpu().contiguous() for k, v in state.items()}, student_metadata(student)
-        )
-    )
-    write_whole(
-        path, lambda file: file.write(whole)
-    )  # save_file would make a file that only its owner can read
+    if checkpoint is None:
+        weights = student.final.state_dict()
+    else:
+        students = models_in(read_checkpoint(checkpoint)["state_dict"])
+        weights = next(iter(students.values()))
+    state = unit_output(weights)
+    on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    # not by save_file: its files can be read by their owner alone
+    write_bytes(path, in_order(save(on_host, student_metadata(student))))
+
     model: Any = student.model
-    want: Any = student.prepare
-    if not isinstance(want, Preprocess):  # a model of the user's own, whose input kd does not know
+    prepare: Any = student.prepare
+    folder = path.with_suffix("")  # student/ beside student.safetensors
+    if not isinstance(prepare, Preprocess):  # a model of the user's own, whose input is not known
         return
     if isinstance(model, HuggingFaceModel):
-        model.save_folder(
-            path.with_suffix(""), state, student.classes, student.data.crop_ratio, want
-        )
+        model.save_folder(folder, state, student.classes, student.data.crop_ratio, prepare)
     elif hasattr(model, "made_with"):  # timm builds no models for dense prediction
         config = timm_config(
-            model, student.arch, model.made_with, want, student.classes, student.data.crop_ratio
+            model, student.arch, model.made_with, prepare, student.classes, student.data.crop_ratio
         )
-        write_timm_folder(path, path.with_suffix(""), config)  # student/ beside student.safetensors
+        write_timm_folder(path, folder, config)
 
 
 def in_order(file: bytes) -> bytes:
-    """The same file with sorted metadata: the library draws its order anew, and equal students are equal files."""
-    end = 8 + int.from_bytes(file[:8], "little")
-    header = json_of(file[8:end])
+    """A safetensors file with sorted metadata: the library draws their order anew, and equal students are equal files.
+
+    The format: eight bytes with the header's length (little-endian), the header as JSON, the weights.
+    """
+    end_of_header = 8 + int.from_bytes(file[:8], "little")
+    header = json_of(file[8:end_of_header])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text = text.ljust(-8 * (-len(text) // 8))  # the weights begin at a multiple of 8
-    return len(text).to_bytes(8, "little") + text + file[end:]
+    padding = b" " * (-len(text) % 8)  # the weights begin at a multiple of 8
+    length = len(text) + len(padding)
+    return length.to_bytes(8, "little") + text + padding + file[end_of_header:]
 
 
 def timm_config(
     model: nn.Module,
     arch: str,
     made_with: dict[str, Any],
-    want: Preprocess,
+    prepare: Preprocess,
     classes: list[str],
     crop_ratio: float,
 ) -> dict[str, Any]:
@@ -146,11 +144,11 @@ def timm_config(
         model: a classifier built by timm.
         arch: timm's name of it.
         made_with: arguments of ``timm.create_model``.
-        want: the input that the student was trained with.
+        prepare: the input that the student was trained with.
         classes: names by class id.
         crop_ratio: share of a scaled picture that validation's crop keeps.
     """
-    own: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
+    pretrained_cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
     return {
         "architecture": arch,
         "num_classes": model.num_classes,
@@ -158,16 +156,16 @@ def timm_config(
         "label_names": classes,
         "model_args": {k: v for k, v in made_with.items() if k != "num_classes"},
         "pretrained_cfg": {
-            "input_size": [3, *want.size],
-            "fixed_input_size": bool(own.get("fixed_input_size")),
+            "input_size": [3, *prepare.size],
+            "fixed_input_size": bool(pretrained_cfg.get("fixed_input_size")),
             "interpolation": "bilinear",
             "crop_pct": crop_ratio,
             "crop_mode": "center",
-            "mean": want.mean,
-            "std": want.std,
+            "mean": prepare.mean,
+            "std": prepare.std,
             "num_classes": model.num_classes,
-            "first_conv": own.get("first_conv"),
-            "classifier": own.get("classifier"),
+            "first_conv": pretrained_cfg.get("first_conv"),
+            "classifier": pretrained_cfg.get("classifier"),
         },
     }
 
@@ -194,11 +192,13 @@ def load_student(
         builder: the class that has built its model, where that is one of your own.
     """
     try:
-        said = read_metadata(path)
-        meta: dict[str, Any] = {
-            name: said[name] if name == "arch" else json_of(said[name]) for name in said
-        }
-        make = _rebuilt(path, meta, builder) if "builder" in meta else _of_timm(path, meta)
+        meta: dict[str, Any] = {}
+        for name, text in read_metadata(path).items():
+            meta[name] = text if name == "arch" else json_of(text)
+        if "builder" in meta:
+            make = _of_builder(path, meta, builder)
+        else:
+            make = _of_timm(path, meta)
         preprocess = Preprocess(meta["img_size"], meta["mean"], meta["std"])
         if builder is None:
             _check_shapes(path, make)
@@ -206,9 +206,7 @@ def load_student(
         model.load_state_dict(load_file(regular(path, LARGEST_STUDENT)))
     except UserError:
         raise
-    except (
-        Exception
-    ) as error:  # whatever a damaged file, or one from elsewhere, makes the readers raise
+    except Exception as error:  # a damaged file makes the readers raise many kinds
         raise UserError(f"{path}: its model can't be built: {plain(error)}") from error
     return model.eval(), preprocess, [str(name) for name in meta["classes"]]
 
@@ -220,6 +218,7 @@ def builder_in(path: Path) -> str:
 
 
 def _of_timm(path: Path, meta: dict[str, Any]) -> Callable[[], nn.Module]:
+    """What makes a model of timm's, also below :class:`DenseModel`."""
     if "img_size" not in meta or not timm.is_model(meta["arch"]):
         raise UserError(
             f"{path}: holds the weights of a {meta['arch']}, which kd can't build: load them into your own "
@@ -233,14 +232,13 @@ def _of_timm(path: Path, meta: dict[str, Any]) -> Callable[[], nn.Module]:
     return lambda: timm.create_model(meta["arch"], num_classes=classes, **kwargs)
 
 
-def _rebuilt(path: Path, meta: dict[str, Any], builder: type | None) -> Callable[[], nn.Module]:
+def _of_builder(path: Path, meta: dict[str, Any], builder: type | None) -> Callable[[], nn.Module]:
     """A model of a builder: of :mod:`kd.models` by its arguments alone, or of the class that is handed over."""
-    made_by = meta["builder"]
-    name, arguments = made_by["class_path"], made_by["init_args"]
+    name = meta["builder"]["class_path"]
+    arguments = meta["builder"]["init_args"]
     if builder is None:
-        if name != f"{HuggingFaceBuilder.__module__}.{HuggingFaceBuilder.__qualname__}" or set(
-            arguments
-        ) != {"config"}:
+        ours = f"{HuggingFaceBuilder.__module__}.{HuggingFaceBuilder.__qualname__}"
+        if name != ours or set(arguments) != {"config"}:
             raise UserError(
                 f"{path}: its model is built by {name}: kd.load_student(FILE, builder=CLASS) takes the "
                 f"class; commands, if you trust it, trust={name.rpartition('.')[0]}"

@@ -23,8 +23,11 @@ def try_out(model: Runtime, manifest: ExportManifest, what: str) -> None:
             f"{what} does not take uint8 pictures of {manifest.shape}: {reason}"
         ) from error
     shape = getattr(numbers, "shape", ())
-    classes = shape[1:2] if manifest.task == "features" else (len(manifest.classes),)
-    if shape[:2] != (2, *classes) or len(shape) != (4 if manifest.task == "segmentation" else 2):
+    rank = 4 if manifest.task == "segmentation" else 2
+    right = len(shape) == rank and shape[0] == 2
+    if manifest.task != "features":
+        right = right and shape[1] == len(manifest.classes)
+    if not right:
         expected = f"{manifest.task} of {len(manifest.classes)} classes, as its metadata state"
         raise UserError(f"{what} answers two pictures in the shape {shape}, not {expected}")
 
@@ -40,19 +43,16 @@ def answer(numbers: np.ndarray, manifest: ExportManifest, top: int) -> dict[str,
     if manifest.task == "features":
         return {"features": [round(float(x), 6) for x in numbers]}
     if manifest.task == "numbers":
-        return {
-            "numbers": {
-                name: round(float(x), 6) for name, x in zip(manifest.classes, numbers, strict=True)
-            }
-        }
+        named = zip(manifest.classes, numbers, strict=True)
+        return {"numbers": {name: round(float(x), 6) for name, x in named}}
     if manifest.task == "segmentation":
         return _mask(numbers, manifest.classes)
     p = probabilities(numbers, manifest)
     best = np.argsort(-p, kind="stable")[:top]
-    found: dict[str, Any] = {
-        "labels": [{"label": manifest.classes[i], "p": round(float(p[i]), 6)} for i in best]
-    }
-    return found | ({"facts": facts_of(manifest.facts, p)} if manifest.facts else {})
+    labels = [{"label": manifest.classes[i], "p": round(float(p[i]), 6)} for i in best]
+    if manifest.facts:
+        return {"labels": labels, "facts": facts_of(manifest.facts, p)}
+    return {"labels": labels}
 
 
 def probabilities(numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray:
@@ -72,9 +72,10 @@ def _mask(numbers: np.ndarray, classes: list[str]) -> dict[str, Any]:
     ids = numbers.argmax(0).astype(mask_type(len(classes)))
     buffer = io.BytesIO()
     Image.fromarray(ids).save(buffer, "PNG")
-    counts = np.bincount(ids.ravel(), minlength=len(classes)) / ids.size
-    shares = sorted(zip(classes, counts.tolist(), strict=True), key=lambda pair: -pair[1])
-    return {
-        "mask": base64.b64encode(buffer.getvalue()).decode(),
-        "shares": [{"label": name, "p": round(share, 6)} for name, share in shares if share],
-    }
+    share_of_class = np.bincount(ids.ravel(), minlength=len(classes)) / ids.size  # (C,)
+    largest_first = np.argsort(-share_of_class, kind="stable")
+    shares = []
+    for i in largest_first:
+        if share_of_class[i]:
+            shares.append({"label": classes[i], "p": round(float(share_of_class[i]), 6)})
+    return {"mask": base64.b64encode(buffer.getvalue()).decode(), "shares": shares}

@@ -43,7 +43,14 @@ Work = Callable[[Request], Awaitable[Response]]
 
 
 class Server:
-    """One student, and where wanted its teacher, behind HTTP. All models take pictures as the manifest says."""
+    """One student, and where wanted its teacher, behind HTTP.
+
+    Args:
+        manifest: what all models take and answer.
+        models: what runs each, by name: ``student``, and ``teacher`` where it is served beside it.
+        limits: what is accepted.
+        hosts: names by which the server may be reached, beside ``localhost`` and IP addresses.
+    """
 
     def __init__(
         self,
@@ -52,15 +59,19 @@ class Server:
         limits: Limits,
         hosts: Collection[str] = (),
     ) -> None:
-        self.manifest, self.models, self.limits, self.hosts = manifest, models, limits, hosts
-        self.metrics, self.ready, self.open_requests = Metrics(), False, 0
-        given = limits.max_batch, limits.max_wait_ms / 1000, limits.queue, self.metrics
-        self.batchers = {name: Batcher(model, *given) for name, model in models.items()}
-        self._bytes, self._pictures = Room(BODIES * limits.max_upload_mb * 1e6), Room(limits.queue)
-        self._decoders, self._free = (
-            Daemons(limits.decoders, "decoder"),
-            asyncio.Semaphore(limits.decoders),
-        )
+        self.manifest = manifest
+        self.limits = limits
+        self.hosts = hosts
+        self.metrics = Metrics()
+        self.ready = False
+        self.open_requests = 0
+        self.batchers = {
+            name: Batcher(model, limits, self.metrics) for name, model in models.items()
+        }
+        self._bytes = Room(BODIES * limits.max_upload_mb * 1e6)
+        self._pictures = Room(limits.queue)
+        self._decoders = Daemons(limits.decoders, "decoder")
+        self._free_decoders = asyncio.Semaphore(limits.decoders)
 
     @asynccontextmanager
     async def life(self, app: Starlette) -> AsyncIterator[None]:
@@ -98,46 +109,56 @@ class Server:
         finally:
             self.open_requests -= 1
 
-    async def _predictions(self, request: Request) -> Response:
+    async def _predict(self, request: Request) -> Response:
+        """``POST /predict`` and ``/invocations``: pictures in, what every model answers out."""
         top = _top(request.query_params.get("top", "5"))
         with Share(self._bytes) as share, Share(self._pictures) as pictures:
-            uploads = await read_uploads(request, self.limits, share, self._elsewhere)
+            uploads = await read_uploads(request, self.limits, share, self._in_decoder)
             pictures.take(len(uploads))
             views = [await self._view(name, data) for name, data in uploads]
-            waiting = {
-                name: [batcher.submit(v) for v in views] for name, batcher in self.batchers.items()
+            # all models get the pictures before the first answer is awaited: they run side by side
+            futures = {
+                name: [batcher.submit(picture) for picture in views]
+                for name, batcher in self.batchers.items()
             }
-            found = {name: await asyncio.gather(*futures) for name, futures in waiting.items()}
-        predictions = []
-        for i, (name, _) in enumerate(uploads):
-            mine = self._answer(found["student"][i], top)
-            if "teacher" in found:
-                mine["teacher"] = self._answer(found["teacher"][i], top)
-            predictions.append({"file": name, **mine})
-        about = {"arch": self.manifest.arch, "task": self.manifest.task}
-        return JSONResponse({**about, "predictions": predictions})
+            answers = {name: await asyncio.gather(*waiting) for name, waiting in futures.items()}
 
-    async def _inferred(self, request: Request) -> Response:
-        name, header = self._name(request), request.headers.get(open_inference.HEADER)
+        predictions = []
+        for i, (file, _) in enumerate(uploads):
+            prediction = {"file": file, **self._answer(answers["student"][i], top)}
+            if "teacher" in answers:
+                prediction["teacher"] = self._answer(answers["teacher"][i], top)
+            predictions.append(prediction)
+        return JSONResponse(
+            {"arch": self.manifest.arch, "task": self.manifest.task, "predictions": predictions}
+        )
+
+    async def _infer(self, request: Request) -> Response:
+        """``POST /v2/models/NAME/infer`` of the Open Inference Protocol: tensors in, one model's tensors out."""
+        name = self._name(request)
+        header = request.headers.get(open_inference.HEADER)
         if request.headers.get("content-encoding", "identity") != "identity":
             raise Refused(415, "Content-Encoding: compressed requests are not read")
         with Share(self._bytes) as share, Share(self._pictures) as pictures:
             body = await read_body(request, self.limits, share)
-            asked = await self._elsewhere(
+            inference = await self._in_decoder(
                 open_inference.read, body, header, self.manifest, self.limits.max_pictures
             )
-            pictures.take(len(asked.pictures))
+            pictures.take(len(inference.pictures))
             views = [
                 await self._view(f"pictures[{i}]", picture)
-                for i, picture in enumerate(asked.pictures)
+                for i, picture in enumerate(inference.pictures)
             ]
-            found = await asyncio.gather(*[self.batchers[name].submit(v) for v in views])
-        return await self._elsewhere(
-            open_inference.respond, asked, name, np.stack(found), self.manifest
+            batcher = self.batchers[name]
+            answers = await asyncio.gather(*[batcher.submit(picture) for picture in views])
+        return await self._in_decoder(
+            open_inference.respond, inference, name, np.stack(answers), self.manifest
         )
 
     def _name(self, request: Request) -> str:
-        name, version = request.path_params["name"], request.path_params.get("version", "1")
+        """The model that a path names; a Refused for an unknown one."""
+        name = request.path_params["name"]
+        version = request.path_params.get("version", "1")
         if name not in self.batchers or version != "1":
             known = ", ".join(self.batchers)
             raise Refused(
@@ -153,20 +174,21 @@ class Server:
 
     async def _view(self, name: str, data: bytes | np.ndarray) -> np.ndarray:
         try:
-            return await self._elsewhere(view, data, self.manifest, self.limits.max_pixels)
+            return await self._in_decoder(view, data, self.manifest, self.limits.max_pixels)
         except Refused as error:
             raise Refused(error.status, f"{name}: {error}") from error
 
-    async def _elsewhere(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _in_decoder(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs in a decoder's thread. A call that hangs keeps its thread; calls that wait for one hold nothing else."""
-        await self._free.acquire()
+        await self._free_decoders.acquire()
         future = asyncio.wrap_future(self._decoders.submit(call, *args, **kwargs))
-        future.add_done_callback(self._is_free)
+        future.add_done_callback(self._release_decoder)
         return await asyncio.shield(future)
 
-    def _is_free(self, future: "asyncio.Future[Any]") -> None:
-        self._free.release()
-        _ = future.cancelled() or future.exception()  # looked at: its request may have gone
+    def _release_decoder(self, future: "asyncio.Future[Any]") -> None:
+        self._free_decoders.release()
+        if not future.cancelled():
+            future.exception()  # read, so that asyncio does not warn of it where the request has gone
 
     async def page(self, request: Request) -> Response:
         """``GET /``: a page on which one drops a picture."""
@@ -174,7 +196,7 @@ class Server:
             "arch": self.manifest.arch,
             "task": self.manifest.task,
             "classes": len(self.manifest.classes),
-            "models": list(self.models),
+            "models": list(self.batchers),
         }
         text = PAGE.read_text(encoding="utf-8").replace("{{ABOUT}}", in_html(about))
         return HTMLResponse(text, headers=HEADERS)
@@ -198,10 +220,7 @@ class Server:
 
     async def model(self, request: Request) -> Response:
         """``GET /v2/models/NAME`` and ``.../ready``: metadata and readiness of a model; 404 for an unknown name."""
-        try:
-            name = self._name(request)
-        except Refused as error:
-            return _error(error.status, str(error))
+        name = self._name(request)
         if request.url.path.endswith("/ready"):
             return JSONResponse({"name": name, "ready": self.ready}, 200 if self.ready else 503)
         return JSONResponse(open_inference.metadata(name, self.manifest))
@@ -216,23 +235,29 @@ class Server:
 
     def app(self) -> Starlette:
         """The ASGI application with all routes; hosts other than ``hosts`` are refused."""
-        pages = dict.fromkeys(("/readyz", "/ping", "/v2/health/ready"), self.readyz)
-        pages |= {"/": self.page, "/healthz": self.healthz, "/metrics": self.numbers}
-        pages |= {"/v2": self.about, "/v2/health/live": self.live}
-        predictions, inferred = (
-            partial(self._counted, self._predictions),
-            partial(self._counted, self._inferred),
-        )
-        posts = {"/predict": predictions, "/invocations": predictions}
+        gets = {
+            "/": self.page,
+            "/healthz": self.healthz,
+            "/readyz": self.readyz,
+            "/ping": self.readyz,
+            "/metrics": self.numbers,
+            "/v2": self.about,
+            "/v2/health/live": self.live,
+            "/v2/health/ready": self.readyz,
+        }
+        posts = {"/predict": self._predict, "/invocations": self._predict}
         for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-            pages |= {model: self.model, f"{model}/ready": self.model}
-            posts[f"{model}/infer"] = inferred
-        routes = [Route(*page) for page in pages.items()]
-        routes += [Route(*post, methods=["POST"]) for post in posts.items()]
-        middleware = [Middleware(KnownHosts, names=self.hosts)]
-        handlers = {HTTPException: _refused}  # no such path or method
+            gets[model] = self.model
+            gets[f"{model}/ready"] = self.model
+            posts[f"{model}/infer"] = self._infer
+        routes = [Route(path, page) for path, page in gets.items()]
+        for path, work in posts.items():
+            routes.append(Route(path, partial(self._counted, work), methods=["POST"]))
         return Starlette(
-            routes=routes, middleware=middleware, lifespan=self.life, exception_handlers=handlers
+            routes=routes,
+            middleware=[Middleware(KnownHosts, names=self.hosts)],
+            lifespan=self.life,
+            exception_handlers={HTTPException: _http_error, Refused: _refused},
         )
 
 
@@ -240,9 +265,15 @@ def _error(status: int, reason: str, headers: dict[str, str] | None = None) -> R
     return JSONResponse({"error": reason}, status, headers)
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own errors: no such path or method."""
     assert isinstance(error, HTTPException), "registered for these alone"
     return _error(error.status_code, error.detail, dict(error.headers or {}))
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused), "registered for these alone"
+    return _error(error.status, str(error))
 
 
 def _busy() -> Response:

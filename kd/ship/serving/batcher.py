@@ -3,8 +3,8 @@
 import asyncio
 import queue
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from threading import Thread
 from typing import ParamSpec, TypeVar
@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 
 from kd.ship.export.base import Runtime
-from kd.ship.serving.bodies import Busy
+from kd.ship.serving.bodies import Busy, Limits
 from kd.ship.serving.metrics import Metrics
 
 ENDING_S = 5.0  # A batch that runs at the server's end has so long
@@ -21,7 +21,7 @@ T = TypeVar("T")
 Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
 
 
-class Daemons(Executor):
+class Daemons:
     """A pool of daemon threads; ThreadPoolExecutor's are joined at the interpreter's end, whatever they do."""
 
     def __init__(self, count: int, name: str) -> None:
@@ -51,18 +51,19 @@ class Daemons(Executor):
 
 
 class Batcher:
-    """Runs a model in one thread on up to ``max_batch`` pictures, gathered for ``max_wait_s`` or while it is busy."""
+    """Runs a model in one thread on batches of pictures, gathered for a while or while it is busy.
 
-    def __init__(
-        self, runtime: Runtime, max_batch: int, max_wait_s: float, most: int, metrics: Metrics
-    ) -> None:
-        self.runtime, self.max_batch, self.max_wait_s, self.metrics = (
-            runtime,
-            max_batch,
-            max_wait_s,
-            metrics,
-        )
-        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(most)
+    Args:
+        runtime: runs the model.
+        limits: ``max_batch``, ``max_wait_ms`` and ``queue`` count here.
+        metrics: of the server.
+    """
+
+    def __init__(self, runtime: Runtime, limits: Limits, metrics: Metrics) -> None:
+        self.runtime = runtime
+        self.limits = limits
+        self.metrics = metrics
+        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(limits.queue)
         self._thread = Daemons(1, "model")
         self._task: asyncio.Task[None] | None = None
 
@@ -92,33 +93,37 @@ class Batcher:
         return future
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             batch = await self._gather()
-            wanted = [item for item in batch if not item[1].done()]  # its client may have gone
-            if wanted:
-                pictures = np.stack([picture for picture, _ in wanted])
-                start = time.perf_counter()
-                answers: Iterable[np.ndarray | Exception]
-                try:
-                    answers = await loop.run_in_executor(self._thread, self.runtime, pictures)
-                    self.metrics.batch.observe(len(wanted))
-                    self.metrics.model.observe(time.perf_counter() - start)
-                except Exception as error:  # the clients get an error, the server continues
-                    answers = [error] * len(wanted)
-                for (_, future), answer in zip(wanted, answers, strict=True):
-                    if not future.done():
-                        future.set_exception(answer) if isinstance(
-                            answer, Exception
-                        ) else future.set_result(answer)
+            still_wanted = [item for item in batch if not item[1].done()]  # a client may have gone
+            if still_wanted:
+                await self._answer(still_wanted)
             for _ in batch:
                 self._queue.task_done()
 
+    async def _answer(self, batch: list[Waiting]) -> None:
+        """Runs the model on a batch; where that fails, its clients get the error and the server continues."""
+        pictures = np.stack([picture for picture, _ in batch])
+        start = time.perf_counter()
+        try:
+            answers = await asyncio.wrap_future(self._thread.submit(self.runtime, pictures))
+        except Exception as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        self.metrics.batch.observe(len(batch))
+        self.metrics.model.observe(time.perf_counter() - start)
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
+
     async def _gather(self) -> list[Waiting]:
+        """The next batch: what comes within ``max_wait_ms`` of its first picture."""
         batch = [await self._queue.get()]
         with suppress(TimeoutError):
-            async with asyncio.timeout(self.max_wait_s):
-                while len(batch) < self.max_batch:
+            async with asyncio.timeout(self.limits.max_wait_ms / 1000):
+                while len(batch) < self.limits.max_batch:
                     batch.append(await self._queue.get())
         self.metrics.waiting.set(self._queue.qsize())
         return batch

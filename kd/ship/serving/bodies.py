@@ -104,22 +104,22 @@ async def read_uploads(
     """
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        found = await _multipart(request, limits, share)
+        uploads = await _multipart(request, limits, share)
     elif kind == "application/json":
-        found = await parse(
-            _from_json, await read_body(request, limits, share), limits.max_pictures
-        )
+        body = await read_body(request, limits, share)
+        uploads = await parse(_from_json, body, limits.max_pictures)
     elif kind.startswith("image/") or kind == "application/x-image":
-        found = [("picture 0", bytes(await read_body(request, limits, share)))]
+        body = await read_body(request, limits, share)
+        uploads = [("picture 0", bytes(body))]
     else:
         raise Refused(
             415,
             "send multipart/form-data with files, application/json with base64 'images', or image/*",
         )
-    if not found:
+    if not uploads:
         raise Refused(400, "no pictures in the request")
-    check_count(len(found), limits.max_pictures)
-    return found
+    check_count(len(uploads), limits.max_pictures)
+    return uploads
 
 
 def check_count(count: int, most: int) -> None:
@@ -146,7 +146,8 @@ async def read_body(request: Request, limits: Limits, share: Share) -> bytearray
 
 async def _bounded(request: Request, limits: Limits, share: Share) -> AsyncIterator[bytes]:
     """The body's parts. What is over the limit is read and dropped: few clients read before they have sent."""
-    seen, most = 0, limits.max_upload_mb * 1e6
+    most = limits.max_upload_mb * 1e6
+    seen = 0
     async for part in request.stream():
         seen += len(part)
         if seen > DROPPED * most:
@@ -165,9 +166,8 @@ async def _multipart(request: Request, limits: Limits, share: Share) -> list[Upl
         max_files=limits.max_pictures + 1,
         max_fields=100,
     )
-    parser.spool_max_size = (
-        int(limits.max_upload_mb * 1e6) + 1
-    )  # never to a file, of which a process has few
+    # in memory: a process has few files
+    parser.spool_max_size = int(limits.max_upload_mb * 1e6) + 1
     try:
         form = await parser.parse()
     except (
@@ -177,24 +177,30 @@ async def _multipart(request: Request, limits: Limits, share: Share) -> list[Upl
     ) as error:  # a charset may raise any ValueError
         raise Refused(400, f"the form can't be read: {getattr(error, 'message', error)}") from error
     try:
-        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-        names = [
-            (file.filename or "").encode("utf-8", "replace").decode() for file in files
-        ]  # lone surrogates
-        return [(names[i] or f"picture {i}", await file.read()) for i, file in enumerate(files)]
+        uploads: list[Upload] = []
+        for _, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                name = (value.filename or "").encode("utf-8", "replace").decode()  # lone surrogates
+                uploads.append((name or f"picture {len(uploads)}", await value.read()))
+        return uploads
     finally:
         await form.close()
 
 
+def count_marks(text: bytearray) -> int:
+    """Brackets, commas and colons of JSON: it has no more values than these."""
+    return sum(text.count(mark) for mark in (b"[", b"{", b",", b":"))
+
+
 def _from_json(body: bytearray, most: int) -> list[Upload]:
     try:
-        if sum(map(body.count, (b"[", b"{", b",", b":"))) > MARKS:
+        if count_marks(body) > MARKS:
             raise ValueError
         content = json_of(body)
         pictures = content["images"] if "images" in content else [content["image"]]
-        if not (
-            isinstance(pictures, list) and all(isinstance(picture, str) for picture in pictures)
-        ):
+        if not isinstance(pictures, list):
+            raise TypeError
+        if not all(isinstance(picture, str) for picture in pictures):
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refused(
@@ -212,9 +218,8 @@ def from_base64(i: int, text: str) -> bytes:
     """
     if text.startswith("data:"):
         text = text.partition(",")[2]
+    in_one_line = "".join(text.split())  # encoders break lines (RFC 2045)
     try:
-        return base64.b64decode(
-            "".join(text.split()), validate=True
-        )  # encoders break lines (RFC 2045)
+        return base64.b64decode(in_one_line, validate=True)
     except (binascii.Error, ValueError) as error:
         raise Refused(400, f"picture {i} is not base64") from error

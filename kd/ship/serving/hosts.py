@@ -16,27 +16,33 @@ class KnownHosts:
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
-        self.app, self.names = app, {"localhost", *names}
+        self.app = app
+        self.names = {"localhost", *names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            host, origin = headers.get("host", "").lower(), headers.get("origin")
-            if not self._known(host):
-                refused = f"unknown host '{host[:60]}': hosts=NAME lets it pass"
-                return await JSONResponse({"error": refused}, 403)(scope, receive, send)
-            if origin is not None and origin.lower().partition("://")[2] != host:
-                return await JSONResponse({"error": "the page of another site asks"}, 403)(
-                    scope, receive, send
-                )
+        reason = self._refusal(Headers(scope=scope)) if scope["type"] == "http" else ""
+        if reason:
+            return await JSONResponse({"error": reason}, 403)(scope, receive, send)
         return await self.app(scope, receive, send)
+
+    def _refusal(self, headers: Headers) -> str:
+        """Why a request does not pass; "" where it does."""
+        host = headers.get("host", "").lower()
+        if not self._known(host):
+            return f"unknown host '{host[:60]}': hosts=NAME lets it pass"
+        origin = headers.get("origin")
+        if origin is not None and origin.lower().partition("://")[2] != host:
+            return "the page of another site asks"
+        return ""
 
     def _known(self, host: str) -> bool:
         try:
             parts = urlsplit(f"//{host}")
-            plain = parts.netloc == host and parts.username is None
-            return plain and (
-                bool({parts.hostname, "*"} & self.names) or bool(ip_address(parts.hostname or ""))
-            )
-        except ValueError:
+            if parts.netloc != host or parts.username is not None:
+                return False
+            if parts.hostname in self.names or "*" in self.names:
+                return True
+            ip_address(parts.hostname or "")
+        except ValueError:  # not a host, or not an address
             return False
+        return True

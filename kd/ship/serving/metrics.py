@@ -1,5 +1,7 @@
 """What ``/metrics`` shows."""
 
+from functools import partial
+
 from kd.ship.export.base import need
 
 EXTRA = "serve"
@@ -13,22 +15,14 @@ class Metrics:
     def __init__(self) -> None:
         prometheus = need("prometheus_client", EXTRA, "kd-serve")
         self.registry = prometheus.CollectorRegistry()
-        own = {"registry": self.registry}
-        self.requests = prometheus.Counter(
-            "kd_requests", "Answered requests for predictions", ["code"], **own
-        )
-        self.seconds = prometheus.Histogram(
-            "kd_request_seconds", "Duration of a request", buckets=SECONDS, **own
-        )
-        self.model = prometheus.Histogram(
-            "kd_model_seconds", "Duration of a batch", buckets=SECONDS, **own
-        )
-        self.batch = prometheus.Histogram(
-            "kd_batch_pictures", "Pictures in a batch", buckets=PICTURES, **own
-        )
-        self.waiting = prometheus.Gauge(
-            "kd_waiting_pictures", "Pictures that wait for a batch", **own
-        )
+        counter = partial(prometheus.Counter, registry=self.registry)
+        gauge = partial(prometheus.Gauge, registry=self.registry)
+        histogram = partial(prometheus.Histogram, registry=self.registry)
+        self.requests = counter("kd_requests", "Answered requests for predictions", ["code"])
+        self.seconds = histogram("kd_request_seconds", "Duration of a request", buckets=SECONDS)
+        self.model = histogram("kd_model_seconds", "Duration of a batch", buckets=SECONDS)
+        self.batch = histogram("kd_batch_pictures", "Pictures in a batch", buckets=PICTURES)
+        self.waiting = gauge("kd_waiting_pictures", "Pictures that wait for a batch")
         self._text = prometheus.generate_latest
         self.content_type: str = prometheus.CONTENT_TYPE_LATEST
 

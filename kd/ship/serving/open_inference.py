@@ -14,7 +14,7 @@ from starlette.responses import Response
 from kd.ship.export.base import INPUT
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving.answers import mask_type, probabilities
-from kd.ship.serving.bodies import Refused, check_count, from_base64
+from kd.ship.serving.bodies import Refused, check_count, count_marks, from_base64
 from kd.storage.elsewhere import json_of
 
 HEADER = "Inference-Header-Content-Length"
@@ -30,22 +30,26 @@ class InferenceRequest:
 
     id: str | None
     """The request's own id, sent back with the answer."""
-    pictures: list[bytes | np.ndarray]
+    pictures: list[bytes] | list[np.ndarray]
     """Encoded, or uint8 ``(H, W, 3)``."""
     outputs: dict[str, bool]
     """Names of the wanted tensors, and whether each is sent in binary."""
 
 
 def metadata(name: str, manifest: ExportManifest) -> dict[str, Any]:
-    """Encoded pictures of datatype BYTES and shape [-1] are taken under the same input's name."""
+    """A model's name, platform, inputs and outputs, for ``GET /v2/models/NAME``.
+
+    Encoded pictures of datatype BYTES and shape [-1] are taken under the same input's name.
+    """
+    outputs = []
+    for output, (datatype, shape) in outputs_of(manifest).items():
+        outputs.append({"name": output, "datatype": datatype, "shape": shape})
     return {
         "name": name,
         "versions": ["1"],
         "platform": "onnxruntime_onnx" if name == "student" else "pytorch",
         "inputs": [{"name": INPUT, "datatype": "UINT8", "shape": [-1, -1, -1, 3]}],
-        "outputs": [
-            {"name": n, "datatype": k, "shape": s} for n, (k, s) in outputs_of(manifest).items()
-        ],
+        "outputs": outputs,
     }
 
 
@@ -66,19 +70,43 @@ def outputs_of(manifest: ExportManifest) -> dict[str, tuple[str, list[int]]]:
 
 
 def read(
-    body: bytearray, header: str | None, manifest: ExportManifest, most: int
+    body: bytearray, header: str | None, manifest: ExportManifest, max_pictures: int
 ) -> InferenceRequest:
-    """A request's body, of which ``header`` says how many bytes are JSON; at most so many pictures."""
-    size = len(body) if header is None else _length(header, len(body))
-    content = _json(body[:size])
+    """Checks the body of a request for inference.
+
+    Args:
+        body: JSON; after it the bytes of a binary tensor.
+        header: value of :data:`HEADER`: how many bytes of the body are JSON. None: all are.
+        manifest: of the model.
+        max_pictures: pictures that a request may have.
+
+    Raises:
+        Refused: not such a request (400), or too many pictures or values (413).
+    """
+    json_size = len(body)
+    if header is not None:
+        json_size = _length(header, len(body))
+    content = _json(body[:json_size])
+    raw = memoryview(body)[json_size:]
+
     tensors = _typed(content, "inputs", list, [])
-    if len(tensors) != 1 or not isinstance(tensors[0], dict) or tensors[0].get("name") != INPUT:
-        names = [str(t.get("name"))[:40] if isinstance(t, dict) else "?" for t in tensors[:9]]
-        raise Refused(400, f"inputs: must be one tensor '{INPUT}', got {names}")
-    every = _typed(_typed(content, "parameters", dict, {}), "binary_data_output", bool, False)
-    name = _typed(content, "id", str, "") or None
-    wanted = _wanted(_typed(content, "outputs", list, []), list(outputs_of(manifest)), every)
-    return InferenceRequest(name, _pictures(tensors[0], memoryview(body)[size:], most), wanted)
+    names = [_shown_name(tensor) for tensor in tensors]
+    if names != [INPUT]:
+        raise Refused(400, f"inputs: must be one tensor '{INPUT}', got {names[:9]}")
+
+    parameters = _typed(content, "parameters", dict, {})
+    binary_by_default = _typed(parameters, "binary_data_output", bool, False)
+    request_id = _typed(content, "id", str, "") or None
+    known = list(outputs_of(manifest))
+    outputs = _wanted(_typed(content, "outputs", list, []), known, binary_by_default)
+    return InferenceRequest(request_id, _pictures(tensors[0], raw, max_pictures), outputs)
+
+
+def _shown_name(tensor: object) -> str:
+    """A tensor's name, cut for a message; "?" for what is no tensor."""
+    if not isinstance(tensor, dict):
+        return "?"
+    return str(tensor.get("name"))[:40]
 
 
 def _length(text: str, most: int) -> int:
@@ -90,7 +118,7 @@ def _length(text: str, most: int) -> int:
 
 
 def _json(text: bytearray) -> dict[str, Any]:
-    if sum(map(text.count, (b"[", b"{", b",", b":"))) > MARKS:
+    if count_marks(text) > MARKS:
         raise Refused(
             413,
             f"the JSON has more than {MARKS} values: send the tensor in binary, or encoded pictures",
@@ -105,48 +133,58 @@ def _json(text: bytearray) -> dict[str, Any]:
 
 
 def _typed(content: dict[str, Any], key: str, kind: type[T], default: T) -> T:
+    """The value of a key, which must be of a kind; ``default`` where the key is missing."""
     value = content.get(key, default)
     if not isinstance(value, kind):
         raise Refused(400, f"{key}: must be a JSON {kind.__name__}, got {type(value).__name__}")
     return value
 
 
-def _pictures(tensor: dict[str, Any], raw: memoryview, most: int) -> list[bytes | np.ndarray]:
-    kind, shape = tensor.get("datatype"), _typed(tensor, "shape", list, [])
-    whole = all(type(side) is int and 0 < side < 1 << 31 for side in shape)
-    pixels = kind == "UINT8" and len(shape) == 4 and shape[3] == 3
-    if not (whole and (pixels or (kind == "BYTES" and len(shape) == 1))):
-        got = f"{str(kind)[:20]!r} {str(shape)[:60]}"
-        raise Refused(400, f"{INPUT}: must be UINT8 [N, H, W, 3] or BYTES [N], got {got}")
-    check_count(shape[0], most)
-    size = _typed(tensor, "parameters", dict, {}).get("binary_data_size")
-    found: bytes | memoryview | list[bytes | np.ndarray]
-    if size is None:
-        if raw or not isinstance(tensor.get("data"), list):
-            raise Refused(
-                400, f"{INPUT}: give its 'data', or bytes after the JSON with 'binary_data_size'"
-            )
-        found = (
-            _pixels_of_json(tensor["data"], len(shape))
-            if pixels
-            else _encoded_of_json(tensor["data"])
-        )
-    else:
-        if size != len(raw) or "data" in tensor:
-            raise Refused(
-                400,
-                f"{INPUT}: binary_data_size={str(size)[:20]!r}, but {len(raw)} bytes follow the JSON",
-            )
-        found = raw if pixels else _split(raw, shape[0])
-    if len(found) != math.prod(shape):
+def _pictures(
+    tensor: dict[str, Any], raw: memoryview, max_pictures: int
+) -> list[bytes] | list[np.ndarray]:
+    """The pictures of the input tensor: in its JSON, or in ``raw``, the bytes after the JSON.
+
+    UINT8 ``[N, H, W, 3]`` holds pixels, BYTES ``[N]`` encoded pictures.
+    """
+    datatype = tensor.get("datatype")
+    shape = _typed(tensor, "shape", list, [])
+    has_sizes = all(type(side) is int and 0 < side < 1 << 31 for side in shape)
+    holds_pixels = datatype == "UINT8" and len(shape) == 4 and shape[3] == 3
+    holds_files = datatype == "BYTES" and len(shape) == 1
+    if not (has_sizes and (holds_pixels or holds_files)):
+        received = f"{str(datatype)[:20]!r} {str(shape)[:60]}"
+        raise Refused(400, f"{INPUT}: must be UINT8 [N, H, W, 3] or BYTES [N], got {received}")
+    check_count(shape[0], max_pictures)
+
+    data = tensor.get("data")
+    raw_size = _typed(tensor, "parameters", dict, {}).get("binary_data_size")
+    is_binary = raw_size is not None
+    if is_binary and (raw_size != len(raw) or "data" in tensor):
+        claimed = f"binary_data_size={str(raw_size)[:20]!r}"
+        raise Refused(400, f"{INPUT}: {claimed}, but {len(raw)} bytes follow the JSON")
+    if not is_binary and (raw or not isinstance(data, list)):
         raise Refused(
-            400,
-            f"{INPUT}: the shape {shape} has {math.prod(shape)} elements, the data {len(found)}",
+            400, f"{INPUT}: give its 'data', or bytes after the JSON with 'binary_data_size'"
         )
-    return list(np.frombuffer(found, np.uint8).reshape(shape)) if pixels else found  # type: ignore[arg-type, return-value]
+
+    if holds_pixels:
+        pixels = raw if is_binary else _pixels_of_json(data, len(shape))
+        _check_elements(shape, len(pixels))
+        return list(np.frombuffer(pixels, np.uint8).reshape(shape))
+    files = _split(raw, shape[0]) if is_binary else _files_of_json(data)
+    _check_elements(shape, len(files))
+    return files
 
 
-def _pixels_of_json(data: list[Any], depth: int) -> bytes:
+def _check_elements(shape: list[int], count: int) -> None:
+    expected = math.prod(shape)
+    if count != expected:
+        raise Refused(400, f"{INPUT}: the shape {shape} has {expected} elements, the data {count}")
+
+
+def _pixels_of_json(data: Any, depth: int) -> bytes:
+    """The bytes of a JSON array, flat or nested ``depth`` deep, row by row."""
     try:
         for _ in range(depth - 1):
             if data and isinstance(data[0], list):
@@ -158,88 +196,104 @@ def _pixels_of_json(data: list[Any], depth: int) -> bytes:
         ) from error
 
 
-def _encoded_of_json(data: list[Any]) -> list[bytes | np.ndarray]:
+def _files_of_json(data: Any) -> list[bytes]:
     if not all(isinstance(text, str) for text in data):
         raise Refused(400, f"{INPUT}: in JSON, the data of BYTES must be strings of base64")
     return [from_base64(i, text) for i, text in enumerate(data)]
 
 
-def _split(raw: memoryview, count: int) -> list[bytes | np.ndarray]:
-    """Elements of BYTES, each after its length in four bytes."""
-    found: list[bytes | np.ndarray] = []
-    at = 0
-    while at < len(raw):
-        start = at + 4
-        at = start + int.from_bytes(raw[at:start], "little")
-        if at > len(raw) or len(found) == count:
+def _split(raw: memoryview, count: int) -> list[bytes]:
+    """Elements of BYTES, each after its length in four bytes (little-endian)."""
+    elements: list[bytes] = []
+    end = 0
+    while end < len(raw):
+        start = end + 4
+        end = start + int.from_bytes(raw[end:start], "little")
+        if end > len(raw) or len(elements) == count:
             raise Refused(
                 400, f"{INPUT}: must be {count} elements, each after its length in four bytes"
             )
-        found.append(bytes(raw[start:at]))
-    return found
+        elements.append(bytes(raw[start:end]))
+    return elements
 
 
-def _wanted(outputs: list[Any], known: list[str], binary: bool) -> dict[str, bool]:
-    found = {}
+def _wanted(outputs: list[Any], known: list[str], binary_by_default: bool) -> dict[str, bool]:
+    """The requested tensors by name, and whether each is sent in binary; all known ones where none is named."""
+    wanted = {}
     for output in outputs:
         name = output.get("name") if isinstance(output, dict) else None
         if name not in known:
             raise Refused(400, f"outputs: must be of {', '.join(known)}, got {str(name)[:40]!r}")
         parameters = _typed(output, "parameters", dict, {})
-        if others := sorted(set(parameters) - {"binary_data"}):
-            raise Refused(400, f"outputs.{name}: the parameter {others[0][:40]!r} is not supported")
-        found[name] = _typed(parameters, "binary_data", bool, binary)
-    return found or dict.fromkeys(known, binary)
+        unknown = sorted(set(parameters) - {"binary_data"})
+        if unknown:
+            raise Refused(
+                400, f"outputs.{name}: the parameter {unknown[0][:40]!r} is not supported"
+            )
+        wanted[name] = _typed(parameters, "binary_data", bool, binary_by_default)
+    return wanted or dict.fromkeys(known, binary_by_default)
 
 
 def respond(
-    asked: InferenceRequest, name: str, numbers: np.ndarray, manifest: ExportManifest
+    request: InferenceRequest, model: str, numbers: np.ndarray, manifest: ExportManifest
 ) -> Response:
-    """The model's ``numbers`` ``(N, ...)`` as tensors: JSON, then the binary ones in their order."""
+    """The response with a model's answers as tensors: JSON, after it the binary ones in their order.
+
+    Args:
+        request: names the wanted tensors.
+        model: name of the model.
+        numbers: its answers ``(N, ...)``.
+        manifest: of the model.
+
+    Raises:
+        Refused: 500, a number is NaN or infinite.
+    """
     if not np.isfinite(numbers).all():
         raise Refused(500, "the model's answer is NaN or infinite")
-    outputs, parts = [], []
-    for output, binary in asked.outputs.items():
-        kind, _ = outputs_of(manifest)[output]
-        values = _tensor(output, numbers, manifest)
-        described: dict[str, Any] = {
-            "name": output,
-            "datatype": kind,
-            "shape": list(np.shape(values)),
-        }
+    outputs = []
+    binaries = []
+    for name, binary in request.outputs.items():
+        values = _tensor(name, numbers, manifest)
+        datatype, _ = outputs_of(manifest)[name]
+        output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(values.shape)}
         if binary:
-            parts.append(_bytes(values))
-            described["parameters"] = {"binary_data_size": len(parts[-1])}
+            binaries.append(_bytes(values))
+            output["parameters"] = {"binary_data_size": len(binaries[-1])}
         else:
-            described["data"] = (
-                np.ravel(values).tolist() if isinstance(values, np.ndarray) else values
-            )
-        outputs.append(described)
-    about = {"model_name": name, "model_version": "1", "outputs": outputs} | (
-        {"id": asked.id} if asked.id else {}
-    )
-    text = json.dumps(about).encode()
-    if not parts:
+            output["data"] = values.ravel().tolist()
+        outputs.append(output)
+
+    content: dict[str, Any] = {"model_name": model, "model_version": "1", "outputs": outputs}
+    if request.id:
+        content["id"] = request.id
+    text = json.dumps(content).encode()
+    if not binaries:
         return Response(text, media_type="application/json")
     return Response(
-        b"".join([text, *parts]),
+        b"".join([text, *binaries]),
         headers={HEADER: str(len(text))},
         media_type="application/octet-stream",
     )
 
 
-def _tensor(output: str, numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray | list[str]:
+def _tensor(output: str, numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray:
+    """One of :func:`outputs_of`'s tensors, little-endian; labels ``(N,)`` as objects."""
     if output == "label":
-        return [manifest.classes[i] for i in numbers.argmax(1)]
+        return np.array(manifest.classes, object)[numbers.argmax(1)]
     if output == "mask":
-        return numbers.argmax(1).astype("<u1" if len(manifest.classes) <= 256 else "<u2")
-    return (probabilities(numbers, manifest) if output == "probabilities" else numbers).astype(
-        "<f4"
-    )
+        small = mask_type(len(manifest.classes))
+        return numbers.argmax(1).astype(np.dtype(small).newbyteorder("<"))
+    if output == "probabilities":
+        numbers = probabilities(numbers, manifest)
+    return numbers.astype("<f4")
 
 
-def _bytes(values: np.ndarray | list[str]) -> bytes:
-    if isinstance(values, np.ndarray):
+def _bytes(values: np.ndarray) -> bytes:
+    """A tensor's bytes; each label after its length in four bytes."""
+    if values.dtype != object:
         return values.tobytes()
-    encoded = [value.encode("utf-8", "replace") for value in values]
-    return b"".join(len(value).to_bytes(4, "little") + value for value in encoded)
+    parts = []
+    for label in values:
+        encoded = label.encode("utf-8", "replace")
+        parts.append(len(encoded).to_bytes(4, "little") + encoded)
+    return b"".join(parts)

@@ -45,12 +45,15 @@ def _opened(data: bytes | np.ndarray, max_pixels: int) -> Image.Image:
 
 
 def _scaled(picture: Image.Image, manifest: ExportManifest, max_pixels: int) -> Image.Image:
-    """Masks are of the whole picture."""
-    (height, width), ratio = (
-        manifest.size,
-        None if manifest.task == "segmentation" else manifest.crop_ratio,
-    )
-    (left, top, wide, tall), scaled, (x, y) = frame(picture.size, manifest.size, ratio, max_pixels)
-    if (wide, tall) != picture.size:
-        picture = picture.crop((left, top, left + wide, top + tall))
-    return picture.resize(scaled, Image.Resampling.BILINEAR).crop((x, y, x + width, y + height))
+    """The view of a picture; a mask is of the whole picture, so nothing is cut off for it."""
+    crop_ratio = None if manifest.task == "segmentation" else manifest.crop_ratio
+    part, scaled_size, corner = frame(picture.size, manifest.size, crop_ratio, max_pixels)
+
+    left, top, part_width, part_height = part
+    if (part_width, part_height) != picture.size:
+        picture = picture.crop((left, top, left + part_width, top + part_height))
+    scaled = picture.resize(scaled_size, Image.Resampling.BILINEAR)
+
+    height, width = manifest.size
+    x, y = corner
+    return scaled.crop((x, y, x + width, y + height))

@@ -1,45 +1,15 @@
-"""The server's parts one by one: hosts, bounds of what is held, threads, bodies."""
+"""Bodies of requests: what they hold, and how much of it at a time."""
 
 import asyncio
 import base64
 import json
-import threading
 
 import pytest
 
 pytest.importorskip("starlette")
 from starlette.requests import Request
 
-from kd.ship.serving.batcher import Daemons
 from kd.ship.serving.bodies import Busy, Limits, Refused, Room, Share, read_uploads
-from kd.ship.serving.hosts import KnownHosts
-
-
-async def status_of(host: str, origin: str | None = None, names: tuple[str, ...] = ()) -> int:
-    sent: list[dict[str, object]] = []
-
-    async def app(scope: object, receive: object, send: object) -> None:
-        sent.append({"status": 200})
-
-    async def send(message: dict[str, object]) -> None:
-        sent.append(message)
-
-    headers = [(b"host", host.encode())] + ([(b"origin", origin.encode())] if origin else [])
-    scope = {"type": "http", "headers": headers, "method": "GET", "path": "/"}
-    await KnownHosts(app, names)(scope, None, send)  # type: ignore[arg-type]
-    return int(str(sent[0]["status"]))
-
-
-@pytest.mark.parametrize(("host", "origin", "names", "status"), [
-    ("localhost:8000", None, (), 200), ("127.0.0.1:8000", None, (), 200), ("[::1]:8000", None, (), 200),
-    ("evil.example", None, (), 403), ("pictures.example", None, ("pictures.example",), 200),
-    ("localhost:8000", "http://localhost:8000", (), 200), ("localhost:8000", "http://evil.example", (), 403),
-    ("user@localhost", None, (), 403), ("", None, (), 403),
-])  # fmt: skip
-def test_known_hosts_pass(
-    host: str, origin: str | None, names: tuple[str, ...], status: int
-) -> None:
-    assert asyncio.run(status_of(host, origin, names)) == status
 
 
 def test_a_share_is_given_back_and_large_requests_are_refused_first() -> None:
@@ -53,16 +23,6 @@ def test_a_share_is_given_back_and_large_requests_are_refused_first() -> None:
             assert room.held == 7
         assert room.held == 4
     assert room.held == 0
-
-
-def test_threads_that_hang_do_not_hold_the_pool_up() -> None:
-    pool, stuck = Daemons(2, "test"), threading.Event()
-    pool.submit(stuck.wait)
-    assert pool.submit(lambda: 7).result(5) == 7
-    with pytest.raises(ZeroDivisionError):
-        pool.submit(lambda: 1 / 0).result(5)
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("test_"))
-    stuck.set()
 
 
 def uploads(body: bytes, kind: str, limits: Limits | None = None) -> list[tuple[str, bytes]]:

@@ -1,4 +1,4 @@
-"""Helpers that are pure functions, one call each."""
+"""The manifest of an export."""
 
 from kd.ship.export.manifest import as_lines
 
