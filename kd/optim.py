@@ -24,6 +24,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from kd.errors import UserError, plain
 from kd.settings import OptimSettings
 
+OF_LR = ("initial_lr", "max_lr_snapshot", "fallback_lr_scale")
+"""What torch and timm keep of a learning rate in a parameter group, beside ``lr``."""
+
 
 @dataclass
 class OptimSpec(OptimSettings):
@@ -161,9 +164,9 @@ class Pace:
 
 def _try_kwargs(spec: OptimSpec) -> None:
     """A step on a few numbers: some optimizers take arguments that their step refuses."""
-    with_own_keys = sorted({"lr", "weight_decay"} & spec.kwargs.keys())
-    if with_own_keys:
-        raise UserError(f"optim.kwargs.{with_own_keys[0]}: is optim.{with_own_keys[0]}")
+    for name in ("lr", "weight_decay"):
+        if name in spec.kwargs:
+            raise UserError(f"optim.kwargs.{name}: is optim.{name}")
     if not spec.kwargs:
         return
     try:
@@ -346,30 +349,28 @@ def settle_resumed(
         keys: the settings to take over, beside the learning rate.
         position: optimizer steps that count as done.
     """
-    schedule.base_lrs = [own["initial_lr"] for own in settings]
+    # base rate times the schedule's factor, as torch's LambdaLR computes it
+    schedule.base_lrs = [of_group["initial_lr"] for of_group in settings]
     schedule.last_epoch = position
     factors = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
     schedule._last_lr = [base * factor(position) for base, factor in factors]
-    for group, own, lr in zip(optimizer.param_groups, settings, schedule._last_lr, strict=True):
-        of_lr = (
-            "initial_lr",
-            "max_lr_snapshot",
-            "fallback_lr_scale",
-        )  # what timm keeps of it beside ``lr``
-        group.update({key: own[key] for key in (*keys, *of_lr) if key in own} | {"lr": lr})
-    for one in each_of(optimizer):
-        _order_state_as_weights(getattr(one, "optim", one))
+
+    taken_over = {*keys, *OF_LR}
+    for group, of_group, lr in zip(
+        optimizer.param_groups, settings, schedule._last_lr, strict=True
+    ):
+        group.update({key: value for key, value in of_group.items() if key in taken_over})
+        group["lr"] = lr
+    for of_student in each_of(optimizer):
+        _order_state_as_weights(getattr(of_student, "optim", of_student))  # optim: below ZeRO
 
 
 def _order_state_as_weights(optimizer: Optimizer) -> None:
-    # fused steps read weights and state in one memory order, and a checkpoint of another strategy has its own
+    """Gives states the memory order of their weights, which fused steps read alike; a checkpoint may have another."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            if (
-                isinstance(value, Tensor)
-                and value.shape == parameter.shape
-                and value.stride() != parameter.stride()
-            ):
+            like_weights = isinstance(value, Tensor) and value.shape == parameter.shape
+            if like_weights and value.stride() != parameter.stride():
                 state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
@@ -414,21 +415,20 @@ def build_schedule(
     optimizer: Optimizer, spec: OptimSpec, total_steps: float, steps_per_epoch: float
 ) -> LambdaLR:
     """Warm-up, then a cosine to the end of the run (none: at its peak) or steps, by optimizer steps."""
+    warmup = 0
     if math.isinf(steps_per_epoch):  # a loader without a length
-        off = ""
-        if spec.milestones:
-            key, off = "optim.milestones", "[]"
-        elif spec.warmup_epochs:
-            key, off = "optim.warmup_epochs", "0"
-        if off:
-            raise UserError(
-                f"{key}: counts epochs, whose length the training loader does not give; give it a "
-                f"length, or {key}={off}"
-            )
-        return LambdaLR(
-            optimizer, lambda step: warmup_cosine(step, 0, total_steps, spec.min_lr_ratio)
-        )
-    warmup = int(min(round(spec.warmup_epochs * steps_per_epoch), max(0, total_steps - 1)))
+        for key, value, off in (
+            ("optim.milestones", spec.milestones, "[]"),
+            ("optim.warmup_epochs", spec.warmup_epochs, "0"),
+        ):
+            if value:
+                raise UserError(
+                    f"{key}: counts epochs, whose length the training loader does not give; give it a "
+                    f"length, or {key}={off}"
+                )
+    else:
+        last_step = max(0, total_steps - 1)
+        warmup = int(min(round(spec.warmup_epochs * steps_per_epoch), last_step))
     if spec.milestones:
         milestones = [round(epoch * steps_per_epoch, 6) for epoch in spec.milestones]
         return LambdaLR(optimizer, lambda step: warmup_then_steps(step, warmup, milestones))

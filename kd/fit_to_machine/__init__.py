@@ -1,5 +1,7 @@
 """What is left to the machine (``auto``): measured before training."""
 
+from collections.abc import Callable
+
 from kd.clock import part_of_the_start
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.fitting import check_batch
@@ -22,21 +24,18 @@ def apply_auto(run: AttachedModule, data: DistillationDataModule) -> RunTeacher 
     _tune(run, data)
     for student in run.students.named().values():
         check_batch(student.objective.active, data.batch_size, run.trainer.world_size)
-    return _in_view(
-        _choose_cache(run, run.teacher, data)
-        if run.teacher and run.students.wanted
-        else run.teacher,
-        data,
-    )
-
-
-def _in_view(
-    answering_teacher: RunTeacher | None, data: DistillationDataModule
-) -> RunTeacher | None:
-    """Only a cache wants to see the same views again."""
-    data.views = next((cache.views for cache in caches_of(answering_teacher).values()), None)
-    data.reading = reading_of(answering_teacher)
+    answering_teacher = run.teacher
+    if answering_teacher and run.students.wanted:
+        answering_teacher = _choose_cache(run, answering_teacher, data)
+    _follow(data, answering_teacher)
     return answering_teacher
+
+
+def _follow(data: DistillationDataModule, answering_teacher: RunTeacher | None) -> None:
+    """Lets the data repeat the views that a cache has answers for, and read the pixels that it keeps."""
+    caches = list(caches_of(answering_teacher).values())
+    data.views = caches[0].views if caches else None
+    data.reading = reading_of(answering_teacher)
 
 
 @part_of_the_start("choice of batch size and loader processes")
@@ -79,14 +78,19 @@ def _choose_cache(
         raise UserError(
             "model.teachers: cache=auto measures all teachers together; give it to all of them or to none"
         )
-    if modes == {"auto"}:
-        answer = cache_pays(run, teacher, data) if run.trainer.is_global_zero else (False, "")
-        pays, why = from_first(run.trainer.strategy, answer)
-        if run.trainer.is_global_zero:
-            print(f"cache: {why}", flush=True)
-        if not pays:
-            return teacher
+    if modes == {"auto"} and not _decide(run, lambda: cache_pays(run, teacher, data), "cache:"):
+        return teacher
     return _cache(run, teacher, data, announce=run.trainer.is_global_zero)
+
+
+def _decide(run: AttachedModule, measure: Callable[[], tuple[bool, str]], what: str) -> bool:
+    """What rank 0 measures, for all ranks; it prints the reason."""
+    on_rank_zero = run.trainer.is_global_zero
+    decision = measure() if on_rank_zero else (False, "")
+    pays, why = from_first(run.trainer.strategy, decision)
+    if on_rank_zero:
+        print(f"{what} {why}", flush=True)
+    return pays
 
 
 def restore_auto(
@@ -96,21 +100,22 @@ def restore_auto(
     before: bool,
 ) -> RunTeacher | None:
     """The teacher with or without a cache as the resumed run began (``before``), where ``cache=auto`` chose."""
-    teacher, now = run.teacher, answering_teacher is not run.teacher
+    teacher = run.teacher
+    now = answering_teacher is not teacher
     if teacher is None or before == now or teacher.cache_modes != {"auto"}:
         return answering_teacher
     if run.trainer.is_global_zero:
         print(f"cache: {'on' if before else 'off'} nevertheless, as in the resumed run", flush=True)
-    return _in_view(_cache(run, teacher, data) if before else teacher, data)
+    as_before = _cache(run, teacher, data) if before else teacher
+    _follow(data, as_before)
+    return as_before
 
 
 def _cache(
     run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule, announce: bool = False
 ) -> RunTeacher:
+    """The teacher behind a cache of its answers, with the pixels of views where these are wanted, or pay."""
     pixels = False
-    if "auto" in {member.spec.cache_pixels for member in teacher.members.values()}:
-        answer = pixels_pay(run, teacher, data) if run.trainer.is_global_zero else (False, "")
-        pixels, why = from_first(run.trainer.strategy, answer)
-        if run.trainer.is_global_zero:
-            print(f"cache: pixels {why}", flush=True)
+    if any(member.spec.cache_pixels == "auto" for member in teacher.members.values()):
+        pixels = _decide(run, lambda: pixels_pay(run, teacher, data), "cache: pixels")
     return open_cache(teacher, data, run.students.wanted, announce=announce, auto_pixels=pixels)

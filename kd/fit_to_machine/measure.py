@@ -30,17 +30,15 @@ from kd.teachers.open_cache import DISK_SHARE, KEPT, cached_share, check_cacheab
 WORTH = 1.1  # a predicted gain below this is within what the prediction can be wrong by
 NEAR = 1.05  # fewer loader processes are taken where a step is within this of the fastest
 TRIAL_S = 1.0  # measured for each number of loader processes, at least 4 steps
-TRIED_ROOM = (
-    0.1  # of the memory, where a batch was tried: for fragmentation, and pictures that differ
-)
+# share of the memory that stays free where a batch was tried: for fragmentation, and pictures that differ
+TRIED_ROOM = 0.1
 
 
 def median_ms(call: Callable[[], Any], device: torch.device) -> float:
     """Median of three calls in milliseconds, after one that warms up; waits for the device."""
     call()
-    return 1000 * statistics.median(
-        timeit.repeat(call, timer=partial(_clock, device), number=1, repeat=3)
-    )
+    seconds = timeit.repeat(call, timer=partial(_clock, device), number=1, repeat=3)
+    return 1000 * statistics.median(seconds)
 
 
 def _clock(device: torch.device) -> float:
@@ -65,18 +63,26 @@ class StepCost:
 
     def step_ms(self, teacher: bool) -> float:
         """A step with or without the teacher's forward."""
-        compute = self.student_ms + (self.teacher_ms if teacher else 0)
-        return (
-            max(compute, self.loading_ms / self.num_workers)
-            if self.num_workers
-            else compute + self.loading_ms
-        )
+        compute = self.student_ms
+        if teacher:
+            compute += self.teacher_ms
+        if self.num_workers == 0:
+            return compute + self.loading_ms
+        return max(compute, self.loading_ms / self.num_workers)
 
     def gain(self, epochs: int, views: int, filled: float = 0.0) -> float:
-        """How many times as fast a run is with a cache, of which a share ``filled`` is there already."""
-        live, cached = self.step_ms(True), self.step_ms(False)
-        computed = min(epochs, views) * (1 - filled)
-        return epochs * live / (computed * live + (epochs - computed) * cached)
+        """How many times as fast a run is with a cache of the teacher's answers.
+
+        Args:
+            epochs: of the run.
+            views: of each picture, after which they repeat.
+            filled: share of the answers that is in the cache already, in 0..1.
+        """
+        live_ms = self.step_ms(teacher=True)
+        cached_ms = self.step_ms(teacher=False)
+        live_epochs = min(epochs, views) * (1 - filled)
+        cached_epochs = epochs - live_epochs
+        return epochs * live_ms / (live_epochs * live_ms + cached_epochs * cached_ms)
 
 
 def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
@@ -85,9 +91,8 @@ def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
     start = time.perf_counter()
     pictures = data.sample_pictures(min(data.batch_size, 32))
     loading_ms = 1000 * (time.perf_counter() - start) * data.batch_size / len(pictures)
-    images = pictures.repeat(-(-data.batch_size // len(pictures)), 1, 1, 1)[: data.batch_size].to(
-        device
-    )
+    repeats = math.ceil(data.batch_size / len(pictures))
+    images = pictures.repeat(repeats, 1, 1, 1)[: data.batch_size].to(device)
     learn = _copies(run, device)
     student_ms = median_ms(lambda: learn(images), device)
     teacher = run.teacher
@@ -109,25 +114,27 @@ def _copies(run: AttachedModule, device: torch.device) -> Callable[[Tensor], Non
 
 def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tuple[int, str]:
     """The largest batch of a process that fits into memory, and one line that says why."""
-    trainer, device = run.trainer, run.trainer.strategy.root_device
+    device = run.trainer.strategy.root_device
     memory = Memory(run)
-    available = available_bytes(device, trainer.num_devices)
-    most = data.epoch_length // trainer.world_size
+    available = available_bytes(device, run.trainer.num_devices)
+    most = data.epoch_length // run.trainer.world_size
     size = counted = min(memory.fits(available), most)
     if device.type == "cuda":
-        size = tried_size(
-            counted, most, memory, available, lambda tried: _peak_bytes(run, data, tried, device)
-        )
-    grown = f"; {size - counted} more than counted, as trials have shown" if size > counted else ""
-    more = int(memory.saved / memory.per_picture)
-    sharded = (
-        f"; {more} more fit as {memory.shards} processes share the state"
-        if memory.shards > 1 and more
-        else ""
-    )
+        peak = partial(_peak_bytes, run, data, device)
+        size = tried_size(counted, most, memory, available, peak)
+
+    room = HEAD_ROOM
+    notes = ""
+    if size > counted:
+        room = TRIED_ROOM
+        notes += f"; {size - counted} more than counted, as trials have shown"
+    more_by_sharding = int(memory.saved / memory.per_picture)
+    if memory.shards > 1 and more_by_sharding:
+        notes += f"; {more_by_sharding} more fit as {memory.shards} processes share the state"
+    needed_mb, free_mb = memory.total(size) / 1e6, available / 1e6
     return size, (
-        f"batch size: {size} a process takes {memory.total(size) / 1e6:,.0f} MB of {available / 1e6:,.0f} MB free; "
-        f"at most {1 - (TRIED_ROOM if grown else HEAD_ROOM):.0%} of them, and the training set{grown}{sharded}"
+        f"batch size: {size} a process takes {needed_mb:,.0f} MB of {free_mb:,.0f} MB free; "
+        f"at most {1 - room:.0%} of them, and the training set{notes}"
     )
 
 
@@ -143,19 +150,25 @@ def tried_size(
         available: bytes.
         peak: bytes that a step with so many pictures took at most; ``None``: more than there are.
     """
-    whole = peak(size)
-    while whole is None and size > 1:
+    peak_of_all = peak(size)
+    while peak_of_all is None and size > 1:
         size = max(1, int(0.8 * size))
-        whole = peak(size)
-    half = peak(size // 2) if size > 1 else None
-    if whole is None or half is None or whole <= half:
+        peak_of_all = peak(size)
+    if peak_of_all is None or size == 1:
         return size
-    larger = min(most, memory.fits(available, (whole - half) / (size - size // 2), TRIED_ROOM))
-    return larger if larger > size and peak(larger) is not None else size
+    half = size // 2
+    peak_of_half = peak(half)
+    if peak_of_half is None or peak_of_all <= peak_of_half:
+        return size
+    per_picture = (peak_of_all - peak_of_half) / (size - half)
+    larger = min(most, memory.fits(available, per_picture, TRIED_ROOM))
+    if larger > size and peak(larger) is not None:
+        return larger
+    return size
 
 
 def _peak_bytes(
-    run: AttachedModule, data: DistillationDataModule, size: int, device: torch.device
+    run: AttachedModule, data: DistillationDataModule, device: torch.device, size: int
 ) -> float | None:
     """What a step of teacher and students with ``size`` pictures takes of the GPU; ``None``: it does not fit."""
     try:
@@ -173,9 +186,8 @@ def _peak_bytes(
 
 def learn_from(output: Tensor | tuple[Tensor, ...]) -> Tensor:
     """Any loss of a model's output (some give two in training): what its backward costs does not depend on which."""
-    return torch.stack(
-        [x.float().square().mean() for x in (output if isinstance(output, tuple) else (output,))]
-    ).sum()
+    outputs = output if isinstance(output, tuple) else (output,)
+    return torch.stack([x.float().square().mean() for x in outputs]).sum()
 
 
 def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tuple[int, str]:
@@ -183,31 +195,35 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
     devices = run.trainer.num_devices
     most = max(min(1, cores() - 1), cores() // devices - 1)
     learn = _learner(run, data)
-    with torch.random.fork_rng(
-        devices=[] if run.trainer.strategy.root_device.type == "cpu" else None
-    ):
-        ms = [_trial_ms(run, data, 0, 4, learn)]
-        steps = min(20, max(4, round(1000 * TRIAL_S / ms[0])))
-        while len(ms) <= most and min(ms[-2:]) * NEAR <= min(ms[:-2], default=math.inf):
-            ms.append(_trial_ms(run, data, len(ms), steps, learn))
-    best = next(n for n, found in enumerate(ms) if found <= NEAR * min(ms))
-    times = ", ".join(f"{found:.0f} ms with {n}" for n, found in enumerate(ms))
-    together = f", {devices} processes at once" if devices > 1 else ""
-    return (
-        best,
-        f"loader processes: {best} (a step takes {times}{together}; at most {most} fit the cores)",
-    )
+    on_cpu = run.trainer.strategy.root_device.type == "cpu"
+    with torch.random.fork_rng(devices=[] if on_cpu else None):
+        step_ms = [_trial_ms(run, data, 0, 4, learn)]  # by the number of loader processes
+        steps = min(20, max(4, round(1000 * TRIAL_S / step_ms[0])))
+        while len(step_ms) <= most:
+            before, last_two = step_ms[:-2], step_ms[-2:]
+            if min(last_two) * NEAR > min(before, default=math.inf):  # no longer faster
+                break
+            step_ms.append(_trial_ms(run, data, len(step_ms), steps, learn))
+    near_fastest = [n for n, ms in enumerate(step_ms) if ms <= NEAR * min(step_ms)]
+    fewest = near_fastest[0]
+    times = ", ".join(f"{ms:.0f} ms with {n}" for n, ms in enumerate(step_ms))
+    if devices > 1:
+        times += f", {devices} processes at once"
+    why = f"loader processes: {fewest} (a step takes {times}; at most {most} fit the cores)"
+    return fewest, why
 
 
 def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any], None]:
     """A step on a batch, of copies of the students: the run's own stay as they are."""
-    device, teacher = run.trainer.strategy.root_device, run.teacher
+    device = run.trainer.strategy.root_device
     copies = _copies(run, device)
-    cached = teacher is not None and bool(teacher.cache_modes & {"on", "only"})
+    teacher = run.teacher
+    if teacher is not None and teacher.cache_modes & {"on", "only"}:  # its answers are read
+        teacher = None
 
     def learn(batch: Batch) -> None:
         batch = data.on_after_batch_transfer(move_data_to_device(batch, device), 0)
-        if teacher is not None and not cached:
+        if teacher is not None:
             teacher(batch["image"])
         copies(batch["image"])
 
@@ -221,19 +237,20 @@ def _trial_ms(
     steps: int,
     learn: Callable[[Any], None],
 ) -> float:
+    """Milliseconds of a step of the slowest rank, without the batches that the loader had ready at the start."""
     strategy = run.trainer.strategy
+    device = strategy.root_device
     ahead = 2 * num_workers + 1
     data.num_workers = num_workers
     batches = iter(data.trial_loader(ahead + steps))
     for _ in range(ahead):
         learn(next(batches))
-    _clock(strategy.root_device)
+    _clock(device)
     strategy.barrier()
     start = time.perf_counter()
     for batch in batches:
         learn(batch)
-    spent_ms = 1000 * (_clock(strategy.root_device) - start) / steps
-    return largest(strategy, spent_ms)
+    return largest(strategy, 1000 * (_clock(device) - start) / steps)
 
 
 def cache_pays(
@@ -245,60 +262,65 @@ def cache_pays(
         check_cacheable(teacher, data, wanted)
     except UserError as error:
         return False, f"off: {error}"
-    first = next(iter(teacher.members.values()))
-    epochs, views = _epochs(run.trainer, data), first.spec.cache_views
+    spec = next(iter(teacher.members.values())).spec
+    epochs, views = _epochs(run.trainer, data), spec.cache_views
     share, size = cached_share(teacher, data, wanted)
     if epochs <= views and share < WORTH - 1:
-        return (
-            False,
-            f"off: {epochs} epoch(s) of {views} views (model.teacher.cache_views): no view comes again",
-        )
-    free = free_bytes(
-        Path(first.spec.cache_dir).expanduser() if first.spec.cache_dir else cache_dir()
-    )
+        return False, _no_view_again(epochs, views)
+    folder = Path(spec.cache_dir).expanduser() if spec.cache_dir else cache_dir()
+    free = free_bytes(folder)
     disk = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
     if size * (1 - share) > DISK_SHARE * free:
         return False, f"off: it would take {disk}"
-    times = step_cost(run, data)
-    gain = times.gain(epochs, views, share)
-    found = f"teacher {times.teacher_ms:.0f}, student {times.student_ms:.0f}, loading {times.loading_ms:.0f} ms a step"
-    gained = f"{epochs} epochs of {views} views, {share:.0%} cached already, would be {gain:.2f} times as fast; {disk}"
-    return gain >= WORTH, f"{'on' if gain >= WORTH else 'off'}: {found}; {gained}"
+    cost = step_cost(run, data)
+    gain = cost.gain(epochs, views, share)
+    pays = gain >= WORTH
+    return pays, (
+        f"{'on' if pays else 'off'}: teacher {cost.teacher_ms:.0f}, student {cost.student_ms:.0f}, "
+        f"loading {cost.loading_ms:.0f} ms a step; {epochs} epochs of {views} views, "
+        f"{share:.0%} cached already, would be {gain:.2f} times as fast; {disk}"
+    )
+
+
+def _no_view_again(epochs: int, views: int) -> str:
+    of_views = f"{views} views (model.teacher.cache_views)"
+    return f"off: {epochs} epoch(s) of {of_views}: no view comes again"
 
 
 def pixels_pay(
     run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule
 ) -> tuple[bool, str]:
     """Whether pixels of views are worth their disk beside cached answers, and why, in one line."""
-    wanting = next(
-        member for member in teacher.members.values() if member.spec.cache_pixels == "auto"
-    )
-    fits, room = pixels_fit(wanting, Layout(data))
+    member = next(m for m in teacher.members.values() if m.spec.cache_pixels == "auto")
+    fits, room = pixels_fit(member, Layout(data))
     if not fits or room == KEPT:
         return fits, f"{'on' if fits else 'off'}: {room}"
-    epochs, views = _epochs(run.trainer, data), wanting.spec.cache_views
+    epochs, views = _epochs(run.trainer, data), member.spec.cache_views
     if epochs <= views:
-        return (
-            False,
-            f"off: {epochs} epoch(s) of {views} views (model.teacher.cache_views): no view comes again",
-        )
-    times = step_cost(run, data)
-    workers = (
-        0 if run.trainer.strategy.root_device.type == "cpu" else times.num_workers
-    )  # which share its cores
-    gain = replace(times, num_workers=workers).step_ms(teacher=False) / times.student_ms
-    found = f"student {times.student_ms:.0f}, loading {times.loading_ms:.0f} ms a step with {data.num_workers} workers"
-    return gain >= WORTH, f"{'on' if gain >= WORTH else 'off'}: {found}; {room}"
+        return False, _no_view_again(epochs, views)
+    cost = step_cost(run, data)
+    step_ms = cost.step_ms(teacher=False)
+    if run.trainer.strategy.root_device.type == "cpu":  # whose cores the loaders share
+        step_ms = replace(cost, num_workers=0).step_ms(teacher=False)
+    pays = step_ms / cost.student_ms >= WORTH
+    return pays, (
+        f"{'on' if pays else 'off'}: student {cost.student_ms:.0f}, loading {cost.loading_ms:.0f} ms a step "
+        f"with {data.num_workers} workers; {room}"
+    )
 
 
 def _epochs(trainer: Trainer, data: DistillationDataModule) -> int:
     """Epochs of the run, whichever of its limits comes first."""
     per_epoch = max(1, data.epoch_length // (data.batch_size * trainer.world_size))
     limit = trainer.limit_train_batches
-    per_epoch = min(per_epoch, limit) if isinstance(limit, int) else max(1, int(per_epoch * limit))
+    if isinstance(limit, int):
+        per_epoch = min(per_epoch, limit)
+    else:
+        per_epoch = max(1, int(per_epoch * limit))
     limits = []
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         limits.append(trainer.max_epochs)
     if trainer.max_steps >= 0:
-        limits.append(-(-trainer.max_steps * trainer.accumulate_grad_batches // per_epoch))
+        batches = trainer.max_steps * trainer.accumulate_grad_batches
+        limits.append(math.ceil(batches / per_epoch))
     return min(limits, default=1)

@@ -47,19 +47,19 @@ def saved_bytes(model: nn.Module, images: Tensor, context: AbstractContextManage
         images: the model's float input ``(N, 3, H, W)``.
         context: a context manager, the autocast of training.
     """
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
+    of_parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved: dict[int, int] = {}  # bytes by address
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in of_parameters:
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), context:
         output = model.forward(images)  # not compiled; alive until here: no address is used twice
     del output
-    return sum(kept.values())
+    return sum(saved.values())
 
 
 class Memory:
@@ -75,22 +75,19 @@ class Memory:
         self.student = sum(size_of(student.model.state_dict().values()) for student in students)
         self.teacher = size_of(run.teacher.model.state_dict().values()) if run.teacher else 0
         self.gradients = size_of(trained)
-        self.optimizer = (
-            2 * self.gradients
-        )  # Adam's two moments; the summary has the real one at the end
+        # Adam's two moments; the summary has the real one at the end
+        self.optimizer = 2 * self.gradients
         self.unsharded = self.student + self.gradients + self.optimizer
-        self.shards, whole = _shards(run)
+        self.shards, shards_weights = _shards(run)
         self.optimizer //= self.shards
-        if whole:
-            self.student, self.gradients = (
-                self.student // self.shards,
-                self.gradients // self.shards,
-            )
-        few, more = (
-            sum(_activations(run, student, count) for student in students) for count in (2, 4)
-        )
-        self.per_picture = (more - few) / 2
-        self.per_step = max(0.0, few - 2 * self.per_picture)  # the weights as autocast casts them
+        if shards_weights:
+            self.student //= self.shards
+            self.gradients //= self.shards
+        of_two = sum(_activations(run, student, 2) for student in students)
+        of_four = sum(_activations(run, student, 4) for student in students)
+        self.per_picture = (of_four - of_two) / 2
+        # the weights as autocast casts them
+        self.per_step = max(0.0, of_two - 2 * self.per_picture)
 
     @property
     def saved(self) -> int:
@@ -115,8 +112,12 @@ class Memory:
 
     def freed(self, processes: int, whole: bool) -> int:
         """Pictures that fit beside what more sharding would free: the optimizer's state, or (``whole``) all of it."""
-        state = self.optimizer + (self.student + self.gradients if whole else 0)
-        return int(state * (1 - 1 / processes) / self.per_picture) if self.shards == 1 else 0
+        if self.shards > 1:
+            return 0
+        state = self.optimizer
+        if whole:
+            state += self.student + self.gradients
+        return int(state * (1 - 1 / processes) / self.per_picture)
 
     def report(self, batch_size: int, optimizer_bytes: int) -> dict[str, float]:
         """MiB by part; for the optimizer the state that it really holds.
@@ -145,12 +146,12 @@ def _shards(run: AttachedModule) -> tuple[int, bool]:
 
 
 def _activations(run: AttachedModule, student: Student, count: int) -> int:
+    """Bytes that a student's forward of ``count`` pictures keeps for its backward."""
     device = run.trainer.strategy.root_device
     model = copy.deepcopy(student.model).to(device)  # a forward moves BatchNorm's averages
     images = torch.zeros(count, 3, *student.prepare.size, dtype=torch.uint8, device=device)
-    return saved_bytes(
-        model, student.prepare(images), run.trainer.precision_plugin.forward_context()
-    )
+    autocast = run.trainer.precision_plugin.forward_context()
+    return saved_bytes(model, student.prepare(images), autocast)
 
 
 def available_bytes(device: torch.device, local_processes: int) -> int:
@@ -164,9 +165,9 @@ def available_bytes(device: torch.device, local_processes: int) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     free = psutil.virtual_memory().available
-    limit = Path("/sys/fs/cgroup/memory.max")
+    cgroup = Path("/sys/fs/cgroup")
+    limit = cgroup / "memory.max"
     if limit.is_file() and limit.read_text().strip().isdigit():
-        free = min(
-            free, int(limit.read_text()) - int(limit.with_name("memory.current").read_text())
-        )
+        used = int((cgroup / "memory.current").read_text())
+        free = min(free, int(limit.read_text()) - used)
     return free // local_processes

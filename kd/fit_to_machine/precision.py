@@ -7,15 +7,12 @@ from functools import cache, partial
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.plugins.precision import MixedPrecision, Precision
-from torch import nn
+from torch import Tensor, nn
 
 from kd.errors import UserError
 
-BFLOAT16 = (
-    "amx_bf16",
-    "avx512_bf16",
-    "bf16",
-)  # instructions for products in bfloat16: Intel's and AMD's, Arm's
+BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
+"""Instructions for products in bfloat16: Intel's and AMD's, Arm's."""
 EMULATED = 10.0  # times as long as in float32, or longer: nothing but software computes it
 SIDE = 256  # of the matrices that are multiplied to measure
 PLUGINS: dict[str, Callable[[], Precision]] = {
@@ -34,10 +31,8 @@ def choose_precision(accelerator: str) -> tuple[str, str]:
         return "16-mixed", reason
     if accelerator not in ("auto", "cpu"):
         return "bf16-mixed", ""
-    capabilities: Callable[[], dict] = getattr(
-        torch.cpu, "get_capabilities", dict
-    )  # torch 2.8 does not say
-    return precision_of_cpu(capabilities(), bfloat16_time)
+    read: Callable[[], dict] = getattr(torch.cpu, "get_capabilities", dict)  # not in torch 2.8
+    return precision_of_cpu(read(), bfloat16_time)
 
 
 def precision_of_cpu(
@@ -58,10 +53,14 @@ def precision_of_cpu(
 @cache
 def bfloat16_time() -> float:
     """How many times as long a product of matrices in bfloat16 takes as one in float32 on this CPU; some 10 ms."""
-    wide = torch.ones(SIDE, SIDE)
-    products = (partial(torch.matmul, matrix, matrix) for matrix in (wide.bfloat16(), wide))
-    narrow_s, wide_s = (min(timeit.repeat(product, number=1, repeat=6)[1:]) for product in products)
-    return narrow_s / wide_s
+    matrix = torch.ones(SIDE, SIDE)
+    return _seconds_of_product(matrix.bfloat16()) / _seconds_of_product(matrix)
+
+
+def _seconds_of_product(matrix: Tensor) -> float:
+    """The fastest of five products of a matrix with itself, after one that warms up."""
+    seconds = timeit.repeat(lambda: matrix @ matrix, number=1, repeat=6)
+    return min(seconds[1:])
 
 
 def choose_kernels(
@@ -71,21 +70,20 @@ def choose_kernels(
     if trainer.strategy.root_device.type != "cuda":
         return
     torch.set_float32_matmul_precision(products)
-    if benchmark and any(
-        sum(isinstance(part, nn.Conv2d) for part in model.modules()) > 1 for model in models
-    ):
-        torch.backends.cudnn.benchmark = True
+    for model in models if benchmark else ():
+        convolutions = [part for part in model.modules() if isinstance(part, nn.Conv2d)]
+        if len(convolutions) > 1:
+            torch.backends.cudnn.benchmark = True
 
 
 def take_the_first(trainer: Trainer, chosen: Sequence[str]) -> None:
     """All processes train in rank 0's precision: machines with other CPUs may have chosen another."""
-    if len(set(chosen)) == 1:
+    different = set(chosen)
+    if len(different) == 1:
         return
-    if (
-        type(trainer.precision_plugin) not in (Precision, MixedPrecision)
-        or not set(chosen) <= PLUGINS.keys()
-    ):
+    replaceable = type(trainer.precision_plugin) in (Precision, MixedPrecision)
+    if not replaceable or not different <= PLUGINS.keys():
         raise UserError(
-            f"trainer.precision: the machines differ ({', '.join(sorted(set(chosen)))} chosen); give one"
+            f"trainer.precision: the machines differ ({', '.join(sorted(different))} chosen); give one"
         )
     trainer.strategy.precision_plugin = PLUGINS[chosen[0]]()

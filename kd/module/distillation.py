@@ -95,9 +95,8 @@ class DistillationModule(Inference):
         object.__setattr__(self, "teacher", as_teacher(teacher, teacher_prepare))
         self.teacher: RunTeacher | None
         self.answer_by(self.teacher)
-        self.answering_teacher: (
-            RunTeacher | None
-        )  # who answers in training: the teacher, or a cache in front of it
+        # answers in training: the teacher, or a cache in front of it
+        self.answering_teacher: RunTeacher | None
         if not isinstance(student, Student):
             objective = objective_of(task, losses, task_loss_weight, taps, teacher_of, self.teacher)
             student = make_student(
@@ -113,11 +112,13 @@ class DistillationModule(Inference):
 
     def take(self, students: Students) -> None:
         """Makes these its students, in place of those before."""
-        self.students, self.validation = students, Validation(students, self.teacher)
-        self.resume = Resume(students, self.teacher.identity() if self.teacher else {})
-        # what is equal on all ranks, and parameters that no term reaches: DDP would wait for their gradients
-        unreached = [f"students.{name}" for name in students.without_gradient()]
-        self._ddp_params_and_buffers_to_ignore = [*equal_on_all_ranks(self), *unreached]
+        self.students = students
+        self.validation = Validation(students, self.teacher)
+        identity = self.teacher.identity() if self.teacher else {}
+        self.resume = Resume(students, identity)
+        # DDP would send what is equal on all ranks, and wait for gradients of parameters that no term reaches
+        without_gradient = [f"students.{name}" for name in students.without_gradient()]
+        self._ddp_params_and_buffers_to_ignore = [*equal_on_all_ranks(self), *without_gradient]
 
     @classmethod
     def together(cls, modules: Mapping[str, "DistillationModule"]) -> "DistillationModule":
@@ -162,8 +163,8 @@ class DistillationModule(Inference):
     @property
     def data(self) -> DistillationDataModule | None:
         """Our data module, where the trainer has one."""
-        found = getattr(trainer_of(self), "datamodule", None)
-        return found if isinstance(found, DistillationDataModule) else None
+        datamodule = getattr(trainer_of(self), "datamodule", None)
+        return datamodule if isinstance(datamodule, DistillationDataModule) else None
 
     def setup(self, stage: str) -> None:
         """Starts students from the teacher's layers; places the teacher; settles what is left to measure."""
@@ -201,14 +202,13 @@ class DistillationModule(Inference):
         """Gives the students their first weights, while the teacher is whole and not yet placed; returns messages."""
         self.begun = True
         labelled = data.sample if data is not None else None
-        pairs = zip(
-            self.students.begin(self.teacher, sample), self.students.named().values(), strict=True
-        )
-        return [
-            text
-            for said, student in pairs
-            if (text := said or fit_new_classifier(student, labelled))
-        ]
+        messages = []
+        started = self.students.begin(self.teacher, sample)
+        for of_start, student in zip(started, self.students.named().values(), strict=True):
+            message = of_start or fit_new_classifier(student, labelled)
+            if message:
+                messages.append(message)
+        return messages
 
     def answer_by(self, teacher: RunTeacher | None) -> None:
         """From now on ``teacher`` answers in training; it is no submodule."""
@@ -246,16 +246,15 @@ class DistillationModule(Inference):
                 "trainer.accumulate_grad_batches: where labels are missing, losses over labels or pixels are means "
                 "over those of one batch, so that each counts more in a batch with few"
             )
-        moving = [
-            name
-            for student in students
-            for name, loss in student.objective.active.items()
-            if getattr(loss, "final_temperature", None) is not None
-        ]
+        moving = set()
+        for student in students:
+            for name, loss in student.objective.active.items():
+                if getattr(loss, "final_temperature", None) is not None:
+                    moving.add(name)
         if moving and self.planned_epochs < 2:
-            names = ", ".join(sorted(set(moving)))
             notes.append(
-                f"final_temperature of {names}: moves over the epochs, and the run has one: it is not reached"
+                f"final_temperature of {', '.join(sorted(moving))}: moves over the epochs, and the run has one: "
+                "it is not reached"
             )
         return notes
 
@@ -271,18 +270,19 @@ class DistillationModule(Inference):
 
     def on_before_batch_transfer(self, batch: object, dataloader_idx: int) -> Batch:
         """Any loader's batch as ours; adds what a cache knows while the batch is on the host."""
-        if (ready := taken(batch)) is not None:
-            return ready
+        answered_ahead = taken(batch)
+        if answered_ahead is not None:
+            return answered_ahead
         batch = as_batch(batch)
         self._range.look(batch.get("image"))
         trainer = trainer_of(self)
-        if trainer is None or not trainer.training:
-            return (
-                self.validation.with_known(batch)
-                if trainer is not None and trainer.validating
-                else batch
-            )
-        return self.answering_teacher.fetch(batch) if self.answering_teacher is not None else batch
+        if trainer is None:
+            return batch
+        if trainer.training and self.answering_teacher is not None:
+            return self.answering_teacher.fetch(batch)
+        if trainer.validating:
+            return self.validation.with_known(batch)
+        return batch
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Sets the losses' position in training, which schedules of weights and temperatures follow."""
@@ -297,21 +297,18 @@ class DistillationModule(Inference):
                 ``answer``.
         """
         batch = as_batch(batch)
-        answer = (
-            batch["answer"]()
-            if "answer" in batch
-            else self.students.ask(self.answering_teacher, batch)
-        )
-        terms = self.students.learn(batch, answer, lambda: self._seed(batch_idx))
-        totals = [
-            own.total for own in terms.values()
-        ]  # the students' parameters, and so their gradients, are apart
+        if "answer" in batch:  # answered ahead
+            answer = batch["answer"]()
+        else:
+            answer = self.students.ask(self.answering_teacher, batch)
+        terms_of = self.students.learn(batch, answer, lambda: self._seed(batch_idx))
+        # one sum for all students: their parameters, and so their gradients, are apart
+        totals = [terms.total for terms in terms_of.values()]
         loss = totals[0] if len(totals) == 1 else torch.stack(totals).sum()
-        log_terms(self, terms, loss)
-        named = {name: own.named for name, own in terms.items()}
+        log_terms(self, terms_of, loss)
         return {
             "loss": scale_for_short_accumulation(loss, self, batch_idx),
-            "terms": named,
+            "terms": {name: terms.named for name, terms in terms_of.items()},
             "answer": answer,
         }
 
@@ -366,8 +363,5 @@ class DistillationModule(Inference):
         if self.trainer.state.fn == TrainerFn.FITTING:
             self.resume.check_states(checkpoint, self.trainer, self)
         if self.data is not None:
-            self.answer_by(
-                restore_auto(
-                    self, self.answering_teacher, self.data, checkpoint.get("kd_cached", False)
-                )
-            )
+            cached = checkpoint.get("kd_cached", False)
+            self.answer_by(restore_auto(self, self.answering_teacher, self.data, cached))

@@ -37,7 +37,9 @@ def warn_of_repeats(loaders: object) -> None:
     """
     if isinstance(loaders, Mapping):
         loaders = list(loaders.values())
-    for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
+    if not isinstance(loaders, list | tuple):
+        loaders = [loaders]
+    for loader in loaders:
         sampler = getattr(loader, "sampler", None)
         if not isinstance(sampler, DistributedSampler):
             continue
@@ -77,27 +79,45 @@ def look(
     members: bool = False,
     in_step: bool = False,
 ) -> Seen | None:
-    """Runs a batch through a teacher (``members``: each of several) and students; padding (index -1) is left out.
+    """Runs a batch through a teacher and students; padding (index -1) is left out.
 
-    None where all is padding. ``in_step``: other ranks wait for this one's shards, so its students run all the same.
+    Args:
+        batch: ``image`` and ``target`` of N pictures; ``index``, where the loader gives it; ``decided``, the teacher's
+            decisions, where they are known: then the teacher does not run.
+        task: fits logits to targets.
+        teacher: its logits may be of several teachers.
+        students: what gives each student's logits.
+        device: to run on; None: the batch's.
+        members: keep the logits of each of several teachers, not only of all together.
+        in_step: other ranks wait for this one's shards, so the students run although all is padding.
+
+    Returns:
+        None where all is padding.
     """
-    real, index = real_rows(batch), batch.get("index")
-    images, target = batch["image"][real], batch["target"][real]
+    real = real_rows(batch)
+    images = batch["image"][real]
+    target = batch["target"][real]
     if not len(images):
         images = batch["image"].to(device)
-        for student in students.values() if in_step else ():
-            student(images)
+        if in_step:
+            for student in students.values():
+                student(images)
         if teacher is not None and teacher.is_shared_out and "decided" not in batch:
             teacher(images)
         return None
-    images, target = (x.to(device, non_blocking=True) for x in (images, target))
+    images = images.to(device, non_blocking=True)
+    target = target.to(device, non_blocking=True)
+    index = batch.get("index")
     seen = Seen(target, None if index is None else index[real])
     if "decided" in batch:
         seen.decided = batch["decided"][real].to(images.device)
-    elif teacher is not None and ALL in (answers := teacher.logits(images)):
-        kept = answers if members else {ALL: answers[ALL]}
-        seen.taught = {name: task.fit(x, target) for name, x in kept.items()}
-        seen.decided = task.decide(seen.taught[ALL])
+    elif teacher is not None:
+        taught = teacher.logits(images)
+        if ALL in taught:
+            if not members:
+                taught = {ALL: taught[ALL]}
+            seen.taught = {name: task.fit(logits, target) for name, logits in taught.items()}
+            seen.decided = task.decide(seen.taught[ALL])
     seen.logits = {name: task.fit(student(images), target) for name, student in students.items()}
     return seen
 
@@ -109,12 +129,14 @@ ValidationLogits = dict[str, tuple[Tensor, Tensor, Tensor | None]]
 class Validation:
     """A run's validation: the metrics of all students, batch by batch, on all processes."""
 
+    known: Tensor | None = None
+    """The teacher's decisions by the picture's number, where they were made before."""
+    taught: tuple[Tensor, Tensor] | None = None
+    """Numbers ``(N,)`` of the last batch's pictures, and the teacher's logits."""
+
     def __init__(self, students: Students, teacher: RunTeacher | None) -> None:
-        self.students, self.teacher = students, teacher
-        self.known: Tensor | None = None
-        self.taught: tuple[Tensor, Tensor] | None = (
-            None  # numbers (N,) and the teacher's logits of the last batch
-        )
+        self.students = students
+        self.teacher = teacher
 
     def with_known(self, batch: Batch) -> Batch:
         """Adds what the teacher decided before: on the host, while the batch is there."""
@@ -135,13 +157,11 @@ class Validation:
                 classifier.
         """
         measured = self.students.measured
-        headless = [
-            student for student in measured.values() if isinstance(student, HeadlessStudent)
-        ]
+        headless = [s for s in measured.values() if isinstance(s, HeadlessStudent)]
         if headless and self.teacher is not None:
             answer = self.teacher.answer({"image": batch["image"]}, self.students.wanted)
-            for own in headless:
-                own.measure(batch, answer)
+            for student in headless:
+                student.measure(batch, answer)
         if headless or not measured:  # all are headless, or none is: they have one task
             return {}
         models = {name: student.logits for name, student in measured.items()}
@@ -158,14 +178,13 @@ class Validation:
 
     def results(self) -> dict[str, Tensor]:
         """The metrics over all processes, as ``val/<name>`` or ``<student>/val/<name>``; begins anew."""
-        found: dict[str, Tensor] = {}
+        results: dict[str, Tensor] = {}
         for name, student in self.students.measured.items():
             prefix = f"{name}/val/" if name else "val/"
-            found |= {
-                f"{prefix}{metric}": value for metric, value in student.task.compute().items()
-            }
+            for metric, value in student.task.compute().items():
+                results[f"{prefix}{metric}"] = value
             student.task.reset()
-        return found
+        return results
 
 
 @dataclass
@@ -183,10 +202,13 @@ class Labelled:
 
     def accuracy(self, name: str) -> dict[str, float]:
         """``knn1`` and ``probe1`` (:data:`kd.report.metric.PROBE`) of a model's features, in 0..1."""
-        known, asked = self.features[name][: self.bank], self.features[name][self.bank :]
-        given = known, self.class_ids[: self.bank], asked, self.class_ids[self.bank :]
-        measured = knn_accuracy(*given), ridge_accuracy(*given)
-        return {metric: round(value, 6) for metric, value in zip(PROBE, measured, strict=True)}
+        reference = self.features[name][: self.bank]
+        classified = self.features[name][self.bank :]
+        of_reference = self.class_ids[: self.bank]
+        of_classified = self.class_ids[self.bank :]
+        knn = knn_accuracy(reference, of_reference, classified, of_classified)
+        probe = ridge_accuracy(reference, of_reference, classified, of_classified)
+        return dict(zip(PROBE, (round(knn, 6), round(probe, 6)), strict=True))
 
 
 @torch.no_grad()
@@ -197,20 +219,26 @@ def look_at(
     device: torch.device,
 ) -> Labelled:
     """Features ``(N, D)`` of the split ``probe`` by model; each process runs its share, and all get the whole."""
-    parts: list[dict[str, Tensor]] = []
+    indices, targets = [], []
+    features: dict[str, list[Tensor]] = {name: [] for name in models}
     for batch in batches:
         images = batch["image"].to(device)
-        own = {f" {name}": model(images).float() for name, model in models.items()}
-        parts.append(
-            {"index": batch["index"].to(device), "target": batch["target"].to(device), **own}
-        )
-    whole = {name: of_all_ranks(torch.cat([part[name] for part in parts]))[0] for name in parts[0]}
-    order = whole["index"].argsort()[int((whole["index"] < 0).sum()) :]  # padding comes first
+        for name, model in models.items():
+            features[name].append(model(images).float())
+        indices.append(batch["index"].to(device))
+        targets.append(batch["target"].to(device))
+    index = _of_all_ranks(indices)
+    order = index.argsort()[int((index < 0).sum()) :]  # padding comes first
     pictures = data.split("probe")
     assert isinstance(pictures, Joined)
-    return Labelled(
-        {name: whole[f" {name}"][order] for name in models}, whole["target"][order], pictures.border
-    )
+    class_ids = _of_all_ranks(targets)[order]
+    by_model = {name: _of_all_ranks(parts)[order] for name, parts in features.items()}
+    return Labelled(by_model, class_ids, pictures.border)
+
+
+def _of_all_ranks(parts: list[Tensor]) -> Tensor:
+    """The rows of all batches of all processes."""
+    return of_all_ranks(torch.cat(parts))[0]
 
 
 class Listener(Protocol):
@@ -251,9 +279,10 @@ def metrics_of_student(
         if seen.index is not None:
             for listener in listeners:
                 listener.update(seen.logits[""], taught, seen.target, seen.index)
-    return {
-        name: {k: float(v) for k, v in found.compute().items()} for name, found in tasks.items()
-    }
+    metrics = {}
+    for name, measured in tasks.items():
+        metrics[name] = {metric: float(value) for metric, value in measured.compute().items()}
+    return metrics
 
 
 @dataclass
@@ -271,16 +300,15 @@ class Answers:
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
         """Adds a batch: logits ``(N, C)`` of both, ids ``(N,)`` or labels ``(N, C)``, numbers of the pictures."""
-        given = {"label": target, "student": student} | (
-            {} if teacher is None else {"teacher": teacher}
-        )
-        columns = {
-            f"{name}{ending}": column
-            for name, answer in given.items()
-            for ending, column in self.task.rows(answer, self.classes).items()
-        }
+        answers = {"label": target, "student": student}
+        if teacher is not None:
+            answers["teacher"] = teacher
+        columns: dict[str, Sequence[str]] = {}
+        for name, answer in answers.items():
+            for ending, cells in self.task.rows(answer, self.classes).items():
+                columns[f"{name}{ending}"] = cells
         for place, i in enumerate(index.tolist()):
-            self.rows[i] = {key: column[place] for key, column in columns.items()}
+            self.rows[i] = {key: cells[place] for key, cells in columns.items()}
 
     def right(self) -> dict[int, bool]:
         """Whether the student's answer equals the label, by the picture's number."""
@@ -290,8 +318,8 @@ class Answers:
         """How many pictures this student alone is right on, and how many the ``other`` alone; the pictures are the
         same.
         """
-        right, others = self.right(), other.right()
-        return (
-            sum(right[i] and not others[i] for i in right),
-            sum(others[i] and not right[i] for i in right),
-        )
+        right = self.right()
+        others_right = other.right()
+        this_alone = sum(right[i] and not others_right[i] for i in right)
+        other_alone = sum(others_right[i] and not right[i] for i in right)
+        return this_alone, other_alone

@@ -59,9 +59,8 @@ class Inference(LightningModule):
     def validation_step(self, batch: object, batch_idx: int) -> ValidationLogits:
         """Adds one batch to each student's metrics; padding (index -1) is left out."""
         trainer = trainer_of(self)  # none where it is called by hand
-        return self.validation.add(
-            as_batch(batch), trainer is not None and isinstance(trainer.strategy, Sharding)
-        )
+        in_step = trainer is not None and isinstance(trainer.strategy, Sharding)
+        return self.validation.add(as_batch(batch), in_step)
 
     def on_validation_epoch_end(self) -> None:
         """Logs the task's metrics over all processes, as ``val/<name>`` or ``<student>/val/<name>``."""
@@ -72,8 +71,8 @@ class Inference(LightningModule):
 
         Logits ``(N, C)`` (dense: ``(N, C, H', W')``; without a classifier features ``(N, D)``); of several by name.
         """
-        found = {name: student.logits(images) for name, student in self.students.named().items()}
-        return found.get("", found)
+        logits = {name: student.logits(images) for name, student in self.students.named().items()}
+        return logits.get("", logits)
 
     def predict_step(self, batch: object, batch_idx: int) -> Tensor | dict[str, Tensor]:
         """Logits of a batch of any loader, with targets or without."""
@@ -85,9 +84,5 @@ class Inference(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """Logs the metrics under ``test/``."""
-        self.log_dict(
-            {
-                name.replace("val/", "test/"): value
-                for name, value in self.validation.results().items()
-            }
-        )
+        results = self.validation.results()
+        self.log_dict({name.replace("val/", "test/"): value for name, value in results.items()})

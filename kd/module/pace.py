@@ -1,8 +1,7 @@
 """What a Trainer's step needs beside its losses: pace, random numbers, share of an accumulation, log."""
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,14 +20,14 @@ from kd.optim import Pace, each_of, short_window
 def pace_of(trainer: Trainer, batch_size: int | None) -> Pace:
     """How a run goes through its steps; ``batch_size`` is that of a process, where it is known."""
     accumulate = trainer.accumulate_grad_batches
-    together = None if batch_size is None else batch_size * trainer.world_size * accumulate
+    global_batch = None if batch_size is None else batch_size * trainer.world_size * accumulate
     total = trainer.estimated_stepping_batches
     if total < 0:  # Lightning's word for a loader without a length and no max_steps
         total = math.inf
     batches = trainer.num_training_batches
     # an epoch's last step takes the batches that are left, however few
     per_epoch = batches if math.isinf(batches) else math.ceil(batches / accumulate)
-    return Pace(total, per_epoch, together, fused=not scales_gradients(trainer))
+    return Pace(total, per_epoch, global_batch, fused=not scales_gradients(trainer))
 
 
 def scales_gradients(trainer: Trainer) -> bool:
@@ -39,22 +38,18 @@ def scales_gradients(trainer: Trainer) -> bool:
 def keep_targets_exact(trainer: Trainer) -> None:
     """Makes ``precision=bf16-true`` leave a batch's targets as they are: Lightning would round them to eight bits."""
     plugin: Any = trainer.precision_plugin
-    convert = partial(type(plugin).convert_input, plugin)
-    if isinstance(trainer.precision_plugin, (HalfPrecision, FSDPPrecision, DeepSpeedPrecision)):
-        plugin.convert_input = _without_targets(convert)
+    if not isinstance(plugin, HalfPrecision | FSDPPrecision | DeepSpeedPrecision):
+        return
+    convert = type(plugin).convert_input
 
-
-def _without_targets(
-    convert: Callable[[object], Mapping[str, object]],
-) -> Callable[[object], Mapping[str, object]]:
-    def convert_input(given: object) -> Mapping[str, object]:
-        if isinstance(given, dict) and "ahead" in given:  # converted already
-            return given
-        batch: dict[str, object] = dict(as_batch(given))
+    def convert_input(data: object) -> Mapping[str, object]:
+        if isinstance(data, dict) and "ahead" in data:  # converted already
+            return data
+        batch: dict[str, object] = dict(as_batch(data))
         target = batch.pop("target", None)
-        return {**convert(batch), "target": target}
+        return {**convert(plugin, batch), "target": target}
 
-    return convert_input
+    plugin.convert_input = convert_input
 
 
 def seed_step(seed: int, device: torch.device) -> None:
@@ -70,9 +65,9 @@ def seed_step(seed: int, device: torch.device) -> None:
 def scale_for_short_accumulation(loss: Tensor, module: LightningModule, batch_idx: int) -> Tensor:
     """The loss for a trainer that divides by ``accumulate_grad_batches``, also where fewer batches are left."""
     trainer = trainer_of(module)
-    accumulate = trainer.accumulate_grad_batches if trainer is not None else 1  # called by hand
-    if trainer is None or accumulate == 1:
+    if trainer is None or trainer.accumulate_grad_batches == 1:  # None: called by hand
         return loss
+    accumulate = trainer.accumulate_grad_batches
     factor = short_window(trainer.num_training_batches, accumulate, batch_idx)
     return loss if factor == 1 else loss * factor
 
@@ -81,9 +76,10 @@ def log_terms(module: LightningModule, terms: Mapping[str, Terms], total: Tensor
     """Logs each student's terms (of several under ``<student>/train/...``, with ``train/loss`` as the sum)."""
     if not logs_now(module):
         return
-    for name, own in terms.items():
-        for term, value in own.named.items():
-            module.log(f"{name}/train/{term}" if name else f"train/{term}", value)
+    for student, of_student in terms.items():
+        prefix = f"{student}/train/" if student else "train/"
+        for term, value in of_student.named.items():
+            module.log(f"{prefix}{term}", value)
     if "" not in terms:
         module.log("train/loss", total.detach())
 
@@ -109,10 +105,10 @@ def clip(
     strategy = module.trainer.strategy
     if isinstance(strategy, Sharding) and strategy.clips_gradients:
         return
-    for own in each_of(optimizer):
-        if scales_gradients(module.trainer) or algorithm == "value" or not value:
-            module.clip_gradients(own, value, algorithm)
+    by_lightning = scales_gradients(module.trainer) or algorithm == "value" or not value
+    for of_student in each_of(optimizer):
+        if by_lightning or not value:
+            module.clip_gradients(of_student, value, algorithm)
             continue
-        torch.nn.utils.clip_grad_norm_(
-            [p for group in own.param_groups for p in group["params"]], value
-        )
+        parameters = [p for group in of_student.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, value)

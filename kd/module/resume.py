@@ -24,30 +24,30 @@ class Resume:
     """
 
     def __init__(self, students: Students, teacher: Mapping[str, Any]) -> None:
-        self.students, self.teacher = students, teacher
+        self.students = students
+        self.teacher = teacher
         self._classes = list(students.data_info.classes)
-        self.optim_before: dict[str, Any] | None = (
-            None  # the settings of the run that is resumed, by student
-        )
+        # settings of the run that is resumed, by student
+        self.optim_before: dict[str, Any] | None = None
+        # settings of each of this run's optimizers, by parameter group
         self._made_with: list[list[dict[str, Any]]] = []
+        # of a checkpoint: the states of the schedules; those of the optimizers, and the weights that they are for
         self._schedules: object = []
-        self._optimizer_states: tuple[object, Mapping[str, Any]] | None = (
-            None  # of a checkpoint, and its weights
-        )
+        self._optimizer_states: tuple[object, Mapping[str, Any]] | None = None
 
     def content(self, data: DistillationDataModule | None, cached: bool) -> dict[str, Any]:
         """What is stored: who the teacher was (its weights stay out), the classes, the settings that count."""
-        found = {
+        students = self.students.named()
+        content = {
             "kd_teacher": self.teacher,
             "kd_classes": self._classes,
             "kd_cached": cached,
-            "kd_optim": {
-                name: student.optim.settings() for name, student in self.students.named().items()
-            },
+            "kd_optim": {name: student.optim.settings() for name, student in students.items()},
         }
-        if data is None:
-            return found
-        return {**found, "kd_batch_size": data.batch_size, "kd_data": data.samples_identity}
+        if data is not None:
+            content["kd_batch_size"] = data.batch_size
+            content["kd_data"] = data.samples_identity
+        return content
 
     def check(self, checkpoint: Mapping[str, Any], data: DistillationDataModule | None) -> None:
         """Compares a checkpoint with this run, and takes over what its run had measured (batch size).
@@ -122,27 +122,27 @@ class Resume:
         """
         if self.optim_before is None or data is None:
             return
-        students = self.students.named()
         keys = {"weight_decay"}
-        for name, student in students.items():
-            keys |= {*self.optim_before.get(name, {}).get("kwargs", {}), *student.optim.kwargs}
-        (optimizer,), (schedule,) = (
-            trainer.optimizers,
-            (config.scheduler for config in trainer.lr_scheduler_configs),
-        )
+        for name, student in self.students.named().items():
+            kwargs_before = self.optim_before.get(name, {}).get("kwargs", {})
+            keys |= {*kwargs_before, *student.optim.kwargs}
+        (optimizer,) = trainer.optimizers
+        (config,) = trainer.lr_scheduler_configs
+        schedule = config.scheduler
         assert isinstance(schedule, LambdaLR)
         position = schedule.last_epoch
         if data.position.at is not None:
-            position = _position(trainer, *data.position.at, data)
+            epoch, samples = data.position.at
+            position = _position(trainer, epoch, data.batches_before(samples))
         settle_resumed(optimizer, schedule, self._made_with[0], keys, position)
 
 
-def _position(trainer: Trainer, epoch: int, samples: int, data: DistillationDataModule) -> int:
-    per_epoch = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
-    by_epochs = epoch * per_epoch + data.batches_before(samples) // trainer.accumulate_grad_batches
-    epochs = (
-        trainer.max_epochs
-        if trainer.max_epochs is not None and trainer.max_epochs > 0
-        else math.inf
-    )
-    return steps_done(trainer.global_step, by_epochs, epochs * per_epoch, trainer.max_steps)
+def _position(trainer: Trainer, epoch: int, batches: int) -> int:
+    """The step of this run's schedule after so many epochs, and batches of the next one."""
+    accumulate = trainer.accumulate_grad_batches
+    per_epoch = math.ceil(trainer.num_training_batches / accumulate)
+    by_epochs = epoch * per_epoch + batches // accumulate
+    total = math.inf
+    if trainer.max_epochs is not None and trainer.max_epochs > 0:
+        total = trainer.max_epochs * per_epoch
+    return steps_done(trainer.global_step, by_epochs, total, trainer.max_steps)

@@ -8,7 +8,6 @@ therefore loaded only if it has the form of the state that this run would have w
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -21,63 +20,60 @@ from kd.optim import Together, each_of
 
 MOST = 2**53  # of counters: whole numbers that a float64 holds
 OF_LOADERS = "combined_loader"  # Lightning keeps the states of the user's own stateful loaders here
-SINGLE = {
-    "fused": None,
-    "foreach": False,
-    "capturable": False,
-}  # steps that run on any device, with the same state
+SINGLE = {"fused": None, "foreach": False, "capturable": False}
+"""Settings of a step that runs on any device, with the same state."""
 
 
-def check_form(value: object, own: object, place: str) -> None:
+def check_form(value: object, expected: object, place: str) -> None:
     """Compares a state with the run's own: the same kind, the same keys or fewer, the same lengths, finite numbers.
 
     Args:
         value: as it is in a checkpoint.
-        own: the same part of this run's state; None takes any plain number.
+        expected: the same part of this run's state; None takes any plain number.
         place: names it in the message.
 
     Raises:
         UserError: the first difference.
     """
-    if isinstance(own, Mapping):
-        _check_keys(value, own, place)
-    elif isinstance(own, list | tuple):
-        if not isinstance(value, list | tuple) or len(value) != len(own):
-            raise UserError(f"{place}: must be a list of {len(own)}, got {_shown(value)}")
-        for number, (part, own_part) in enumerate(zip(value, own, strict=True)):
-            check_form(part, own_part, f"{place}.{number}")
-    elif isinstance(own, Tensor):
-        _check_tensor(value, own, place)
-    elif own is None:
+    if isinstance(expected, Mapping):
+        _check_keys(value, expected, place)
+    elif isinstance(expected, list | tuple):
+        if not isinstance(value, list | tuple) or len(value) != len(expected):
+            raise UserError(f"{place}: must be a list of {len(expected)}, got {_shown(value)}")
+        for number, (part, expected_part) in enumerate(zip(value, expected, strict=True)):
+            check_form(part, expected_part, f"{place}.{number}")
+    elif isinstance(expected, Tensor):
+        _check_tensor(value, expected, place)
+    elif expected is None:
         if not (value is None or isinstance(value, bool) or _is_number(value)):
             raise UserError(f"{place}: must be null or a number, got {_shown(value)}")
-    elif isinstance(own, bool):
+    elif isinstance(expected, bool):
         if value is not None and not isinstance(value, bool):
             raise UserError(f"{place}: must be true, false or null, got {_shown(value)}")
-    elif isinstance(own, int | float):
-        _check_number(value, own, place)
-    elif value != own:  # a word, a dtype
-        raise UserError(f"{place}: must be {_shown(own)}, got {_shown(value)}")
+    elif isinstance(expected, int | float):
+        _check_number(value, expected, place)
+    elif value != expected:  # a word, a dtype
+        raise UserError(f"{place}: must be {_shown(expected)}, got {_shown(value)}")
 
 
-def _check_keys(value: object, own: Mapping[Any, Any], place: str) -> None:
+def _check_keys(value: object, expected: Mapping[Any, Any], place: str) -> None:
     if not isinstance(value, Mapping):
         raise UserError(f"{place}: must be a mapping, got {_shown(value)}")
     for key, part in value.items():
         if key == OF_LOADERS:
             continue
-        if key not in own:
+        if key not in expected:
             raise UserError(f"{place}: unknown key {_shown(key)}")
-        check_form(part, own[key], f"{place}.{key}")
+        check_form(part, expected[key], f"{place}.{key}")
 
 
-def _check_number(value: object, own: float, place: str) -> None:
+def _check_number(value: object, expected: float, place: str) -> None:
     """A finite number, whole where the run's own is, and negative only where that is."""
-    if not _is_number(value) or (isinstance(own, int) and not isinstance(value, int)):
-        raise UserError(
-            f"{place}: must be a finite number{', whole' * isinstance(own, int)}, got {_shown(value)}"
-        )
-    if own >= 0 > value:  # type: ignore[operator]
+    whole = isinstance(expected, int)
+    if not _is_number(value) or (whole and not isinstance(value, int)):
+        kind = "a finite number, whole" if whole else "a finite number"
+        raise UserError(f"{place}: must be {kind}, got {_shown(value)}")
+    if expected >= 0 > value:  # type: ignore[operator]
         raise UserError(f"{place}: must not be negative, got {_shown(value)}")
 
 
@@ -88,9 +84,9 @@ def check_numbers(value: object, place: str) -> None:
     for key, part in value.items():
         if isinstance(part, Mapping):
             check_numbers(part, f"{place}.{key}")
-        elif (
-            not isinstance(key, str) or isinstance(part, bool) or not isinstance(part, int | float)
-        ):
+            continue
+        is_number = isinstance(part, int | float) and not isinstance(part, bool)
+        if not isinstance(key, str) or not is_number:
             raise UserError(
                 f"{place}: must map names to numbers, got {_shown(key)}: {_shown(part)}"
             )
@@ -102,14 +98,15 @@ def check_weights(state: Mapping[str, Any], module: nn.Module, place: str) -> No
     Raises:
         UserError: whole numbers where the module has others, or the other way round; no tensor.
     """
-    own = module.state_dict()
-    for name in own.keys() & state.keys():
+    for name, expected in module.state_dict().items():
+        if name not in state:
+            continue
         value = state[name]
-        if (
-            not isinstance(value, Tensor)
-            or value.is_floating_point() != own[name].is_floating_point()
-        ):
-            raise UserError(f"{place}: {name} must be {_described(own[name])}, got {_shown(value)}")
+        same_kind = (
+            isinstance(value, Tensor) and value.is_floating_point() == expected.is_floating_point()
+        )
+        if not same_kind:
+            raise UserError(f"{place}: {name} must be {_described(expected)}, got {_shown(value)}")
 
 
 def check_optimizers(
@@ -137,17 +134,16 @@ def check_optimizers(
         )
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     for optimizer, state in zip(optimizers, states, strict=True):
-        parts = (
-            state.get("optimizers")
-            if isinstance(optimizer, Together) and isinstance(state, Mapping)
-            else [state]
-        )
-        if not isinstance(parts, list) or len(parts) != len(each_of(optimizer)):
+        of_students = each_of(optimizer)
+        parts: object = [state]
+        if isinstance(optimizer, Together) and isinstance(state, Mapping):
+            parts = state.get("optimizers")
+        if not isinstance(parts, list) or len(parts) != len(of_students):
             raise UserError(
-                f"{place}: must have the states of {len(each_of(optimizer))} students' optimizers"
+                f"{place}: must have the states of {len(of_students)} students' optimizers"
             )
-        for one, part in zip(each_of(optimizer), parts, strict=True):
-            _check_optimizer(one, part, weights, names, place)
+        for of_student, part in zip(of_students, parts, strict=True):
+            _check_optimizer(of_student, part, weights, names, place)
 
 
 def _check_optimizer(
@@ -157,66 +153,72 @@ def _check_optimizer(
     names: Mapping[int, str],
     place: str,
 ) -> None:
+    """Compares one optimizer: its groups and their settings, then the state of each parameter."""
     if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping):
         raise UserError(
             f"{place}: an optimizer's state must have state and param_groups, got {_shown(state)}"
         )
-    groups, place = state.get("param_groups"), f"{place}: the optimizer's"
-    if not isinstance(groups, list) or len(groups) != len(optimizer.param_groups):
-        raise UserError(
-            f"{place} param_groups must be {len(optimizer.param_groups)}, got {_shown(groups)}"
-        )
+    place = f"{place}: the optimizer's"
+    groups = _checked_groups(optimizer, state.get("param_groups"), place)
 
-    # torch numbers the parameters of all groups from 0, in their order
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = [group.get("params") if isinstance(group, Mapping) else None for group in groups]
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    if [len(part) if isinstance(part, list) else -1 for part in numbers] != sizes:
-        raise UserError(f"{place} param_groups must have {sizes} parameters")
-    if list(chain(*numbers)) != list(range(len(parameters))):  # type: ignore[arg-type]
-        raise UserError(f"{place} parameters must be numbered from 0 to {len(parameters) - 1}")
-
-    # settings by this run's own; then the state that the checkpoint's settings make (with momentum or without)
+    # the settings must have the form of this run's own
     own_settings = [_settings(group) for group in optimizer.param_groups]
     after_step = _Rehearsal(optimizer, own_settings).settings_after_step()
-    for number, (group, own) in enumerate(zip(groups, after_step, strict=True)):
-        check_form(_settings(group), _any_number(own), f"{place} param_groups.{number}")
-    expected = _Rehearsal(
-        optimizer,
-        [{**own, **_settings(group)} for group, own in zip(groups, own_settings, strict=True)],
-    )
+    for number, (group, expected) in enumerate(zip(groups, after_step, strict=True)):
+        check_form(_settings(group), _any_number(expected), f"{place} param_groups.{number}")
 
-    unknown = [
-        key for key in state["state"] if type(key) is not int or not 0 <= key < len(parameters)
+    # each state must have the form that the checkpoint's settings make (with momentum or without)
+    restored = [
+        {**own, **_settings(group)} for own, group in zip(own_settings, groups, strict=True)
     ]
-    if unknown:
-        raise UserError(
-            f"{place} state is of parameter {_shown(unknown[0])}, which it does not have"
-        )
-    casts = not isinstance(
-        optimizer, ZeroRedundancyOptimizer
-    )  # torch converts states to the parameters' dtype
-    group_of = [
-        number for number, group in enumerate(optimizer.param_groups) for _ in group["params"]
-    ]
-    for number, content in state["state"].items():
-        parameter = parameters[number]
-        name = names.get(id(parameter), f"parameter {number}")
+    rehearsal = _Rehearsal(optimizer, restored)
+    parameters = []  # each with the number of its group
+    for number, group in enumerate(optimizer.param_groups):
+        parameters += [(parameter, number) for parameter in group["params"]]
+    # torch converts states to the dtype of the parameters, which the checkpoint's weights have had
+    converts = not isinstance(optimizer, ZeroRedundancyOptimizer)
+    for key, content in state["state"].items():
+        if type(key) is not int or not 0 <= key < len(parameters):
+            raise UserError(f"{place} state is of parameter {_shown(key)}, which it does not have")
+        parameter, group_number = parameters[key]
+        name = names.get(id(parameter), f"parameter {key}")
+        dtype = parameter.dtype
         saved = weights.get(name)
-        dtype = (
-            saved.dtype
-            if casts and saved is not None and saved.is_floating_point()
-            else parameter.dtype
-        )
-        own_state = expected.state_of(group_of[number], parameter.shape, dtype)
-        of_this = f"{place} state of {name}"
-        if own_state is None:
-            _check_any_state(content, parameter, of_this)
-            continue
-        if content:  # empty where no gradient has come yet
-            check_form(content, own_state, of_this)
-            if missing := sorted(own_state.keys() - content.keys()):
-                raise UserError(f"{of_this}: has no {missing[0]}")
+        if converts and saved is not None and saved.is_floating_point():
+            dtype = saved.dtype
+        expected_state = rehearsal.state_of(group_number, parameter.shape, dtype)
+        _check_state(content, expected_state, parameter, f"{place} state of {name}")
+
+
+def _checked_groups(optimizer: Optimizer, groups: object, place: str) -> list[Mapping[str, Any]]:
+    """A checkpoint's parameter groups; torch numbers the parameters of all groups from 0, in their order."""
+    own_groups = optimizer.param_groups
+    if not isinstance(groups, list) or len(groups) != len(own_groups):
+        raise UserError(f"{place} param_groups must be {len(own_groups)}, got {_shown(groups)}")
+    sizes = [len(group["params"]) for group in own_groups]
+    first = 0
+    for group, size in zip(groups, sizes, strict=True):
+        numbers = group.get("params") if isinstance(group, Mapping) else None
+        if not isinstance(numbers, list) or len(numbers) != size:
+            raise UserError(f"{place} param_groups must have {sizes} parameters")
+        if numbers != list(range(first, first + size)):
+            last = sum(sizes) - 1
+            raise UserError(f"{place} parameters must be numbered from 0 to {last}")
+        first += size
+    return groups
+
+
+def _check_state(
+    content: Any, expected: dict[str, Any] | None, parameter: Tensor, place: str
+) -> None:
+    """Compares the state of one parameter; ``expected`` is None where it can't be foreseen."""
+    if expected is None:
+        _check_any_state(content, parameter, place)
+    elif content:  # empty where no gradient has come yet
+        check_form(content, expected, place)
+        missing = sorted(expected.keys() - content.keys())
+        if missing:
+            raise UserError(f"{place}: has no {missing[0]}")
 
 
 class _Rehearsal:
@@ -235,13 +237,16 @@ class _Rehearsal:
         """The groups' settings after a step: some optimizers count their steps there."""
         if not self._can_foresee:
             return self._settings
-        found = []
+        all_settings = []
         for settings, group in zip(self._settings, self._groups, strict=True):
-            after = _settings(
-                self._step(settings, group["params"][0].shape, group["params"][0].dtype)[1]
-            )
-            found.append({**after, **{name: settings[name] for name in SINGLE if name in settings}})
-        return found
+            first = group["params"][0]
+            _, group_after = self._step(settings, first.shape, first.dtype)
+            after = _settings(group_after)
+            for name in SINGLE:
+                if name in settings:
+                    after[name] = settings[name]
+            all_settings.append(after)
+        return all_settings
 
     def state_of(self, group: int, shape: torch.Size, dtype: torch.dtype) -> dict[str, Any] | None:
         """The state of a parameter after one step; None for an optimizer of the user's own, which kd can't foresee."""
@@ -249,36 +254,31 @@ class _Rehearsal:
             return None
         key = (group, shape, dtype)
         if key not in self._states:
-            self._states[key] = self._step(self._settings[group], shape, dtype)[0]
+            state, _ = self._step(self._settings[group], shape, dtype)
+            self._states[key] = state
         return self._states[key]
 
     def _step(
         self, settings: dict[str, Any], shape: torch.Size, dtype: torch.dtype
     ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The state of a parameter, and its group, after one step of a copy of the optimizer."""
         parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
         parameter.grad = torch.zeros_like(parameter)
         on_cpu = {name: value for name, value in SINGLE.items() if name in settings}
         copied = object.__new__(type(self._optimizer))
-        # an attribute ``step`` is the wrapper that a schedule puts around the real optimizer's
-        copied.__dict__.update(
-            {name: value for name, value in vars(self._optimizer).items() if name != "step"}
-        )
-        copied._optimizer_step_pre_hooks, copied._optimizer_step_post_hooks = (
-            OrderedDict(),
-            OrderedDict(),
-        )
-        copied.state, copied.param_groups = (
-            defaultdict(dict),
-            [{**settings, **on_cpu, "params": [parameter]}],
-        )
+        copied.__dict__.update(vars(self._optimizer))
+        copied.__dict__.pop("step", None)  # the wrapper that a schedule puts around the real one's
+        copied._optimizer_step_pre_hooks = OrderedDict()
+        copied._optimizer_step_post_hooks = OrderedDict()
+        copied.state = defaultdict(dict)
+        copied.param_groups = [{**settings, **on_cpu, "params": [parameter]}]
         try:
             with torch.random.fork_rng(devices=[]):
                 copied.step()
         except Exception as error:
-            problem = (
+            raise UserError(
                 f"resume: the optimizer can't work with the checkpoint's settings: {plain(error)}"
-            )
-            raise UserError(problem) from error
+            ) from error
         return dict(copied.state[parameter]), copied.param_groups[0]
 
 
@@ -312,9 +312,9 @@ def _tensors(value: object) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-def _check_tensor(value: object, own: Tensor, place: str) -> None:
-    if not isinstance(value, Tensor) or value.shape != own.shape or value.dtype != own.dtype:
-        raise UserError(f"{place}: must be {_described(own)}, got {_shown(value)}")
+def _check_tensor(value: object, expected: Tensor, place: str) -> None:
+    if not isinstance(value, Tensor) or _described(value) != _described(expected):
+        raise UserError(f"{place}: must be {_described(expected)}, got {_shown(value)}")
     _check_finite(value, place)
     if value.dim() == 0 and value < 0:  # a counter of steps, a norm
         raise UserError(f"{place}: must not be negative, got {_shown(value)}")
@@ -332,10 +332,12 @@ def _is_number(value: object) -> bool:
 
 
 def _described(value: Tensor) -> str:
+    """Dtype and shape."""
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
 def _shown(value: object) -> str:
-    return (
-        _described(value) if isinstance(value, Tensor) else f"{type(value).__name__} {value!r:.60}"
-    )
+    """A value in a message: its kind, and its beginning."""
+    if isinstance(value, Tensor):
+        return _described(value)
+    return f"{type(value).__name__} {value!r:.60}"
