@@ -15,9 +15,7 @@ from typing import Any
 from kd.storage.elsewhere import LARGEST_LOG, text_of
 
 PARENT = "KD_PARENT"  # names the process with which a child ends
-STARTER = (
-    "KD_STARTER"  # names the first process of a machine, in the processes that it starts as ranks
-)
+STARTER = "KD_STARTER"  # names the first process of a machine, in the ranks that it starts
 CHECK_STARTER_S = 0.5  # seconds between two checks that the first process is alive
 OUTLIVES_S = 8.0  # seconds that a rank may outlive the first process, to finish what it writes
 _PR_SET_PDEATHSIG = 1
@@ -35,22 +33,22 @@ def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
         items: the command line.
         popen: further arguments of ``subprocess.Popen``; ``env`` is added to this process's environment.
     """
-    env = {
-        k: v
-        for k, v in os.environ.items()
-        if k not in _OF_A_JOB and not k.startswith(("SLURM_", "TORCHELASTIC_"))
-    }
-    env |= {**(popen.pop("env", None) or {}), PARENT: str(os.getpid())}
+    env = {}
+    for name, value in os.environ.items():
+        if name not in _OF_A_JOB and not name.startswith(("SLURM_", "TORCHELASTIC_")):
+            env[name] = value
+    env |= popen.pop("env", None) or {}
+    env[PARENT] = str(os.getpid())
     return subprocess.Popen([sys.executable, "-m", "kd.cli", *items], env=env, **popen)
 
 
 def reason_in(log: Path) -> str:
     """Why a ``kd-train`` failed, in a line, by the log of its output."""
     text = text_of(log, LARGEST_LOG, errors="replace") if log.is_file() else ""
-    message = (
-        r"kd-(?:train|latency): (?!the traceback|to resume|resume)(?:rank \d+: )?(?:failed: )?(.+)"
-    )
-    return (re.findall(message, text) or text.strip().splitlines() or ["no output"])[-1][:200]
+    not_a_reason = "(?!the traceback|to resume|resume)"
+    message = rf"kd-(?:train|latency): {not_a_reason}(?:rank \d+: )?(?:failed: )?(.+)"
+    lines = re.findall(message, text) or text.strip().splitlines() or ["no output"]
+    return lines[-1][:200]
 
 
 def die_with_parent() -> None:
@@ -61,9 +59,8 @@ def die_with_parent() -> None:
 
 def end_with_parent() -> None:
     """In such a child, as it starts: asks the kernel for a SIGTERM at the parent's end. Elsewhere nothing."""
-    parent = os.environ.pop(
-        PARENT, None
-    )  # popped: processes that this one starts have another parent
+    # popped: processes that this one starts have another parent
+    parent = os.environ.pop(PARENT, None)
     if parent is None or not sys.platform.startswith("linux"):
         return
     die_with_parent()

@@ -13,6 +13,7 @@ from kd.launch import groups
 
 PORT = "29500"
 RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
+INTERACTIVE = ("bash", "interactive")  # SLURM's job names of shells, in which many programs run
 
 
 @dataclass(frozen=True)
@@ -61,58 +62,56 @@ def recognise(
     """
     for name in RANKS:
         whole_number(env, name, default=0)
-    machines = groups.machines(
-        env, groups.base(env) / groups.RESOURCE_FILE if resource_file is None else resource_file
-    )
+    if resource_file is None:
+        resource_file = groups.base(env) / groups.RESOURCE_FILE
+    machines = groups.machines(env, resource_file)
     if env.get("KD_ROLE", "train") not in ("train", "data"):
         raise UserError(f"KD_ROLE: must be train or data, got '{env['KD_ROLE']}'")
-    starters = (_torchrun, _mpirun, _data_machine, _skypilot, _sagemaker, _train_job, _slurm)
-    found = next((cluster for starter in starters if (cluster := starter(env, machines))), None)
-    if found and found.starts_each_process and env.get("KD_ROLE") == "data":
+    cluster = None
+    for launched_by in (
+        _torchrun, _mpirun, _data_machine, _skypilot, _sagemaker, _train_job, _slurm,
+    ):  # fmt: skip
+        cluster = cluster or launched_by(env, machines)
+    if cluster and cluster.starts_each_process and env.get("KD_ROLE") == "data":
         raise UserError(
-            f"KD_ROLE: data, but {found.launcher} starts processes that train; start kd-train without it"
+            f"KD_ROLE: data, but {cluster.launcher} starts processes that train; start kd-train without it"
         )
-    if "KD_DATA_NODES" not in env or (found and found.role == "data"):
-        return found
+    if "KD_DATA_NODES" not in env or (cluster and cluster.role == "data"):
+        return cluster
     count = whole_number(env, "KD_DATA_NODES", 1)
-    if found and found.data_nodes not in (0, count):
+    if cluster and cluster.data_nodes not in (0, count):
         raise UserError(
-            f"KD_DATA_NODES: {count}, but {found.launcher}'s job has {found.data_nodes} that prepare data"
+            f"KD_DATA_NODES: {count}, but {cluster.launcher}'s job has {cluster.data_nodes} that prepare data"
         )
-    return replace(found or Cluster("KD_DATA_NODES", 1, None), data_nodes=count)
+    return replace(cluster or Cluster("KD_DATA_NODES", 1, None), data_nodes=count)
 
 
 def _torchrun(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
     if "TORCHELASTIC_RUN_ID" not in env:
         return None
-    if (
-        env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        and env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    ):
+    restarted = env.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if restarted and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # the agent's store still holds the addresses of the processes that died: joining over it waits for them
         print(
             "kd-train: warning: a restarted torchrun job may wait for its dead processes; start torchrun with "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
             file=sys.stderr,
         )
-    local, size = whole_number(env, "LOCAL_WORLD_SIZE", 1), whole_number(env, "WORLD_SIZE", 1)
-    job = env["TORCHELASTIC_RUN_ID"]
-    return Cluster(
-        "torchrun", _nodes("WORLD_SIZE", size, local), local, job=None if job == "none" else job
-    )
+    local_size = whole_number(env, "LOCAL_WORLD_SIZE", 1)
+    size = whole_number(env, "WORLD_SIZE", 1)
+    job: str | None = env["TORCHELASTIC_RUN_ID"]
+    if job == "none":  # torchrun's default
+        job = None
+    return Cluster("torchrun", _nodes("WORLD_SIZE", size, local_size), local_size, job=job)
 
 
 def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
     if "OMPI_COMM_WORLD_SIZE" not in env:
         return None
-    size, rank = (
-        whole_number(env, "OMPI_COMM_WORLD_SIZE", 1),
-        whole_number(env, "OMPI_COMM_WORLD_RANK"),
-    )
-    local_size, local_rank = (
-        whole_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1),
-        whole_number(env, "OMPI_COMM_WORLD_LOCAL_RANK"),
-    )
+    size = whole_number(env, "OMPI_COMM_WORLD_SIZE", 1)
+    rank = whole_number(env, "OMPI_COMM_WORLD_RANK")
+    local_size = whole_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
+    local_rank = whole_number(env, "OMPI_COMM_WORLD_LOCAL_RANK")
     nodes = _nodes("OMPI_COMM_WORLD_SIZE", size, local_size)
     if not rank < size or rank % local_size != local_rank:
         raise UserError(
@@ -124,18 +123,20 @@ def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Clu
             f"OMPI_COMM_WORLD_SIZE: {size} processes, {local_size} on a machine, make {nodes} machine(s), but "
             f"SageMaker's job trains on {len(machines.train)}: {', '.join(machines.train)}"
         )
-    address = env.get("MASTER_ADDR") or (
-        "127.0.0.1" if nodes == 1 else machines.train[0] if machines else ""
-    )
+    address = env.get("MASTER_ADDR")
+    if not address and nodes == 1:
+        address = "127.0.0.1"
+    if not address and machines:
+        address = machines.train[0]
     if not address:
         start = "start it with mpirun -x MASTER_ADDR=HOST"
         raise UserError(
             f"MASTER_ADDR: mpirun on several machines does not say where rank 0 is; {start}"
         )
+    port = env.get("MASTER_PORT") or PORT
     job = env.get("PMIX_NAMESPACE") or env.get("OMPI_MCA_ess_base_jobid", "")
-    port = env.get("MASTER_PORT") or (
-        str(20000 + int(_digest(job), 16) % 10000) if job and nodes == 1 else PORT
-    )
+    if not env.get("MASTER_PORT") and job and nodes == 1:
+        port = str(20000 + int(_digest(job), 16) % 10000)  # another one for each job of the machine
     variables = {
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
@@ -144,13 +145,8 @@ def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Clu
         "LOCAL_RANK": str(local_rank),
         "NODE_RANK": str(rank // local_size),
     }
-    return Cluster(
-        "mpirun",
-        nodes,
-        local_size,
-        variables,
-        env.get("TRAINING_JOB_NAME") or env.get("SLURM_JOB_ID"),
-    )
+    name = env.get("TRAINING_JOB_NAME") or env.get("SLURM_JOB_ID")
+    return Cluster("mpirun", nodes, local_size, variables, name)
 
 
 def _data_machine(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
@@ -168,15 +164,15 @@ def _data_machine(env: Mapping[str, str], machines: groups.MachineNames | None) 
 def _skypilot(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
     if "SKYPILOT_NODE_IPS" not in env:
         return None
-    addresses, rank = env["SKYPILOT_NODE_IPS"].split(), whole_number(env, "SKYPILOT_NODE_RANK")
+    addresses = env["SKYPILOT_NODE_IPS"].split()
+    rank = whole_number(env, "SKYPILOT_NODE_RANK")
     if whole_number(env, "SKYPILOT_NUM_NODES", default=len(addresses)) != len(addresses):
         raise UserError(
             f"SKYPILOT_NUM_NODES: {env['SKYPILOT_NUM_NODES']}, but SKYPILOT_NODE_IPS has {len(addresses)}"
         )
     gpus = whole_number(env, "SKYPILOT_NUM_GPUS_PER_NODE", default=0)
-    variables = _meeting(
-        addresses[0] if addresses else "", PORT, rank, len(addresses), "SKYPILOT_NODE_RANK"
-    )
+    first = addresses[0] if addresses else ""
+    variables = _meeting(first, PORT, rank, len(addresses), "SKYPILOT_NODE_RANK")
     return Cluster("SkyPilot", len(addresses), gpus or None, variables, env.get("SKYPILOT_TASK_ID"))
 
 
@@ -203,11 +199,11 @@ def _sagemaker(env: Mapping[str, str], machines: groups.MachineNames | None) -> 
 def _train_job(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
     if "PET_NNODES" not in env:
         return None
-    nodes, rank = whole_number(env, "PET_NNODES", 1), whole_number(env, "PET_NODE_RANK", default=0)
-    processes = env.get("PET_NPROC_PER_NODE", "auto")
-    devices = (
-        None if processes in ("auto", "gpu", "cpu") else whole_number(env, "PET_NPROC_PER_NODE", 1)
-    )
+    nodes = whole_number(env, "PET_NNODES", 1)
+    rank = whole_number(env, "PET_NODE_RANK", default=0)
+    devices = None
+    if env.get("PET_NPROC_PER_NODE", "auto") not in ("auto", "gpu", "cpu"):
+        devices = whole_number(env, "PET_NPROC_PER_NODE", 1)
     address = env.get("PET_MASTER_ADDR", "127.0.0.1" if nodes == 1 else "")
     variables = _meeting(address, env.get("PET_MASTER_PORT", PORT), rank, nodes, "PET_NODE_RANK")
     return Cluster("TrainJob", nodes, devices, variables, env.get("PET_RDZV_ID"))
@@ -216,34 +212,43 @@ def _train_job(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster
 def _slurm(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
     if "SLURM_PROCID" not in env:
         return None
-    if (
-        whole_number(env, "SLURM_NTASKS", 1, default=1) == 1
-    ):  # a shell within a job runs many things; a batch job is one
-        shell = "SLURM_STEP_ID" not in env or env.get("SLURM_JOB_NAME", "bash") in (
-            "bash",
-            "interactive",
-        )
-        return None if shell else Cluster("SLURM", 1, None, job=env.get("SLURM_JOB_ID"))
-    if (
-        "SLURM_STEP_ID" not in env
-    ):  # set by srun: without it this process alone would wait for all others
+    tasks = whole_number(env, "SLURM_NTASKS", 1, default=1)
+    by_srun = "SLURM_STEP_ID" in env
+    job = env.get("SLURM_JOB_ID")
+    if tasks == 1:  # a shell within a job runs many things; a batch job is one
+        in_shell = not by_srun or env.get("SLURM_JOB_NAME", "bash") in INTERACTIVE
+        return None if in_shell else Cluster("SLURM", 1, None, job=job)
+    if not by_srun:  # this process alone would wait for all others
         raise UserError(
-            f"SLURM_NTASKS: the job has {env['SLURM_NTASKS']} tasks; start all with: srun kd-train ..."
+            f"SLURM_NTASKS: the job has {tasks} tasks; start all with: srun kd-train ..."
         )
-    tasks = whole_number(env, "SLURM_NTASKS", 1)
-    nodes = whole_number(
-        env, "SLURM_NNODES" if "SLURM_NNODES" in env else "SLURM_JOB_NUM_NODES", 1, default=1
-    )
-    return Cluster(
-        "SLURM", nodes, _nodes("SLURM_NTASKS", tasks, nodes), job=env.get("SLURM_JOB_ID")
-    )
+    nodes = slurm_nodes(env)
+    return Cluster("SLURM", nodes, _nodes("SLURM_NTASKS", tasks, nodes), job=job)
+
+
+def slurm_nodes(env: Mapping[str, str]) -> int:
+    """Machines of a SLURM job, which has two names for them."""
+    name = "SLURM_NNODES" if "SLURM_NNODES" in env else "SLURM_JOB_NUM_NODES"
+    return whole_number(env, name, 1, default=1)
 
 
 def whole_number(
     env: Mapping[str, str], name: str, low: int = 0, default: int | None = None
 ) -> int:
-    """A variable's whole number, at least ``low``; ``default`` where it is not set. Raises a UserError."""
-    text = env.get(name, "" if default is None else str(default))
+    """A variable's whole number, at least ``low``.
+
+    Args:
+        env: the environment.
+        name: of the variable.
+        low: the least number.
+        default: where it is not set; None: it must be.
+
+    Raises:
+        UserError: not such a number.
+    """
+    if name not in env and default is not None:
+        return default
+    text = env.get(name, "")
     if not (text.isascii() and text.isdigit() and int(text) >= low):
         raise UserError(f"{name}: must be a whole number >= {low}, got '{text}'")
     return int(text)
@@ -257,6 +262,7 @@ def _nodes(name: str, processes: int, parts: int) -> int:
 
 
 def _meeting(address: str, port: str, rank: int, nodes: int, name: str) -> dict[str, str]:
+    """The variables by which machine ``rank`` finds the first one; ``name`` is the variable that has its rank."""
     if not rank < nodes:
         raise UserError(f"{name}: must be 0 to {nodes - 1} for {nodes} machines, got {rank}")
     if not address:
@@ -283,7 +289,8 @@ def _digest(*parts: str) -> str:
 
 def is_rank_zero() -> bool:
     """Whether this process speaks for the job, by its environment: known before any process group exists."""
-    ranks = (os.environ.get(name, "0") for name in RANKS)
-    return all(
-        not text.isdecimal() or int(text) == 0 for text in ranks
-    )  # recognise() refuses other words
+    for name in RANKS:
+        text = os.environ.get(name, "0")
+        if text.isdecimal() and int(text) != 0:  # recognise() refuses other words
+            return False
+    return True

@@ -49,11 +49,9 @@ def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None
     from_file: dict[str, Any] = {}
     if resource_file.is_file():
         from_file = read_json(text_of(resource_file), str(resource_file), dict)
-    hosts = (
-        read_json(env["SM_HOSTS"], "SM_HOSTS", list)
-        if "SM_HOSTS" in env
-        else from_file.get("hosts")
-    )
+    hosts = from_file.get("hosts")
+    if "SM_HOSTS" in env:
+        hosts = read_json(env["SM_HOSTS"], "SM_HOSTS", list)
     if hosts is None:
         return None
     if not hosts:
@@ -70,20 +68,18 @@ def machines(env: Mapping[str, str], resource_file: Path) -> MachineNames | None
     interface = env.get("SM_NETWORK_INTERFACE_NAME", from_file.get("network_interface_name"))
     listed = from_file.get("instance_groups") or []
     if "SM_INSTANCE_GROUPS_DICT" in env:
-        listed = list(
-            read_json(env["SM_INSTANCE_GROUPS_DICT"], "SM_INSTANCE_GROUPS_DICT", dict).values()
-        )
-    groups = {g["instance_group_name"]: sorted(g["hosts"]) for g in listed} or {
-        "train": sorted(hosts)
-    }
+        by_name = read_json(env["SM_INSTANCE_GROUPS_DICT"], "SM_INSTANCE_GROUPS_DICT", dict)
+        listed = list(by_name.values())
+    groups = {group["instance_group_name"]: sorted(group["hosts"]) for group in listed}
+    if not groups:
+        groups = {"train": sorted(hosts)}
     grouped = sorted(host for names in groups.values() for host in names)
     if grouped != sorted(hosts):
         raise UserError(
             f"instance_groups: their hosts are {', '.join(grouped)}, the job's {', '.join(sorted(hosts))}"
         )
-    train = groups[
-        _training_group(groups, _current(env, from_file, groups, here), env.get("KD_ROLE"))
-    ]
+    current = _current(env, from_file, groups, here)
+    train = groups[_training_group(groups, current, env.get("KD_ROLE"))]
     _check_types(listed, train)
     return MachineNames(here, train, sorted(set(hosts) - set(train)), interface)
 
@@ -100,24 +96,27 @@ def read_json(text: str, where: str, kind: type[T]) -> T:
         UserError: it is not.
     """
     try:
-        found = json_of(text)
+        content = json_of(text)
     except ValueError as error:
         raise UserError(f"{where}: is not JSON: {error}") from error
-    if not isinstance(found, kind):
-        raise UserError(
-            f"{where}: must be a {'list' if kind is list else 'mapping'}, got {text[:100]}"
-        )
-    return found
+    if not isinstance(content, kind):
+        expected = "list" if kind is list else "mapping"
+        raise UserError(f"{where}: must be a {expected}, got {text[:100]}")
+    return content
 
 
 def _current(
     env: Mapping[str, str], from_file: Mapping[str, Any], groups: Mapping[str, list[str]], here: str
 ) -> str:
+    """The group of this machine; what else names a group must name the same one."""
     group = next(name for name, hosts in groups.items() if here in hosts)
-    named = {from_file.get(f"current_{key}") for key in ("group_name", "instance_group")}
-    named.add(env.get("SM_CURRENT_INSTANCE_GROUP"))
-    wrong = (named - {None, "", group}) if len(groups) > 1 else set()
-    if wrong:
+    names = {
+        from_file.get("current_group_name"),
+        from_file.get("current_instance_group"),
+        env.get("SM_CURRENT_INSTANCE_GROUP"),
+    }
+    wrong = names - {None, "", group}
+    if wrong and len(groups) > 1:
         raise UserError(
             f"current_group_name: {', '.join(map(str, wrong))}, but {here} is listed in '{group}'"
         )
@@ -125,18 +124,15 @@ def _current(
 
 
 def _training_group(groups: Mapping[str, list[str]], current: str, role: str | None) -> str:
-    roles: dict[str, str | None] = {current: "train"} if len(groups) == 1 else {}
-    for name in () if roles else groups:
-        known = [
-            role
-            for role, words in _WORDS.items()
-            if words & set(re.split(r"[^a-z]+", name.lower()))
-        ]
-        roles[name] = known[0] if len(known) == 1 else None
+    """The group that trains: by ``KD_ROLE`` of this machine's group, the words in the groups' names, or what is left."""
+    roles = {name: _role_by_name(name) for name in groups}
+    if len(groups) == 1:
+        roles = {current: "train"}
     if role:
         roles[current] = role
-    training = [name for name, known in roles.items() if known == "train"]
-    training = training or [name for name, known in roles.items() if known is None]
+    training = [name for name in roles if roles[name] == "train"]
+    if not training:
+        training = [name for name in roles if roles[name] is None]
     if len(training) != 1:
         what = f"'{', '.join(training)}' would train" if training else "none of them trains"
         raise UserError(
@@ -146,9 +142,22 @@ def _training_group(groups: Mapping[str, list[str]], current: str, role: str | N
     return training[0]
 
 
+def _role_by_name(group: str) -> str | None:
+    """What the words in a group's name say that it is for; None where they say nothing, or both."""
+    words = set(re.split(r"[^a-z]+", group.lower()))
+    roles = [role for role in _WORDS if _WORDS[role] & words]
+    return roles[0] if len(roles) == 1 else None
+
+
 def _check_types(groups: list[dict[str, Any]], train: list[str]) -> None:
-    with_gpus = [g["instance_group_name"] for g in groups if has_gpus(g.get("instance_type", ""))]
-    training = next((g for g in groups if sorted(g["hosts"]) == train), {})
+    """Refuses to train on machines without GPUs while others have some."""
+    with_gpus = []
+    training: dict[str, Any] = {}
+    for group in groups:
+        if has_gpus(group.get("instance_type", "")):
+            with_gpus.append(group["instance_group_name"])
+        if sorted(group["hosts"]) == train:
+            training = group
     if with_gpus and has_gpus(training.get("instance_type", "")) is False:
         raise UserError(
             f"instance_groups: '{training['instance_group_name']}' would train on "

@@ -23,11 +23,9 @@ def meet_on_loopback(trainer: Trainer) -> None:
         trainer: Lightning's, before its fit or validation.
     """
     environment = getattr(trainer.strategy, "cluster_environment", None)
-    ours = (
-        isinstance(environment, LightningEnvironment)
-        and not environment.creates_processes_externally
-    )
-    if not ours or trainer.world_size == 1:
+    if not isinstance(environment, LightningEnvironment) or trainer.world_size == 1:
+        return
+    if environment.creates_processes_externally:
         return
     name_starter()
     if trainer.num_nodes > 1:

@@ -14,19 +14,21 @@ from pathlib import Path
 from pytorch_lightning import Trainer
 
 from kd.errors import UserError, UserErrorOfAll
-from kd.launch.cluster import whole_number
-
-INTERACTIVE = ("bash", "interactive")  # SLURM's job names of shells, in which many programs run
+from kd.launch.cluster import INTERACTIVE, slurm_nodes, whole_number
 
 
 @dataclass(frozen=True)
 class Started:
     """Processes that a launcher has started, all of the job."""
 
-    by: str  # the launcher
-    variable: str  # of the environment, that counts them
+    by: str
+    """The launcher."""
+    variable: str
+    """The variable of the environment that counts them."""
     processes: int
-    machines: int | None = None  # None: not known
+    """How many there are."""
+    machines: int | None = None
+    """On how many machines; None: not known."""
 
 
 # launcher, the variable that counts its processes
@@ -44,13 +46,11 @@ def started(env: Mapping[str, str] = os.environ) -> Started | None:
             return Started(launcher, count, whole_number(env, count, 1, default=1))
     tasks = whole_number(env, "SLURM_NTASKS", 1, default=1)
     if tasks > 1 and "SLURM_STEP_ID" in env and env.get("SLURM_JOB_NAME") not in INTERACTIVE:
-        nodes = "SLURM_NNODES" if "SLURM_NNODES" in env else "SLURM_JOB_NUM_NODES"
-        return Started("SLURM", "SLURM_NTASKS", tasks, whole_number(env, nodes, 1, default=1))
+        return Started("SLURM", "SLURM_NTASKS", tasks, slurm_nodes(env))
     if "SLURM_NTASKS" not in env and whole_number(env, "PMI_SIZE", 1, default=1) > 1:
         return Started("mpiexec", "PMI_SIZE", whole_number(env, "PMI_SIZE", 1))
-    if (
-        "LOCAL_RANK" in env and "WORLD_SIZE" in env
-    ):  # a launcher of the user's own, or Lightning in its children
+    # a launcher of the user's own, or Lightning in its children
+    if "LOCAL_RANK" in env and "WORLD_SIZE" in env:
         return Started("another program", "WORLD_SIZE", whole_number(env, "WORLD_SIZE", 1))
     return None
 
@@ -78,15 +78,11 @@ def check_processes(trainer: Trainer, env: Mapping[str, str] = os.environ) -> No
             "start them with torchrun, srun or Open MPI's mpirun"
         )
     elif existing.processes != wanted:
-        unset = (
-            "; unset LOCAL_RANK and WORLD_SIZE if nothing has"
-            if existing.variable == "WORLD_SIZE"
-            else ""
-        )
-        raise UserError(
-            f"{existing.variable}: {existing.by} has started {_count(existing.processes)}, but "
-            f"{settings}{unset if existing.by == 'another program' else ''}"
-        )
+        hint = ""
+        if existing.by == "another program":
+            hint = "; unset LOCAL_RANK and WORLD_SIZE if nothing has"
+        started_by = f"{existing.by} has started {_count(existing.processes)}"
+        raise UserError(f"{existing.variable}: {started_by}, but {settings}{hint}")
     elif existing.machines not in (None, nodes):
         raise UserError(
             f"trainer.num_nodes: {nodes}, but {existing.by}'s job has {existing.machines} machines"
@@ -123,10 +119,8 @@ def _check_alone(env: Mapping[str, str], wanted: int, nodes: int, settings: str)
 
 def _has_a_file() -> bool:
     """Whether this program can be started again by its file or its module, as Lightning starts the other processes."""
-    return (
-        getattr(sys.modules["__main__"], "__spec__", None) is not None
-        or Path(sys.argv[0]).is_file()
-    )
+    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
+    return is_module or Path(sys.argv[0]).is_file()
 
 
 def _count(processes: int) -> str:

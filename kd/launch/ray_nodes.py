@@ -38,12 +38,9 @@ while sum(n["Alive"] and n["Labels"].get("kd-role") == "data" for n in ray.nodes
 
 
 def _address(cluster: Cluster) -> tuple[str, int]:
-    host = (
-        cluster.variables.get("MASTER_ADDR")
-        or os.environ.get("MASTER_ADDR")
-        or socket.gethostname()
-    )
-    return host, int(os.environ.get("KD_RAY_PORT", "6379"))
+    """Host and port of Ray on the first machine that trains."""
+    host = cluster.variables.get("MASTER_ADDR") or os.environ.get("MASTER_ADDR")
+    return host or socket.gethostname(), int(os.environ.get("KD_RAY_PORT", "6379"))
 
 
 def _own_address(host: str) -> list[str]:
@@ -92,17 +89,9 @@ def _start(*arguments: str, role: str) -> _Node:
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"machines that prepare data: {needs_extra('ray')}")
     log = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the node's end)
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "ray.scripts.scripts",
-            "start",
-            "--block",
-            "--disable-usage-stats",
-            f"--labels=kd-role={role}",
-            *arguments,
-        ],
+        [*start, "--disable-usage-stats", f"--labels=kd-role={role}", *arguments],
         stdout=log,
         stderr=log,
         start_new_session=True,
@@ -153,18 +142,16 @@ def nodes_of(cluster: Cluster | None, engine: str) -> Iterator[None]:
         )
     host, port = address = _address(cluster)
     os.environ["RAY_ADDRESS"] = f"{host}:{port}"
-    if any(os.environ.get(name, "0") != "0" for name in ("LOCAL_RANK", "SLURM_LOCALID")):
+    if _is_above_zero("LOCAL_RANK", "SLURM_LOCALID"):
         _wait_for(address)  # the machine's first process starts it
         _wait_for_data(f"{host}:{port}", cluster.data_nodes)
         yield
         return
-    first = not any(
-        os.environ.get(name, "0") != "0" for name in ("NODE_RANK", "GROUP_RANK", "SLURM_NODEID")
-    )
-    head = ["--head", f"--port={port}", "--include-dashboard=false", *_own_address(host)]
-    where = head if first else [f"--address={host}:{port}"]
-    if not first:
+    if _is_above_zero("NODE_RANK", "GROUP_RANK", "SLURM_NODEID"):
         _wait_for(address)
+        where = [f"--address={host}:{port}"]
+    else:  # the first machine
+        where = ["--head", f"--port={port}", "--include-dashboard=false", *_own_address(host)]
     node = _start(*where, "--num-cpus=0", role="train")
     try:
         _wait_for(address, node)
@@ -196,25 +183,24 @@ def _wait_for_data(address: str, count: int, node: _Node | None = None) -> None:
     """Until this machine's own node is there, and those of all machines that prepare data."""
     until = time.monotonic() + WAIT_S
     while True:
-        ask = [
-            sys.executable,
-            "-c",
-            READY,
-            address,
-            str(count),
-            str(max(0.0, until - time.monotonic())),
-        ]
-        done = subprocess.run(ask, capture_output=True, text=True, check=False)
+        seconds = max(0.0, until - time.monotonic())
+        ready = [sys.executable, "-c", READY, address, str(count), str(seconds)]
+        done = subprocess.run(ready, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return
         if node:
             node.check()
         if time.monotonic() > until:
-            message = (done.stderr.strip().splitlines() or ["they have not come"])[-1]
+            lines = done.stderr.strip().splitlines() or ["they have not come"]
             raise UserError(
-                f"data.engine: ray: {count} machine(s) should prepare data: {message[:300]}"
+                f"data.engine: ray: {count} machine(s) should prepare data: {lines[-1][:300]}"
             )
         time.sleep(1)
+
+
+def _is_above_zero(*ranks: str) -> bool:
+    """Whether one of these variables of the environment has a rank other than 0."""
+    return any(os.environ.get(name, "0") != "0" for name in ranks)
 
 
 def prepare_data(cluster: Cluster) -> int:

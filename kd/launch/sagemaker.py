@@ -14,9 +14,8 @@ from kd.launch.groups import base, read_json
 from kd.storage.elsewhere import json_of, text_of
 
 CHANNEL = "channel:"
-_NOT_OURS = re.compile(
-    r"sagemaker_.*|_tuning_objective_metric"
-)  # what SageMaker's own tools put beside the settings
+# what SageMaker's own tools put beside the settings
+_NOT_OURS = re.compile(r"sagemaker_.*|_tuning_objective_metric")
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,12 @@ def container(env: Mapping[str, str] = os.environ) -> Container | None:
         return None
     file = config / "hyperparameters.json"
     text = env.get("SM_HPS") or (text_of(file) if file.is_file() else "{}")
-    given = read_json(text, "SM_HPS" if env.get("SM_HPS") else str(file), dict)
-    trial = env.get("TRAINING_JOB_NAME", "") if "_tuning_objective_metric" in given else ""
-    settings = {
-        key: _as_text(value) for key, value in given.items() if not _NOT_OURS.fullmatch(key)
-    }
+    parameters = read_json(text, "SM_HPS" if env.get("SM_HPS") else str(file), dict)
+    trial = env.get("TRAINING_JOB_NAME", "") if "_tuning_objective_metric" in parameters else ""
+    settings = {}
+    for key, value in parameters.items():
+        if not _NOT_OURS.fullmatch(key):
+            settings[key] = _as_text(value)
     return Container(folder, settings, trial)
 
 
@@ -70,7 +70,8 @@ def _as_text(value: object) -> str:
     if not isinstance(value, str):
         return json.dumps(value)
     with suppress(ValueError):
-        if isinstance(inner := json_of(value), str):
+        inner = json_of(value)
+        if isinstance(inner, str):
             return inner
     return value
 
@@ -89,24 +90,16 @@ def folder_of(value: str, env: Mapping[str, str] = os.environ) -> str:
         return value
     name, slash, part = value.removeprefix(CHANNEL).partition("/")
     data = base(env) / "input" / "data"
-    found = (
-        {path.name: str(path) for path in sorted(data.iterdir()) if path.is_dir()}
-        if data.is_dir()
-        else {}
-    )
-    known = {
-        key.removeprefix("SM_CHANNEL_"): folder
-        for key, folder in env.items()
-        if key.startswith("SM_CHANNEL_")
-    }
-    folder = (
-        found.get(name) or known.get(re.sub(r"\W", "_", name).upper()) or known.get(name.upper())
-    )
+    on_disk = {}
+    for path in sorted(data.iterdir()) if data.is_dir() else ():
+        if path.is_dir():
+            on_disk[path.name] = str(path)
+    variable = f"SM_CHANNEL_{name.upper()}"
+    folder = on_disk.get(name) or env.get(re.sub(r"\W", "_", variable)) or env.get(variable)
     if folder is None:
-        names = ", ".join(found or {key.lower(): None for key in known}) or "none"
-        raise UserError(
-            f"{value}: the job has no channel '{name}' (SM_CHANNEL_{name.upper()}); it has {names}"
-        )
+        in_env = [key.removeprefix("SM_CHANNEL_") for key in env if key.startswith("SM_CHANNEL_")]
+        names = ", ".join(on_disk or [channel.lower() for channel in in_env]) or "none"
+        raise UserError(f"{value}: the job has no channel '{name}' ({variable}); it has {names}")
     return folder + slash + part
 
 

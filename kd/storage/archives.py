@@ -16,6 +16,8 @@ EXTENSIONS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile
               tarfile.GNUTYPE_LONGLINK)  # fmt: skip
 MAX_EXTENSION = 2**16  # bytes of a header that names the next member
 MOST_EXTENSIONS = 8  # in a row: the library calls itself for each
+OF_AN_ARCHIVE = (tarfile.TarError, ValueError, OverflowError, EOFError, zlib.error, LZMAError)
+"""Errors that the library raises for damaged archives."""
 
 File = tuple[tarfile.TarInfo, IO[bytes]]
 
@@ -28,46 +30,46 @@ def _bounded() -> type[tarfile.TarInfo]:
         @classmethod
         def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Bounded":
             nonlocal in_a_row
-            found = super().frombuf(buf, encoding, errors)
-            in_a_row = in_a_row + 1 if found.type in EXTENSIONS else 0
+            header = super().frombuf(buf, encoding, errors)
+            in_a_row = in_a_row + 1 if header.type in EXTENSIONS else 0
             # ReadError: the library takes a HeaderError after the first member for the end of the archive
-            if found.size < 0:
+            if header.size < 0:
                 raise tarfile.ReadError("a member's size is negative")
-            if in_a_row and (in_a_row > MOST_EXTENSIONS or found.size > MAX_EXTENSION):
+            if in_a_row and (in_a_row > MOST_EXTENSIONS or header.size > MAX_EXTENSION):
                 raise tarfile.ReadError(
                     f"more than {MOST_EXTENSIONS} headers or {MAX_EXTENSION} bytes name one member"
                 )
-            return found
+            return header
 
     return Bounded
 
 
 @contextmanager
 def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[Iterator[File]]:
-    """The regular files of an archive, each with its content; links, devices and sparse files are left out."""
+    """The regular files of an archive, each with its content; links, devices and sparse files are left out.
+
+    Args:
+        archive: ``.tar``.
+        key: the setting that named it, for the message.
+        compressed: whether it may be compressed.
+
+    Raises:
+        UserError: not such an archive, or a damaged one.
+    """
+    mode = "r:*" if compressed else "r:"
     try:
-        with tarfile.open(
-            regular(archive, LARGEST_DATA), "r:*" if compressed else "r:", tarinfo=_bounded()
-        ) as tar:
+        with tarfile.open(regular(archive, LARGEST_DATA), mode, tarinfo=_bounded()) as tar:
             yield _files(tar)
     except UserError:
         raise
-    except (
-        tarfile.TarError,
-        ValueError,
-        OverflowError,
-        EOFError,
-        zlib.error,
-        LZMAError,
-        OSError,
-    ) as error:
+    except (*OF_AN_ARCHIVE, OSError) as error:
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the archive
             raise
-        hint = "" if compressed else "; a compressed one must be unpacked"
-        raise UserError(
-            f"{key + ': ' if key else ''}{archive} is not a {'' if compressed else 'plain '}tar file "
-            f"({error}){hint}"
-        ) from error
+        start = f"{key}: {archive}" if key else str(archive)
+        if compressed:
+            raise UserError(f"{start} is not a tar file ({error})") from error
+        hint = "a compressed one must be unpacked"
+        raise UserError(f"{start} is not a plain tar file ({error}); {hint}") from error
 
 
 def _files(tar: tarfile.TarFile) -> Iterator[File]:

@@ -51,8 +51,8 @@ def check_writable(folder: Path) -> None:
         UserError: it can't.
     """
     try:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        with TemporaryDirectory(prefix=".kd-", dir=there):
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with TemporaryDirectory(prefix=".kd-", dir=nearest):
             pass
     except OSError as error:
         raise UserError(f"runs_dir: {folder} can't be written: {error.strerror}") from error
@@ -62,10 +62,8 @@ def claim(parent: Path) -> Path:
     """Makes the folder of the next free number (``000``)."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        folder = (
-            parent
-            / f"{max((int(p.name) for p in parent.iterdir() if p.name.isdigit()), default=-1) + 1:03d}"
-        )
+        numbers = [int(path.name) for path in parent.iterdir() if path.name.isdigit()]
+        folder = parent / f"{max(numbers, default=-1) + 1:03d}"
         folder.mkdir()
     except OSError as error:
         raise UserError(f"runs_dir: {parent} can't be written: {error.strerror}") from error
@@ -82,11 +80,12 @@ def damage(path: Path) -> str:
         with zipfile.ZipFile(regular(path, LARGEST_WEIGHTS)) as archive:
             if not any(name.endswith("/data.pkl") for name in archive.namelist()):
                 return "no checkpoint of torch"
-            if packed := packed_record(path):
+            packed = packed_record(path)
+            if packed:
                 return packed
-            record = archive.testzip()
-        if record:
-            return f"wrong checksum of {record}"
+            damaged_record = archive.testzip()
+        if damaged_record:
+            return f"wrong checksum of {damaged_record}"
         torch.load(path, map_location="meta", mmap=True, weights_only=True)
     except Exception as error:  # there are many ways to say that bytes make no sense
         return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
@@ -96,7 +95,9 @@ def damage(path: Path) -> str:
 def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     """The checkpoint to resume from, and what is wrong with newer ones."""
     damaged: dict[Path, str] = {}
-    for file in (file for file in (folder / LAST, folder / PREVIOUS) if file.is_file()):
+    for file in (folder / LAST, folder / PREVIOUS):
+        if not file.is_file():
+            continue
         problem = damage(file)
         if not problem:
             return file, damaged
@@ -106,11 +107,12 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
 
 def run_folder(path: Path) -> Path:
     """The run's own folder where ``path`` is a recipe's ``latest`` (a link, or a one-line file); else ``path``."""
-    if path.is_symlink():
-        to = path.readlink()
-        return path.parent / (plain_name(str(to), str(path)) if path.name == "latest" else to)
+    if path.name == "latest" and path.is_symlink():
+        return path.parent / plain_name(str(path.readlink()), str(path))
     if path.name == "latest" and path.is_file():
         return path.parent / plain_name(text_of(path).strip(), str(path))
+    if path.is_symlink():
+        return path.parent / path.readlink()
     return path
 
 
@@ -123,9 +125,8 @@ def lock_run(folder: Path) -> IO[str]:
 
     A POSIX record lock: it works between machines (NFS), and a killed run's loader processes do not inherit it.
     """
-    holder = holder_of(
-        folder
-    )  # before a lock file with a second name is replaced, which others would not notice
+    # before a lock file with a second name is replaced, which others would not notice
+    holder = holder_of(folder)
     file = appended(folder / LOCK)
     try:
         if holder:

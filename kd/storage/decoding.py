@@ -9,19 +9,12 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 200_000_000
-LONGEST = (
-    8  # Of a picture scaled to more than so many times its centre crop, the middle alone is scaled
-)
-FORMATS = (
-    "JPEG",
-    "PNG",
-    "BMP",
-    "GIF",
-    "PPM",
-    "WEBP",
-    "TIFF",
-    "JPEG2000",
-)  # EPS would start Ghostscript
+LONGEST = 8
+"""Of a picture that would be scaled to more than so many times its centre crop, the middle alone is scaled."""
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF", "JPEG2000")
+"""Formats that are read; EPS would start Ghostscript."""
+TRUNCATED = ("truncated", "Truncated", "unexpected end", "no more data", "EOF")
+"""Words in Pillow's messages about a file that ends too early."""
 
 
 class BadPicture(RuntimeError):
@@ -99,34 +92,39 @@ def frame(
     crop_height, crop_width = size
 
     # the whole picture, scaled: both sides to the view's over crop_ratio; of a square view the shorter side alone
-    wide = math.floor(crop_width / (crop_ratio or 1))
-    tall = math.floor(crop_height / (crop_ratio or 1))
-    if wide == tall and crop_ratio:
-        shorter = min(picture)
-        shorter_scaled = tall
-        wide = shorter_scaled if width == shorter else int(shorter_scaled * width / shorter)
-        tall = shorter_scaled if height == shorter else int(shorter_scaled * height / shorter)
+    scaled_width = math.floor(crop_width / (crop_ratio or 1))
+    scaled_height = math.floor(crop_height / (crop_ratio or 1))
+    if scaled_width == scaled_height and crop_ratio:
+        shorter, shorter_scaled = min(picture), scaled_height
+        if width > shorter:
+            scaled_width = int(shorter_scaled * width / shorter)
+        if height > shorter:
+            scaled_height = int(shorter_scaled * height / shorter)
 
     # of a long side its middle alone
-    part_width = _middle(width, wide, crop_width)
-    part_height = _middle(height, tall, crop_height)
-    wide = round(wide * part_width / width)
-    tall = round(tall * part_height / height)
-    memory = max(wide * max(tall, part_height), 4 * max(part_width, part_height))
-    if memory > max(max_pixels, LONGEST**2 * crop_height * crop_width):
+    part_width = _middle(width, scaled_width, crop_width)
+    part_height = _middle(height, scaled_height, crop_height)
+    scaled_width = round(scaled_width * part_width / width)
+    scaled_height = round(scaled_height * part_height / height)
+    # pixels that scaling holds at a time: it scales the width first
+    intermediate = scaled_width * max(scaled_height, part_height)
+    most = max(max_pixels, LONGEST**2 * crop_height * crop_width)
+    if max(intermediate, 4 * max(part_width, part_height)) > most:
         raise TooLarge(f"its {width} x {height} pixels are too long and narrow to be scaled")
 
-    left, top = (width - part_width) // 2, (height - part_height) // 2
-    corner = (round((wide - crop_width) / 2), round((tall - crop_height) / 2))
-    return Frame((left, top, part_width, part_height), (wide, tall), corner)
+    left = (width - part_width) // 2
+    top = (height - part_height) // 2
+    x = round((scaled_width - crop_width) / 2)
+    y = round((scaled_height - crop_height) / 2)
+    return Frame((left, top, part_width, part_height), (scaled_width, scaled_height), (x, y))
 
 
 def _middle(side: int, scaled: int, crop: int) -> int:
     """So much of a side is scaled; as even or odd as the side, so that the centre stays where it is."""
     if scaled <= LONGEST * crop:
         return side
-    kept = math.ceil(side * LONGEST * crop / scaled)
-    return min(side, kept + (side - kept) % 2)
+    middle = math.ceil(side * LONGEST * crop / scaled)
+    return min(side, middle + (side - middle) % 2)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -158,19 +156,16 @@ def in_words(error: Exception) -> BadPicture:
     if isinstance(error, Image.DecompressionBombError | MemoryError):
         return TooLarge("it has more pixels than data.max_pixels")
     text = (str(error).splitlines() or [type(error).__name__])[0]
-    if any(
-        word in text for word in ("truncated", "Truncated", "unexpected end", "no more data", "EOF")
-    ):
+    if any(words in text for words in TRUNCATED):
         return BadPicture("it is truncated")
     return BadPicture(f"its data is damaged ({text[:80]})")
 
 
+# Pillow's warnings: what matters is in the error
 for message in (
     ".*decompression bomb.*",
     "Truncated File Read",
     "Corrupt EXIF data.*",
     ".*Expecting to read .*",
 ):
-    warnings.filterwarnings(
-        "ignore", message=message
-    )  # Pillow's; what matters is said once, in the error
+    warnings.filterwarnings("ignore", message=message)

@@ -21,14 +21,10 @@ import yaml
 from kd.errors import UserError
 
 LARGEST = 64 * 2**20  # bytes of a file that is read as text
-LARGEST_LOG = (
-    2**30
-)  # bytes of a file that a run of this machine continues: metrics, an audit's samples
+LARGEST_LOG = 2**30  # bytes of a file that a run continues: metrics, an audit's samples
 LARGEST_LIST = 2**30  # bytes of a list of pictures
 LARGEST_STUDENT = 16 * 2**30  # bytes of a student's file, an export or an answer's
-LARGEST_DATA = (
-    2**50
-)  # bytes of what is read in parts: a pack's shard, a view of stored answers, a log
+LARGEST_DATA = 2**50  # bytes of what is read in parts: a pack's shard, stored answers, a log
 LARGEST_WEIGHTS = 128 * 2**30  # bytes of a teacher's weights, or of a training checkpoint
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
          stat.S_IFBLK: "a device", stat.S_IFLNK: "a link"}  # fmt: skip
@@ -50,16 +46,19 @@ class BoundedLoader(yaml.SafeLoader):
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Values in a document; an alias of what it lies in has no end."""
+    """Values in a document, each alias counted as what it stands for.
+
+    Args:
+        node: of the document.
+        known: sizes by the node's id. Meanwhile a node counts as too large: an alias of what it lies in has no end.
+    """
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:
         known[id(node)] = NODES + 1
-        inner = (
-            node.value
-            if isinstance(node, yaml.SequenceNode)
-            else [part for pair in node.value for part in pair]
-        )
+        inner = node.value
+        if isinstance(node, yaml.MappingNode):
+            inner = [part for key_and_value in node.value for part in key_and_value]
         known[id(node)] = 1 + sum(_size(part, known) for part in inner)
     return known[id(node)]
 
@@ -140,10 +139,11 @@ def open_descriptor(file: str | Path, largest: int = LARGEST) -> int:
 
 def too_large(file: str | Path, size: int, largest: int) -> RefusedFile:
     """The error of a file of ``size`` bytes, of which at most ``largest`` are read."""
-    unit, shift = (
-        ("GB", 30) if largest >= 2**30 else ("MB", 20) if largest >= 2**20 else ("bytes", 0)
-    )
-    allowed = f"{largest >> shift} {unit}"
+    allowed = f"{largest} bytes"
+    for unit, bytes_of_unit in (("GB", 2**30), ("MB", 2**20)):
+        if largest >= bytes_of_unit:
+            allowed = f"{largest // bytes_of_unit} {unit}"
+            break
     return refused_file(file, f"has {size:,} bytes, at most {allowed} are read")
 
 
@@ -188,10 +188,10 @@ def text_of(file: str | Path, largest: int = LARGEST, errors: str = "strict") ->
 def mapping_of(file: Path) -> dict[str, Any]:
     """What a JSON file maps; empty for a file that is missing, damaged or holds something else."""
     try:
-        found = json_of(text_of(file))
+        content = json_of(text_of(file))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def number_of(text: str) -> float:
@@ -223,7 +223,7 @@ def inside(folder: Path, name: str, where: str) -> Path:
         UserError: it leads out of the folder, also through links.
     """
     file = folder / name
-    plain = "\0" not in name and file != folder and file.name != ".."
-    if not (plain and file.resolve().is_relative_to(folder.resolve())):
+    names_a_file = "\0" not in name and file != folder and file.name != ".."
+    if not (names_a_file and file.resolve().is_relative_to(folder.resolve())):
         raise UserError(f"{where}: '{name[:200]}' leads out of {folder}")
     return file

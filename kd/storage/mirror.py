@@ -50,18 +50,13 @@ class Mirror:
     def numbers(self, recipe: str) -> list[int]:
         """Numbers of a recipe's runs in the store."""
         self.files.invalidate_cache()
+        folder = f"{self.root}/{recipe}"
         try:
-            found = tried(
-                lambda: self.files.ls(f"{self.root}/{recipe}", detail=False),
-                f"{self.url} can't be read",
-            )
+            paths = tried(lambda: self.files.ls(folder, detail=False), f"{self.url} can't be read")
         except FileNotFoundError:
             return []
-        return [
-            int(name)
-            for name in (path.rstrip("/").rpartition("/")[2] for path in found)
-            if name.isdigit()
-        ]
+        names = [path.rstrip("/").rpartition("/")[2] for path in paths]
+        return [int(name) for name in names if name.isdigit()]
 
     def claim(self, recipe: str, name: str) -> None:
         """Takes a run's name, before any other machine does.
@@ -117,61 +112,71 @@ class Mirror:
         return True
 
     def _run(self) -> None:
-        whole_at, reported = time.monotonic(), set[str]()
+        """The thread: sends all that has changed when there is a new checkpoint, and now and then without one."""
+        sent_at = time.monotonic()
+        reported: set[str] = set()
         while not self._end.wait(EVERY_S):
             try:
-                found = self._files()
-                new = any(Path(name).parent.name == "checkpoints" for name in self._changed(found))
-                if new or time.monotonic() > whole_at + WHOLE_S:
-                    whole_at = time.monotonic()
-                    self._send(found)
+                files = self._files()
+                changed = self._changed(files)
+                new = any(Path(name).parent.name == "checkpoints" for name in changed)
+                if new or time.monotonic() > sent_at + WHOLE_S:
+                    sent_at = time.monotonic()
+                    self._send(files)
             except Exception as error:  # the thread must survive, and each problem is reported once
-                if first_line(error) not in reported:
+                problem = first_line(error)
+                if problem not in reported:
+                    reported.add(problem)
                     print(
-                        f"kd-train: warning: {first_line(error)}; the upload is tried again",
-                        file=sys.stderr,
+                        f"kd-train: warning: {problem}; the upload is tried again", file=sys.stderr
                     )
-                reported.add(first_line(error))
 
     def _files(self) -> dict[str, Path]:
-        # In this order they are sent: a checkpoint that others replace before the one that replaces it, and last.ckpt
-        # after the records of its steps, since a machine that resumes cuts what is newer but can't make what is missing
-        inside = (p for p in self.folder.rglob("*") if p.is_file() and not p.is_symlink())
-        kept = (
-            p for p in inside if not (p.name.startswith(".") or p.name.endswith(".part"))
-        )  # no locks, no parts
-        found = {p.relative_to(self.folder).as_posix(): p for p in kept}
-        first = sorted(
-            found,
-            key=lambda name: (name == LATEST, not name.startswith("checkpoints/previous"), name),
-        )
-        return {name: found[name] for name in first}
+        """The run's files by name, in the order in which they are sent.
 
-    def _changed(self, found: Mapping[str, Path]) -> list[str]:
+        A checkpoint that others replace comes before the one that replaces it, and last.ckpt after the records of its
+        steps: a machine that resumes cuts what is newer but can't make what is missing.
+        """
+        files = {}
+        for path in self.folder.rglob("*"):
+            unfinished = path.name.startswith(".") or path.name.endswith(".part")
+            if path.is_file() and not path.is_symlink() and not unfinished:
+                files[path.relative_to(self.folder).as_posix()] = path
+
+        def place(name: str) -> tuple[bool, bool, str]:
+            return name == LATEST, not name.startswith("checkpoints/previous"), name
+
+        return {name: files[name] for name in sorted(files, key=place)}
+
+    def _changed(self, files: Mapping[str, Path]) -> list[str]:
+        """Names of files that the store lacks, or has in another state."""
         changed = []
-        for name in found:
+        for name in files:
             with suppress(OSError):  # gone, or replaced at this moment
                 if name not in self._copies.known or self._copies.changed_here(name):
                     changed.append(name)
         return changed
 
-    def _send(self, found: Mapping[str, Path]) -> None:
+    def _send(self, files: Mapping[str, Path]) -> None:
         if self._lost:
             raise OSError(self._lost)
         if not self._pointed:  # once: of two runs at the same time, the newer one is the latest
-            self._write(f"{self.folder.parent.name}/latest", f"{self.folder.name}\n".encode())
-            for file in (file for file in self.beside if file.is_file()):
-                self._write(f"{self.folder.parent.name}/{file.name}", file.read_bytes())
+            recipe = self.folder.parent.name
+            self._write(f"{recipe}/latest", f"{self.folder.name}\n".encode())
+            for file in self.beside:
+                if file.is_file():
+                    self._write(f"{recipe}/{file.name}", file.read_bytes())
             self._pointed = True
-        changed = self._changed(found)
+        changed = self._changed(files)
         if changed:
             self._check_ours()
-        kept = self.folder / ".last"  # training may replace it while the others are sent
+        linked = self.folder / ".last"  # training may replace last.ckpt while the others are sent
         if LATEST in changed:
-            _link(found[LATEST], kept)
+            _link(files[LATEST], linked)
         for name in changed:
-            self._upload(kept if name == LATEST and kept.exists() else found[name], name)
-        kept.unlink(missing_ok=True)
+            of_link = name == LATEST and linked.exists()
+            self._upload(linked if of_link else files[name], name)
+        linked.unlink(missing_ok=True)
 
     def _write(self, name: str, data: bytes) -> None:
         tried(
@@ -202,25 +207,27 @@ class Mirror:
             if file.exists():
                 raise
             return
-        there = self._info(path, name)
-        if there is not None and int(there["size"]) == state[0]:
-            self._copies.note(name, state, there)
-            self.sent_bytes, self.sent_files = self.sent_bytes + state[0], self.sent_files + 1
+        size = state[0]
+        in_store = self._info(path, name)
+        if in_store is not None and int(in_store["size"]) == size:
+            self._copies.note(name, state, in_store)
+            self.sent_bytes += size
+            self.sent_files += 1
         elif not file.is_file() or state_of(file) == state:
-            raise OSError(
-                f"{self.url}: {name} has {there and there['size']} bytes there, {state[0]} here"
-            )
+            size_there = in_store["size"] if in_store is not None else None
+            raise OSError(f"{self.url}: {name} has {size_there} bytes there, {size} here")
 
     def _check_ours(self) -> None:
         """Raises an OSError, now and at each later try, where another machine has written the last checkpoint."""
         if LATEST not in self._copies.known:
             return
-        there = self._info(f"{self.root}/{self.place}/{LATEST}", LATEST)
-        if there is not None and not self._copies.is_ours(LATEST, there):
+        in_store = self._info(f"{self.root}/{self.place}/{LATEST}", LATEST)
+        if in_store is not None and not self._copies.is_ours(LATEST, in_store):
             self._lost = f"{self._copies.url}: another machine trains there; nothing more is sent from {self.folder}"
             raise OSError(self._lost)
 
     def _info(self, path: str, name: str) -> Mapping[str, Any] | None:
+        """What the store says of a file; None where it has none."""
         self.files.invalidate_cache()
         with suppress(FileNotFoundError):
             return dict(
@@ -230,28 +237,25 @@ class Mirror:
 
     def _put(self, file: Path, path: str, name: str) -> list[int]:
         """A large file, by a second name: the first may come to mean another file meanwhile. Returns its state."""
-        kept = self.folder / ".uploading"
-        if not _link(file, kept):
-            kept = file
+        second = self.folder / ".uploading"
+        source = second if _link(file, second) else file
         try:
-            state = state_of(kept)
+            state = state_of(source)
             self._copies.sending(name, state)
             tried(
-                lambda: self.files.put_file(str(kept), path), f"{self.url}: {name} can't be written"
+                lambda: self.files.put_file(str(source), path),
+                f"{self.url}: {name} can't be written",
             )
         finally:
-            if kept != file:
-                kept.unlink(missing_ok=True)
+            second.unlink(missing_ok=True)
         return state
 
     def _twin(self, name: str, state: list[int]) -> str:
         """What the store has already, under another name: the checkpoint that was the last one is the previous now."""
-        same = (
-            n
-            for n, k in self._copies.known.items()
-            if n != name and "ckpt" in n and k["here"] == state
-        )
-        return next((f"{self.root}/{self.place}/{n}" for n in same), "")
+        for other, known in self._copies.known.items():
+            if other != name and "ckpt" in other and known["here"] == state:
+                return f"{self.root}/{self.place}/{other}"
+        return ""
 
 
 def _link(file: Path, name: Path) -> bool:

@@ -47,13 +47,11 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
     """The fsspec file system of ``url``, and the path in it. Made anew in each process: it does not survive a fork."""
     try:
         import fsspec
-
-        if "::" in url or url.startswith(
-            "reference:"
-        ):  # URLs in URLs, and lists of them with templates that are run
-            raise UserError(f"{key}: must be the URL of one place, got {url}")
     except ImportError as error:
         raise UserError(f"{key}: {url} {needs_extra('stream')}") from error
+    # URLs in URLs, and lists of them with templates that are run
+    if "::" in url or url.startswith("reference:"):
+        raise UserError(f"{key}: must be the URL of one place, got {url}")
     try:
         return fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
@@ -83,11 +81,9 @@ def fetched(url: str, key: str) -> Path:
     """A copy of a store's file in the cache folder."""
     files, path = file_system(url, key)
     with _named(url, key):
-        found = tried(lambda: files.info(path), f"{url} can't be read")
-        size, digest = (
-            int(found["size"]),
-            hashlib.sha256(f"{url} {_state(found)}".encode()).hexdigest()[:16],
-        )
+        info = tried(lambda: files.info(path), f"{url} can't be read")
+        size = int(info["size"])
+        digest = hashlib.sha256(f"{url} {_state(info)}".encode()).hexdigest()[:16]
         file = inside(cache_dir() / "fetched" / digest, url.rpartition("/")[2], key)
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.parent / ".lock"):  # one of all processes fetches it
@@ -200,23 +196,19 @@ class LocalCache:
         with (
             suppress(Timeout),
             FileLock(self.folder / "lock-evict", timeout=0),
-        ):  # else another process does it
-            found = []
-            for entry in (
-                e
-                for folder in os.scandir(self.folder)
-                if folder.is_dir()
-                for e in os.scandir(folder)
-            ):
+        ):  # else another does
+            copies = []
+            for file in self.folder.glob("*/*"):
                 with suppress(OSError):
-                    found.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
-            size = sum(bytes_ for _, bytes_, _ in found)
-            for _, bytes_, path in sorted(found):
-                if size <= self.limit * 9 // 10:
+                    status = file.stat()
+                    copies.append((status.st_mtime, status.st_size, file))
+            total = sum(size for _, size, _ in copies)
+            for _, size, file in sorted(copies):
+                if total <= self.limit * 9 // 10:
                     break
                 with suppress(OSError):
-                    Path(path).unlink()
-                size -= bytes_
+                    file.unlink()
+                total -= size
 
 
 class Ranged:
@@ -270,12 +262,14 @@ class Ranged:
 
 
 def _used(file: Path, size: int | None) -> bytes:
+    """The content of a copy, which counts as used now; an OSError where there is none, or another one."""
     with file.open("rb") as stream:
-        found = os.fstat(stream.fileno())
-        data, checksum = stream.read(max(0, found.st_size - SUM)), stream.read()
+        status = os.fstat(stream.fileno())
+        data = stream.read(max(0, status.st_size - SUM))
+        checksum = stream.read()
         if checksum != _sum(data) or size not in (None, len(data)):
             raise OSError("it was cut, or has changed since it was fetched")
-        if time.time() - found.st_mtime > TOUCH_S:
+        if time.time() - status.st_mtime > TOUCH_S:
             os.utime(stream.fileno())
         return data
 
@@ -300,7 +294,7 @@ def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
     """
     files, path = file_system(url, key)
 
-    def found() -> dict[str, dict[str, object]]:
+    def find() -> dict[str, dict[str, object]]:
         files.invalidate_cache()  # else a second listing repeats the first
         try:
             return dict(files.find(path, maxdepth=None if below else 1, detail=True))
@@ -308,23 +302,24 @@ def listed(url: str, key: str, below: bool = True) -> dict[str, str]:
             files.invalidate_cache()
 
     try:
-        there = tried(found, f"{url} can't be listed")
+        infos = tried(find, f"{url} can't be listed")
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise UserError(f"{key}: {first_line(error)}") from error
     start = len(path.rstrip("/")) + 1
-    listing = {
-        name[start:]: info
-        for name, info in there.items()
-        if len(name) > start and not name.endswith("/")
-    }
-    if any(info.get("size") is None for info in listing.values()):
-        raise UserError(f"{key}: {url} is no object store: its list of files has no sizes")
-    return {name: _state(info) for name, info in listing.items()}
+    states = {}
+    for full_name, info in infos.items():
+        if len(full_name) <= start or full_name.endswith("/"):  # the folder, or one in it
+            continue
+        if info.get("size") is None:
+            raise UserError(f"{key}: {url} is no object store: its list of files has no sizes")
+        states[full_name[start:]] = _state(info)
+    return states
 
 
 def _state(info: dict[str, object]) -> str:
+    """``SIZE-HASH`` of a file in a store: another one where its content may be another."""
     facts = [str(info.get(name)) for name in ("ETag", "LastModified", "mtime", "created")]
     return f"{info['size']}-{hashlib.sha256(chr(0).join(facts).encode()).hexdigest()[:16]}"
 
@@ -353,9 +348,8 @@ def whole_file(url: str, size: int) -> bytes:
 
     def fetch() -> bytes:
         files, path = file_system(folder)
-        data: bytes = files.cat_file(
-            path + url[len(folder) :], start=0, end=size + 1
-        )  # one more: has it grown?
+        file = path + url[len(folder) :]
+        data: bytes = files.cat_file(file, start=0, end=size + 1)  # one more: has it grown?
         if len(data) != size:
             received = "more than the listed" if len(data) > size else f"{len(data)} of"
             raise OSError(f"received {received} {size} bytes")

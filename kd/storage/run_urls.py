@@ -22,20 +22,12 @@ from kd.storage.elsewhere import (
     too_large,
 )
 from kd.storage.objects import fetch_whole, file_system, is_url, small_file, tried
-from kd.storage.writing import guard, make_folder, write_text, write_whole
+from kd.storage.writing import guard, make_folder, write_text
 
 LONGEST_NAME = 1000  # bytes of a file that names a run
 MOST_FILES = 100_000  # of a run in a store
-WEIGHTS = (
-    ".ckpt",
-    ".safetensors",
-    ".pt2",
-    ".onnx",
-    ".data",
-    ".bin",
-    ".gz",
-    ".npz",
-)  # endings of a run's large files
+# endings of a run's large files
+WEIGHTS = (".ckpt", ".safetensors", ".pt2", ".onnx", ".data", ".bin", ".gz", ".npz")
 KEPT, LATEST = ".uploaded.json", f"checkpoints/{LAST}"
 TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "created")
 
@@ -49,9 +41,10 @@ def on_disk(place: str) -> Path:
 
 def run_at(place: str) -> Path:
     """A run's folder as the commands take it: a folder, a recipe's ``latest``, or either by URL, fetched first."""
-    folder = (
-        fetched_run(place, "run", checkpoints=False) if is_url(place) else run_folder(Path(place))
-    )
+    if is_url(place):
+        folder = fetched_run(place, "run", checkpoints=False)
+    else:
+        folder = run_folder(Path(place))
     return guard(folder) if folder.is_dir() else folder
 
 
@@ -97,12 +90,13 @@ def fetched_marker(place: str, marker: Path, together: bool) -> None:
             files, f"{path}/{marker.name}", f"{recipe} can't be read", LONGEST_NAME
         )
         name = _name_in(content, recipe)
-        there = tried(lambda: files.exists(f"{path}/{name}/config.yaml"), f"{recipe} can't be read")
+        config = f"{path}/{name}/config.yaml"
+        in_store = tried(lambda: files.exists(config), f"{recipe} can't be read")
     except FileNotFoundError:
-        there = False
+        in_store = False
     except OSError as error:
         raise UserError(f"runs_dir: {first_line(error)}") from error
-    if there:
+    if in_store:
         fetched_run(f"{recipe}/{name}", "runs_dir", together=together)
         write_text(marker, name + "\n")
     elif together:
@@ -130,9 +124,10 @@ def fetched_run(
             raise UserError(f"{key}: there is no run {url}")
         make_folder(guard(folder))
         with FileLock(folder / ".fetching"):  # one of all processes fetches
-            found = tried(lambda: files.find(path, detail=True), f"{url} can't be read")
-            there = {full.removeprefix(f"{path}/"): of for full, of in found.items()}
-            _fetch_all(files.get_file, path, there, Copies(folder, url), key, checkpoints, together)
+            infos = tried(lambda: files.find(path, detail=True), f"{url} can't be read")
+            in_store = {full.removeprefix(f"{path}/"): info for full, info in infos.items()}
+            copies = Copies(folder, url)
+            _fetch_all(files.get_file, path, in_store, copies, key, checkpoints, together)
         return folder
     except FileNotFoundError as error:
         raise UserError(f"{key}: there is no run {url}") from error
@@ -147,50 +142,60 @@ def _name_in(content: bytes, where: str) -> str:
 def _fetch_all(
     get: Callable[[str, str], object],
     path: str,
-    there: Mapping[str, Mapping[str, Any]],
+    in_store: Mapping[str, Mapping[str, Any]],
     copies: "Copies",
     key: str,
     checkpoints: bool,
     together: bool,
 ) -> None:
+    """Fetches the files of a run that the store has in another state.
+
+    Args:
+        get: the store's own way, ``get_file`` of its file system.
+        path: of the run there.
+        in_store: what the store says of each file, by name.
+        copies: what is known of both sides.
+        key: the setting, for messages.
+        checkpoints: fetch these, too.
+        together: several machines resume the run: what one of them has alone does not count.
+    """
     if together and checkpoints:
-        for name in {LATEST, f"checkpoints/{PREVIOUS}"} - there.keys():
+        for name in {LATEST, f"checkpoints/{PREVIOUS}"} - in_store.keys():
             (copies.folder / name).unlink(missing_ok=True)
-    stays = checkpoints and not together and copies.changed_here(LATEST)
-    if stays and LATEST in there and not copies.is_ours(LATEST, there[LATEST]):
+    continued_here = checkpoints and not together and copies.changed_here(LATEST)
+    if continued_here and LATEST in in_store and not copies.is_ours(LATEST, in_store[LATEST]):
         raise UserError(
             f"{key}: the run has continued both in {copies.folder} and, from another machine, in "
             f"{copies.url}; remove the folder to resume from there"
         )
-    _check_sizes(there, copies, key)
-    for name, found in there.items():
-        wanted = not Path(name).name.startswith(".") and (
-            checkpoints or not name.startswith("checkpoints/")
-        )
-        changed, file = copies.changed_here(name), inside(copies.folder, name, key)
-        if (
-            wanted
-            and not (stays and changed)
-            and (copies.differ(name, found) or (together and changed))
-        ):
+    _check_sizes(in_store, copies, key)
+    for name, info in in_store.items():
+        file = inside(copies.folder, name, key)
+        if file.name.startswith(".") or (name.startswith("checkpoints/") and not checkpoints):
+            continue
+        changed = copies.changed_here(name)
+        if continued_here and changed:  # newer than the store's
+            continue
+        if copies.differ(name, info) or (together and changed):
             make_folder(file.parent)
-            fetch_whole(get, f"{path}/{name}", file, int(found["size"]))
-            copies.note(name, state_of(file), found)
+            fetch_whole(get, f"{path}/{name}", file, int(info["size"]))
+            copies.note(name, state_of(file), info)
 
 
-def _check_sizes(there: Mapping[str, Mapping[str, Any]], copies: "Copies", key: str) -> None:
+def _check_sizes(in_store: Mapping[str, Mapping[str, Any]], copies: "Copies", key: str) -> None:
     """Raises a UserError for a run that no run is like: files that are too large to be read, or more than fit here."""
-    if len(there) > MOST_FILES:
+    if len(in_store) > MOST_FILES:
         raise UserError(
-            f"{key}: {copies.url} has {len(there):,} files, at most {MOST_FILES:,} are fetched"
+            f"{key}: {copies.url} has {len(in_store):,} files, at most {MOST_FILES:,} are fetched"
         )
-    for name, found in there.items():
+    missing = 0  # bytes
+    for name, info in in_store.items():
+        size = int(info["size"])
         largest = LARGEST_WEIGHTS if Path(name).suffix in WEIGHTS else LARGEST_LOG
-        if int(found["size"]) > largest:
-            raise UserError(
-                f"{key}: {too_large(f'{copies.url}/{name}', int(found['size']), largest)}"
-            )
-    missing = sum(int(found["size"]) for name, found in there.items() if copies.differ(name, found))
+        if size > largest:
+            raise UserError(f"{key}: {too_large(f'{copies.url}/{name}', size, largest)}")
+        if copies.differ(name, info):
+            missing += size
     free = shutil.disk_usage(copies.folder).free
     if missing > free:
         raise UserError(
@@ -201,19 +206,19 @@ def _check_sizes(there: Mapping[str, Mapping[str, Any]], copies: "Copies", key: 
 
 def state_of(file: Path) -> list[int]:
     """What changes when a file on this disk does: its size, and the time of its last change."""
-    found = file.stat()
-    return [found.st_size, found.st_mtime_ns]
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
-def tag_of(found: Mapping[str, Any]) -> str:
+def tag_of(info: Mapping[str, Any]) -> str:
     """What changes with a file in the store; times in whole seconds, as stores give more digits at some times."""
-    name = next((name for name in TAGS if found.get(name)), "")
-    value = found.get(name, "")
+    name = next((name for name in TAGS if info.get(name)), "")
+    value = info.get(name, "")
     if hasattr(value, "timestamp"):
         value = value.timestamp()
     if isinstance(value, float):
         value = int(value)
-    return f"{found['size']} {name} {value}"
+    return f"{info['size']} {name} {value}"
 
 
 class Copies:
@@ -237,35 +242,32 @@ class Copies:
 
     def sending(self, name: str, state: list[int]) -> None:
         """A file is on its way: a kill before its end is known must not make it another machine's."""
-        self.known[name] = {
-            **self.known.get(name, {"here": None, "there": ""}),
-            "sending": state[0],
-        }
+        known = self.known.setdefault(name, {"here": None, "there": ""})
+        known["sending"] = state[0]
         self.save()
 
-    def is_ours(self, name: str, found: Mapping[str, Any]) -> bool:
+    def is_ours(self, name: str, info: Mapping[str, Any]) -> bool:
         """Whether this machine has sent the file that the store has, or was sending it."""
         known = self.known.get(name, {})
-        return known.get("there") == tag_of(found) or known.get("sending") == int(found["size"])
+        return known.get("there") == tag_of(info) or known.get("sending") == int(info["size"])
 
-    def differ(self, name: str, found: Mapping[str, Any]) -> bool:
+    def differ(self, name: str, info: Mapping[str, Any]) -> bool:
         """Whether the file is missing here, or the store has another one than was last seen there."""
         if not (self.folder / name).is_file():
             return True
         last_seen = self.known.get(name, {}).get("there")
-        return last_seen != tag_of(found)
+        return last_seen != tag_of(info)
 
     def changed_here(self, name: str) -> bool:
         """Whether the file here is another than the one that was the same as the store's."""
         file = self.folder / name
         return name in self.known and file.is_file() and self.known[name]["here"] != state_of(file)
 
-    def note(self, name: str, state: list[int], found: Mapping[str, Any]) -> None:
+    def note(self, name: str, state: list[int], info: Mapping[str, Any]) -> None:
         """Both sides have the same; kept at once: a newer file must not be taken for the one that was sent."""
-        self.known[name] = {"here": state, "there": tag_of(found)}
+        self.known[name] = {"here": state, "there": tag_of(info)}
         self.save()
 
     def save(self) -> None:
         """Writes, in the run's folder, where its copy is and what is known of each file."""
-        content = json.dumps({"url": self.url, "files": self.known}).encode()
-        write_whole(self.folder / KEPT, lambda file: file.write(content))
+        write_text(self.folder / KEPT, json.dumps({"url": self.url, "files": self.known}))

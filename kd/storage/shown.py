@@ -7,26 +7,10 @@ import unicodedata
 from collections.abc import Iterable
 from typing import TextIO
 
-FORMULA = (
-    "=",
-    "+",
-    "-",
-    "@",
-    "\t",
-    "\r",
-    "\n",
-    "\uff1d",
-    "\uff0b",
-    "\uff0d",
-    "\uff20",
-)  # the last four are wide forms
-INVISIBLE = (
-    "Cc",
-    "Cf",
-    "Cs",
-    "Zl",
-    "Zp",
-)  # controls, marks of direction, lone surrogates, separators of lines
+# a formula in a spreadsheet begins so; the last four are wide forms
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+# Unicode's categories of controls, marks of direction, lone surrogates, separators of lines
+INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def on_terminal(text: str) -> str:
@@ -35,9 +19,12 @@ def on_terminal(text: str) -> str:
     >>> on_terminal("cat\x1b[2J.jpg") == "cat" + chr(92) + "x1b[2J.jpg"
     True
     """
-    return "".join(
-        _escaped(letter) if unicodedata.category(letter) in INVISIBLE else letter for letter in text
-    )
+    letters = []
+    for letter in text:
+        if unicodedata.category(letter) in INVISIBLE:
+            letter = letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+        letters.append(letter)
+    return "".join(letters)
 
 
 def in_lines(text: str, kept: str = "\n\t") -> str:
@@ -49,10 +36,6 @@ def in_lines(text: str, kept: str = "\n\t") -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter in kept else on_terminal(letter) for letter in text)
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def in_markdown(text: str) -> str:
@@ -99,6 +82,6 @@ def csv_cell(value: object) -> object:
     >>> csv_cell("=1+1"), csv_cell("-cat"), csv_cell(-1.5), csv_cell("cat")
     ("'=1+1", "'-cat", -1.5, 'cat')
     """
-    return (
-        f"'{value}" if isinstance(value, str) and value.lstrip(" ").startswith(FORMULA) else value
-    )
+    if isinstance(value, str) and value.lstrip(" ").startswith(FORMULA):
+        return f"'{value}"
+    return value

@@ -32,7 +32,8 @@ def read_tensors(file: TorchFile, map_location: object = "cpu", mmap: bool = Fal
     """
     if isinstance(file, str | Path):
         regular(Path(file))
-    if problem := packed_record(file):
+    problem = packed_record(file)
+    if problem:
         raise ValueError(problem)
     if not isinstance(file, str | Path):
         file.seek(0)
@@ -54,21 +55,19 @@ def packed_record(file: TorchFile) -> str:
     if not zipfile.is_zipfile(file):
         return ""
     with zipfile.ZipFile(file) as archive:
-        packed = [
-            record.filename
-            for record in archive.infolist()
-            if record.compress_type != zipfile.ZIP_STORED
-        ]
-    if not packed:
-        return ""
-    if "/code/" in packed[0]:  # torch.jit compresses its programs
-        return "it is a TorchScript archive"
-    return f"its record {packed[0][:80]} is compressed"
+        for record in archive.infolist():
+            if record.compress_type == zipfile.ZIP_STORED:
+                continue
+            if "/code/" in record.filename:  # torch.jit compresses its programs
+                return "it is a TorchScript archive"
+            return f"its record {record.filename[:80]} is compressed"
+    return ""
 
 
 def check_sizes(content: object) -> None:
     """Raises a ValueError for a tensor that needs more memory than its storage in the file has."""
-    claimed, storages = 0, dict[int, int]()
+    claimed = 0
+    storages: dict[int, int] = {}  # bytes by address
     for tensor in tensors_below(content):
         shape = tuple(tensor.shape)
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
@@ -89,7 +88,8 @@ def check_sizes(content: object) -> None:
 
 def tensors_below(content: object) -> Iterator[Tensor]:
     """All tensors in nested mappings, lists and objects of plain values, each container once."""
-    waiting, seen = [content], set[int]()
+    waiting = [content]
+    seen: set[int] = set()
     while waiting:
         value = waiting.pop()
         if type(value) in (Tensor, nn.Parameter, nn.Buffer):

@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -26,17 +26,8 @@ from kd.storage.elsewhere import (
 )
 
 STUDENTS = "students"  # in a run's folder: the folders of several students
-FILES = (
-    ".ckpt",
-    ".csv",
-    ".html",
-    ".json",
-    ".jsonl",
-    ".md",
-    ".safetensors",
-    ".txt",
-    ".yaml",
-)  # endings of a run's files
+# endings of a run's files
+FILES = (".ckpt", ".csv", ".html", ".json", ".jsonl", ".md", ".safetensors", ".txt", ".yaml")
 GUARDED: set[Path] = set()  # folders of runs, absolute
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -71,17 +62,16 @@ def _link_on_the_way(path: Path) -> RefusedFile:
     )
 
 
-@contextmanager
-def _parent(file: Path, make: bool = True) -> Iterator[int]:
+def _parent(file: Path, make: bool = True) -> AbstractContextManager[int]:
     """The descriptor of the folder that a file lies in, which is made; below a guarded folder no link leads there."""
-    with _opened(file.absolute().parent, make) as folder:
-        yield folder
+    return _opened(file.absolute().parent, make)
 
 
 @contextmanager
 def _opened(folder: Path, make: bool) -> Iterator[int]:
-    roots = [root for root in (folder, *folder.parents) if root in GUARDED]
-    root = roots[-1] if roots else folder  # the outermost
+    """The descriptor of a folder, reached step by step from the outermost guarded folder above it."""
+    guarded = [path for path in (folder, *folder.parents) if path in GUARDED]
+    root = guarded[-1] if guarded else folder
     if make:
         root.mkdir(parents=True, exist_ok=True)
     handle = os.open(root, FOLDER)
@@ -152,7 +142,8 @@ def _fresh(folder: int, name: str, path: Path) -> IO[bytes]:
             raise refused_file(
                 path.with_name(name), "is a folder; a file is written there"
             ) from error
-        error.filename = error.filename if error.filename is None else str(path.with_name(name))
+        if error.filename is not None:  # the name alone, in an open folder
+            error.filename = str(path.with_name(name))
         raise
 
 
@@ -202,7 +193,7 @@ def write_json(path: Path, content: object) -> None:
 def appended(path: Path) -> IO[str]:
     """A file to write lines at the end of; one that is no regular file, or has a second name, is replaced first."""
     with _parent(path) as folder:
-        _make_own(folder, path)
+        _make_sole(folder, path)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         handle = os.open(path.name, flags, 0o666, dir_fd=folder)
     return os.fdopen(handle, "a+", encoding="utf-8")
@@ -210,18 +201,17 @@ def appended(path: Path) -> IO[str]:
 
 def existing(path: Path) -> IO[bytes]:
     """An existing regular file, open for reading and writing, of which nothing is read or changed; an OSError else."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with _parent(path, make=False) as folder:
-        handle = os.open(
-            path.name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
-        )
+        handle = os.open(path.name, flags, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise refused_file(path, "is no regular file")
     return os.fdopen(handle, "r+b", buffering=0)
 
 
-def _make_own(folder: int, path: Path) -> None:
-    """What has a file's name becomes a regular file of one name, with its content, or goes."""
+def _make_sole(folder: int, path: Path) -> None:
+    """Makes what has a file's name a regular file without a second name, with its content; anything else is removed."""
     try:
         status = os.lstat(path.name, dir_fd=folder)
     except FileNotFoundError:
@@ -252,7 +242,7 @@ def make_folder(path: Path) -> Path:
 def file_for(path: Path) -> Path:
     """The path of a file that a library opens to write: no link leads there, and it has no second name."""
     with _parent(path) as folder:
-        _make_own(folder, path)
+        _make_sole(folder, path)
     return path
 
 

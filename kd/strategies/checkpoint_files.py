@@ -29,7 +29,9 @@ class CheckpointFiles(TorchCheckpointIO):
             RunError: it can't be written; older checkpoints are unchanged.
         """
         path = Path(path)
-        keep = path.with_name(PREVIOUS) if path.name == LAST and not self._last_is_damaged else None
+        keep = None
+        if path.name == LAST and not self._last_is_damaged:
+            keep = path.with_name(PREVIOUS)
         try:
             write_whole(path, lambda file: torch.save(checkpoint, file), keep)
         except (OSError, RuntimeError) as error:
@@ -50,7 +52,6 @@ class CheckpointFiles(TorchCheckpointIO):
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Reads one file. Never runs code from it: what is no tensor or plain value is refused."""
-        self._last_is_damaged = (
-            Path(path).name == PREVIOUS
-        )  # then it must not push out the good one
+        # then it must not push out the good one
+        self._last_is_damaged = Path(path).name == PREVIOUS
         return read_checkpoint(path, map_location)

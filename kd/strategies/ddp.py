@@ -46,20 +46,19 @@ class DDP(HookedDDP):
             _import(module, backend)
         super().__init__(process_group_backend=backend, **kwargs)
         self._third_party = backend if module is not None else None
-        self._compression, self._powersgd = compression, (powersgd_rank, powersgd_start_step)
+        self._compression = compression
+        self._powersgd_rank = powersgd_rank
+        self._powersgd_start_step = powersgd_start_step
 
     def setup_distributed(self) -> None:
         """Joins the process group. Backends from elsewhere get neither Lightning's ``device_id`` nor a second group."""
         if not self._third_party:
             super().setup_distributed()
             return
-        if (
-            torch.distributed.is_initialized()
-            and torch.distributed.get_backend() != self._third_party
-        ):
-            there = torch.distributed.get_backend()
+        joined = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
+        if joined not in (None, self._third_party):
             raise UserError(
-                f"trainer.strategy: {self._third_party} can't share a job with {there}: start it alone"
+                f"trainer.strategy: {self._third_party} can't share a job with {joined}: start it alone"
             )
         prepare_data_without_groups()
         reset_seed()
@@ -74,9 +73,10 @@ class DDP(HookedDDP):
         if self._compression == "bf16":
             self.model.register_comm_hook(None, default_hooks.bf16_compress_hook)
             return
-        rank, start = self._powersgd
         state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=rank, start_powerSGD_iter=start
+            None,
+            matrix_approximation_rank=self._powersgd_rank,
+            start_powerSGD_iter=self._powersgd_start_step,
         )
         self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 

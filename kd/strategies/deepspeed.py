@@ -100,18 +100,15 @@ class DeepSpeed(DDPStrategy):
         self._check(trainer, optimizer)
         self._trained = [list(group["params"]) for group in optimizer.param_groups]
         os.environ.setdefault("LOCAL_RANK", str(self.local_rank))
-        os.environ.setdefault(
-            "DS_ACCELERATOR", self.root_device.type
-        )  # it would take a GPU that the run leaves alone
+        # it would take a GPU that the run leaves alone
+        os.environ.setdefault("DS_ACCELERATOR", self.root_device.type)
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         # else it takes the GPU that is numbered as the rank, whatever trainer.devices says
-        place = (
-            Namespace(device_rank=self.root_device.index)
-            if self.root_device.type == "cuda"
-            else None
-        )
+        place = None
+        if self.root_device.type == "cuda":
+            place = Namespace(device_rank=self.root_device.index)
         self.model, sharded, _, _ = deepspeed.initialize(
             args=place,
             model=self.model,
@@ -205,19 +202,18 @@ class DeepSpeed(DDPStrategy):
         """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        example: dict[str, Tensor] = next(
-            iter(optimizer.state.values()), {}
-        )  # empty before the first step
+        states = list(optimizer.state.values())
+        example: dict[str, Tensor] = states[0] if states else {}  # empty before the first step
         _link_states(optimizer)
         state: dict[int, dict[str, Tensor]] = {}
         for number, parameter in enumerate(chain(*self._trained) if example else []):
-            whole = {
-                key: safe_get_full_optimizer_state(parameter, key)
-                for key in example
-                if key != "step"
-            }
+            whole = {}
+            for key in example:
+                if key == "step":  # the same for all, and in no shards
+                    whole[key] = example[key]
+                else:
+                    whole[key] = safe_get_full_optimizer_state(parameter, key)  # by all ranks
             if self.is_global_zero:
-                whole |= {"step": example["step"]} if "step" in example else {}
                 state[number] = {key: value.to("cpu", copy=True) for key, value in whole.items()}
         numbers = count()
         pairs = zip(optimizer.param_groups, self._trained, strict=True)
@@ -226,14 +222,18 @@ class DeepSpeed(DDPStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Takes its shards of the state in any strategy's checkpoint; the weights were loaded before they were cut."""
-        (optimizer,), (saved,) = self.optimizers, checkpoint["optimizer_states"]
-        for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-            group.update({key: value for key, value in before.items() if key != "params"})
-        if not saved["state"]:
+        (optimizer,) = self.optimizers
+        (saved,) = checkpoint["optimizer_states"]
+        for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+            for key, value in saved_group.items():
+                if key != "params":
+                    group[key] = value
+        states = saved["state"]
+        if not states:
             return
-        _make_room(optimizer, next(iter(saved["state"].values())))
+        _make_room(optimizer, next(iter(states.values())))
         for number, parameter in enumerate(chain(*self._trained)):
-            for key, value in saved["state"].get(number, {}).items():
+            for key, value in states.get(number, {}).items():
                 if key != "step":
                     _set_state(parameter, value.to(self.root_device), key)
 
@@ -252,18 +252,18 @@ def _whole(tensor: Tensor) -> Tensor:
 
 def _make_room(optimizer: Optimizer, example: dict[str, Tensor]) -> None:
     """State for each shard, as the first step would make it: DeepSpeed sets only what is there."""
-    group = optimizer.param_groups[0]
-    shards = getattr(
-        optimizer, "fp32_partitioned_groups_flat", None
-    )  # of stage 3; its groups are empty between steps
+    first_group = optimizer.param_groups[0]
+    step_on_device = first_group.get("fused") or first_group.get("capturable")
+    # of stage 3, whose groups are empty between steps
+    shards = getattr(optimizer, "fp32_partitioned_groups_flat", None)
     for shard in shards or [p for group in optimizer.param_groups for p in group["params"]]:
-        on_device = group.get("fused") or group.get("capturable")
-        optimizer.state[shard] = {
-            key: value.to(shard.device if on_device else "cpu", copy=True)
-            if key == "step"
-            else torch.zeros_like(shard)
-            for key, value in example.items()
-        }
+        state = {}
+        for key, value in example.items():
+            if key == "step":
+                state[key] = value.to(shard.device if step_on_device else "cpu", copy=True)
+            else:
+                state[key] = torch.zeros_like(shard)
+        optimizer.state[shard] = state
     _link_states(optimizer)
 
 
@@ -280,11 +280,9 @@ def _set_state(parameter: nn.Parameter, whole: Tensor, key: str) -> None:
     if not hasattr(parameter, "ds_tensor"):
         safe_set_full_optimizer_state(parameter, whole, key)
         return
-    size, rank = (
-        parameter.ds_tensor.numel(),
-        torch.distributed.get_rank(),
-    )  # its setter of whole tensors of stage 3
-    padded = F.pad(
-        whole.flatten(), (0, size * torch.distributed.get_world_size() - whole.numel())
-    )  # does not pad
-    safe_set_local_optimizer_state(parameter, padded.narrow(0, size * rank, size), key)
+    # DeepSpeed's setter of whole tensors of stage 3 does not pad them to equal shards
+    size = parameter.ds_tensor.numel()  # of a shard
+    padding = size * torch.distributed.get_world_size() - whole.numel()
+    padded = F.pad(whole.flatten(), (0, padding))
+    shard = padded.narrow(0, size * torch.distributed.get_rank(), size)
+    safe_set_local_optimizer_state(parameter, shard, key)

@@ -43,13 +43,10 @@ class FSDP(ShardedDataParallel):
                 raise UserError(
                     "optim.zero: FSDP shards the optimizer's state already; leave config=zero out"
                 )
-            losses = [
-                m
-                for m in student.objective.losses.values()
-                if any(p.requires_grad for p in m.parameters())
-            ]
-            for part in [student.model, *losses]:
-                shard(part, mesh)
+            shard(student.model, mesh)
+            for loss in student.objective.losses.values():
+                if any(parameter.requires_grad for parameter in loss.parameters()):
+                    shard(loss, mesh)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it."""
@@ -67,14 +64,13 @@ class FSDP(ShardedDataParallel):
         """Loads weights and optimizer state of any strategy's checkpoint into the shards."""
         assert self.model is not None
         checkpoint = self.checkpoint_io.load_checkpoint(checkpoint_path)
-        options, states = (
-            state_dict.StateDictOptions(full_state_dict=True),
-            checkpoint["optimizer_states"],
-        )
+        weights = checkpoint["state_dict"]
+        states = checkpoint["optimizer_states"]
         place = f"resume: {checkpoint_path}"
-        check_weights(checkpoint["state_dict"], self.model, place)
-        check_optimizers(self.optimizers, states, checkpoint["state_dict"], self.model, place)
-        state_dict.set_model_state_dict(self.model, checkpoint["state_dict"], options=options)
+        check_weights(weights, self.model, place)
+        check_optimizers(self.optimizers, states, weights, self.model, place)
+        options = state_dict.StateDictOptions(full_state_dict=True)
+        state_dict.set_model_state_dict(self.model, weights, options=options)
         by_parameter = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer, state in zip(self.optimizers, states, strict=True):
             order = [by_parameter[p] for group in optimizer.param_groups for p in group["params"]]
@@ -84,14 +80,16 @@ class FSDP(ShardedDataParallel):
 
 
 def _names(state: dict[str, Any]) -> list[Any]:
+    """Names, or numbers, of an optimizer's parameters, in the order of its groups."""
     return [name for group in state["param_groups"] for name in group["params"]]
 
 
 def _renamed(state: dict[str, Any], new: dict[Any, Any]) -> dict[str, Any]:
+    """An optimizer's state with other names for its parameters."""
+    groups = []
+    for group in state["param_groups"]:
+        groups.append({**group, "params": [new[name] for name in group["params"]]})
     return {
         "state": {new[name]: value for name, value in state["state"].items()},
-        "param_groups": [
-            {**group, "params": [new[n] for n in group["params"]]}
-            for group in state["param_groups"]
-        ],
+        "param_groups": groups,
     }
