@@ -17,26 +17,23 @@ from kd.data.transforms import CORRUPTIONS, STRENGTHS, corrupted
 from kd.errors import UserError
 from kd.models import Prepare, TeacherSpec, count_parameters
 from kd.models.weights import about, weights_file
-from kd.module import evaluation
-from kd.module.evaluation import Answers, look_at
+from kd.module.evaluation import Answers, look_at, metrics_of_student
 from kd.progress import bar
 from kd.run.build import data_of, student_in, task_in, task_of, teacher_specs
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.ship.export.student import read_metadata
-from kd.ship.finished import FinishedRun, check_classes, teacher_of
+from kd.ship.finished import check_classes, teacher_of
 from kd.storage.objects import is_url
 from kd.storage.run_urls import run_at
 from kd.storage.shown import Table
-from kd.storage.writing import write_text
+from kd.storage.writing import write_json, write_text
 from kd.tasks import Task
 from kd.tasks.features import rank_of_gram
 from kd.teachers import FrozenTeacher, RunTeacher, build_teacher
 
-Found = tuple[
-    nn.Module, Prepare, list[str], DistillationDataModule
-]  # A model, its input, its classes, the data
-Models = dict[str, tuple[Callable[[Tensor], Tensor], int]]
+Models = dict[str, Callable[[Tensor], Tensor]]
+"""By name, what gives features ``(N, D)`` of pictures."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,12 @@ class Options:
     @property
     def file(self) -> str:
         """Name of the JSON file in the run's folder; a folder's results never take the name of a split's."""
-        name = Path(self.folder).resolve().name if self.folder else self.split
-        return f"eval_{f'folder_{name}' if self.folder and name in ('train', 'val') else name}.json"
+        if not self.folder:
+            return f"eval_{self.split}.json"
+        name = Path(self.folder).resolve().name
+        if name in ("train", "val"):
+            name = f"folder_{name}"
+        return f"eval_{name}.json"
 
 
 @dataclass
@@ -114,18 +115,16 @@ class Evaluation:
             runs: folder of each; None for a bare weights file, which has none.
             options: of the command.
         """
-        text = [json.dumps(result, indent=2) + "\n" for result in results]
         files = []
-        for own, run in zip(text, runs, strict=True):
+        for result, run in zip(results, runs, strict=True):
             if run is not None:
                 files.append(run / options.file)
-                write_text(files[-1], own)
+                write_json(files[-1], result)
         if options.out is not None:
             files.append(options.out)
             if options.out.suffix == ".json":
-                options.out.write_text(
-                    text[0] if len(text) == 1 else json.dumps(results, indent=2) + "\n"
-                )
+                content = results[0] if len(results) == 1 else results
+                options.out.write_text(json.dumps(content, indent=2) + "\n")
         return cls(results, files)
 
 
@@ -142,51 +141,55 @@ def subjects(request: Request, options: Options) -> list[Subject]:
         UserError: no finished run, no weights file, no pictures to measure one on, or a recipe beside a run.
     """
     words = [str(run_at(word)) if is_url(word) else word for word in request.rest]  # fetched once
-    first = next((word for word in words if is_run(word)), None)
-    if first is not None and request.recipe is not None:
+    runs = [word for word in words if is_run(word)]
+    first_run = runs[0] if runs else None
+    if first_run is not None and request.recipe is not None:
         raise UserError(
-            f"recipe: can't be given with the run {first}, which has its own; data.key=value changes it"
+            f"recipe: can't be given with the run {first_run}, which has its own; data.key=value changes it"
         )
-    return [
-        _of_run(w, request, options) if is_run(w) else _of_file(w, first, request, options)
-        for w in words
-    ]
+    found = []
+    for word in words:
+        if word in runs:
+            found.append(_of_run(word, request, options))
+        else:
+            found.append(_of_file(word, first_run, request, options))
+    return found
 
 
 def _of_run(word: str, request: Request, options: Options) -> Subject:
     run = Run.open(word, request)
     data = _data(run.load_data(), options, run.classes)
     run.task.build(len(run.classes), data.source.ignore_index)
-    return Subject(
-        str(run.folder),
-        run.folder,
-        run.model,
-        run.preprocess,
-        run.classes,
-        data,
-        run.task,
-        run.teacher(),
-    )
+    folder, model, classes, task = run.folder, run.model, run.classes, run.task
+    teacher = run.teacher()
+    return Subject(str(folder), folder, model, run.preprocess, classes, data, task, teacher)
 
 
 def _of_file(word: str, run: str | None, request: Request, options: Options) -> Subject:
+    """The model of a weights file.
+
+    Args:
+        word: names the file.
+        run: the first run of the command line, whose pictures and teacher count; None: there is no run.
+        request: the command line.
+        options: of the command.
+    """
     file = weights_file(Path(word), "weights")
-    given = {item.split("=", 1)[0] for item in request.overrides}
-    if not (run or request.recipe or options.folder or "data.source" in given):
+    overridden = {item.split("=", 1)[0] for item in request.overrides}
+    if not (run or request.recipe or options.folder or "data.source" in overridden):
         raise UserError(
             f"{word}: needs pictures: folder=DIR (DIR/<class>/*.jpg), recipe=NAME, or "
             "data.source=ImageFolder data.source.root=DIR"
         )
     config, trusted = Run.settings(run_at(run) / "config.yaml" if run else None, request)
-    said = read_metadata(file) if file.suffix == ".safetensors" else {}
-    if not {"arch", "kwargs"} <= said.keys():
-        task = (
-            task_in(run_at(run) / "student.safetensors", trusted)
-            if run
-            else task_of(config, trusted)
-        )
+    metadata = read_metadata(file) if file.suffix == ".safetensors" else {}
+    if not {"arch", "kwargs"} <= metadata.keys():  # not a student of kd's
+        if run:
+            task = task_in(run_at(run) / "student.safetensors", trusted)
+        else:
+            task = task_of(config, trusted)
         model, prepare, classes, data = _foreign(word, data_of(config, trusted), options, task)
-    elif said.get("classifies") == "false":
+    elif metadata.get("classifies") == "false":
         raise UserError(
             f"{file}: nothing has trained the student's classifier (kd-predict writes its features)"
         )
@@ -194,22 +197,26 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
         model, prepare, classes = student_in(file, trusted)
         task = task_in(file, trusted)
         data = _data(data_of(config, trusted), options, classes)
-    if not (run or request.recipe) and "data.img_size" not in given:
+    if not (run or request.recipe) and "data.img_size" not in overridden:
         data.size = prepare.size  # views as large as the model's input
     task.build(len(classes), data.source.ignore_index)
     teacher = teacher_of(teacher_specs(config, trusted), classes, task) if run else None
     return Subject(word, None, model, prepare, classes, data, task, teacher)
 
 
-def _foreign(word: str, all_data: DistillationDataModule, options: Options, task: Task) -> Found:
-    said = about(word)
-    if not (said.arch or options.arch):
+def _foreign(
+    word: str, all_data: DistillationDataModule, options: Options, task: Task
+) -> tuple[nn.Module, Prepare, list[str], DistillationDataModule]:
+    """A model that kd has not trained: itself, its input, its classes, and the data with the split loaded."""
+    contents = about(word)
+    if not (contents.arch or options.arch):
         raise UserError(
             f"arch: {word} does not say which model it is; give the name of one of timm's: arch=NAME"
         )
-    folder = options.folder
-    own = said.classes or (classes_below(folder, "folder") if folder else [])
-    data = _data(all_data, options, own if options.folder else None)
+    known_classes = None
+    if options.folder:
+        known_classes = contents.classes or classes_below(options.folder, "folder")
+    data = _data(all_data, options, known_classes)
     classes = list(data.source.classes)
     spec = TeacherSpec(checkpoint=word, arch=options.arch, img_size=options.img_size)
     try:
@@ -241,33 +248,37 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
         return _evaluate_features(request, options)
     measured = subjects(request, options)
     _check_same_pictures(measured, options)
-    task, csv_file = (
-        measured[0].task,
-        options.out if options.out is not None and options.out.suffix == ".csv" else None,
-    )
-    if not task.in_rows and csv_file:
+    task = measured[0].task
+    to_table = options.out is not None and options.out.suffix == ".csv"
+    if to_table and not task.in_rows:
         raise UserError("out: is not available for segmentation; kd-predict writes the masks")
-    kept = [Answers(task, s.classes) if task.in_rows else None for s in measured]
     own_data = not any(item.startswith("data.source") for item in request.overrides)
-    results = [measure(s, options, a, own_data) for s, a in zip(measured, kept, strict=True)]
-    answers = [a for a in kept if a is not None]
-    found = Evaluation.written(results, [subject.run for subject in measured], options)
-    if csv_file:
-        _write_answers(csv_file, measured, answers, options)
-    found.pairs = [answers[0].only(other) for other in answers[1:]]
+    results = []
+    answers: list[Answers] = []  # of each model, where the task's answers are rows of a table
     for subject in measured:
-        found.notes += [note for note in subject.data.source.notes if note not in found.notes]
-    return found
+        of_subject = Answers(task, subject.classes) if task.in_rows else None
+        results.append(measure(subject, options, of_subject, own_data))
+        if of_subject is not None:
+            answers.append(of_subject)
+    evaluation = Evaluation.written(results, [subject.run for subject in measured], options)
+    if to_table and options.out is not None:
+        _write_answers(options.out, measured, answers, options)
+    evaluation.pairs = [answers[0].only(other) for other in answers[1:]]
+    notes = [note for subject in measured for note in subject.data.source.notes]
+    evaluation.notes = list(dict.fromkeys(notes))
+    return evaluation
 
 
 def _check_same_pictures(measured: Sequence[Subject], options: Options) -> None:
-    splits = ((subject.data.split(options.place), subject.classes) for subject in measured)
-    first, *others = ((len(split.targets), identity(split), classes) for split, classes in splits)
-    for subject, found in zip(measured[1:], others, strict=True):
-        if found != first:
+    first = measured[0]
+    pictures = first.data.split(options.place)
+    for subject in measured[1:]:
+        others = subject.data.split(options.place)
+        same = len(others.targets) == len(pictures.targets) and subject.classes == first.classes
+        if not same or identity(others) != identity(pictures):
             raise UserError(
-                f"{measured[0].name} and {subject.name} have other pictures or labels to validate with "
-                f"({first[0]:,} and {found[0]:,}); name the same for all: folder=DIR or "
+                f"{first.name} and {subject.name} have other pictures or labels to validate with "
+                f"({len(pictures.targets):,} and {len(others.targets):,}); name the same for all: folder=DIR or "
                 "data.source.root=DIR"
             )
 
@@ -290,66 +301,74 @@ def measure(
     data, task, classes = subject.data, subject.task, subject.classes
     task.name_metrics(classes)
     fidelity = task.fidelity(len(classes))
-    readers = [each for each in (fidelity, answers) if each is not None]
+    readers = [reader for reader in (fidelity, answers) if reader is not None]
     batches = data.eval_dataloader(options.place)
-    found = evaluation.metrics_of_student(
+    metrics = metrics_of_student(
         subject.model, subject.prepare, batches, task, subject.teacher, device, readers
     )
     if fidelity is not None and options.place == "val" and own_data and subject.run is not None:
         write(subject.run, fidelity, data, "val", classes)
-    models = {"student": subject.model} | (
-        {"teacher": subject.teacher.model} if subject.teacher else {}
-    )
-    return {
+
+    result: dict[str, Any] = {
         "run": subject.name,
         "data": options.folder or f"{data.source.describe()} ({options.split})",
         "pictures": len(data.split(options.place).targets),
-        **({"left_out": data.splits.left_out} if data.splits.left_out else {}),
-        **{
-            name: {"params": count_parameters(model), **found[name]}
-            for name, model in models.items()
-        },
-        **({"fidelity": fidelity.result(classes)} if fidelity is not None else {}),
-        **({"robust": _robust(subject, options, device)} if options.robust else {}),
     }
+    if data.splits.left_out:
+        result["left_out"] = data.splits.left_out
+    result["student"] = {"params": count_parameters(subject.model), **metrics["student"]}
+    if subject.teacher:
+        teacher_params = count_parameters(subject.teacher.model)
+        result["teacher"] = {"params": teacher_params, **metrics["teacher"]}
+    if fidelity is not None:
+        result["fidelity"] = fidelity.result(classes)
+    if options.robust:
+        result["robust"] = _robust(subject, options, device)
+    return result
 
 
 def _robust(
     subject: Subject, options: Options, device: torch.device
 ) -> dict[str, dict[str, list[float]]]:
-    found: dict[str, dict[str, list[float]]] = {}
-    for name in CORRUPTIONS:
+    """The task's main metric on damaged pictures: by the kind of damage and the model, at each strength."""
+    by_damage: dict[str, dict[str, list[float]]] = {}
+    task = subject.task
+    for damage in CORRUPTIONS:
+        by_model: dict[str, list[float]] = {}
         for strength in STRENGTHS:
-            subject.task.reset()
-            batches = corrupted(subject.data.eval_dataloader(options.place), name, strength)
-            task, model = subject.task, subject.model
-            metrics = evaluation.metrics_of_student(
-                model, subject.prepare, batches, task, subject.teacher, device
+            task.reset()
+            batches = corrupted(subject.data.eval_dataloader(options.place), damage, strength)
+            metrics = metrics_of_student(
+                subject.model, subject.prepare, batches, task, subject.teacher, device
             )
-            for which, values in metrics.items():
-                found.setdefault(name, {}).setdefault(which, []).append(values[task.primary])
-    return found
+            for model, values in metrics.items():
+                by_model.setdefault(model, []).append(values[task.primary])
+        by_damage[damage] = by_model
+    return by_damage
 
 
 def _write_answers(
-    file: Path, measured: Sequence[Subject], kept: Sequence[Answers], options: Options
+    file: Path, measured: Sequence[Subject], answers: Sequence[Answers], options: Options
 ) -> None:
-    split, alone = measured[0].data.split(options.place), len(measured) == 1
-    columns = {}
-    for subject, answers in zip(measured, kept, strict=True):
-        for key in [
-            key for key in next(iter(answers.rows.values()), {}) if not key.startswith("label")
-        ]:
-            columns[key if alone else f"{subject.name} {key}"] = answers, key
-    labels = [
-        key for key in next(iter(kept[0].rows.values()), {"label": ""}) if key.startswith("label")
-    ]
+    """Writes a table: a row a picture, its name, its label, then the columns of each model (by its name, if several)."""
+    split = measured[0].data.split(options.place)
+    first_rows = answers[0].rows
+    labels = ["label"]
+    columns: dict[str, tuple[Answers, str]] = {}
+    for subject, of_subject in zip(measured, answers, strict=True):
+        keys = list(next(iter(of_subject.rows.values()), {"label": ""}))
+        labels = [key for key in keys if key.startswith("label")]
+        for key in keys:
+            if not key.startswith("label"):
+                column = key if len(measured) == 1 else f"{subject.name} {key}"
+                columns[column] = of_subject, key
     text = io.StringIO()
     table = Table(text, "\n")
     table.add(["picture", *labels, *columns])
-    for i in sorted(kept[0].rows):
-        row = [answers.rows[i][key] for answers, key in columns.values()]
-        table.add([printable(split.name(i)), *(kept[0].rows[i][key] for key in labels), *row])
+    for i in sorted(first_rows):
+        label = [first_rows[i][key] for key in labels]
+        cells = [of_subject.rows[i][key] for of_subject, key in columns.values()]
+        table.add([printable(split.name(i)), *label, *cells])
     write_text(file, text.getvalue())
 
 
@@ -362,21 +381,18 @@ def _gives_features(word: str) -> bool:
 
 
 def _evaluate_features(request: Request, options: Options) -> Evaluation:
-    other = next((word for word in request.rest if not _gives_features(word)), None)
-    without = (
-        request.rest[0]
-        if other is None
-        else next(word for word in request.rest if _gives_features(word))
-    )
-    if other is not None:
+    """Measures runs without classifiers by their features: ranks, and accuracies by labelled pictures where given."""
+    without = [word for word in request.rest if _gives_features(word)]
+    others = [word for word in request.rest if word not in without]
+    if others:
         raise UserError(
-            f"{without} has no classifier and {other} has one: they can't be compared by one measure"
+            f"{without[0]} has no classifier and {others[0]} has one: they can't be compared by one measure"
         )
-    csv_file = options.out is not None and options.out.suffix == ".csv"
-    for key, given in (("folder", options.folder), ("robust", options.robust), ("out", csv_file)):
-        if given:
+    to_table = options.out is not None and options.out.suffix == ".csv"
+    for key, value in (("folder", options.folder), ("robust", options.robust), ("out", to_table)):
+        if value:
             raise UserError(
-                f"{key}: needs a classifier, and {without} has none; data.probe.root=DIR measures features "
+                f"{key}: needs a classifier, and {without[0]} has none; data.probe.root=DIR measures features "
                 "by labelled pictures"
             )
     results = [_features_of_run(word, request, options) for word in request.rest]
@@ -384,46 +400,48 @@ def _evaluate_features(request: Request, options: Options) -> Evaluation:
 
 
 def _features_of_run(word: str, request: Request, options: Options) -> dict[str, Any]:
+    """The figures of a run without a classifier: parameters, RankMe, and accuracies where ``data.probe`` is given."""
     opened = Run.open(word, request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data, models = opened.data, _models(opened, device)
-    ranks = _ranks(models, data, options.split, device)
-    found: dict[str, dict[str, float]] = {
-        name: {"params": n, "rankme": ranks[name]} for name, (_, n) in models.items()
-    }
-    if data.probe is not None:
-        batches = bar(data.eval_dataloader("probe"), label="labelled pictures", unit=" batches")
-        seen = look_at({name: call for name, (call, _) in models.items()}, data, batches, device)
-        for name in models:
-            found[name] |= seen.accuracy(name)
-    return {
+    data = opened.data
+    student, prepare = opened.model.to(device), opened.preprocess
+    models: Models = {"student": lambda images: student(prepare(images))}
+    figures: dict[str, dict[str, float]] = {"student": {"params": count_parameters(student)}}
+    for name, teacher in opened.feature_teachers().items():
+        teacher.to(device)
+        models[f"teacher {name}".strip()] = teacher
+        figures[f"teacher {name}".strip()] = {"params": count_parameters(teacher.model)}
+
+    for name, rank in _ranks(models, data, options.split, device).items():
+        figures[name]["rankme"] = rank
+    result: dict[str, Any] = {
         "run": str(opened.folder),
         "data": f"{data.source.describe()} ({options.split})",
         "pictures": len(data.split(options.split).targets),
-        **({"probe": data.probe.root} if data.probe else {}),
-        **found,
     }
-
-
-def _models(opened: FinishedRun, device: torch.device) -> Models:
-    student, prepare = opened.model.to(device), opened.preprocess
-    models: Models = {
-        "student": (lambda images: student(prepare(images)), count_parameters(student))
-    }
-    for name, teacher in opened.feature_teachers().items():
-        teacher.to(device)
-        models[f"teacher {name}".strip()] = teacher, count_parameters(teacher.model)
-    return models
+    if data.probe is not None:
+        result["probe"] = data.probe.root
+        batches = bar(data.eval_dataloader("probe"), label="labelled pictures", unit=" batches")
+        labelled = look_at(models, data, batches, device)
+        for name in models:
+            figures[name] |= labelled.accuracy(name)
+    return {**result, **figures}
 
 
 @torch.inference_mode()
 def _ranks(
     models: Models, data: DistillationDataModule, split: str, device: torch.device
 ) -> dict[str, float]:
+    """RankMe (:func:`kd.tasks.features.rank_of_gram`) of each model's features on a split.
+
+    It needs the sum of ``X^T X`` alone, ``(D, D)`` in float64, with the features ``X`` ``(N, D)`` of each batch.
+    """
     grams: dict[str, Tensor] = {}
     for batch in bar(data.eval_dataloader(split), label="evaluating", unit=" batches"):
-        images = batch["image"][batch["index"] >= 0].to(device)
-        for name, (call, _) in models.items():
-            x = call(images).double()
-            grams[name] = grams.get(name, torch.zeros((), device=device)) + x.T @ x
+        real = batch["index"] >= 0
+        images = batch["image"][real].to(device)
+        for name, model in models.items():
+            features_ND = model(images).double()
+            gram_DD = features_ND.T @ features_ND
+            grams[name] = grams[name] + gram_DD if name in grams else gram_DD
     return {name: round(rank_of_gram(gram), 4) for name, gram in grams.items()}

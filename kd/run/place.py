@@ -42,10 +42,11 @@ class Resumed:
         """The run of a folder, a recipe's ``latest``, a checkpoint in a run, or the URL of one, which is fetched."""
         path = Path(name)
         if is_url(name):
-            url, inside, file = name.rpartition("/checkpoints/")
-            of_checkpoint = bool(inside) and file.endswith(".ckpt")
-            path = fetched_run(url if of_checkpoint else name, together=together)
-            path = path / "checkpoints" / file if of_checkpoint else path
+            url, slash, file = name.rpartition("/checkpoints/")
+            if slash and file.endswith(".ckpt"):
+                path = fetched_run(url, together=together) / "checkpoints" / file
+            else:
+                path = fetched_run(name, together=together)
         folder = run_folder(_run_of(path))
         if not folder.is_dir():
             raise UserError(f"resume: there is no {folder}")
@@ -59,13 +60,13 @@ def resumed_by(request: Request, together: bool = False) -> Resumed | None:
     """The run that the command line resumes; its own settings are the recipe unless one is given."""
     if request.resume is None:
         return None
-    found = Resumed.named(request.resume, together)
+    resumed = Resumed.named(request.resume, together)
     if request.recipe is None:
-        file = found.folder / "config.yaml"
+        file = resumed.folder / "config.yaml"
         request.recipe = str(file)
         if file.is_file():
             check_whole(file)
-    return found
+    return resumed
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,21 @@ class Place:
 
 def place_of(
     config: Mapping[str, Any],
-    given: Resumed | None,
+    resumed: Resumed | None,
     job: str | None,
     command: Sequence[str],
     together: bool = False,
 ) -> Place:
-    """Where the run goes, and what it resumes: the command line's run, the settings', or the one this job began."""
-    resumed, runs_dir = given, str(config["runs_dir"])
+    """Where the run goes, and what it resumes.
+
+    Args:
+        config: the settings.
+        resumed: the run that the command line resumes; None: the one that the settings name, or that this job began.
+        job: name of the launcher's job; None: it has none.
+        command: the command line, by which a restarted job finds its run.
+        together: whether several machines resume the run together.
+    """
+    runs_dir = str(config["runs_dir"])
     if resumed is None and config["resume"]:
         resumed = Resumed.named(str(config["resume"]), together)
     if resumed is not None and (resumed.url or is_url(runs_dir)):
@@ -110,9 +119,8 @@ def place_of(
         resumed = _begun_before(marker)
     if resumed is None:
         return Place(runs_dir, runs, marker=marker)
-    holder = (
-        holder_of(resumed.folder) if is_rank_zero() else ""
-    )  # the job's other processes meet their own rank 0
+    # the job's other processes would meet their own rank 0
+    holder = holder_of(resumed.folder) if is_rank_zero() else ""
     if holder:
         raise UserError(
             f"resume: {holder} is training in {resumed.folder}; stop it first, or wait for its end"
@@ -182,25 +190,27 @@ def check_start(run: Path, config: Mapping[str, Any]) -> None:
     before: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # the configuration of the run before may be damaged
         before = yaml_of(text_of(run / "config.yaml"))
-    if (
-        not isinstance(before, dict)
-        or not {"model.ema_decay", "model.student.arch"} <= flatten(before).keys()
-    ):
+    if not isinstance(before, dict):
+        return
+    if not {"model.ema_decay", "model.student.arch"} <= flatten(before).keys():
         return
     for name in config.get("students") or [""]:  # the average is what was validated
-        then, here = (
-            flatten((c.get("students") or {}).get(name) or {}).get(
-                "model.ema_decay", c["model"]["ema_decay"]
-            )
-            for c in (before, config)
-        )
-        if (then is None) != (here is None):
+        then, now = _ema_decay(before, name), _ema_decay(config, name)
+        if (then is None) != (now is None):
             key = f"students.{name}.model.ema_decay" if name else "model.ema_decay"
             raise UserError(
-                f"{key}: can't be turned on or off in a resumed run ({then} before), got {here}"
+                f"{key}: can't be turned on or off in a resumed run ({then} before), got {now}"
             )
-    old, now = before["model"]["student"], config["model"]["student"]
     for key in START:
-        if old.get(key) != now[key] and "auto" not in (old.get(key), now[key]):
-            before_it = f"it starts from its checkpoint ({old.get(key)} before), got {now[key]}"
-            raise UserError(f"model.student.{key}: has no effect on a resumed run: {before_it}")
+        then, now = before["model"]["student"].get(key), config["model"]["student"][key]
+        if then != now and "auto" not in (then, now):
+            raise UserError(
+                f"model.student.{key}: has no effect on a resumed run: it starts from its checkpoint "
+                f"({then} before), got {now}"
+            )
+
+
+def _ema_decay(config: Mapping[str, Any], student: str) -> float | None:
+    """A student's ``model.ema_decay``: its own setting, else that of all students."""
+    own_settings = (config.get("students") or {}).get(student) or {}
+    return flatten(own_settings).get("model.ema_decay", config["model"]["ema_decay"])
