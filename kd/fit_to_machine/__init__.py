@@ -115,7 +115,9 @@ def _cache(
     run: AttachedModule, teacher: RunTeacher, data: DistillationDataModule, announce: bool = False
 ) -> RunTeacher:
     """The teacher behind a cache of its answers, with the pixels of views where these are wanted, or pay."""
+    modes = {member.spec.cache_pixels for member in teacher.members.values()}
     pixels = False
-    if any(member.spec.cache_pixels == "auto" for member in teacher.members.values()):
+    if "auto" in modes:
         pixels = _decide(run, lambda: pixels_pay(run, teacher, data), "cache: pixels")
-    return open_cache(teacher, data, run.students.wanted, announce=announce, auto_pixels=pixels)
+    wanted = run.students.wanted
+    return open_cache(teacher, data, wanted, announce=announce, auto_pixels=pixels)

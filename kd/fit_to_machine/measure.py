@@ -196,16 +196,20 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
     most = max(min(1, cores() - 1), cores() // devices - 1)
     learn = _learner(run, data)
     on_cpu = run.trainer.strategy.root_device.type == "cpu"
+    step_ms: list[float] = []  # by the number of loader processes, from 0
     with torch.random.fork_rng(devices=[] if on_cpu else None):
-        step_ms = [_trial_ms(run, data, 0, 4, learn)]  # by the number of loader processes
-        steps = min(20, max(4, round(1000 * TRIAL_S / step_ms[0])))
+        first_ms = _trial_ms(run, data, 0, 4, learn)
+        step_ms.append(first_ms)
+        steps = min(20, max(4, round(1000 * TRIAL_S / first_ms)))
         while len(step_ms) <= most:
-            before, last_two = step_ms[:-2], step_ms[-2:]
-            if min(last_two) * NEAR > min(before, default=math.inf):  # no longer faster
+            before = min(step_ms[:-2], default=math.inf)
+            last_two = min(step_ms[-2:])
+            if last_two * NEAR > before:  # no longer faster
                 break
-            step_ms.append(_trial_ms(run, data, len(step_ms), steps, learn))
-    near_fastest = [n for n, ms in enumerate(step_ms) if ms <= NEAR * min(step_ms)]
-    fewest = near_fastest[0]
+            num_workers = len(step_ms)
+            step_ms.append(_trial_ms(run, data, num_workers, steps, learn))
+    enough = NEAR * min(step_ms)
+    fewest = next(n for n, ms in enumerate(step_ms) if ms <= enough)
     times = ", ".join(f"{ms:.0f} ms with {n}" for n, ms in enumerate(step_ms))
     if devices > 1:
         times += f", {devices} processes at once"

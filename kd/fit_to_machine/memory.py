@@ -71,10 +71,14 @@ class Memory:
 
     def __init__(self, run: AttachedModule) -> None:
         students = list(run.students.named().values())
-        trained = [p for student in students for p in student.parameters() if p.requires_grad]
-        self.student = sum(size_of(student.model.state_dict().values()) for student in students)
-        self.teacher = size_of(run.teacher.model.state_dict().values()) if run.teacher else 0
-        self.gradients = size_of(trained)
+        self.teacher = 0
+        if run.teacher:
+            self.teacher = size_of(run.teacher.model.state_dict().values())
+        self.student = 0
+        self.gradients = 0
+        for student in students:
+            self.student += size_of(student.model.state_dict().values())
+            self.gradients += size_of(p for p in student.parameters() if p.requires_grad)
         # Adam's two moments; the summary has the real one at the end
         self.optimizer = 2 * self.gradients
         self.unsharded = self.student + self.gradients + self.optimizer
@@ -149,9 +153,11 @@ def _activations(run: AttachedModule, student: Student, count: int) -> int:
     """Bytes that a student's forward of ``count`` pictures keeps for its backward."""
     device = run.trainer.strategy.root_device
     model = copy.deepcopy(student.model).to(device)  # a forward moves BatchNorm's averages
-    images = torch.zeros(count, 3, *student.prepare.size, dtype=torch.uint8, device=device)
+    height, width = student.prepare.size
+    pictures = torch.zeros(count, 3, height, width, dtype=torch.uint8, device=device)
+    images = student.prepare(pictures)
     autocast = run.trainer.precision_plugin.forward_context()
-    return saved_bytes(model, student.prepare(images), autocast)
+    return saved_bytes(model, images, autocast)
 
 
 def available_bytes(device: torch.device, local_processes: int) -> int:

@@ -202,13 +202,18 @@ class Labelled:
 
     def accuracy(self, name: str) -> dict[str, float]:
         """``knn1`` and ``probe1`` (:data:`kd.report.metric.PROBE`) of a model's features, in 0..1."""
-        reference = self.features[name][: self.bank]
-        classified = self.features[name][self.bank :]
-        of_reference = self.class_ids[: self.bank]
-        of_classified = self.class_ids[self.bank :]
+        features, bank = self.features[name], self.bank
+        reference = features[:bank]
+        of_reference = self.class_ids[:bank]
+        classified = features[bank:]
+        of_classified = self.class_ids[bank:]
         knn = knn_accuracy(reference, of_reference, classified, of_classified)
         probe = ridge_accuracy(reference, of_reference, classified, of_classified)
-        return dict(zip(PROBE, (round(knn, 6), round(probe, 6)), strict=True))
+        name_of_knn, name_of_probe = PROBE
+        return {
+            name_of_knn: round(knn, 6),
+            name_of_probe: round(probe, 6),
+        }
 
 
 @torch.no_grad()

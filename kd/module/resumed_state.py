@@ -313,10 +313,12 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 
 def _check_tensor(value: object, expected: Tensor, place: str) -> None:
-    if not isinstance(value, Tensor) or _described(value) != _described(expected):
-        raise UserError(f"{place}: must be {_described(expected)}, got {_shown(value)}")
+    wanted = _described(expected)
+    if not isinstance(value, Tensor) or _described(value) != wanted:
+        raise UserError(f"{place}: must be {wanted}, got {_shown(value)}")
     _check_finite(value, place)
-    if value.dim() == 0 and value < 0:  # a counter of steps, a norm
+    is_counter = value.dim() == 0  # of steps, or a norm
+    if is_counter and value < 0:
         raise UserError(f"{place}: must not be negative, got {_shown(value)}")
 
 

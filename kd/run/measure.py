@@ -160,9 +160,16 @@ def _of_run(word: str, request: Request, options: Options) -> Subject:
     run = Run.open(word, request)
     data = _data(run.load_data(), options, run.classes)
     run.task.build(len(run.classes), data.source.ignore_index)
-    folder, model, classes, task = run.folder, run.model, run.classes, run.task
-    teacher = run.teacher()
-    return Subject(str(folder), folder, model, run.preprocess, classes, data, task, teacher)
+    return Subject(
+        name=str(run.folder),
+        run=run.folder,
+        model=run.model,
+        prepare=run.preprocess,
+        classes=run.classes,
+        data=data,
+        task=run.task,
+        teacher=run.teacher(),
+    )
 
 
 def _of_file(word: str, run: str | None, request: Request, options: Options) -> Subject:

@@ -140,15 +140,18 @@ def in_turns(
     measures: Mapping[K, Measure], seconds: float, shown: tqdm
 ) -> dict[K, tuple[list[list[float]], float]]:
     """Times models in rounds, each in its turn: of each the milliseconds by round, and its process's peak memory."""
-    repeats = {key: _repeats(measure, seconds) for key, measure in measures.items()}
-    rounds: dict[K, list[list[float]]] = {key: [] for key in measures}
-    peaks: dict[K, float] = {}
+    repeats: dict[K, int] = {}
+    rounds: dict[K, list[list[float]]] = {}
+    peaks_mb: dict[K, float] = {}
+    for key, measure in measures.items():
+        repeats[key] = _repeats(measure, seconds)
+        rounds[key] = []
     for _ in range(ROUNDS):
         for key, measure in measures.items():
-            ms, peaks[key] = measure(repeats[key])
+            ms, peaks_mb[key] = measure(repeats[key])
             rounds[key].append(ms)
             shown.update()
-    return {key: (rounds[key], peaks[key]) for key in measures}
+    return {key: (rounds[key], peaks_mb[key]) for key in measures}
 
 
 def _start(

@@ -14,6 +14,7 @@ from typing import IO, Any, TextIO
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 from tqdm import tqdm
@@ -237,13 +238,19 @@ def _write_lines(file: TextIO, suffix: str, rows: Rows) -> None:
 
 def _print_rows(rows: Rows) -> None:
     for row in rows:
-        parts = [f"{label['label']} {label['p']:.1%}" for label in row.get("labels", [])]
-        parts += [f"{name} {value:.6g}" for name, value in row.get("numbers", {}).items()]
+        parts = []
+        for label in row.get("labels", []):
+            parts.append(f"{label['label']} {label['p']:.1%}")
+        for name, value in row.get("numbers", {}).items():
+            parts.append(f"{name} {value:.6g}")
+        facts = row.get("facts", {})
         for what, words in (("of_label", ""), ("expected", "expected ")):
-            for name, fact in row.get("facts", {}).items():
-                if fact[what] is not None:
-                    parts.append(f"{name} {words}{fact[what]:.6g}")
-        tqdm.write(on_terminal(f"{row['file']}: " + ", ".join(parts)), file=sys.stdout)
+            for name, fact in facts.items():
+                value = fact[what]
+                if value is not None:
+                    parts.append(f"{name} {words}{value:.6g}")
+        line = f"{row['file']}: {', '.join(parts)}"
+        tqdm.write(on_terminal(line), file=sys.stdout)
 
 
 def _write_masks(
@@ -252,7 +259,8 @@ def _write_masks(
     """Class ids and colours at each picture's own size, in the pictures' tree below their common folder."""
     palette = colours(len(opened.classes))
     for name, logits, shape in answers:
-        _write_mask(folder / Path(name).resolve().relative_to(root), logits, shape, palette)
+        stem = folder / Path(name).resolve().relative_to(root)
+        _write_mask(stem, logits, shape, palette)
     write_text(folder / "classes.txt", as_lines(opened.classes))
 
 
@@ -260,11 +268,14 @@ def _write_mask(
     stem: Path, logits: torch.Tensor, shape: tuple[int, int], palette: np.ndarray
 ) -> None:
     """``STEM.ids.png`` and ``STEM.colours.png`` from logits ``(C, H', W')``, at the picture's height and width."""
-    logits_CHW = torch.nn.functional.interpolate(logits[None], shape, mode="bilinear")[0]
-    ids_HW = logits_CHW.argmax(0).numpy().astype(mask_type(len(palette)))
-    for name, pixels in (("ids", ids_HW), ("colours", palette[ids_HW])):
+    logits_1CHW = F.interpolate(logits[None], shape, mode="bilinear")
+    class_ids_HW = logits_1CHW[0].argmax(0).numpy()
+    ids_HW = class_ids_HW.astype(mask_type(len(palette)))
+    colours_HW3 = palette[ids_HW]
+    for name, pixels in (("ids", ids_HW), ("colours", colours_HW3)):
         file = stem.with_name(f"{stem.name}.{name}.png")
-        write_whole(file, partial(Image.fromarray(pixels).save, format="PNG"))
+        picture = Image.fromarray(pixels)
+        write_whole(file, partial(picture.save, format="PNG"))
 
 
 def _write_features(answers: Iterator[Predicted], file: Path) -> None:

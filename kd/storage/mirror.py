@@ -143,10 +143,12 @@ class Mirror:
             if path.is_file() and not path.is_symlink() and not unfinished:
                 files[path.relative_to(self.folder).as_posix()] = path
 
-        def place(name: str) -> tuple[bool, bool, str]:
-            return name == LATEST, not name.startswith("checkpoints/previous"), name
+        def order(name: str) -> tuple[bool, bool, str]:
+            is_last = name == LATEST
+            is_previous = name.startswith("checkpoints/previous")
+            return is_last, not is_previous, name
 
-        return {name: files[name] for name in sorted(files, key=place)}
+        return {name: files[name] for name in sorted(files, key=order)}
 
     def _changed(self, files: Mapping[str, Path]) -> list[str]:
         """Names of files that the store lacks, or has in another state."""

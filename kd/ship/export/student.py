@@ -123,11 +123,15 @@ def in_order(file: bytes) -> bytes:
     """
     end_of_header = 8 + int.from_bytes(file[:8], "little")
     header = json_of(file[8:end_of_header])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    weights = file[end_of_header:]
+
+    metadata = header["__metadata__"]
+    header["__metadata__"] = dict(sorted(metadata.items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    padding = b" " * (-len(text) % 8)  # the weights begin at a multiple of 8
-    length = len(text) + len(padding)
-    return length.to_bytes(8, "little") + text + padding + file[end_of_header:]
+    while len(text) % 8:  # the weights begin at a multiple of 8
+        text += b" "
+    length = len(text).to_bytes(8, "little")
+    return length + text + weights
 
 
 def timm_config(

@@ -50,8 +50,10 @@ def _scaled(picture: Image.Image, manifest: ExportManifest, max_pixels: int) -> 
     part, scaled_size, corner = frame(picture.size, manifest.size, crop_ratio, max_pixels)
 
     left, top, part_width, part_height = part
+    right = left + part_width
+    bottom = top + part_height
     if (part_width, part_height) != picture.size:
-        picture = picture.crop((left, top, left + part_width, top + part_height))
+        picture = picture.crop((left, top, right, bottom))
     scaled = picture.resize(scaled_size, Image.Resampling.BILINEAR)
 
     height, width = manifest.size
