@@ -369,9 +369,11 @@ def _order_state_as_weights(optimizer: Optimizer) -> None:
     """Gives states the memory order of their weights, which fused steps read alike; a checkpoint may have another."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            like_weights = isinstance(value, Tensor) and value.shape == parameter.shape
-            if like_weights and value.stride() != parameter.stride():
-                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            if not isinstance(value, Tensor) or value.shape != parameter.shape:
+                continue  # a counter
+            if value.stride() != parameter.stride():
+                in_order = torch.empty_like(parameter, dtype=value.dtype)
+                state[name] = in_order.copy_(value)
 
 
 def steps_done(global_step: int, by_epochs: int, total_by_epochs: float, max_steps: int) -> int:
@@ -400,8 +402,10 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: float, min_ratio: f
     """Factor of the learning rate at ``step`` (from 0): linear warm-up, then a cosine down to ``min_ratio``."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
-    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
-    return min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * progress)) / 2
+    after_warmup = max(1, total_steps - warmup_steps)
+    progress = min(1.0, (step - warmup_steps) / after_warmup)
+    cosine = 1 + math.cos(math.pi * progress)  # 2 at the peak, 0 at the end
+    return min_ratio + (1 - min_ratio) * cosine / 2
 
 
 def warmup_then_steps(step: int, warmup_steps: int, milestones: Sequence[float]) -> float:

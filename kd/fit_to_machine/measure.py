@@ -88,15 +88,21 @@ class StepCost:
 def step_cost(run: AttachedModule, data: DistillationDataModule) -> StepCost:
     """Times the parts of a step on a batch of the training set; leaves the students as they are."""
     device = run.trainer.strategy.root_device
+    batch_size = data.batch_size
+
     start = time.perf_counter()
-    pictures = data.sample_pictures(min(data.batch_size, 32))
-    loading_ms = 1000 * (time.perf_counter() - start) * data.batch_size / len(pictures)
-    repeats = math.ceil(data.batch_size / len(pictures))
-    images = pictures.repeat(repeats, 1, 1, 1)[: data.batch_size].to(device)
+    pictures = data.sample_pictures(min(batch_size, 32))
+    seconds = time.perf_counter() - start
+    loading_ms = 1000 * seconds * batch_size / len(pictures)
+
+    repeats = math.ceil(batch_size / len(pictures))
+    images = pictures.repeat(repeats, 1, 1, 1)[:batch_size].to(device)
     learn = _copies(run, device)
     student_ms = median_ms(lambda: learn(images), device)
     teacher = run.teacher
-    teacher_ms = median_ms(lambda: teacher(images), device) if teacher is not None else 0.0
+    teacher_ms = 0.0
+    if teacher is not None:
+        teacher_ms = median_ms(lambda: teacher(images), device)
     return StepCost(teacher_ms, student_ms, loading_ms, data.num_workers)
 
 

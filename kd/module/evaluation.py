@@ -323,8 +323,12 @@ class Answers:
         """How many pictures this student alone is right on, and how many the ``other`` alone; the pictures are the
         same.
         """
-        right = self.right()
         others_right = other.right()
-        this_alone = sum(right[i] and not others_right[i] for i in right)
-        other_alone = sum(others_right[i] and not right[i] for i in right)
+        this_alone = 0
+        other_alone = 0
+        for i, is_right in self.right().items():
+            if is_right and not others_right[i]:
+                this_alone += 1
+            if others_right[i] and not is_right:
+                other_alone += 1
         return this_alone, other_alone

@@ -450,5 +450,7 @@ def _ranks(
         for name, model in models.items():
             features_ND = model(images).double()
             gram_DD = features_ND.T @ features_ND
-            grams[name] = grams[name] + gram_DD if name in grams else gram_DD
+            if name in grams:
+                gram_DD = grams[name] + gram_DD
+            grams[name] = gram_DD
     return {name: round(rank_of_gram(gram), 4) for name, gram in grams.items()}

@@ -130,7 +130,8 @@ def _middle(side: int, scaled: int, crop: int) -> int:
 def _eight_bits(image: Image.Image) -> Image.Image:
     """RGB of any mode; Pillow itself would clip grey values of 16 bits to white."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
-        grey = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+        upper_bits = np.asarray(image) >> 8
+        grey = Image.fromarray(upper_bits.clip(0, 255).astype(np.uint8))
         grey.info = image.info
         return grey.convert("RGB")
     if image.mode in ("I", "F"):

@@ -27,15 +27,15 @@ def on_terminal(text: str) -> str:
     return "".join(letters)
 
 
-def in_lines(text: str, kept: str = "\n\t") -> str:
-    r"""Text of several lines as any terminal takes it: :func:`on_terminal` of all but the letters ``kept``.
+def in_lines(text: str, allowed: str = "\n\t") -> str:
+    r"""Text of several lines as any terminal takes it: :func:`on_terminal` of all but the letters ``allowed``.
 
     >>> in_lines("a" + chr(27) + "[2J" + chr(10) + "b") == "a" + chr(92) + "x1b[2J" + chr(10) + "b"
     True
     """
     if text.isprintable():
         return text
-    return "".join(letter if letter in kept else on_terminal(letter) for letter in text)
+    return "".join(letter if letter in allowed else on_terminal(letter) for letter in text)
 
 
 def in_markdown(text: str) -> str:

@@ -53,19 +53,23 @@ class ExportManifest:
     """By name, a number for each class."""
 
     def __post_init__(self) -> None:
-        words = [self.arch, *self.classes] if isinstance(self.classes, list) else [None]
-        checks: dict[str, bool] = {
-            "task": self.task in TASKS,
-            "layout": self.layout in get_args(Layout),
-            "arch and classes": all(isinstance(word, str) for word in words)
-            and self.arch.isprintable(),
-            "classes": bool(self.classes) or self.task == "features",
-            "size": all(0 < side <= MOST for side in self.size),
-            "facts": isinstance(self.facts, dict)
-            and all(_fits(x, self.classes) for x in self.facts.values()),
-            "crop_ratio": isinstance(self.crop_ratio, int | float) and 1e-6 < self.crop_ratio <= 1,
-        }
-        if wrong := [name for name, right in checks.items() if not right]:
+        wrong = []
+        if self.task not in TASKS:
+            wrong.append("task")
+        if self.layout not in get_args(Layout):
+            wrong.append("layout")
+        named = _are_strings([self.arch]) and self.arch.isprintable()
+        if not named or not _are_strings(self.classes):
+            wrong.append("arch and classes")
+        if not self.classes and self.task != "features":
+            wrong.append("classes")
+        if not all(0 < side <= MOST for side in self.size):
+            wrong.append("size")
+        if not _are_facts(self.facts, self.classes):
+            wrong.append("facts")
+        if not isinstance(self.crop_ratio, int | float) or not 1e-6 < self.crop_ratio <= 1:
+            wrong.append("crop_ratio")
+        if wrong:
             raise ValueError(f"{', '.join(wrong)}: not what an export says of itself")
 
     @property
@@ -83,9 +87,20 @@ class ExportManifest:
         write_json(folder / FILE, asdict(self))
 
 
-def _fits(values: object, classes: list[str]) -> bool:
-    right = isinstance(values, list) and len(values) == len(classes)
-    return right and all(isinstance(x, int | float | None) for x in values)  # type: ignore[attr-defined]
+def _are_strings(words: object) -> bool:
+    return isinstance(words, list) and all(isinstance(word, str) for word in words)
+
+
+def _are_facts(facts: object, classes: list[str]) -> bool:
+    """Whether these are lists of a number, or None, for each class."""
+    if not isinstance(facts, dict):
+        return False
+    for values in facts.values():
+        if not isinstance(values, list) or len(values) != len(classes):
+            return False
+        if not all(isinstance(value, int | float | None) for value in values):
+            return False
+    return True
 
 
 def from_metadata(metadata: dict[str, str], file: Path) -> ExportManifest:
@@ -98,11 +113,12 @@ def from_metadata(metadata: dict[str, str], file: Path) -> ExportManifest:
     Raises:
         UserError: kd-export has not written the file.
     """
-    found = {
-        key.removeprefix(PREFIX): value for key, value in metadata.items() if key.startswith(PREFIX)
-    }
     try:
-        return _manifest({key: json_of(value) for key, value in found.items()})
+        content = {}
+        for key, value in metadata.items():
+            if key.startswith(PREFIX):
+                content[key.removeprefix(PREFIX)] = json_of(value)
+        return _manifest(content)
     except (ValueError, TypeError, KeyError) as error:
         lacks = f"its metadata does not say what goes in ({error})"
         raise UserError(f"{file} was not written by kd-export: {lacks}") from error

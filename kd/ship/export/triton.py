@@ -45,14 +45,15 @@ class Triton(Format):
 
     def write(self, job: ExportJob, folder: Path) -> Path:
         """The repository in ``folder``; the answer's shape is measured by running the ONNX file once."""
-        place = folder / NAME / "1"
-        make_folder(place)
-        file = Onnx().write(job, place)
-        answer = self.open(folder)(np.zeros((1, *job.manifest.shape), np.uint8))
-        write_text(folder / NAME / "config.pbtxt", config(job.manifest, answer.shape[1:]))
-        if job.manifest.classes:
-            write_text(folder / NAME / "labels.txt", as_lines(job.manifest.classes))
-        return file.parents[2]
+        manifest = job.manifest
+        model = folder / NAME
+        Onnx().write(job, make_folder(model / "1"))
+        run = self.open(folder)
+        answer = run(np.zeros((1, *manifest.shape), np.uint8))
+        write_text(model / "config.pbtxt", config(manifest, answer.shape[1:]))
+        if manifest.classes:
+            write_text(model / "labels.txt", as_lines(manifest.classes))
+        return folder
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """Runs the ONNX file of the repository ``file`` with ONNX Runtime, without Triton."""

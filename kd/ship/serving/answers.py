@@ -59,8 +59,9 @@ def probabilities(numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray:
     """Logits -> probabilities of the same shape: sigmoid for several labels a picture, else softmax (last axis)."""
     if manifest.task == "multilabel":
         return 1 / (1 + np.exp(-numbers))
-    e = np.exp(numbers - numbers.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+    largest = numbers.max(-1, keepdims=True)  # taken off: exp would overflow
+    exponentials = np.exp(numbers - largest)
+    return exponentials / exponentials.sum(-1, keepdims=True)
 
 
 def mask_type(classes: int) -> type[np.uint8] | type[np.uint16]:
@@ -72,10 +73,11 @@ def _mask(numbers: np.ndarray, classes: list[str]) -> dict[str, Any]:
     ids = numbers.argmax(0).astype(mask_type(len(classes)))
     buffer = io.BytesIO()
     Image.fromarray(ids).save(buffer, "PNG")
-    share_of_class = np.bincount(ids.ravel(), minlength=len(classes)) / ids.size  # (C,)
-    largest_first = np.argsort(-share_of_class, kind="stable")
+    pixels_of_class = np.bincount(ids.ravel(), minlength=len(classes))  # (C,)
     shares = []
-    for i in largest_first:
-        if share_of_class[i]:
-            shares.append({"label": classes[i], "p": round(float(share_of_class[i]), 6)})
-    return {"mask": base64.b64encode(buffer.getvalue()).decode(), "shares": shares}
+    for i in np.argsort(-pixels_of_class, kind="stable"):  # the largest first
+        if pixels_of_class[i]:
+            share = float(pixels_of_class[i] / ids.size)
+            shares.append({"label": classes[i], "p": round(share, 6)})
+    mask = base64.b64encode(buffer.getvalue()).decode()
+    return {"mask": mask, "shares": shares}

@@ -21,9 +21,7 @@ GRACE_S = 5  # On top of a request's time-out, for the last answers
 HEADERS_S = 10.0  # A client has so long for a request's headers
 DRAIN_S = 1.0  # Open connections are answered for so long after SIGTERM, then closed
 WAITING = 2048  # Connections that the system keeps until they are accepted
-LINGER_S = (
-    2.0  # A connection that the server ends is read for so long: else its answer could be lost
-)
+LINGER_S = 2.0  # A connection that is ended is read for so long: else its answer could be lost
 LINGERING = 3  # One connection that is read so, for as many that are open
 PIPELINED = 4
 """Requests that a connection may send before it has read the answers; then it is closed. Else one client with many
@@ -35,7 +33,9 @@ class _Lingering:
     """A transport whose ``close`` calls ``end`` instead, so that unread bytes are read first."""
 
     def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
-        self._transport, self.close, self.ended = transport, end, False
+        self._transport = transport
+        self.close = end
+        self.ended = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -64,20 +64,29 @@ class _Connection(H11Protocol):
         self._make_room()
 
     def _make_room(self) -> None:
+        """Ends idle connections above ``most``, the longest idle first, then this one; and those read for longest."""
         if len(self.connections) <= self.most:
             return
-        by_age = sorted(cast("set[_Connection]", self.connections), key=lambda c: c._due.when())
-        # without those whose own end comes with the loop's next turn, as they have nothing left to send
-        living = [
-            c for c in by_age if not c._socket.is_closing() or c._socket.get_write_buffer_size()
-        ]
-        ended = [c for c in living if c.transport.is_closing()]
-        idle = [c for c in living if c.idle and not c.transport.is_closing() and c is not self]
-        for least in [*idle, self][: max(0, len(living) - len(ended) - self.most)]:
+        connections = cast("set[_Connection]", self.connections)
+        ended, idle = [], []
+        open_count = 0
+        for connection in sorted(connections, key=lambda c: c._due.when()):
+            socket_ = connection._socket
+            if socket_.is_closing() and not socket_.get_write_buffer_size():
+                continue  # its own end comes with the loop's next turn, as it has nothing left to send
+            if connection.transport.is_closing():
+                ended.append(connection)
+                continue
+            open_count += 1
+            if connection.idle and connection is not self:
+                idle.append(connection)
+        too_many = max(0, open_count - self.most)
+        for least in [*idle, self][:too_many]:
             if least.cycle is None:
                 least._socket.write(FULL)
             least._end()
-        for unread in ended[: max(0, len(ended) - self.most // LINGERING)]:
+        too_many_ended = max(0, len(ended) - self.most // LINGERING)
+        for unread in ended[:too_many_ended]:
             unread._socket.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -133,7 +142,8 @@ class _Uvicorn(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
         super().__init__(config)
-        self._server, self._last_line = server, -60.0
+        self._server = server
+        self._last_line = -60.0  # seconds of the monotonic clock
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -150,18 +160,14 @@ class _Uvicorn(uvicorn.Server):
             loop.default_exception_handler(context)
         elif time.monotonic() > self._last_line + 60:
             self._last_line = time.monotonic()
-            print(
-                f"kd-serve: new connections must wait: {error.strerror}",
-                file=sys.stderr,
-                flush=True,
-            )
+            line = f"kd-serve: new connections must wait: {error.strerror}"
+            print(line, file=sys.stderr, flush=True)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        # after asyncio's own listen, whose backlog is how many it accepts at a time
         for listening in sockets or []:
-            listening.listen(
-                WAITING
-            )  # after asyncio's own listen, whose backlog is how many it accepts at a time
+            listening.listen(WAITING)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._server.ready = False
@@ -217,6 +223,9 @@ def serve(server: Server, listening: socket.socket) -> None:
 
 def connections(limits: Limits) -> tuple[int, int]:
     """How many connections may be open (3/8 of the files of the process) and how many are accepted at a time."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    files = 1 << 20 if files < 0 else files
-    return min(3 * files // 8, max(1024, 2 * limits.queue)), max(1, min(128, files // 16))
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < 0:  # no limit
+        files = 1 << 20
+    most_open = min(3 * files // 8, max(1024, 2 * limits.queue))
+    accepted_at_once = max(1, min(128, files // 16))
+    return most_open, accepted_at_once
