@@ -209,13 +209,14 @@ def _checked_groups(optimizer: Optimizer, groups: object, place: str) -> list[Ma
 
 
 def _check_state(
-    content: Any, expected: dict[str, Any] | None, parameter: Tensor, place: str
+    content: object, expected: dict[str, Any] | None, parameter: Tensor, place: str
 ) -> None:
     """Compares the state of one parameter; ``expected`` is None where it can't be foreseen."""
     if expected is None:
         _check_any_state(content, parameter, place)
     elif content:  # empty where no gradient has come yet
         check_form(content, expected, place)
+        assert isinstance(content, Mapping), "checked"
         missing = sorted(expected.keys() - content.keys())
         if missing:
             raise UserError(f"{place}: has no {missing[0]}")

@@ -183,7 +183,7 @@ def _check_elements(shape: list[int], count: int) -> None:
         raise Refused(400, f"{INPUT}: the shape {shape} has {expected} elements, the data {count}")
 
 
-def _pixels_of_json(data: Any, depth: int) -> bytes:
+def _pixels_of_json(data: list[Any], depth: int) -> bytes:
     """The bytes of a JSON array, flat or nested ``depth`` deep, row by row."""
     try:
         for _ in range(depth - 1):
@@ -196,7 +196,7 @@ def _pixels_of_json(data: Any, depth: int) -> bytes:
         ) from error
 
 
-def _files_of_json(data: Any) -> list[bytes]:
+def _files_of_json(data: list[Any]) -> list[bytes]:
     if not all(isinstance(text, str) for text in data):
         raise Refused(400, f"{INPUT}: in JSON, the data of BYTES must be strings of base64")
     return [from_base64(i, text) for i, text in enumerate(data)]
