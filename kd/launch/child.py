@@ -47,7 +47,8 @@ def reason_in(log: Path) -> str:
     text = text_of(log, LARGEST_LOG, errors="replace") if log.is_file() else ""
     not_a_reason = "(?!the traceback|to resume|resume)"
     message = rf"kd-(?:train|latency): {not_a_reason}(?:rank \d+: )?(?:failed: )?(.+)"
-    lines = re.findall(message, text) or text.strip().splitlines() or ["no output"]
+    reasons = re.findall(message, text)
+    lines = reasons or text.strip().splitlines() or ["no output"]
     return lines[-1][:200]
 
 

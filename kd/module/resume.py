@@ -23,17 +23,19 @@ class Resume:
         teacher: who teaches them (:meth:`kd.Teacher.identity`).
     """
 
+    optim_before: dict[str, Any] | None = None
+    """Settings of the optimizers of the run that is resumed, by student."""
+    _made_with: list[list[dict[str, Any]]]
+    """Settings of each of this run's optimizers, by parameter group."""
+    _schedules: object = None
+    """States of a checkpoint's schedules, until they are loaded."""
+    _optimizer_states: tuple[object, Mapping[str, Any]] | None = None
+    """States of a checkpoint's optimizers, and the weights that they are for, until they are loaded."""
+
     def __init__(self, students: Students, teacher: Mapping[str, Any]) -> None:
         self.students = students
         self.teacher = teacher
         self._classes = list(students.data_info.classes)
-        # settings of the run that is resumed, by student
-        self.optim_before: dict[str, Any] | None = None
-        # settings of each of this run's optimizers, by parameter group
-        self._made_with: list[list[dict[str, Any]]] = []
-        # of a checkpoint: the states of the schedules; those of the optimizers, and the weights that they are for
-        self._schedules: object = []
-        self._optimizer_states: tuple[object, Mapping[str, Any]] | None = None
 
     def content(self, data: DistillationDataModule | None, cached: bool) -> dict[str, Any]:
         """What is stored: who the teacher was (its weights stay out), the classes, the settings that count."""

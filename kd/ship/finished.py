@@ -135,17 +135,17 @@ class FinishedRun:
             int8: whether it is quantised.
         """
         return ExportManifest(
-            self.kind,
-            self.arch,
-            self.classes,
-            self.size,
-            self.crop_ratio,
-            layout,
-            list(self.preprocess.mean),
-            list(self.preprocess.std),
-            format_name,
-            int8,
-            self.facts,
+            task=self.kind,
+            arch=self.arch,
+            classes=self.classes,
+            size=self.size,
+            crop_ratio=self.crop_ratio,
+            layout=layout,
+            mean=list(self.preprocess.mean),
+            std=list(self.preprocess.std),
+            format=format_name,
+            int8=int8,
+            facts=self.facts,
         )
 
     def calibration(self, layout: Layout, count: int) -> Iterator[np.ndarray]:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from kd.data.pictures import MAX_BYTES, decode
 from kd.data.sources import IMAGE_SUFFIXES
 from kd.data.transforms import EvalView
-from kd.errors import UserError
+from kd.errors import UserError, first_line
 from kd.machine import cores
 from kd.models import Prepare
 from kd.progress import bar
@@ -52,7 +52,7 @@ def choose_device(name: str | None) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"device: '{name}' can't be used: {str(error).splitlines()[0]}") from error
+        raise UserError(f"device: '{name}' can't be used: {first_line(error)}") from error
     return device
 
 
@@ -141,7 +141,7 @@ def _read(name: str, view: Callable[[Any], Any]) -> tuple[torch.Tensor, tuple[in
             picture = decode(stream.read())
         return view(picture), (picture.shape[1], picture.shape[2])
     except (RuntimeError, OSError, ValueError) as error:
-        return (str(error).splitlines() or [type(error).__name__])[0][:160]
+        return first_line(error)
 
 
 def _forward(

@@ -8,6 +8,8 @@ from typing import IO, NamedTuple
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from kd.errors import first_line
+
 MAX_PIXELS = 200_000_000
 LONGEST = 8
 """Of a picture that would be scaled to more than so many times its centre crop, the middle alone is scaled."""
@@ -156,7 +158,7 @@ def in_words(error: Exception) -> BadPicture:
         return BadPicture("not a picture, or its header is damaged")
     if isinstance(error, Image.DecompressionBombError | MemoryError):
         return TooLarge("it has more pixels than data.max_pixels")
-    text = (str(error).splitlines() or [type(error).__name__])[0]
+    text = first_line(error)
     if any(words in text for words in TRUNCATED):
         return BadPicture("it is truncated")
     return BadPicture(f"its data is damaged ({text[:80]})")

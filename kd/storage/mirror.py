@@ -221,10 +221,11 @@ class Mirror:
 
     def _check_ours(self) -> None:
         """Raises an OSError, now and at each later try, where another machine has written the last checkpoint."""
-        if LATEST not in self._copies.known:
+        copies = self._copies
+        if LATEST not in copies.known:
             return
         in_store = self._info(f"{self.root}/{self.place}/{LATEST}", LATEST)
-        if in_store is not None and not self._copies.is_ours(LATEST, in_store):
+        if in_store is not None and not copies.is_ours(LATEST, in_store):
             self._lost = f"{self._copies.url}: another machine trains there; nothing more is sent from {self.folder}"
             raise OSError(self._lost)
 
@@ -255,7 +256,8 @@ class Mirror:
     def _twin(self, name: str, state: list[int]) -> str:
         """What the store has already, under another name: the checkpoint that was the last one is the previous now."""
         for other, known in self._copies.known.items():
-            if other != name and "ckpt" in other and known["here"] == state:
+            is_checkpoint = other != name and "ckpt" in other
+            if is_checkpoint and known["here"] == state:
                 return f"{self.root}/{self.place}/{other}"
         return ""
 

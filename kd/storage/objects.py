@@ -83,10 +83,11 @@ def fetched(url: str, key: str) -> Path:
     with _named(url, key):
         info = tried(lambda: files.info(path), f"{url} can't be read")
         size = int(info["size"])
-        digest = hashlib.sha256(f"{url} {_state(info)}".encode()).hexdigest()[:16]
-        file = inside(cache_dir() / "fetched" / digest, url.rpartition("/")[2], key)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(file.parent / ".lock"):  # one of all processes fetches it
+        content_id = f"{url} {_state(info)}".encode()
+        folder = cache_dir() / "fetched" / hashlib.sha256(content_id).hexdigest()[:16]
+        file = inside(folder, url.rpartition("/")[2], key)
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):  # one of all processes fetches it
             if not file.is_file() or file.stat().st_size != size:
                 fetch_whole(files.get_file, path, file, size)
         return file
@@ -233,11 +234,12 @@ class Ranged:
             FileNotFoundError: no such file.
             OSError: it can't be fetched, or ends before.
         """
-        first, last = offset // self.block, (offset + size - 1) // self.block
-        blocks = (
-            self.cache.get(f"{name}/{n:08d}", partial(self._fetched, name, n))
-            for n in range(first, last + 1)
-        )
+        first = offset // self.block
+        last = (offset + size - 1) // self.block
+        blocks = []
+        for number in range(first, last + 1):
+            fetch = partial(self._fetched, name, number)
+            blocks.append(self.cache.get(f"{name}/{number:08d}", fetch))
         data = b"".join(blocks)
         start = offset - first * self.block
         if len(data) < start + size:
@@ -245,15 +247,17 @@ class Ranged:
         return data[start : start + size]
 
     def _fetched(self, name: str, number: int) -> bytes:
+        """A block of a file, from the store; the last one is shorter."""
         start = number * self.block
 
         def fetch() -> bytes:
-            files, path = file_system(self.url)
-            data: bytes = files.cat_file(f"{path}/{name}", start=start, end=start + self.block)
+            files, folder = file_system(self.url)
+            file = f"{folder}/{name}"
+            data: bytes = files.cat_file(file, start=start, end=start + self.block)
             if len(data) >= self.block:
                 return data
-            file_bytes = int(files.info(f"{path}/{name}")["size"])
-            expected = min(file_bytes - start, self.block)
+            file_size = int(files.info(file)["size"])
+            expected = min(file_size - start, self.block)
             if len(data) < expected:  # the connection has ended, not the file
                 raise OSError(f"received {len(data)} of {expected} bytes")
             return data

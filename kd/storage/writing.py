@@ -47,9 +47,10 @@ def guard(folder: Path) -> Path:
 
 def check_folders(folder: Path) -> None:
     """Raises a RefusedFile for a run's folder that has links in place of folders, or folders in place of files."""
-    for path in [*folder.iterdir(), *folder.glob(f"{STUDENTS}/*"), *folder.glob(f"{STUDENTS}/*/*")]:
-        if path.is_symlink() and path.is_dir():
-            raise _link_on_the_way(path)
+    for pattern in ("*", f"{STUDENTS}/*", f"{STUDENTS}/*/*"):
+        for path in folder.glob(pattern):
+            if path.is_symlink() and path.is_dir():
+                raise _link_on_the_way(path)
     for place, folders, _ in os.walk(folder):
         for name in folders:
             if name.endswith(FILES):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kd.errors import UserError, causes
+from kd.errors import UserError, causes, first_line
 from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime, need
 from kd.ship.export.manifest import ExportManifest, from_metadata
 from kd.ship.export.nncf import quantized
@@ -71,9 +71,7 @@ def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession"
     except UserError:
         raise
     except Exception as error:  # its classes derive from Exception alone
-        raise UserError(
-            f"{file} is not a readable ONNX model: {str(error).splitlines()[0][:160]}"
-        ) from error
+        raise UserError(f"{file} is not a readable ONNX model: {first_line(error)}") from error
 
 
 def as_runtime(session: "onnxruntime.InferenceSession") -> Runtime:

@@ -19,8 +19,10 @@ class SageMakerArchive(Format):
     def write(self, job: ExportJob, folder: Path) -> Path:
         """``model.tar.gz`` with Triton's model repository; equal models give equal bytes (no owner, no time)."""
         file = folder / "model.tar.gz"
-        with TemporaryDirectory(dir=folder) as part, tarfile.open(file, "w:gz") as archive:
-            archive.add(Triton().write(job, Path(part)) / NAME, NAME, filter=_anybodys)
+        with TemporaryDirectory(dir=folder) as part:
+            repository = Triton().write(job, Path(part))
+            with tarfile.open(file, "w:gz") as archive:
+                archive.add(repository / NAME, NAME, filter=_without_owner_and_time)
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
@@ -30,8 +32,8 @@ class SageMakerArchive(Format):
             return Triton().open(Path(part), threads)
 
 
-def _anybodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """The same archive for the same model: no owner, no time."""
+def _without_owner_and_time(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """A member of an archive that is the same for the same model."""
     member.uid = member.gid = member.mtime = 0
     member.uname = member.gname = ""
     return member

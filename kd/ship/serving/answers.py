@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from kd.data.class_facts import facts_of
-from kd.errors import UserError
+from kd.errors import UserError, first_line
 from kd.ship.export.base import Runtime
 from kd.ship.export.manifest import ExportManifest
 
@@ -18,7 +18,7 @@ def try_out(model: Runtime, manifest: ExportManifest, what: str) -> None:
     try:
         numbers = model(np.zeros((2, *manifest.shape), np.uint8))
     except Exception as error:  # a runtime's classes derive from Exception alone
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        reason = first_line(error)
         raise UserError(
             f"{what} does not take uint8 pictures of {manifest.shape}: {reason}"
         ) from error
