@@ -67,6 +67,16 @@ class Memory:
 
     Args:
         run: attached to its trainer.
+
+    Attributes:
+        teacher: bytes of its weights.
+        student: bytes of the students' weights in this process, averages left out.
+        gradients: bytes of them in this process.
+        optimizer: bytes of its state in this process.
+        unsharded: what the last three have together where nothing is in shards.
+        shards: over how many processes the optimizer's state lies.
+        per_picture: bytes that the forward of a picture keeps.
+        per_step: bytes that a forward keeps whatever the number of pictures.
     """
 
     def __init__(self, run: AttachedModule) -> None:

@@ -153,7 +153,18 @@ def _check_optimizer(
     names: Mapping[int, str],
     place: str,
 ) -> None:
-    """Compares one optimizer: its groups and their settings, then the state of each parameter."""
+    """Compares one optimizer: its groups and their settings, then the state of each parameter.
+
+    Args:
+        optimizer: of this run.
+        state: its state in the checkpoint: ``state`` by the parameter's number, and ``param_groups``.
+        weights: of the checkpoint, by name.
+        names: of the parameters, by their ids.
+        place: names the checkpoint in the message.
+
+    Raises:
+        UserError: the first difference.
+    """
     if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping):
         raise UserError(
             f"{place}: an optimizer's state must have state and param_groups, got {_shown(state)}"

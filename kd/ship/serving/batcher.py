@@ -19,6 +19,7 @@ ENDING_S = 5.0  # A batch that runs at the server's end has so long
 P = ParamSpec("P")
 T = TypeVar("T")
 Waiting = tuple[np.ndarray, asyncio.Future[np.ndarray]]
+"""A picture, uint8 of the manifest's shape, and its answer to come."""
 
 
 class Daemons:

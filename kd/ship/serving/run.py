@@ -109,13 +109,16 @@ class _Connection(H11Protocol):
 
     @property
     def idle(self) -> bool:
+        """Whether no request waits for its answer."""
         return self.cycle is None or self.cycle.response_complete
 
     def _watch(self) -> None:
+        """Begins the time of a stage: until a request's headers are whole, or until its answer is sent."""
         allowed = HEADERS_S if self.idle else cast(float, self.config.timeout_graceful_shutdown)
         self._due = self.loop.call_later(allowed, self._late, self.cycle, self.idle)
 
     def _late(self, cycle: object, idle: bool) -> None:
+        """The time of :meth:`_watch` is over: ends a connection that is still at the same request and stage."""
         if self.cycle is cycle and self.idle == idle:
             self._socket.abort()
         else:
