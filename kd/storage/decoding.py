@@ -108,7 +108,7 @@ def frame(
     part_height = _middle(height, scaled_height, crop_height)
     scaled_width = round(scaled_width * part_width / width)
     scaled_height = round(scaled_height * part_height / height)
-    # pixels that scaling takes at a time; a long side costs something however narrow the picture is
+    # Pillow scales the width first: so many pixels lie between its two passes
     intermediate = scaled_width * max(scaled_height, part_height)
     most = max(max_pixels, LONGEST**2 * crop_height * crop_width)
     if max(intermediate, 4 * max(part_width, part_height)) > most:
