@@ -183,7 +183,7 @@ def _check_optimizer(
         {**own, **_settings(group)} for own, group in zip(own_settings, groups, strict=True)
     ]
     rehearsal = _Rehearsal(optimizer, restored)
-    parameters = []  # each with the number of its group
+    parameters: list[tuple[nn.Parameter, int]] = []  # each with the number of its group
     for number, group in enumerate(optimizer.param_groups):
         parameters += [(parameter, number) for parameter in group["params"]]
     # torch converts states to the dtype of the parameters, which the checkpoint's weights have had

@@ -50,7 +50,7 @@ def measure(
     seconds: float,
 ) -> dict[str, Any]:
     """The machine and, for each model, runtime, number of threads and batch, a row of its times."""
-    rows = []
+    rows: list[Row] = []
     for count in threads:
         rows += _turns(run, reopen, runtimes, batches, count, seconds)
     _compare_with_teacher(rows)

@@ -49,9 +49,9 @@ def compare(
             task's ``metric`` by name with its values of ``student`` and ``export`` in 0..1, where it has one;
             ``student_ms`` and ``export_ms`` of one picture.
     """
+    judges: dict[str, Task] = {}
     if manifest.task == "features":
         task = Features()
-        judges = {}
     else:
         judges = {"student": task, "export": copy.deepcopy(task)}
     max_difference = 0.0

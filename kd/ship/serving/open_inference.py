@@ -5,6 +5,7 @@ https://github.com/kserve/open-inference-protocol with Triton's extension ``bina
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ class InferenceRequest:
 
     id: str | None
     """The request's own id, sent back with the answer."""
-    pictures: list[bytes] | list[np.ndarray]
+    pictures: Sequence[bytes | np.ndarray]
     """Encoded, or uint8 ``(H, W, 3)``."""
     outputs: dict[str, bool]
     """Names of the wanted tensors, and whether each is sent in binary."""
@@ -142,7 +143,7 @@ def _typed(content: dict[str, Any], key: str, kind: type[T], default: T) -> T:
 
 def _pictures(
     tensor: dict[str, Any], raw: memoryview, max_pictures: int
-) -> list[bytes] | list[np.ndarray]:
+) -> Sequence[bytes | np.ndarray]:
     """The pictures of the input tensor: in its JSON, or in ``raw``, the bytes after the JSON.
 
     UINT8 ``[N, H, W, 3]`` holds pixels, BYTES ``[N]`` encoded pictures.
