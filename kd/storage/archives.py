@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from lzma import LZMAError
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from kd.errors import UserError
 from kd.storage.elsewhere import LARGEST_DATA, regular
@@ -56,7 +56,7 @@ def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[It
     Raises:
         UserError: not such an archive, or a damaged one.
     """
-    mode = "r:*" if compressed else "r:"
+    mode: Literal["r:*", "r:"] = "r:*" if compressed else "r:"
     try:
         with tarfile.open(regular(archive, LARGEST_DATA), mode, tarinfo=_bounded()) as tar:
             yield _files(tar)
