@@ -174,9 +174,9 @@ class ModelSettings(Checked):
     """
 
     checkpoint_key: str | None = None
-    """Which of several models in the checkpoint: a name before the names of its weights
-    (``teacher``, ``encoder_q``, ``net.encoder``; ``.``: the one whose names begin first). Default:
-    the one that fits; of two that fit equally well none is taken.
+    """Which of several models in the checkpoint (or in a teacher's ``backbone``): a name before the
+    names of its weights (``teacher``, ``encoder_q``, ``net.encoder``; ``.``: the one whose names
+    begin first). Default: the one that fits; of two that fit equally well none is taken.
     """
 
     def __post_init__(self) -> None:
@@ -600,7 +600,8 @@ class DataSettings(Checked):
 
     unlabeled: str | None = None
     """A folder or URL of pictures without labels (at any depth), to learn from the teacher's
-    answers alone.
+    answers alone. Validation pictures of the source, and folders whose names say ``val`` or
+    ``test``, are left out.
     """
 
     unlabeled_ratio: Annotated[float, Range("> 0 and <= 10000")] | None = None

@@ -363,3 +363,16 @@ def test_an_option_of_another_command(
     command: str, items: list[str], option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told(items, capsys, command) == f"kd-{command}: no option {option} (kd-{command} --help)"
+
+
+def test_a_batch_of_one_before_batchnorm_is_named_by_its_key(
+    tmp_path: Path, pictures: Path, teacher: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A map of one pixel has no variance over a single picture: kd's words, in place of torch's."""
+    student = {"arch": "resnet10t", "img_size": 32}
+    recipe = write_recipe(tmp_path / "tiny.yaml", pictures, teacher, model__student=student)
+    items = [f"recipe={recipe}", "data.batch_size=1", "trainer.max_steps=1"]
+    assert main("train", items) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("kd-train: failed: data.batch_size: must be >= 2 in each process")
+    assert "Expected more than 1 value" not in error

@@ -5,11 +5,14 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 
 from kd.cli import main
+from tests._helpers import ARCH, TINY, save_teacher, tiny_vit
 
 
 def test_a_run_and_weights_files_side_by_side(
@@ -72,6 +75,80 @@ def test_a_weights_file_alone_needs_only_pictures(
         err = capsys.readouterr().err
         assert err.startswith(f"kd-eval: {told}")
         assert err.count("\n") == 1
+
+
+def test_every_setting_of_a_file_counts_in_kd_eval(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each key of ``FILE_KEYS`` changes the figures, or what is built, as the same key of model.teacher would."""
+    models = {name: tiny_vit(seed=seed) for seed, name in enumerate(("query", "key"))}
+    torch.save(
+        {
+            f"{name}.{key}": v
+            for name, model in models.items()
+            for key, v in model.state_dict().items()
+        },
+        tmp_path / "two.pth",
+    )
+    places = {name: save_teacher(tmp_path / f"{name}.pth", seed=i) for i, name in enumerate(models)}
+    common = [f"folder={pictures / 'val'}", f"arch={ARCH}", "img_size=32"]
+    common += [f"kwargs.{key}={value}" for key, value in TINY.items()]
+
+    def figures(file: Path, *items: str) -> dict:
+        out = tmp_path / "out.json"
+        assert main("eval", [str(file), *common, *items, f"out={out}"]) == 0, (
+            capsys.readouterr().err
+        )
+        return json.loads(out.read_text())["student"]
+
+    for name, file in places.items():
+        shutil.copy(file, tmp_path / f"{name}.safetensors")
+        alone = figures(tmp_path / f"{name}.safetensors")
+        assert figures(tmp_path / "two.pth", f"checkpoint_key={name}") == alone
+    assert main("eval", [str(tmp_path / "two.pth"), *common]) == 2
+    assert "checkpoint_key=NAME says which" in capsys.readouterr().err
+
+    file = tmp_path / "query.safetensors"
+    torch.manual_seed(0)
+    whole = models["query"]
+    expected = accuracy_of(whole, pictures / "val", mean=0.9)
+    assert figures(file, "mean=[0.9,0.9,0.9]", "std=[1,1,1]")["acc1"] == expected
+    names = ["dates", "cake", "bread", "apple"]
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    reverse = accuracy_of(whole, pictures / "val", mean=0.9, order=[3, 2, 1, 0])
+    items = ["mean=[0.9,0.9,0.9]", "std=[1,1,1]"]
+    assert figures(file, *items, f"classes={tmp_path / 'names.txt'}")["acc1"] == reverse
+    for item, message in (
+        ("img_size=-1", "img_size: "),
+        ("mean=[1]", "mean: must be three numbers"),
+    ):
+        assert main("eval", [str(file), *common, item]) == 2
+        assert capsys.readouterr().err.startswith(f"kd-eval: {message}")
+
+
+def accuracy_of(
+    model: torch.nn.Module, folder: Path, mean: float, order: list[int] | None = None
+) -> float:
+    """Share of the 40 px pictures of ``folder/<class>`` that a model names: short side to 36 px, 32 in the middle.
+
+    Args:
+        model: gives 4 logits.
+        folder: classes' folders, whose names are in the order of the classes.
+        mean: subtracted from pixels in 0..1.
+        order: the class that each logit is of.
+    """
+    correct = []
+    for label, name in enumerate(sorted(path.name for path in folder.iterdir())):
+        for file in sorted((folder / name).iterdir()):
+            picture = Image.open(file).convert("RGB")
+            scale = 36 / min(picture.size)
+            size = round(picture.width * scale), round(picture.height * scale)
+            small = np.asarray(picture.resize(size, Image.Resampling.BILINEAR))
+            top, left = ((side - 32) // 2 for side in small.shape[:2])
+            pixels = torch.tensor(small[top : top + 32, left : left + 32] / 255 - mean)
+            logits = model.eval()(pixels.permute(2, 0, 1)[None].float())[0].detach()
+            correct.append((order or range(4))[int(logits.argmax())] == label)
+    return sum(correct) / len(correct)
 
 
 def test_what_a_source_notes_is_printed(

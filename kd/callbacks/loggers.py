@@ -14,6 +14,13 @@ from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.run_folder import MetricsCSV
+from kd.callbacks.tracked_runs import (
+    continues_run,
+    log_each_step_once,
+    log_settings,
+    save_run_ids,
+    with_run_ids,
+)
 from kd.errors import UserError
 from kd.lightning_internals import purge_from, write_with
 
@@ -139,21 +146,28 @@ class Loggers(Callback):
         """Makes the loggers below the run's folder, and gives them the settings.
 
         A killed run has logged steps after its last checkpoint, which the resumed run makes again: a CSVLogger's file
-        and TensorBoard's events lose them.
+        and TensorBoard's events lose them, W&B, MLflow and Comet do not receive them again.
         """
         folder = RunContext.of(trainer).folder.resolve()
         specs = [placed(spec, folder) for spec in self.specs]
-        step = self._resumed_at
+        if self._resumed_at is not None:
+            specs = with_run_ids(specs, folder)
         loggers = self.build(specs)
-        if step is not None and trainer.is_global_zero:
-            for logger in loggers:
+        if self._resumed_at is not None and trainer.is_global_zero:
+            rows = MetricsCSV(folder).rows()
+            for spec, logger in zip(specs, loggers, strict=True):
                 if isinstance(logger, CSVLogger):
-                    continue_file(logger, step)
-                if isinstance(logger, TensorBoardLogger):
-                    purge_from(logger, step)
+                    continue_file(logger, self._resumed_at)
+                elif isinstance(logger, TensorBoardLogger):
+                    purge_from(logger, self._resumed_at)
+                elif continues_run(spec, folder):
+                    log_each_step_once(logger, self._resumed_at, rows)
         for logger in loggers:
             # at once: TensorBoard's writes them to a file only once, before training starts
-            logger.log_hyperparams(self.settings)
+            if trainer.is_global_zero:
+                log_settings(logger, self.settings)
+        if trainer.is_global_zero:
+            save_run_ids(specs, loggers, folder)
         self._boards = [logger for logger in loggers if isinstance(logger, TensorBoardLogger)]
         trainer.loggers = [*loggers, *trainer.loggers]
 

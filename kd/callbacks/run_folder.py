@@ -1,5 +1,6 @@
 """The run's folder: ``<runs_dir>/<recipe>/<version>/`` with config, metrics and checkpoints."""
 
+import csv
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -68,6 +69,22 @@ class MetricsCSV(LazyCSVLogger):
             r for r, c in cells if len(c) == len(names) and c[at].isdecimal() and int(c[at]) < step
         ]
         write_text(self._file, "".join([header, *kept]))
+
+    def rows(self) -> list[tuple[int, dict[str, float]]]:
+        """The step and the metrics of each whole row; empty without a file."""
+        if not self._file.is_file():
+            return []
+        rows = []
+        lines = text_of(self._file, LARGEST_LOG, errors="replace").splitlines()
+        for cells in csv.DictReader(lines):
+            step = cells.pop("step", None) or ""
+            metrics: dict[str, float] = {}
+            for name, text in cells.items():
+                with suppress(TypeError, ValueError):  # a damaged cell
+                    metrics[name] = float(text)
+            if step.isdecimal():
+                rows.append((int(step), metrics))
+        return rows
 
     def save(self) -> None:
         """Does nothing before the first row: Lightning saves before :meth:`drop_from` has cut a resumed run's file."""

@@ -1,10 +1,11 @@
 """``kd-eval``: accuracy of a run's student. Heavy imports wait until there is something to evaluate."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kd.errors import UserError
-from kd.run.own_keys import take_all, truth, whole_number
+from kd.run.own_keys import take_all, truth
 from kd.run.request import Request
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSO
   folder=DIR     other pictures: DIR/<class>/*.jpg, with class names of the model
   out=FILE       FILE.csv: a line a picture, with its label and what each model says; FILE.json: the figures
   robust=true    also on damaged pictures: blur, noise, JPEG, brightness, three strengths each
-  arch=NAME      timm's name for the model of a weights file that lacks it; img_size=N: the side of its input
+  arch=NAME      timm's name for the model of a weights file that lacks it; likewise img_size=N, kwargs.NAME=VALUE,
+                 mean=[R,G,B], std=[R,G,B], classes=FILE, checkpoint_key=NAME (which of several models in the file),
+                 builder=CLASS, as for model.teacher
   recipe=NAME    whose pictures a weights file is measured on, without a run beside it
   data.key=...   as for kd-train: data.source.root=DIR, data.batch_size=N, ...
 
@@ -34,7 +37,11 @@ calibration, classes, confusions. Computed in float32, as plain timm would.
 """
 
 
-KEYS = ("split", "folder", "out", "robust", "arch", "img_size")
+KEYS = ("split", "folder", "out", "robust")
+FILE_KEYS = (
+    "arch", "img_size", "kwargs", "mean", "std", "builder", "classes", "checkpoint_key",
+)  # fmt: skip
+"""Settings of ``model.teacher`` that say how a weights file is read."""
 
 
 def run(request: Request) -> int | None:
@@ -77,9 +84,9 @@ def evaluated(request: Request) -> "Evaluation":
 
 
 def _options(request: Request) -> "Options":
+    of_files = _take_file_settings(request)
     options = take_all(request, *KEYS)
     robust = truth(options, "robust")
-    size = whole_number(options, "img_size", 1) if "img_size" in options else None
     out = None
     if "out" in options:
         out = Path(options["out"])
@@ -92,16 +99,26 @@ def _options(request: Request) -> "Options":
     from kd.run.measure import Options, is_run
 
     only_runs = all(is_run(word) for word in request.rest)
-    for key in ("arch", "img_size"):
-        if key in options and only_runs:
-            raise UserError(
-                f"{key}: is for a weights file; a run's folder has it in its config.yaml"
-            )
+    if of_files and only_runs:
+        raise UserError(
+            f"{_group_of(of_files[0])}: is for a weights file; a run's folder has it in its config.yaml"
+        )
     return Options(
         options.get("split", "val"),
         options.get("folder"),
         robust,
-        options.get("arch", ""),
-        size,
+        of_files,
         out,
     )
+
+
+def _take_file_settings(request: Request) -> list[str]:
+    """Removes the ``key=value`` items that say how a weights file is read from the request, and returns them."""
+    items = [item for item in request.overrides if _group_of(item) in FILE_KEYS]
+    request.overrides = [item for item in request.overrides if item not in items]
+    return items
+
+
+def _group_of(item: str) -> str:
+    """``kwargs`` of the item ``kwargs.depth=2``."""
+    return re.split(r"[.=]", item)[0]

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,10 @@ from kd.data.sources import (
 )
 from kd.data.sources.folder import labelled_folder
 from kd.data.sources.places import expanded, joined, place_of
-from kd.data.sources.unlabelled import splits_within, unlabelled_folder
+from kd.data.sources.unlabelled import unlabelled_folder
 from kd.errors import UserError
 from kd.settings import Augment, DataSettings, Probe
+from kd.storage.objects import is_url
 
 PROBE = "data.probe.root"
 
@@ -81,11 +83,38 @@ class Splits:
         else:
             parts = [self.source.load(name)]
         if name == "train" and self.unlabeled:
-            pictures = unlabelled_folder(self.unlabeled, cache_bytes=self.cache_bytes)
-            self.source.note(*splits_within(expanded(self.unlabeled), pictures.place))
-            parts.append(pictures)
+            parts.append(self._unlabelled_pictures(self.unlabeled))
         self._listed[name] = parts
         return parts
+
+    def _unlabelled_pictures(self, root: str) -> FileSplit:
+        """The pictures of ``data.unlabeled`` without those that validation shows."""
+        pictures = unlabelled_folder(root, self.source.note, cache_bytes=self.cache_bytes)
+        if not (self.holds_out or self.source.has("val")):
+            return pictures
+        real_folder = lru_cache(10_000)(os.path.realpath)
+
+        def real_path(path: str) -> str:
+            folder, name = os.path.split(path)
+            return path if is_url(path) else f"{real_folder(folder)}/{name}"
+
+        shown = {
+            real_path(part.name(i)) for part in self.listed("val") for i in range(len(part.targets))
+        }
+        unseen_paths = [path for path in pictures.paths if real_path(path) not in shown]
+        count = len(pictures.paths) - len(unseen_paths)
+        if not unseen_paths:
+            raise UserError(
+                f"data.unlabeled: all {count} pictures below {root} are validation pictures of data.source"
+            )
+        if not count:
+            return pictures
+        self.source.note(
+            f"data.unlabeled: {count} of {len(pictures.paths)} pictures are not trained on: they are validation "
+            "pictures of data.source"
+        )
+        targets = pictures.targets[: len(unseen_paths)]
+        return FileSplit(unseen_paths, targets, pictures.left_out, pictures.place)
 
     def _part(self, name: str) -> Split:
         if "whole" not in self._listed:

@@ -111,6 +111,7 @@ def load_checkpoint(
         more = f" (and {len(misfits) - 3} more)" if len(misfits) > 3 else ""
         raise UserError(f"{place} does not fit: {'; '.join(misfits[:3])}{more}{hint}")
 
+    _check_numbers(state, {name for name, _ in model.named_parameters()}, place)
     in_models_dtype = {name: value.to(expected[name].dtype) for name, value in state.items()}
     model.load_state_dict(in_models_dtype, strict=False)
     setattr(model, NEW, not all(name in state for name in last))
@@ -119,6 +120,23 @@ def load_checkpoint(
 def _without(state: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
     """A state without the tensors of these names."""
     return {name: value for name, value in state.items() if name not in names}
+
+
+def _check_numbers(state: Mapping[str, Tensor], parameters: set[str], place: str) -> None:
+    """Refuses weights that are NaN, or infinite: a training that had failed has written them.
+
+    Buffers may hold infinities, as masks of attention do.
+    """
+    for name, value in state.items():
+        if not value.is_floating_point():
+            continue
+        wrong = ~value.isfinite() if name in parameters else value.isnan()
+        count = int(wrong.sum())
+        if count:
+            raise UserError(
+                f"{place} holds {count} value{'s' * (count > 1)} of {name} that are NaN or infinite: take a checkpoint "
+                "from before its training failed"
+            )
 
 
 def _misfits(

@@ -114,8 +114,8 @@ FIELDS = {
     "verbose: bool",
     "pytorch_lightning.loggers.CSVLogger": "save_dir: str, name: str | None, version: int | str | None, prefix: str, "
     "flush_logs_every_n_steps: int",
-    "pytorch_lightning.loggers.CometLogger": "project: str | None, mode: str | None, online: bool | None, "
-    "prefix: str | None",
+    "pytorch_lightning.loggers.CometLogger": "project: str | None, experiment_key: str | None, "
+    "mode: str | None, online: bool | None, prefix: str | None",
     "pytorch_lightning.loggers.MLFlowLogger": "experiment_name: str, run_name: str | None, tracking_uri: str | None, "
     "tags: dict | None, save_dir: str | None, log_model: bool | Literal['all'], prefix: str, "
     "artifact_location: str | None, run_id: str | None, synchronous: bool | None",

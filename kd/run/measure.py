@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,8 @@ class Options:
     """Folder of other pictures."""
     robust: bool = False
     """Whether damaged pictures are measured too."""
-    arch: str = ""
-    """timm's name of the model in a bare weights file that does not hold it."""
-    img_size: int | None = None
-    """Side of the model's input in pixels."""
+    of_files: list[str] = field(default_factory=list)
+    """Words such as ``arch=NAME``, settings of ``model.teacher`` that say how a bare weights file is read."""
     out: Path | None = None
     """File of a table of the pictures (``.csv``), or of the figures (``.json``)."""
 
@@ -195,7 +193,8 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
             task = task_in(run_at(run) / "student.safetensors", trusted)
         else:
             task = task_of(config, trusted)
-        model, prepare, classes, data = _foreign(word, data_of(config, trusted), options, task)
+        spec = _file_settings(word, request, options)
+        model, prepare, classes, data = _foreign(spec, data_of(config, trusted), options, task)
     elif metadata.get("classifies") == "false":
         raise UserError(
             f"{file}: nothing has trained the student's classifier (kd-predict writes its features)"
@@ -211,21 +210,31 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
     return Subject(word, None, model, prepare, classes, data, task, teacher)
 
 
+def _file_settings(word: str, request: Request, options: Options) -> TeacherSpec:
+    """The model of a weights file as the command line describes it; messages name the command's own keys."""
+    words = [f"model.teacher.{item}" for item in (*options.of_files, f"checkpoint={word}")]
+    try:
+        config, trusted = Run.settings(None, replace(request, recipe=None, overrides=words))
+        return teacher_specs(config, trusted)[""]
+    except UserError as error:
+        raise UserError(str(error).removeprefix("model.teacher.")) from error
+
+
 def _foreign(
-    word: str, all_data: DistillationDataModule, options: Options, task: Task
+    spec: TeacherSpec, all_data: DistillationDataModule, options: Options, task: Task
 ) -> tuple[nn.Module, Prepare, list[str], DistillationDataModule]:
     """A model that kd has not trained: itself, its input, its classes, and the data with the split loaded."""
-    contents = about(word)
-    if not (contents.arch or options.arch):
+    file = str(spec.checkpoint)
+    contents = about(file)
+    if not (contents.arch or spec.arch or spec.builder):
         raise UserError(
-            f"arch: {word} does not say which model it is; give the name of one of timm's: arch=NAME"
+            f"arch: {file} does not say which model it is; give the name of one of timm's: arch=NAME"
         )
     known_classes = None
     if options.folder:
         known_classes = contents.classes or classes_below(options.folder, "folder")
     data = _data(all_data, options, known_classes)
     classes = list(data.source.classes)
-    spec = TeacherSpec(checkpoint=word, arch=options.arch, img_size=options.img_size)
     try:
         built = build_teacher(spec, len(classes), classes, "weights", task.dense)
     except UserError as error:

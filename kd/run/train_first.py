@@ -71,14 +71,14 @@ def teacher_settings(
     if not teacher.get("recipe") or (teacher["pretrained"] and not train):
         return {}
     source = data_of(config, trusted).source
-    shipped = None if train else shipped_teacher(teacher, source)
+    shipped = None if train or teacher["backbone"] else shipped_teacher(teacher, source)
     if shipped is not None:
         if is_rank_zero():
             print(
                 f"teacher: {shipped} (ships with kd; model.teacher.checkpoint=train trains one)",
                 flush=True,
             )
-        return {"model.teacher.checkpoint": str(shipped)}
+        return {"model.teacher.checkpoint": str(shipped), "model.teacher.checkpoint_key": None}
     items = arguments(config, splits_itself=not source.has("val"))
     asked, count = _batch(config), len(source.load("train").targets)
     size = (
@@ -102,6 +102,7 @@ def teacher_settings(
         **fewer,
         "model.teacher.checkpoint": str(trained),
         "model.teacher.backbone": None,
+        "model.teacher.checkpoint_key": None,  # of the backbone's file
     }  # it has done its part
 
 
@@ -220,6 +221,7 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
     if teacher["backbone"]:
         passed |= {
             "model.student.checkpoint": teacher["backbone"],
+            "model.student.checkpoint_key": teacher["checkpoint_key"],
             "model.student.pretrained": False,
         }
     items = [

@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import struct
+import sys
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,8 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers import WandbLogger
 
 from kd.callbacks.loggers import PACKAGES, placed
+from kd.callbacks.tracked_runs import log_each_step_once, rows_of_wandb_file, with_run_ids
 from kd.cli import train_main
 from kd.optim import warmup_cosine
 from tests._forks import start, status_of
@@ -158,6 +162,124 @@ def test_a_killed_and_resumed_run_logs_each_step_once(recipe: Path) -> None:
         reading = import_module("tensorboard.backend.event_processing.event_accumulator")
         events = reading.EventAccumulator(str(run / "tensorboard")).Reload()
         assert [event.step for event in events.Scalars("train/loss")] == list(range(12))
+
+
+def train_to_the_end(items: list[str]) -> int:
+    """``kd-train``, and what W&B does at a process's end, which a fork does not reach."""
+    status = train_main(items)
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish()
+    return status
+
+
+def kill_and_resume(recipe: Path, logger: str) -> Path:
+    """Two epochs of 6 steps, killed at step 10, resumed at step 6; the run's folder."""
+    kill = json.dumps({"class_path": "tests.callbacks.test_loggers.KillAt"})
+    items = [f"recipe={recipe}", f"trainer.logger={logger}", f"trainer.callbacks+={kill}"]
+    assert status_of(start(items, recipe.parent / "log")) == 9
+    run = recipe.parent / "runs" / "tiny" / "000"
+    items = [f"resume={run}", "trainer.callbacks=null"]
+    resumed = start(items, recipe.parent / "log", program=train_to_the_end)
+    assert status_of(resumed) == 0, (recipe.parent / "log").read_text()
+    return run
+
+
+def test_mlflow_continues_the_run_of_a_killed_training(recipe: Path) -> None:
+    """One run, each metric once a step, a parameter that the resumed training changes at its first value."""
+    mlflow = pytest.importorskip("mlflow")
+    run = kill_and_resume(recipe, "MLFlowLogger")
+    client = mlflow.MlflowClient(f"sqlite:///{recipe.parent / 'runs' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("tiny")
+    (tracked,) = client.search_runs([experiment.experiment_id])
+    assert json.loads((run / "loggers.json").read_text()) == {"MLFlowLogger": tracked.info.run_id}
+    assert tracked.info.status == "FINISHED"
+    for metric, steps in (("train/loss", [*range(12)]), ("val/acc1", [5, 11])):
+        history = client.get_metric_history(tracked.info.run_id, metric)
+        assert sorted(point.step for point in history) == steps, metric
+
+
+def test_a_run_that_mlflow_does_not_have_is_named(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mlflow")
+    items = [f"recipe={recipe}", "trainer.logger=MLFlowLogger"]
+    assert train_main([*items, "trainer.max_epochs=1"]) == 0
+    run = recipe.parent / "runs" / "tiny" / "000"
+    (run / "loggers.json").write_text('{"MLFlowLogger": "0123456789abcdef0123456789abcdef"}')
+    assert train_main([f"resume={run}", "trainer.max_epochs=2"]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "trainer.logger: " in error
+    assert "loggers.json" in error
+
+
+def test_wandb_continues_the_run_of_a_killed_training(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files of one id, which ``wandb sync --append`` joins; each step is in one of them."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = kill_and_resume(recipe, "WandbLogger")
+    files = sorted((run / "wandb").rglob("run-*.wandb"))
+    run_ids = {file.stem.removeprefix("run-") for file in files}
+    assert len(files) == 2
+    assert {json.loads((run / "loggers.json").read_text())["WandbLogger"]} == run_ids
+    rows = [row for file in files for row in rows_of_wandb_file(file)]
+    for metric, steps in (("train/loss", [*range(12)]), ("val/acc1", [5, 11])):
+        assert sorted(step for step, metrics in rows if metric in metrics) == steps
+
+
+def test_what_wandb_had_written_before_a_kill_is_not_written_again(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever part of a file a killed process has left: each step is in one of the two files."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    rows = [(step, {"train/loss": 1.0 / (step + 1)}) for step in range(400)]
+    for share in (0.0, 0.3, 1.0):
+        folder = tmp_path / str(share)
+        first = WandbLogger(save_dir=folder, project="p", id="one")
+        for step, metrics in rows:
+            first.log_metrics(metrics, step)
+        wandb.finish()
+        (file,) = folder.rglob("run-*.wandb")
+        content = file.read_bytes()
+        file.write_bytes(content[: max(7, int(share * len(content)))])
+        time.sleep(1.1)  # W&B names its folder by the second
+        second = WandbLogger(save_dir=folder, project="p", id="one")
+        log_each_step_once(second, 300, rows)
+        for step in range(300, 500):
+            second.log_metrics({"train/loss": 0.5}, step)
+        wandb.finish()
+        steps = [
+            step
+            for file in folder.rglob("offline-run-*/run-*.wandb")
+            for step, metrics in rows_of_wandb_file(file)
+            if "train/loss" in metrics
+        ]
+        assert sorted(steps) == list(range(500)), share
+
+
+@pytest.mark.parametrize(
+    "run_id", ["../../else", "a/b", "", 7, None, ["id"], "x" * 65], ids=lambda value: str(value)[:9]
+)
+def test_an_id_of_a_runs_folder_is_a_plain_word(tmp_path: Path, run_id: object) -> None:
+    """The file may be a stranger's; W&B makes a folder of this name."""
+    (tmp_path / "loggers.json").write_text(json.dumps({"WandbLogger": run_id}))
+    (spec,) = with_run_ids([{"class_path": "pytorch_lightning.loggers.WandbLogger"}], tmp_path)
+    assert spec["init_args"] == {}
+
+
+def test_each_logger_continues_its_own_run(tmp_path: Path) -> None:
+    """Two of one class, one whose settings name a run, one that has no runs."""
+    (tmp_path / "loggers.json").write_text(
+        '{"WandbLogger": "first", "WandbLogger-2": "second", "CSVLogger": "x", "CometLogger": "c"}'
+    )
+    names = ("WandbLogger", "CSVLogger", "WandbLogger", "CometLogger")
+    specs = [{"class_path": f"pytorch_lightning.loggers.{name}"} for name in names]
+    arguments = [spec["init_args"] for spec in with_run_ids(specs, tmp_path)]
+    assert arguments == [{"id": "first"}, {}, {"id": "second"}, {"experiment_key": "c"}]
+    specs[0]["init_args"] = {"id": "mine"}
+    assert with_run_ids(specs, tmp_path)[0]["init_args"] == {"id": "mine"}
 
 
 def steps_of(file: Path) -> list[int]:

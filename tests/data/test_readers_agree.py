@@ -311,6 +311,23 @@ def test_numbers_as_text(reader: str, tmp_path: Path) -> None:
     assert any("'1' is class 0" in note for note in source.notes)
 
 
+@pytest.mark.parametrize("reader", LABELLED)
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (("cat", "nan"), "'nan' is a class"),
+        (("0.25", "1.5"), "each number is a class: '0.25', '1.5'"),
+    ],
+    ids=["missing", "fractions"],
+)
+def test_labels_that_may_be_none(
+    reader: str, labels: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    source = WRITERS[reader](tmp_path, plain_set(labels=labels))
+    source.load("train")
+    assert any(words in note for note in source.notes), source.notes
+
+
 @pytest.mark.parametrize("reader", sorted(WRITERS))
 def test_linked_folders(reader: str, tmp_path: Path) -> None:
     WRITERS[reader](tmp_path / "real", plain_set())

@@ -1,6 +1,8 @@
 """Pictures without labels, alone and beside labelled ones."""
 
 import json
+import os
+import shutil
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +16,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.pack import pack
 from kd.data.sampler import TrainBatches
 from kd.data.sources import HuggingFace, ImageFolder, Manifest, Pictures, Shards
+from kd.errors import UserError
 from kd.settings import Augment
 from kd.tasks import Classification
 from tests._helpers import draw_folder
@@ -22,8 +25,11 @@ from tests._runs import assert_same, losses, run_folders, student_of
 
 @pytest.fixture(scope="module")
 def unlabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """64 pictures at some depth."""
-    return draw_folder(tmp_path_factory.mktemp("more") / "a" / "b") / ".."
+    """64 pictures at some depth, in folders whose names say nothing about splits."""
+    root = draw_folder(tmp_path_factory.mktemp("more") / "a" / "b")
+    (root / "train").rename(root / "first")
+    (root / "val").rename(root / "second")
+    return root / ".."
 
 
 @pytest.mark.parametrize(("ratio", "per_epoch"), [(0.5, 30), (1.0, 40), (2.0, 60)])
@@ -179,6 +185,80 @@ def test_mistakes(
     assert message in capsys.readouterr().err
 
 
+# -- pictures to measure with are not trained on --------
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("train", "val"), ("Training", "Testing"), ("extra", "valid_set"), ("train2017", "dev")],
+    ids="/".join,
+)
+@pytest.mark.parametrize("depth", ["", "a/b"])
+@pytest.mark.parametrize("reader", ["data.unlabeled", "Pictures"])
+def test_folders_of_other_splits_are_left_out(
+    pictures: Path, tmp_path: Path, names: tuple[str, str], depth: str, reader: str
+) -> None:
+    """By both readers of unlabelled pictures, at any depth, with a line that counts them."""
+    root = draw_folder(tmp_path / "more" / depth)
+    for old, new in zip(("train", "val"), names, strict=True):
+        (root / old).rename(root / new)
+    if reader == "Pictures":
+        data = DistillationDataModule(
+            Pictures(str(tmp_path / "more")), img_size=32, batch_size=8, num_workers=0
+        )
+        assert (data.info.train, data.info.val) == (43, 5)
+    else:
+        data = DistillationDataModule(
+            ImageFolder(str(pictures)), img_size=32, batch_size=8, num_workers=0,
+            unlabeled=str(tmp_path / "more"),
+        )  # fmt: skip
+        assert data.info.unlabeled == 48
+    (line,) = [note for note in data.source.notes if "left out" in note]
+    assert "16 of 64 pictures" in line
+    assert f"({Path(depth, names[1])})" in line
+
+
+def test_a_folder_of_test_pictures_is_trained_on_where_it_is_named_itself(
+    pictures: Path, tmp_path: Path
+) -> None:
+    root = draw_folder(tmp_path / "more")
+    shutil.rmtree(root / "train")
+
+    def unlabelled_of(folder: Path) -> int:
+        return DistillationDataModule(
+            ImageFolder(str(pictures)), img_size=32, batch_size=8, num_workers=0,
+            unlabeled=str(folder),
+        ).info.unlabeled  # fmt: skip
+
+    assert unlabelled_of(root / "val") == 16
+    with pytest.raises(
+        UserError, match=r"all 16 pictures below .* validation or test pictures \(val\)"
+    ):
+        unlabelled_of(root)
+
+
+@pytest.mark.parametrize("source_has_val", [True, False])
+def test_validation_pictures_of_the_source_are_left_out(
+    tmp_path: Path, source_has_val: bool
+) -> None:
+    """Below a name that says nothing, through a link, held out of the training pictures too."""
+    root = draw_folder(tmp_path / "data")
+    (root / "val").rename(root / "second")
+    validation = {"val": "second"} if source_has_val else {}
+    (tmp_path / "link").symlink_to(root)
+    data = DistillationDataModule(
+        ImageFolder(str(root), train="train", **validation), img_size=32, batch_size=8,
+        num_workers=0, unlabeled=str(tmp_path / "link"),
+    )  # fmt: skip
+    unlabelled = data.splits.parts("train")[1]
+    held_out = data.split("val")
+    trained = {os.path.realpath(unlabelled.name(i)) for i in range(len(unlabelled.targets))}
+    shown = {os.path.realpath(held_out.name(i)) for i in range(len(held_out.targets))}
+    assert shown
+    assert not trained & shown
+    assert len(trained) == 64 - len(shown)
+
+
 def test_a_killed_run_goes_on_where_it_was(recipe: Path, unlabelled: Path) -> None:
     items = [f"recipe={recipe}", f"data.unlabeled={unlabelled}", "data.unlabeled_ratio=1", "checkpoint.every_n_steps=1",
              "trainer.max_epochs=1"]  # fmt: skip
@@ -220,10 +300,10 @@ def test_sources_without_labels(unlabelled: Path, tmp_path: Path) -> None:
         shown.append(next(iter(data.train_dataloader()))["image"])
         assert (next(iter(data.val_dataloader()))["target"] == -1).all()
     assert all(torch.equal(images, shown[0]) for images in shown)
-    if find_spec("datasets"):  # it takes the folder train alone for its training split
+    if find_spec("datasets"):
         theirs = HuggingFace(str(unlabelled.resolve()), val=None, label_column=None)
         info = DistillationDataModule(theirs, img_size=32, batch_size=8, num_workers=0).info
-        assert (info.classes, info.train, info.val) == ([], 43, 5)
+        assert (info.classes, info.train, info.val) == ([], 58, 6)
     own = Pictures(str(unlabelled), val=str(unlabelled))
     data = DistillationDataModule(own, img_size=32, batch_size=8, num_workers=0)
     assert (data.info.train, data.info.val) == (64, 64)

@@ -205,8 +205,8 @@ def test_each_source_finds_by_url_what_it_finds_on_a_disk(s3: str, tmp_path: Pat
     assert all(torch.equal(a[0], b[0]) for a, b in zip(*cuts, strict=True))
     found = [load_probe(Probe(f"{place}/data"))[1].targets for place in (root, url)]
     assert found[0] == found[1]
-    assert len(unlabelled_folder(f"{url}/data").targets) == len(
-        unlabelled_folder(str(root / "data")).targets
+    assert len(unlabelled_folder(f"{url}/data", print).targets) == len(
+        unlabelled_folder(str(root / "data"), print).targets
     )
     shutil.rmtree(tmp_path / "machine")
     # another process, and a cache that holds two pictures
@@ -305,7 +305,7 @@ def test_mistakes_by_url_are_told_in_a_line(
     with pytest.raises(
         UserError, match=f"data.unlabeled: {s3}/x can't be listed, 6 times: Unable to locate cred"
     ):
-        unlabelled_folder(f"{s3}/x")
+        unlabelled_folder(f"{s3}/x", print)
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(UserError, match="data.source.train: .* needs the extra stream"):
         Manifest(f"{s3}/x.csv").load("train")

@@ -8,6 +8,7 @@ from torch import nn
 
 from kd.errors import UserError
 from kd.models.loading import freeze_backbone, has_new_classifier, load_checkpoint
+from tests._helpers import tiny_vit
 from tests.distill.inherit._vits import small_vit as vit
 
 
@@ -33,3 +34,19 @@ def test_a_checkpoint_fits_or_says_what_does_not(tmp_path: Path) -> None:
         load_checkpoint(nn.Sequential(nn.Linear(5, 3)), file, "model.teacher.checkpoint", head=True)
     with pytest.raises(UserError, match="model.teacher.checkpoint"):
         load_checkpoint(model, tmp_path / "none.pth", "model.teacher.checkpoint")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("head", [True, False], ids=["teacher", "student"])
+def test_weights_that_are_nan_or_infinite_are_refused(
+    tmp_path: Path, value: float, head: bool
+) -> None:
+    """A run that had failed has written them: named with the file and the tensor, before anything is trained."""
+    model = tiny_vit()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state["blocks.1.mlp.fc1.weight"].view(-1)[3] = value
+    torch.save(state, tmp_path / "failed.pth")
+    with pytest.raises(
+        UserError, match=r"failed.pth holds 1 value of blocks.1.mlp.fc1.weight that"
+    ):
+        load_checkpoint(tiny_vit(), tmp_path / "failed.pth", "model.teacher.checkpoint", (), head)

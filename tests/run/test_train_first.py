@@ -153,10 +153,17 @@ def test_photos_fine_tunes_a_backbone_and_distils_it(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """One command; the pictures that it is validated on are held out of both trainings."""
+    """One command; the pictures that it is validated on are held out of both trainings.
+
+    The backbone's file holds two models, of which ``checkpoint_key`` names one.
+    """
     monkeypatch.setenv("KD_CACHE", str(tmp_path / "kd"))
     monkeypatch.setattr(train_first, "start_kd_train", ForkedRun)
-    save_file(tiny_vit(0).state_dict(), tmp_path / "backbone.safetensors")
+    models = {name: tiny_vit(0, seed).state_dict() for seed, name in enumerate(("query", "key"))}
+    save_file(
+        {f"{name}.{key}": value for name, state in models.items() for key, value in state.items()},
+        tmp_path / "backbone.safetensors",
+    )
     items = [
         "recipe=photos", f"data.source.root={pictures / 'train'}", "data.val_fraction=0.25", "seed=3",
         "data.img_size=32", "data.num_workers=0", "data.batch_size=8", f"model.teacher.arch={ARCH}",
@@ -164,6 +171,7 @@ def test_photos_fine_tunes_a_backbone_and_distils_it(
         f"model.student.kwargs={json.dumps({**TINY, 'embed_dim': 16})}", "trainer.max_epochs=1", "preflight=warn",
         "trainer.accelerator=cpu", f"runs_dir={tmp_path / 'runs'}",
     ]  # fmt: skip
+    items.append("model.teacher.checkpoint_key=query")
     assert train_main([*items, f"model.teacher.backbone={tmp_path / 'backbone.safetensors'}"]) == 0
     out = capfd.readouterr().out
     assert (
@@ -174,12 +182,14 @@ def test_photos_fine_tunes_a_backbone_and_distils_it(
     run = tmp_path / "runs" / "photos" / "000"
     found = yaml.safe_load((run / "config.yaml").read_text())["model"]["teacher"]
     assert (found["checkpoint"], found["backbone"]) == (str(teacher.parent), None)
+    assert found["checkpoint_key"] is None
     own, theirs = (
         yaml.safe_load((folder / "config.yaml").read_text()) for folder in (run, teacher.parent)
     )
     for config in (own, theirs):
         assert (config["seed"], config["data"]["val_fraction"]) == (3, 0.25)
     assert theirs["model"]["student"]["checkpoint"] == str(tmp_path / "backbone.safetensors")
+    assert theirs["model"]["student"]["checkpoint_key"] == "query"
     for more, why in ((f"model.teacher.checkpoint={teacher}", "model.teacher.checkpoint is given"),
                       ("model.teacher.recipe=null", "there is no model.teacher.recipe")):  # fmt: skip
         assert train_main([*items, "model.teacher.backbone=b.safetensors", more]) == 2

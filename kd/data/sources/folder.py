@@ -102,6 +102,7 @@ class ImageFolder(Source):
         val = self.folders["val"]
         nothing_chosen = train is None and val is None
         if nothing_chosen and names and not holders and self._are_classes(root, names, splits):
+            self._doubt_classes(root, names)
             return SplitFolders(".", None)
         if train is None:
             train = choose(holders, "train", self.key, root)
@@ -168,6 +169,23 @@ class ImageFolder(Source):
                 f"{others[0]} and {others[1]}; data.source.train={train} or data.source.train=. says "
                 "which"
             )
+
+    def _doubt_classes(self, root: str, names: Sequence[str]) -> None:
+        """Refuses folders that hold the same folders, such as the splits ``entrenamiento`` and ``prueba``."""
+        holders_by_inner: dict[tuple[str, ...], list[str]] = {}
+        for name in names:
+            inner = tuple(plain(folder) for folder in _visible(self.place, joined(root, name)))
+            if len(inner) > 1 and not self._has_pictures(root, name):
+                holders_by_inner.setdefault(inner, []).append(name)
+        for inner, holders in holders_by_inner.items():
+            if len(holders) > 1 and 2 * len(holders) > len(names):
+                among = ", ".join(map(printable, holders[:3]))
+                shared = ", ".join(map(printable, inner[:3]))
+                raise UserError(
+                    f"{self.key}: the folders {among} in {root} hold the same folders ({shared}), as splits do, and no "
+                    f"name says which is which; data.source.train={printable(holders[0])} and data.source.val=NAME do, "
+                    "data.source.train=. takes them for classes"
+                )
 
     def _inner(self, root: str, name: str) -> str:
         """``seg_train/seg_train`` for a split folder whose only folder has a name of the same split."""

@@ -58,6 +58,13 @@ def _some_of(texts: Sequence[str]) -> str:
     return text
 
 
+MISSING = {"nan", "null", "none", "n/a", "<na>", "na", "-1", "-1.0", "unlabeled", "unlabelled"}
+"""Labels, in lower case, that may say that a picture has none."""
+
+FRACTION = re.compile(r"[+-]?\d*\.\d*[1-9]\d*(e[+-]?\d+)?", re.IGNORECASE)
+"""A number that is no whole one."""
+
+
 def doubts(classes: Sequence[str]) -> list[str]:
     """What a person should know of a list of classes: names that hardly differ, and numbers that are not the ids."""
     notes: list[str] = []
@@ -76,10 +83,23 @@ def doubts(classes: Sequence[str]) -> list[str]:
         moved = [(name, i) for i, name in enumerate(classes) if int(name) != i]
         if moved:
             name, i = moved[0]
+            last, last_id = moved[-1]
+            also = f", '{last}' is class {last_id}" if last != name else ""
             notes.append(
-                f"classes are numbers that are not the class ids: '{name}' is class {i}, "
-                f"'{classes[-1]}' is class {len(classes) - 1}"
+                f"classes are numbers that are not the class ids: '{name}' is class {i}{also}"
             )
+    without_meaning = [name for name in classes if name.casefold() in MISSING]
+    if without_meaning:
+        notes.append(
+            f"warning: {listed(without_meaning)} {'are classes' if len(without_meaning) > 1 else 'is a class'}; "
+            "leave these pictures out of the data if they have no label"
+        )
+    measured = [name for name in classes if FRACTION.fullmatch(name)]
+    if len(measured) > 1 and 2 * len(measured) > len(classes):
+        notes.append(
+            f"warning: each number is a class: {listed(measured)}; to learn numbers, take the task Regression "
+            "(data.source.targets=[COLUMN])"
+        )
     return notes
 
 

@@ -1,9 +1,12 @@
 """Pictures without labels, alone or beside labelled ones."""
 
+from collections import Counter
+
 from kd.data import foodtag
 from kd.data.sources.base import Source, bytes_of
 from kd.data.sources.files import UNLABELLED, FileSplit, said
-from kd.data.sources.places import IMAGE_SUFFIXES, Place, expanded, joined, pictures_below, place_of
+from kd.data.sources.folder import Note
+from kd.data.sources.places import IMAGE_SUFFIXES, expanded, pictures_below, place_of
 from kd.data.sources.split_names import split_of
 from kd.errors import UserError
 from kd.machine import cache_dir
@@ -46,12 +49,8 @@ class Pictures(Source):
             raise UserError(
                 f"data.source: a folder of pictures has the splits train and val, got '{split}'"
             )
-        pictures = unlabelled_folder(
-            folder, f"data.source.{'root' if split == 'train' else 'val'}", self.cache_bytes
-        )
-        if split == "train":
-            self.note(*splits_within(folder, pictures.place))
-        return pictures
+        key = f"data.source.{'root' if split == 'train' else 'val'}"
+        return unlabelled_folder(folder, self.note, key, self.cache_bytes, split)
 
     def has(self, split: str) -> bool:
         """Whether a folder was given for the split."""
@@ -63,12 +62,26 @@ class Pictures(Source):
 
 
 def unlabelled_folder(
-    root: str, key: str = "data.unlabeled", cache_bytes: int | None = None
+    root: str,
+    note: Note,
+    key: str = "data.unlabeled",
+    cache_bytes: int | None = None,
+    split: str = "train",
 ) -> FileSplit:
-    """All pictures below ``root``, a folder or URL, sorted by path; their target is -1. Errors name ``key``.
+    """The pictures below a folder or URL, at any depth, sorted by path; their target is -1.
+
+    Pictures below a folder that names another split (:func:`kd.data.sources.split_names.split_of`) are left out, as a
+    labelled source does not read them either.
+
+    Args:
+        root: the folder or URL; what its own name says does not count.
+        note: takes a line about the pictures that are left out.
+        key: the setting that names ``root``, for messages.
+        cache_bytes: as of a source.
+        split: ``train`` leaves out folders of validation and test pictures, ``val`` those of training pictures.
 
     Raises:
-        UserError: no such folder, or no pictures in it; ``key`` is named.
+        UserError: no such folder, or no pictures of the split in it.
     """
     root = expanded(root)
     place = place_of(root, key, cache_bytes)
@@ -80,16 +93,40 @@ def unlabelled_folder(
         raise UserError(
             f"{key}: no pictures below {root} ({', '.join(IMAGE_SUFFIXES)}){said(others)}"
         )
-    return FileSplit(paths, [UNLABELLED] * len(paths), others, place)
+    kept_paths = []
+    counts: Counter[str] = Counter()  # pictures by the folder that names another split
+    for path in paths:
+        other_split = _folder_of_other_split(path[len(folder) :], split)
+        if other_split:
+            counts[other_split] += 1
+        else:
+            kept_paths.append(path)
+    others_named = "validation or test pictures" if split == "train" else "training pictures"
+    folders = ", ".join(sorted(counts)[:5]) + (" ..." if len(counts) > 5 else "")
+    if not kept_paths:
+        raise UserError(
+            f"{key}: all {len(paths)} pictures below {root} are in folders of {others_named} ({folders}); to use them, "
+            "give such a folder itself"
+        )
+    if counts:
+        note(
+            f"{key}: {counts.total()} of {len(paths)} pictures are left out: their folders below {root} name "
+            f"{others_named} ({folders})"
+        )
+    return FileSplit(kept_paths, [UNLABELLED] * len(kept_paths), others, place)
 
 
-def splits_within(root: str, place: Place) -> list[str]:
-    """A warning where a folder of unlabelled pictures has a validation or test split below it: training sees it too."""
-    folder = joined(root)
-    names = sorted(name for name in place.folders(folder) if split_of(name))
-    if {split_of(name) for name in names} & {"val", "test"}:
-        return [
-            f"warning: all pictures below {root} are trained on, also those of its folders "
-            f"{', '.join(names)}; to keep test pictures out, give the folder of training pictures"
-        ]
-    return []
+def _folder_of_other_split(path: str, split: str) -> str:
+    """The first folder of a relative path that names another split, as a path; empty without one.
+
+    >>> _folder_of_other_split("/food/val_set/a/1.jpg", "train"), _folder_of_other_split("/train/test.jpg", "train")
+    ('food/val_set', '')
+    >>> _folder_of_other_split("/test/1.jpg", "val")  # a test split validates where there is no other
+    ''
+    """
+    other_splits = ("val", "test") if split == "train" else ("train",)
+    folders = path.strip("/").split("/")[:-1]
+    for i, name in enumerate(folders):
+        if split_of(name) in other_splits:
+            return "/".join(folders[: i + 1])
+    return ""

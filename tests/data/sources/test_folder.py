@@ -44,3 +44,39 @@ def test_a_flat_folder_is_the_training_split(tmp_path: Path) -> None:
     source = ImageFolder(str(tmp_path))
     assert not source.has("val")
     assert source.load("train").targets == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("entrenamiento", "prueba"),
+        ("训练集", "测试集"),
+        ("fold0", "fold1", "fold2"),
+        ("part1", "part2"),
+    ],
+    ids="/".join,
+)
+def test_splits_whose_names_are_unknown_are_not_taken_for_classes(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    """Folders that hold the same folders: refused with the keys that say what they are, which then count."""
+    for name in names:
+        for label in ("cat", "dog"):
+            picture(tmp_path / name / label / "1.png")
+    with pytest.raises(UserError, match=r"hold the same folders \(cat, dog\), as splits do"):
+        ImageFolder(str(tmp_path)).load("train")
+    named = ImageFolder(str(tmp_path), train=names[0], val=names[1])
+    assert (named.load("train").targets, named.classes) == ([0, 1], ["cat", "dog"])
+    assert named.load("val").targets == [0, 1]
+    as_classes = ImageFolder(str(tmp_path), train=".")
+    as_classes.load("train")
+    assert as_classes.classes == sorted(names)
+
+
+def test_classes_with_folders_below_them_stay_classes(tmp_path: Path) -> None:
+    """One folder of the same name in each, or other folders in each."""
+    for place in ("cat/images", "dog/images", "owl/2023", "owl/2024"):
+        picture(tmp_path / place / "1.png")
+    source = ImageFolder(str(tmp_path))
+    source.load("train")
+    assert source.classes == ["cat", "dog", "owl"]

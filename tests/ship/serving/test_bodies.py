@@ -59,6 +59,16 @@ def test_pictures_of_json_and_of_forms() -> None:
     assert uploads(form, "multipart/form-data; boundary=x") == [("a.jpg", b"picture")]
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\n  ", " \t"], ids=repr)
+@pytest.mark.parametrize("prefix", ["", "data:image/jpeg;base64,"])
+def test_base64_may_have_line_breaks(line_end: str, prefix: str) -> None:
+    """As ``base64.encodebytes``, ``openssl base64`` and mail write it, 76 characters a line (RFC 2045)."""
+    picture = bytes(range(256))
+    lines = base64.encodebytes(picture).decode().splitlines()
+    body = json.dumps({"image": prefix + line_end.join(lines) + line_end}).encode()
+    assert uploads(body, "application/json") == [("picture 0", picture)]
+
+
 @pytest.mark.parametrize(("body", "kind", "status"), [
     (b"x", "text/plain", 415), (b"{}", "application/json", 400), (b"[" * 20_000, "application/json", 400),
     (b'{"images": ["*"]}', "application/json", 400), (b'{"images": []}', "application/json", 400),

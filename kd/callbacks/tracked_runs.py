@@ -1,0 +1,182 @@
+"""Runs of W&B, MLflow and Comet: a resumed training continues the run that its first process began.
+
+Their servers neither replace nor remove a row. A training that was killed has logged steps after its last checkpoint,
+which the resumed training makes again: these rows are not sent a second time. Rows before the checkpoint that W&B's
+process had not written when it was killed are sent again, from ``metrics.csv``.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pytorch_lightning.loggers import Logger, MLFlowLogger, WandbLogger
+
+from kd.errors import UserError, first_line
+from kd.storage.elsewhere import LARGEST_LOG, json_of, mapping_of, regular
+from kd.storage.writing import write_json
+
+FILE = "loggers.json"  # in the run's folder: the id of each logger's run
+ID_ARGUMENTS = {
+    "WandbLogger": "id",
+    "MLFlowLogger": "run_id",
+    "CometLogger": "experiment_key",
+}
+"""The argument by which a logger continues a run."""
+ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+WANDB_STEP = "trainer/global_step"
+"""The metric in which Lightning's logger gives W&B the step."""
+Row: TypeAlias = tuple[int, Mapping[str, float]]
+"""A step and its metrics."""
+
+
+def with_run_ids(specs: Sequence[dict[str, Any]], run: Path) -> list[dict[str, Any]]:
+    """Loggers with the ids that an earlier process of this run has left (:func:`save_run_ids`).
+
+    Args:
+        specs: ``class_path`` and ``init_args`` of each logger; an id among the arguments counts before the file's.
+        run: the run's folder.
+    """
+    saved_ids = mapping_of(run / FILE)
+    continued = []
+    for name, spec in zip(_names(specs), specs, strict=True):
+        argument = ID_ARGUMENTS.get(_class_name(spec), "")
+        arguments = dict(spec.get("init_args") or {})
+        run_id = saved_ids.get(name)
+        is_named = arguments.get(argument) or arguments.get("version")
+        if argument and not is_named and isinstance(run_id, str) and ID.fullmatch(run_id):
+            arguments[argument] = run_id
+        continued.append({**spec, "init_args": arguments})
+    return continued
+
+
+def continues_run(spec: Mapping[str, Any], run: Path) -> bool:
+    """Whether a logger continues a run that an earlier process of this training began, by ``loggers.json``."""
+    argument = ID_ARGUMENTS.get(_class_name(spec), "")
+    run_id = spec["init_args"].get(argument) or spec["init_args"].get("version")
+    return bool(argument and run_id) and run_id in mapping_of(run / FILE).values()
+
+
+def save_run_ids(specs: Sequence[dict[str, Any]], loggers: Sequence[Logger], run: Path) -> None:
+    """Writes the ids of the loggers' runs into the run's folder; nothing where no logger has one."""
+    ids = {
+        name: logger.version
+        for name, spec, logger in zip(_names(specs), specs, loggers, strict=True)
+        if _class_name(spec) in ID_ARGUMENTS and logger.version
+    }
+    if ids:
+        write_json(run / FILE, {**mapping_of(run / FILE), **ids})
+
+
+def log_each_step_once(logger: Logger, resumed_at: int, rows: Sequence[Row]) -> None:
+    """Makes a logger leave out what an earlier process has logged, and sends what that process lost.
+
+    Args:
+        logger: one that continues a run.
+        resumed_at: the step that the training resumes at.
+        rows: of ``metrics.csv``, as the earlier process has left it.
+    """
+    if isinstance(logger, WandbLogger):
+        logged_until = _last_steps(_wandb_rows(logger, rows))
+    else:
+        logged_until = _last_steps(rows)
+    log_all = logger.log_metrics
+
+    def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
+        unlogged = {
+            name: value
+            for name, value in metrics.items()
+            if step is None or step > logged_until.get(name, -1)
+        }
+        if unlogged.keys() - {"epoch"}:
+            log_all(dict(unlogged), step)
+
+    setattr(logger, "log_metrics", log_metrics)  # noqa: B010 (of this object alone)
+    for step, metrics in rows:
+        if step < resumed_at:
+            log_metrics(metrics, step)
+
+
+def _last_steps(rows: Iterable[Row]) -> dict[str, int]:
+    """The last step of each metric."""
+    steps: dict[str, int] = {}
+    for step, metrics in rows:
+        for name in metrics:
+            steps[name] = max(step, steps.get(name, -1))
+    return steps
+
+
+def _wandb_rows(logger: WandbLogger, rows: Sequence[Row]) -> list[Row]:
+    """What W&B has of the run that it continues: by its server, or by the files of the earlier processes."""
+    run = logger.experiment
+    if not run.offline:
+        last = run.summary.get(WANDB_STEP, -1)
+        return [row for row in rows if row[0] <= last]
+    logged: list[Row] = []
+    own_folder = Path(run.dir).parent
+    for file in own_folder.parent.glob(f"*run-*-{run.id}/run-{run.id}.wandb"):
+        if file.parent.resolve() != own_folder.resolve():
+            logged += rows_of_wandb_file(file)
+    return logged
+
+
+def rows_of_wandb_file(file: Path) -> list[Row]:
+    """The whole rows of a file that an offline run has written; a killed process may have cut the last one."""
+    from google.protobuf.message import DecodeError
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    rows: list[Row] = []
+    store = DataStore()
+    store.open_for_scan(str(regular(file, LARGEST_LOG)))
+    with suppress(AssertionError, DecodeError):  # a cut record
+        while (content := store.scan_data()) is not None:
+            row = {}
+            for item in Record.FromString(bytes(content)).history.item:
+                row[item.key or "/".join(item.nested_key)] = json_of(item.value_json)
+            if WANDB_STEP in row:
+                rows.append((int(row.pop(WANDB_STEP)), row))
+    return rows
+
+
+def log_settings(logger: Logger, settings: Mapping[str, Any]) -> None:
+    """Gives a logger the run's settings as hyper-parameters.
+
+    MLflow refuses another value for a parameter that a run has: one that a resumed training changes keeps its first.
+
+    Raises:
+        UserError: MLflow does not have the run that the run's folder names.
+    """
+    if isinstance(logger, MLFlowLogger):
+        logged = _mlflow_parameters(logger)
+        settings = {key: value for key, value in settings.items() if key not in logged}
+    logger.log_hyperparams(dict(settings))
+
+
+def _mlflow_parameters(logger: MLFlowLogger) -> Mapping[str, str]:
+    """The parameters that MLflow has of the logger's run."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        parameters: Mapping[str, str] = logger.experiment.get_run(logger.run_id).data.params
+    except MlflowException as error:
+        raise UserError(
+            f"trainer.logger: {first_line(error)} ({FILE} in the run's folder names the run that "
+            "is continued; without this file MLflow begins another)"
+        ) from error
+    return parameters
+
+
+def _class_name(spec: Mapping[str, Any]) -> str:
+    return str(spec["class_path"]).rpartition(".")[2]
+
+
+def _names(specs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """``WandbLogger``, and ``WandbLogger-2`` for the second of a class."""
+    names: list[str] = []
+    for spec in specs:
+        name = _class_name(spec)
+        earlier = sum(other.partition("-")[0] == name for other in names)
+        names.append(f"{name}-{earlier + 1}" if earlier else name)
+    return names
