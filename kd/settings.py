@@ -135,6 +135,7 @@ class ModelSettings(Checked):
     arch: str = ""
     """A timm model name (``timm/NAME`` and ``hf_hub:timm/NAME`` mean the same); a teacher's is
     taken from its checkpoint where that names one, a student's where the settings name none.
+    A student's may be ``auto``: its teacher's architecture in a quarter of its size.
     """
 
     img_size: Size | None = None

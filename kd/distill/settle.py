@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from kd.clock import part_of_the_start
@@ -16,6 +17,7 @@ from kd.losses import FeatureRegression
 from kd.losses.ranks import without_gather
 from kd.losses.targets import Standardizer
 from kd.models.preprocess import evaluating
+from kd.progress import bar
 from kd.teachers import RunTeacher
 from kd.teachers.answer import Answer
 
@@ -63,7 +65,9 @@ def _answers(student: Student, teacher: RunTeacher, pictures: Tensor) -> tuple[R
     """How to read the student's layers, and the teacher's answer, for all pictures."""
     tapped_batches = []  # what the student's taps caught of each batch
     teacher_batches = []  # the teacher's features of each batch, by layer
-    for part in pictures.split(64):
+    hidden = getattr(rank_zero_only, "rank", 0) != 0
+    parts = pictures.split(64)
+    for part in bar(parts, label="what the losses read", unit=" parts", disable=hidden):
         with evaluating(student), student.taps as tapped:
             student.model(student.prepare(part))
         tapped_batches.append(tapped)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from kd.losses import DistillLoss
 from kd.losses.base import equal_on_all_ranks
 from kd.models import TapSpec
 from kd.module.evaluation import Validation, warn_of_repeats
+from kd.module.fits import sample_for_fits
 from kd.module.inference import Inference
 from kd.module.pace import (
     clip,
@@ -169,7 +170,7 @@ class DistillationModule(Inference):
     def setup(self, stage: str) -> None:
         """Starts students from the teacher's layers; places the teacher; settles what is left to measure."""
         keep_targets_exact(self.trainer)
-        sample = cache(self.data.sample_pictures) if self.data is not None else None
+        sample = sample_for_fits(self.trainer, self.data) if self.data is not None else None
         if stage == "fit" and not self.resumed and not self.begun:
             lines = self.begin(sample, self.data)
             if lines and self.trainer.is_global_zero:

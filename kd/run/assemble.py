@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -64,6 +65,14 @@ def assemble(
             "model.task_loss_weight, or a loss over logits (not SimKDLoss)"
         )
     task.settle(len(data.classes), data.ignore_index)
+    if not student.head:  # then a teacher's classifier is of no use either
+        teacher = teacher and replace(teacher, head=False)
+        teachers = {name: replace(spec, head=False) for name, spec in (teachers or {}).items()}
+    build_all = partial(build_teachers, teacher, teachers or {}, data.classes, task.dense)
+    found = None
+    if student.arch == AUTO:
+        found = build_all()
+        student = _relative_student(student, found)
     student = completed(student, "model.student")
     classes = data.classes if student.head else []
     build = partial(
@@ -74,10 +83,7 @@ def assemble(
         dense=task.dense,
     )
     model = build(own_patches(student))
-    if not student.head:  # then a teacher's classifier is of no use either
-        teacher = teacher and replace(teacher, head=False)
-        teachers = {name: replace(spec, head=False) for name, spec in (teachers or {}).items()}
-    found = build_teachers(teacher, teachers or {}, data.classes, task.dense)
+    found = build_all() if found is None else found
     begun = begin(student, model, found, build)
     model, start = begun.model, begun.start
     if unseen := hidden_pixels(model):
@@ -186,12 +192,51 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
     if parent is not None:
         return "inherited", "", parent
     problem = next(iter(problems.values()), "needs a model.teacher")
+    if members:
+        problem += _what_can(next(iter(members.values())))
     if spec.inherit == "auto":
         return start, problem, ALL
     without = (
         "" if teacher is None else "; model.student.inherit=auto trains such a student without them"
     )
     raise UserError(f"model.student.inherit: {problem}{without}")
+
+
+def _relative_student(spec: StudentSpec, teacher: RunTeacher | None) -> StudentSpec:
+    """The settings of a student of ``arch: auto``: its first teacher's architecture in a quarter of its size."""
+    if teacher is None:
+        raise UserError(
+            f"model.student.arch: {AUTO} takes a relative of the teacher, and there is none"
+        )
+    parent = next(iter(teacher.members.values()))
+    kwargs = _relative_kwargs(parent)
+    if kwargs is None:
+        raise UserError(
+            f"model.student.arch: {AUTO} needs a teacher whose layers can be inherited, got {parent.arch}"
+        )
+    size = spec.img_size if spec.img_size is not None else parent.spec.img_size
+    say(f"model.student: {parent.arch} with {kwargs}, a quarter of its teacher (arch={AUTO})")
+    return replace(spec, arch=parent.arch, img_size=size, kwargs={**kwargs, **spec.kwargs})
+
+
+def _relative_kwargs(parent: FrozenTeacher) -> dict[str, Any] | None:
+    """Arguments of a teacher's relative of a quarter of its size; None: it has none that inherits."""
+    from kd.distill.inherit import relative_of
+
+    if parent.closed or parent.spec.builder is not None:
+        return None
+    halves = relative_of(parent.model)
+    return None if halves is None else {**parent.spec.kwargs, **halves}
+
+
+def _what_can(parent: FrozenTeacher) -> str:
+    """Names a student that could start from the teacher's layers, for a message; "" where there is none."""
+    kwargs = _relative_kwargs(parent)
+    if kwargs is None:
+        return ""
+    settings = ", ".join(f"{name}: {value}" for name, value in kwargs.items())
+    arch = f"model.student.arch={parent.arch}"
+    return f"; {arch} model.student.kwargs='{{{settings}}}' can, which is model.student.arch={AUTO}"
 
 
 def own_patches(spec: StudentSpec) -> StudentSpec:

@@ -84,7 +84,8 @@ def checked(name: str, value: object, kind: object) -> object:
         return value
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{name}: must be a finite number, got {value}")
-    if name in TIMMS and (problem := _unknown_to_timm(TIMMS[name], value)):
+    is_relative = (name, value) == ("model.student.arch", "auto")  # of the teacher
+    if name in TIMMS and not is_relative and (problem := _unknown_to_timm(TIMMS[name], value)):
         raise UserError(f"{name}: {problem}")
     try:
         typed_value = _validator(kind).validate_python(value)

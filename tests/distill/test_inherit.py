@@ -70,7 +70,11 @@ def test_a_recipe_bends_to_its_student(recipe: Path, capsys: pytest.CaptureFixtu
 
     assert train_main([*items, *cnn, "model.student.inherit=auto"]) == 0
     said = capsys.readouterr().out
-    reason = "(the student must be a plain timm VisionTransformer, got ResNet), at optim.lr_scratch=0.01; "
+    relative = f"model.student.arch={ARCH} model.student.kwargs='{{patch_size: 8, embed_dim: 16, depth: 2, num_heads: 1}}'"
+    reason = (
+        f"(student and teacher must be of one family, got ResNet and VisionTransformer; {relative} can, "
+        "which is model.student.arch=auto), at optim.lr_scratch=0.01; "
+    )
     assert (
         f"starts from random weights, not from the teacher's layers {reason}model.student.pretrained=true"
         in said
@@ -93,6 +97,19 @@ def test_a_recipe_bends_to_its_student(recipe: Path, capsys: pytest.CaptureFixtu
     assert (student(2)["start"], student(2)["lr"]) == ("pre-trained", 0.001)
     assert train_main([f"resume={students / '000'}", "trainer.max_epochs=2"]) == 0
     assert (student(0)["start"], student(0)["lr"]) == ("scratch", 0.01)
+
+
+def test_arch_auto_is_a_quarter_of_the_teacher(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [f"recipe={recipe}", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"]
+    auto = ["model.student.arch=auto", "model.student.kwargs={}", "model.student.inherit=true"]
+    assert train_main([*items, *auto]) == 0
+    assert f"{ARCH} with {{'patch_size': 8, 'embed_dim': 16" in capsys.readouterr().out
+    folder = recipe.parent / "runs" / "tiny" / "000"
+    assert load_file(folder / "student.safetensors")["blocks.1.attn.qkv.weight"].shape == (48, 16)
+    assert json.loads((folder / "summary.json").read_text())["student"]["start"] == "inherited"
+    assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
 
 
 def test_a_student_takes_as_many_patches_as_its_teacher_has(

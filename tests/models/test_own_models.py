@@ -147,7 +147,7 @@ def test_what_a_model_may_give(form: str) -> None:
         ),
         (
             [*OURS, "model.student.inherit=true"],
-            "model.student.inherit: the student must be a plain timm VisionTr",
+            "model.student.inherit: the student must be a plain vision transf",
         ),
         (
             [*OURS, "model.student.grad_checkpointing=true"],

@@ -1,10 +1,14 @@
-"""Starts a small vision transformer from the layers of a big one, in closed form, before any training.
+"""Starts a small model from the layers of a big one of its family, in closed form, before any training.
 
-Three published ideas meet here: a student may take a part of its teacher's weights (weight selection, Xu et al.,
-arXiv 2311.18823); a transformer's residual stream can be rotated and cut to its leading directions, because a
-LayerNorm only sees the direction of the centred stream (SliceGPT, Ashkboos et al., arXiv 2401.15024); and what was
-cut is made good, layer by layer, by least squares against the teacher's own activations (as in FitNets' hints,
-arXiv 1412.6550, but solved instead of trained).
+Families (:mod:`~kd.distill.inherit.families`): plain vision transformers (timm's ``VisionTransformer`` and ``Eva``:
+EVA-02, DINOv3, Perception Encoder; below), ConvNeXts (:mod:`~kd.distill.inherit.convnext`) and ResNets
+(:mod:`~kd.distill.inherit.resnet`), which keep some of their teacher's channels.
+
+Of vision transformers three published ideas meet here: a student may take a part of its teacher's weights (weight
+selection, Xu et al., arXiv 2311.18823); a transformer's residual stream can be rotated and cut to its leading
+directions, because a LayerNorm only sees the direction of the centred stream (SliceGPT, Ashkboos et al., arXiv
+2401.15024); and what was cut is made good, layer by layer, by least squares against the teacher's own activations (as
+in FitNets' hints, arXiv 1412.6550, but solved instead of trained).
 
 The algorithm, from top to bottom (:func:`inherit_together`); it takes a few hundred pictures without labels:
 
@@ -20,10 +24,12 @@ The algorithm, from top to bottom (:func:`inherit_together`); it takes a few hun
    fit its layers in the order in which they run. Each is the ridge regression (:mod:`~kd.distill.inherit.ridge`) that
    makes of *the student's own* activations what the teacher's layer gives, so that it also mends what the layers
    before it have lost; it is drawn towards the teacher's weights, cut by M. The student then runs up to the next block.
-6. Fit the classifier to the teacher's logits; a copy at full size must answer as its teacher does.
+6. Fit an attention pooling like a block (:mod:`~kd.distill.inherit.pooling`), then the classifier to the teacher's
+   logits; a copy at full size must answer as its teacher does.
 """
 
-from kd.distill.inherit.pair import check_pair, matching_patches
-from kd.distill.inherit.start import inherit_together
+from kd.distill.inherit.families import check_pair, inherit_together
+from kd.distill.inherit.pair import matching_patches
+from kd.distill.inherit.relative import relative_of
 
-__all__ = ["check_pair", "inherit_together", "matching_patches"]
+__all__ = ["check_pair", "inherit_together", "matching_patches", "relative_of"]

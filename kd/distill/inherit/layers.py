@@ -4,16 +4,36 @@ In all formulas M, (D_student, D_teacher), maps the teacher's stream onto the st
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
+from kd.distill.inherit.anatomy import (
+    QKV_PARTS,
+    Rotation,
+    ViT,
+    attend,
+    layer_scale,
+    qkv_biases,
+    qkv_weight,
+    scaled,
+    set_qkv,
+    take_inner_norm,
+)
 from kd.distill.inherit.heads import Heads, map_heads
 from kd.distill.inherit.measured import GUIDE, BlockActivations
-from kd.distill.inherit.pair import FIRST_LAYERS, ViT, final_norm, kept_prefix
-from kd.distill.inherit.ridge import CentredRows, centred_rows, fit_linear
+from kd.distill.inherit.pair import (
+    FIRST_LAYERS,
+    centres,
+    final_norm,
+    kept_prefix,
+    pools_by_attention,
+)
+from kd.distill.inherit.ridge import RIDGE, CentredRows, centred_rows, fit_linear
 from kd.distill.inherit.stream import embedding
 from kd.models.output_scale import set_in_units
 from kd.models.preprocess import Preprocess
@@ -38,6 +58,7 @@ def inherit_embedding(
         teacher_input: how the teacher's are.
     """
     weight, bias, tokens, prefix_positions, patch_positions = embedding(student, teacher)
+    projection = _before_norm(teacher.norm_pre, projection)
 
     # A pixel v is (v - m) / s in a model's input: teacher's input = student's input * gain + shift, by channel,
     # with gain = s_student / s_teacher and shift = (m_student - m_teacher) / s_teacher. Both go into the patches.
@@ -55,6 +76,8 @@ def inherit_embedding(
     patch.weight.copy_(torch.einsum("st,tchw->schw", projection, weight))
     if patch.bias is not None:
         patch.bias.copy_(projection @ shifted_bias)
+    else:
+        patch_positions = patch_positions + shifted_bias
 
     # Prefix tokens: where the student's have no positions, the teacher's are added to the tokens themselves.
     kept = kept_prefix(student, teacher)
@@ -77,11 +100,54 @@ def inherit_embedding(
         student.pos_embed.copy_(positions @ projection.T)
 
 
+def _before_norm(norm: Any, projection: Tensor) -> Tensor:
+    """How the teacher's tokens map onto the student's before a norm that comes before the blocks, if there is one.
+
+    The norm gives ``g x / |x|`` of its centred input x (g: its scale), which M maps onto the student's stream. So the
+    student's input is ``M diag(g) x``; its length is not that of x, and the student's norm, which divides by it, gets
+    scale and shift from :func:`fit_norm_before_blocks`.
+
+    Args:
+        norm: the teacher's; an identity leaves M as it is.
+        projection: M, ``(D_student, D_teacher)``.
+    """
+    if isinstance(norm, nn.Identity):
+        return projection
+    scaled_projection = projection if norm.weight is None else projection * norm.weight
+    if not centres(norm):
+        return scaled_projection
+    return scaled_projection - scaled_projection.mean(1, keepdim=True)
+
+
+def fit_norm_before_blocks(norm: Any, tokens: Tensor, target: Tensor) -> None:
+    """Fits scale and shift of the student's norm before its blocks, channel by channel, by least squares.
+
+    Args:
+        norm: the student's.
+        tokens: its input, ``(N, L, D)``.
+        target: what it should give, likewise.
+    """
+    nn.init.ones_(norm.weight)
+    if getattr(norm, "bias", None) is not None:
+        nn.init.zeros_(norm.bias)
+    x = norm(tokens).flatten(0, 1)
+    y = target.flatten(0, 1)
+    if getattr(norm, "bias", None) is None:
+        norm.weight.copy_((x * y).mean(0) / x.square().mean(0).clamp(min=1e-12))
+        return
+    mean_x, mean_y = x.mean(0), y.mean(0)
+    covariance = ((x - mean_x) * (y - mean_y)).mean(0)
+    slope = covariance / x.var(0, correction=0).clamp(min=1e-12)
+    norm.weight.copy_(slope)
+    norm.bias.copy_(mean_y - slope * mean_x)
+
+
 class BlockTargets:
     """What the fits of one block aim at, for all students of one projection.
 
     Args:
         parts: the teacher's block on each part of the sample.
+        guide_parts: how many of these decide which heads and units are kept.
         projection: M, ``(D_student, D_teacher)``.
         shares: how much each of a picture's tokens counts, ``(L,)``; None: all alike.
         several: whether more than one student uses it: then what they have in common is kept.
@@ -90,6 +156,7 @@ class BlockTargets:
     def __init__(
         self,
         parts: Sequence[BlockActivations],
+        guide_parts: int,
         projection: Tensor,
         shares: Tensor | None,
         several: bool,
@@ -98,10 +165,14 @@ class BlockTargets:
         self.projection = projection
         self.shares = shares
         self.several = several
-        self.guide = parts[0]
-        """The part that decides which heads and units are kept."""
+        self.guide = parts[:guide_parts]
+        """The parts that decide which heads and units are kept."""
+        self.moments: dict[object, Tensor] = {}
+        """Second moments of what they write, kept for students of all widths."""
         self.teacher = parts[0].block
         """The teacher's block."""
+        self.passed: Callable[[], object] = lambda: None
+        """Called after each part of the sample that has gone through one of the last layers' fits."""
         self._values: dict[object, Any] = {}
 
     def once(self, key: object, compute: Callable[[], Value]) -> Value:
@@ -113,16 +184,15 @@ class BlockTargets:
         return self._values[key]
 
     def outputs(
-        self, layer: nn.Linear, key: object, select: Callable[[BlockActivations], Tensor]
+        self, centre: bool, key: object, select: Callable[[BlockActivations], Tensor]
     ) -> Iterator[CentredRows]:
         """The outputs that a student's layer is fitted to, part by part.
 
         Args:
-            layer: the student's; without a bias outputs are not centred.
+            centre: whether their mean is subtracted: that of a layer with a bias.
             key: of :meth:`once`: alike for students whose outputs are alike.
             select: takes the outputs, ``(N, L, D_out)``, from a part.
         """
-        centre = layer.bias is not None
 
         def outputs_of(part: BlockActivations) -> CentredRows:
             return centred_rows(select(part), self.shares, centre)
@@ -143,9 +213,15 @@ class BlockTargets:
 
         for number, (part, stream) in enumerate(zip(self.parts, streams, strict=True)):
             yield self.once((name, number), partial(projected, part)) - stream
+            self.passed()
 
 
-def inherit_block(block: Any, targets: BlockTargets, streams: Sequence[Tensor]) -> list[Tensor]:
+def inherit_block(
+    block: Any,
+    targets: BlockTargets,
+    streams: Sequence[Tensor],
+    rotation: Rotation | None = None,
+) -> list[Tensor]:
     """Fits a block of the student, layer by layer: each to the teacher's, on what the fitted ones before it give.
 
     ``middle = before + attention(norm1(before))``, then ``after = middle + mlp(norm2(middle))``.
@@ -155,42 +231,52 @@ def inherit_block(block: Any, targets: BlockTargets, streams: Sequence[Tensor]) 
             (:func:`kd.distill.inherit.stream.reset_norms`).
         targets: of the teacher's block that it follows.
         streams: the student's stream before the block, ``(N, L, D)`` of each part of the sample.
+        rotation: the student's rotary positions in this block; those that are learnt are overwritten.
 
     Returns:
         The student's stream after the block, likewise.
     """
-    streams = _fit_attention(block, targets, streams)
-    return _fit_mlp(block, targets, streams)
+    streams = _fit_attention(block, targets, streams, rotation)
+    return fit_mlp(block, targets, streams)
 
 
-def _fit_attention(block: Any, targets: BlockTargets, streams: Sequence[Tensor]) -> list[Tensor]:
+def _fit_attention(
+    block: Any, targets: BlockTargets, streams: Sequence[Tensor], rotation: Rotation | None
+) -> list[Tensor]:
     """Fits queries, keys and values, then the projection; returns the stream between attention and MLP."""
     attention, teacher = block.attn, targets.teacher
     normed = [block.norm1(stream) for stream in streams]
 
     def teacher_write() -> Tensor:
         """What multiplies the teacher's heads' outputs, mapped onto the student's stream: ``M diag(gamma) W``."""
-        return targets.projection @ (_gamma(teacher.ls1)[:, None] * teacher.attn.proj.weight)
+        return targets.projection @ _last_weight(teacher, 1, teacher.attn.proj)
 
     # Queries, keys and values: those of chosen heads, or of all heads mapped to another size.
     write = targets.once("proj", teacher_write)
     if attention.head_dim == teacher.attn.head_dim:
-        write = _fit_chosen_heads(attention, targets, normed, write)
+        write = _fit_chosen_heads(attention, targets, normed, write, rotation)
     else:
         write = _fit_mapped_heads(attention, targets, normed, write)
 
     # The projection: from what the fitted heads give to what the stream lacks of the teacher's after the attention.
-    heads = [_input_of_last_layer(attention, "proj", tokens) for tokens in normed]
+    heads = []
+    for tokens in normed:
+        with _without_last_layer(attention, "proj"):
+            heads.append(attend(attention, tokens, rotation))
     pairs = zip(heads, targets.missing("middle", streams), strict=True)
     fit_linear(attention.proj, pairs, write, targets.shares)
     middle = []
     for stream, head_outputs in zip(streams, heads, strict=True):
-        middle.append(stream + block.ls1(attention.proj(head_outputs)))
+        middle.append(stream + scaled(block, 1, attention.proj(head_outputs)))
     return middle
 
 
 def _fit_chosen_heads(
-    attention: Any, targets: BlockTargets, normed: Sequence[Tensor], write: Tensor
+    attention: Any,
+    targets: BlockTargets,
+    normed: Sequence[Tensor],
+    write: Tensor,
+    rotation: Rotation | None,
 ) -> Tensor:
     """Fits queries, keys and values to those of the teacher's heads that write most into the stream.
 
@@ -199,6 +285,7 @@ def _fit_chosen_heads(
         targets: of the teacher's block.
         normed: the attention's input, ``(N, L, D)`` of each part.
         write: what multiplies all the teacher's heads' outputs, ``(D, D_teacher)``.
+        rotation: the student's rotary positions.
 
     Returns:
         What multiplies the chosen heads' outputs in the student's stream: the start of its projection.
@@ -208,67 +295,140 @@ def _fit_chosen_heads(
 
     def choose() -> Tensor:
         counts = teacher.num_heads, attention.num_heads
-        return _strongest_columns(targets.guide, "heads", write, *counts, targets.shares)
+        return strongest_columns(targets, "heads", write, *counts)
 
     columns = targets.once(key, choose)
     teacher_width = teacher.num_heads * teacher.head_dim
-    rows = torch.cat([columns, columns + teacher_width, columns + 2 * teacher_width])
-    outputs = targets.outputs(attention.qkv, key, lambda part: part.qkv[..., rows].float())
-    start = _folded_qkv(targets)[rows]
-    fit_linear(attention.qkv, zip(normed, outputs, strict=True), start, targets.shares)
+    rows = torch.cat([columns + part * teacher_width for part in range(QKV_PARTS)])
+
+    def select(part: BlockActivations) -> Tensor:
+        return part.qkv[..., rows].float()
+
+    _fit_qkv(attention, targets, normed, key, select, _folded_qkv(targets)[rows])
     for norm in ("q_norm", "k_norm"):
         getattr(attention, norm).load_state_dict(getattr(teacher, norm).state_dict())
+
+    # What an attention may have beside: a gate of each head's outputs, a norm of them, frequencies of rotations.
+    if getattr(attention, "gate", None) is not None:
+        _fit_gate(attention.gate, targets, normed, (*key, "gate"), columns)
+    take_inner_norm(getattr(attention, "norm", None), getattr(teacher, "norm", None), columns)
+    if rotation is not None and rotation.is_learnt:
+        heads = columns[:: attention.head_dim] // attention.head_dim
+        followed = targets.parts[0].rotation
+        assert followed is not None
+        rotation.frequencies.copy_(followed.frequencies[:, heads])
     return write[:, columns]
+
+
+def _fit_qkv(
+    attention: Any,
+    targets: BlockTargets,
+    normed: Sequence[Tensor],
+    key: tuple[int, int],
+    select: Callable[[BlockActivations], Tensor],
+    start: Tensor,
+) -> None:
+    """Fits queries, keys and values; those without a bias (keys of ``Eva``) in a regression of their own.
+
+    Args:
+        attention: the student's.
+        targets: of the teacher's block.
+        normed: the attention's input, ``(N, L, D)`` of each part.
+        key: of its shape.
+        select: takes what they are fitted to, ``(N, L, 3 * H * S)``, from a part.
+        start: their weights' start, ``(3 * H * S, D)``.
+    """
+    width = len(start) // QKV_PARTS
+    have_bias = [bias is not None for bias in qkv_biases(attention)]
+    for has_bias in sorted(set(have_bias)):
+        parts = [part for part in range(QKV_PARTS) if have_bias[part] == has_bias]
+        rows = torch.cat([torch.arange(width) + part * width for part in parts])
+
+        def outputs_of(activations: BlockActivations, rows: Tensor = rows) -> Tensor:
+            outputs = select(activations)
+            return outputs if len(rows) == len(start) else outputs[..., rows]
+
+        linear = skip_init(nn.Linear, start.shape[1], len(rows), bias=has_bias)
+        outputs = targets.outputs(has_bias, (key, *parts), outputs_of)
+        pairs = zip(normed, outputs, strict=True)
+        fit_linear(linear, pairs, start[rows], targets.shares)
+        for index, part in enumerate(parts):
+            bias = linear.bias.chunk(len(parts))[index] if has_bias else None
+            set_qkv(attention, part, linear.weight.chunk(len(parts))[index], bias)
+
+
+def _fit_gate(
+    gate: nn.Linear,
+    targets: BlockTargets,
+    normed: Sequence[Tensor],
+    key: tuple[object, ...],
+    columns: Tensor,
+) -> None:
+    """Fits what the sigmoid of an attention's gate reads, of the chosen heads; arguments as of :func:`_fit_chosen_heads`."""
+    block = targets.teacher
+
+    def select(part: BlockActivations) -> Tensor:
+        assert part.gate is not None
+        return part.gate[..., columns].float()
+
+    outputs = targets.outputs(gate.bias is not None, key, select)
+    start = folded(block.attn.gate.weight, block.norm1, targets.projection, columns)
+    fit_linear(gate, zip(normed, outputs, strict=True), start, targets.shares)
 
 
 def _fit_mapped_heads(
     attention: Any, targets: BlockTargets, normed: Sequence[Tensor], write: Tensor
 ) -> Tensor:
     """As :func:`_fit_chosen_heads`, of heads of another size, :func:`kd.distill.inherit.heads.map_heads`."""
-    teacher, guide = targets.teacher.attn, targets.guide
+    teacher = targets.teacher.attn
     student_heads = Heads(attention.num_heads, attention.head_dim)
     teacher_heads = Heads(teacher.num_heads, teacher.head_dim)
     key = attention.num_heads, attention.head_dim
 
     def compute_map() -> tuple[Tensor, Tensor]:
-        return map_heads(guide.qkv, guide.heads, write, student_heads, teacher_heads)
+        qkv = torch.cat([part.qkv for part in targets.guide])
+        outputs = torch.cat([part.heads for part in targets.guide])
+        return map_heads(qkv, outputs, write, student_heads, teacher_heads)
 
     qkv_map, student_write = targets.once(key, compute_map)
-    outputs = targets.outputs(attention.qkv, key, lambda part: part.qkv.float() @ qkv_map.T)
-    start = qkv_map @ _folded_qkv(targets)
-    fit_linear(attention.qkv, zip(normed, outputs, strict=True), start, targets.shares)
+
+    def select(part: BlockActivations) -> Tensor:
+        return part.qkv.float() @ qkv_map.T
+
+    _fit_qkv(attention, targets, normed, key, select, qkv_map @ _folded_qkv(targets))
     return student_write
 
 
 def _folded_qkv(targets: BlockTargets) -> Tensor:
-    """:func:`_folded` of the teacher's queries, keys and values, ``(3 * D_teacher, D_student)``."""
+    """:func:`folded` of the teacher's queries, keys and values, ``(3 * D_teacher, D_student)``."""
     block = targets.teacher
 
     def compute() -> Tensor:
-        every_row = torch.arange(len(block.attn.qkv.weight))
-        return _folded(block.attn.qkv, block.norm1, targets.projection, every_row)
+        weight = qkv_weight(block.attn)
+        every_row = torch.arange(len(weight))
+        return folded(weight, block.norm1, targets.projection, every_row)
 
     return targets.once("qkv", compute)
 
 
-def _fit_mlp(block: Any, targets: BlockTargets, streams: Sequence[Tensor]) -> list[Tensor]:
+def fit_mlp(block: Any, targets: BlockTargets, streams: Sequence[Tensor]) -> list[Tensor]:
     """Fits the MLP's first layers, then its second; returns the stream after the block."""
     mlp, teacher = block.mlp, targets.teacher
     shares = targets.shares
-    teacher_count = targets.guide.units.shape[-1]
+    teacher_count = targets.parts[0].units.shape[-1]
     student_count = mlp.fc2.in_features
     normed = [block.norm2(stream) for stream in streams]
 
     def teacher_write() -> Tensor:
         """What multiplies the teacher's hidden units, mapped onto the student's stream: ``M diag(gamma) W``."""
-        return targets.projection @ (_gamma(teacher.ls2)[:, None] * teacher.mlp.fc2.weight)
+        return targets.projection @ _last_weight(teacher, 2, teacher.mlp.fc2)
 
     # The hidden units that write most into the stream.
     write = targets.once("fc2", teacher_write)
 
     def choose() -> Tensor:
         counts = teacher_count, student_count
-        return _strongest_columns(targets.guide, "units", write, *counts, shares)
+        return strongest_columns(targets, "units", write, *counts)
 
     units = targets.once(("units", student_count), choose)
 
@@ -277,13 +437,16 @@ def _fit_mlp(block: Any, targets: BlockTargets, streams: Sequence[Tensor]) -> li
         rows = torch.cat([units + output * teacher_count for output in range(outputs_per_unit)])
         _fit_first_layer(getattr(mlp, name), targets, normed, (name, student_count), index, rows)
 
+    take_inner_norm(mlp.norm, teacher.mlp.norm, units)
+
     # The second: from what the fitted units give to what the stream lacks of the teacher's after the block.
-    hidden = [_input_of_last_layer(mlp, "fc2", tokens) for tokens in normed]
+    with _without_last_layer(mlp, "fc2"):
+        hidden = [mlp(tokens) for tokens in normed]
     pairs = zip(hidden, targets.missing("after", streams), strict=True)
     fit_linear(mlp.fc2, pairs, write[:, units], shares)
     after = []
     for stream, hidden_units in zip(streams, hidden, strict=True):
-        after.append(stream + block.ls2(mlp.fc2(hidden_units)))
+        after.append(stream + scaled(block, 2, mlp.fc2(hidden_units)))
     return after
 
 
@@ -308,12 +471,13 @@ def _fit_first_layer(
     teacher = targets.teacher
     teacher_layer = getattr(teacher.mlp, key[0])
 
-    def folded() -> Tensor:
-        return _folded(teacher_layer, teacher.norm2, targets.projection, rows)
+    def start() -> Tensor:
+        return folded(teacher_layer.weight, teacher.norm2, targets.projection, rows)
 
-    outputs = targets.outputs(layer, key, lambda part: part.hidden[index][..., rows].float())
+    has_bias = layer.bias is not None
+    outputs = targets.outputs(has_bias, key, lambda part: part.hidden[index][..., rows].float())
     pairs = zip(normed, outputs, strict=True)
-    fit_linear(layer, pairs, targets.once(key, folded), targets.shares)
+    fit_linear(layer, pairs, targets.once(key, start), targets.shares)
 
 
 def inherit_head(
@@ -325,27 +489,34 @@ def inherit_head(
         student: its layers below are fitted already.
         teacher: whose head is the start.
         streams: the student's tokens after the last block, ``(N, L, D)`` of each part.
-        projection: M, ``(D_student, D_teacher)``.
+        projection: M, ``(D_student, D_teacher)``; of two models that pool by attention: P of what is pooled.
         logits: the teacher's, ``(N, C)``, one row a picture of all parts.
     """
-    every_row = torch.arange(teacher.num_classes)
-    start = _folded(teacher.head, final_norm(teacher), projection, every_row)
+    # There is one row a picture: where they are few, the start weighs more.
+    ridge = min(1.0, GUIDE / len(logits))
+    if not pools_by_attention(teacher):
+        every_row = torch.arange(teacher.num_classes)
+        start = folded(teacher.head.weight, final_norm(teacher), projection, every_row)
+    elif pools_by_attention(student):
+        start = teacher.head.weight @ projection.T
+    else:  # the teacher's classifier reads what its pooling gives, the student's reads tokens
+        start = torch.zeros_like(student.head.weight)
+        ridge = RIDGE
     features = []
     for stream in streams:
         features.append(student.forward_head(student.norm(stream), pre_logits=True))
-    # There is one row a picture: where they are few, the start weighs more.
-    ridge = min(1.0, GUIDE / len(logits))
     fit_linear(student.head, [(torch.cat(features), logits)], start, ridge=ridge)
     set_in_units(student.head, student.head.weight.clone(), student.head.bias.clone())
 
 
-def _gamma(layer_scale: nn.Module) -> Tensor:
-    """The factors of a layer scale, ``(D,)``; one where the block has none."""
-    return getattr(layer_scale, "gamma", torch.ones(1))
+def _last_weight(block: Any, branch: int, layer: nn.Linear) -> Tensor:
+    """The weight of a branch's last layer with the layer scale after it, ``diag(gamma) W``."""
+    scale = layer_scale(block, branch)
+    return layer.weight if scale is None else scale[:, None] * layer.weight
 
 
-def _folded(linear: nn.Linear, norm: Any, projection: Tensor, rows: Tensor) -> Tensor:
-    """Rows of the teacher's ``linear`` and of the norm before it, for the student's normalised stream.
+def folded(weight: Tensor, norm: Any, projection: Tensor, rows: Tensor) -> Tensor:
+    """Rows of a teacher's weight and of the norm before it, for the student's normalised stream.
 
     The teacher computes ``W diag(g) x sqrt(D_t) / |x|`` of its centred stream x (g: the norm's scale). With ``M x`` the
     student's stream, ``x = M' (M x)`` and ``|x| = |M x|`` but for what is cut, and the student's plain norm gives
@@ -357,19 +528,18 @@ def _folded(linear: nn.Linear, norm: Any, projection: Tensor, rows: Tensor) -> T
     """
     student_width, teacher_width = projection.shape
     scale = (teacher_width / student_width) ** 0.5
-    weight = linear.weight[rows]
+    weight = weight[rows]
     if norm.weight is not None:
         weight = weight * norm.weight
     return scale * weight @ projection.T
 
 
-def _strongest_columns(
-    activations: BlockActivations,
+def strongest_columns(
+    targets: BlockTargets,
     name: str,
     write: Tensor,
     teacher_count: int,
     student_count: int,
-    shares: Tensor | None,
 ) -> Tensor:
     """The columns of ``write`` of those heads, or hidden units, that write most into the stream.
 
@@ -377,26 +547,20 @@ def _strongest_columns(
     entry by entry.
 
     Args:
-        activations: the guide's.
+        targets: of the block.
         name: ``heads`` or ``units``: of which activations.
         write: what multiplies them, ``(D_student, groups * size)``.
         teacher_count: the teacher's number of groups: heads, or hidden units (size 1).
         student_count: how many are kept.
-        shares: how much each token counts.
 
     Returns:
         ``(student_count * size,)``, in rising order.
     """
     size = write.shape[1] // teacher_count
-    key = name, shares is None
-    if key not in activations.moments:
-        rows, _, row_shares = centred_rows(getattr(activations, name), shares)
-        if size == 1:
-            moment = (row_shares * rows.square()).mean(0)  # (columns,): variances alone are needed
-        else:
-            moment = (row_shares * rows).T @ rows / len(rows)  # (columns, columns)
-        activations.moments[key] = moment
-    moment = activations.moments[key]
+    if name not in targets.moments:
+        values = [getattr(part, name) for part in targets.guide]
+        targets.moments[name] = _spread(values, targets.shares, of_each_column=size == 1)
+    moment = targets.moments[name]
 
     if size == 1:
         powers = moment * write.square().sum(0)
@@ -410,11 +574,41 @@ def _strongest_columns(
     return (groups[:, None] * size + torch.arange(size)).flatten()
 
 
-def _input_of_last_layer(module: nn.Module, name: str, inputs: Tensor) -> Tensor:
-    """What a module's last layer, called ``name``, reads when the module runs on ``inputs``."""
+def _spread(parts: Sequence[Tensor], shares: Tensor | None, of_each_column: bool) -> Tensor:
+    """The covariance of activations over the parts of a sample, ``(D, D)``, or their variances, ``(D,)``.
+
+    By the law of total covariance, with f the share of each part: ``sum_p f_p (C_p + (m_p - m) (m_p - m)')``.
+
+    Args:
+        parts: ``(N, L, D)`` each.
+        shares: how much each of the L tokens counts; None: all alike.
+        of_each_column: variances alone.
+    """
+    moments, means, counts = [], [], []
+    for values in parts:
+        rows, mean, row_shares = centred_rows(values, shares)
+        if of_each_column:
+            moments.append((row_shares * rows.square()).mean(0))
+        else:
+            moments.append((row_shares * rows).T @ rows / len(rows))
+        means.append(mean)
+        counts.append(len(rows))
+    if len(parts) == 1:
+        return moments[0]
+    fractions = torch.tensor(counts) / sum(counts)
+    total = torch.einsum("p,p...->...", fractions, torch.stack(moments))
+    offsets = torch.stack(means) - fractions @ torch.stack(means)
+    if of_each_column:
+        return total + fractions @ offsets.square()
+    return total + (fractions[:, None] * offsets).T @ offsets
+
+
+@contextmanager
+def _without_last_layer(module: nn.Module, name: str) -> Iterator[None]:
+    """Inside, a module gives what its last layer, called ``name``, reads."""
     layer = getattr(module, name)
     setattr(module, name, nn.Identity())
     try:
-        return module(inputs)
+        yield
     finally:
         setattr(module, name, layer)

@@ -1,15 +1,29 @@
 """A teacher's activations on sample pictures, computed once for all students that start from it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kd.distill.inherit.pair import FIRST_LAYERS, ViT, centres, inherits_head, kept_tokens
+from kd.distill.inherit.anatomy import (
+    Rotation,
+    ViT,
+    attend,
+    qkv_of,
+    rotation_of,
+    scaled,
+)
+from kd.distill.inherit.pair import (
+    FIRST_LAYERS,
+    centres,
+    inherits_head,
+    kept_tokens,
+    pools_by_attention,
+)
 from kd.distill.inherit.stream import (
     embedded_as,
     moment_of,
@@ -20,7 +34,10 @@ from kd.distill.inherit.stream import (
 from kd.models.preprocess import Images, Preprocess
 
 GUIDE = 512
-"""Pictures of the sample's first part, which decides what is kept; other parts have no more."""
+"""The sample's first pictures, which decide what is kept."""
+PART = 64
+"""Pictures that are processed at once: what a layer makes of them is small beside a processor's caches and is freed
+before it costs new pages of memory. In parts of 512 two thirds of the fit were copies."""
 
 
 @dataclass(frozen=True)
@@ -29,71 +46,99 @@ class BlockActivations:
 
     block: Any
     """The teacher's block."""
+    rotation: Rotation | None
+    """Its rotary positions."""
     qkv: Tensor
     """Queries, keys and values, ``(N, L, 3 * D)``."""
     heads: Tensor
-    """Input of the attention's projection, ``(N, L, D)``; empty in all parts but the first."""
+    """Input of the attention's projection, ``(N, L, D)``; empty in parts after :data:`GUIDE`."""
     units: Tensor
-    """Input of the MLP's second layer, ``(N, L, hidden)``; empty in all parts but the first."""
+    """Input of the MLP's second layer, ``(N, L, hidden)``; empty in parts after :data:`GUIDE`."""
     hidden: list[Tensor]
     """Outputs of the MLP's first layers, ``(N, L, hidden or twice that)`` each."""
+    gate: Tensor | None
+    """What the attention's gate gives before its sigmoid, ``(N, L, D)``; None: it has none."""
     middle: Tensor
     """The stream between attention and MLP, as the norms see it, ``(N, L, D)``."""
     after: Tensor
     """The stream after the block, as the norms see it, ``(N, L, D)``."""
-    moments: dict[object, Tensor] = field(default_factory=dict)
-    """Second moments of ``heads`` and ``units``, kept for students of all widths."""
 
     @classmethod
     def measure(
-        cls, block: Any, before: Tensor, kept: Tensor, guides: bool
+        cls,
+        block: Any,
+        before: Tensor,
+        rotation: Rotation | None,
+        kept: Tensor | None,
+        guides: bool,
     ) -> tuple["BlockActivations", Tensor]:
         """Runs a block of the teacher.
 
         Args:
             block: the teacher's.
             before: the stream before it, as the norms see it, ``(N, L_teacher, D)``.
-            kept: places of the tokens that the student has too, ``(L,)``.
+            rotation: its rotary positions.
+            kept: places of the tokens that the student has too, ``(L,)``; None: all of them.
             guides: whether this is the part that decides which heads and units are kept.
 
         Returns:
             The activations, and the stream after the block at all tokens, ``(N, L_teacher, D)``.
         """
+        attention = block.attn
+        gate_layer = getattr(attention, "gate", None)
         first_layers = [getattr(block.mlp, name) for name, _ in FIRST_LAYERS[type(block.mlp)]]
-        with _recorded([block.attn.qkv, block.attn.proj, block.mlp.fc2, *first_layers]) as records:
-            attended = block.drop_path1(block.ls1(block.attn(block.norm1(before))))
+        recorded_layers = [attention.proj, block.mlp.fc2, *first_layers]
+        if attention.qkv is not None:
+            recorded_layers.append(attention.qkv)
+        if gate_layer is not None:
+            recorded_layers.append(gate_layer)
+        with recorded(recorded_layers) as records:
+            normed = block.norm1(before)
+            attended = scaled(block, 1, attend(attention, normed, rotation))
             middle = seen_by_norms(before + attended, block.norm1)
-            mixed = block.drop_path2(block.ls2(block.mlp(block.norm2(middle))))
+            mixed = scaled(block, 2, block.mlp(block.norm2(middle)))
             after = seen_by_norms(middle + mixed, block.norm2)
 
-        qkv = records[block.attn.qkv].output[:, kept]
-        heads = records[block.attn.proj].input[:, kept]
-        units = records[block.mlp.fc2].input[:, kept]
-        hidden = [records[layer].output[:, kept] for layer in first_layers]
+        if attention.qkv in records and getattr(attention, "q_bias", None) is None:
+            qkv = records[attention.qkv].output
+        else:  # several layers, or weights that are read without running the layer
+            qkv = qkv_of(attention, normed)
+        gate = None if gate_layer is None else records[gate_layer].output
+        heads = records[attention.proj].input
+        units = records[block.mlp.fc2].input
+        hidden = [records[layer].output for layer in first_layers]
+        after_all = after
+        if kept is not None:
+            qkv, heads, units = qkv[:, kept], heads[:, kept], units[:, kept]
+            hidden = [outputs[:, kept] for outputs in hidden]
+            gate = None if gate is None else gate[:, kept]
+            middle, after = middle[:, kept], after[:, kept]
         if not guides:  # the largest are halved; what decides on heads and units is dropped
             qkv = qkv.bfloat16()
             hidden = [outputs.bfloat16() for outputs in hidden]
             heads = torch.empty(0)
             units = torch.empty(0)
-        activations = cls(block, qkv, heads, units, hidden, middle[:, kept], after[:, kept])
-        return activations, after
+        activations = cls(block, rotation, qkv, heads, units, hidden, gate, middle, after)
+        return activations, after_all
 
 
 @dataclass
-class _Record:
+class Record:
     """One forward of a layer."""
 
     input: Tensor
+    """Its first argument."""
     output: Tensor
+    """What it gives."""
 
 
 @contextmanager
-def _recorded(layers: list[nn.Module]) -> Iterator[dict[nn.Module, _Record]]:
-    """Records the next forward of each layer."""
-    records: dict[nn.Module, _Record] = {}
+def recorded(layers: list[nn.Module]) -> Iterator[dict[nn.Module, Record]]:
+    """Records the last forward of each layer inside."""
+    records: dict[nn.Module, Record] = {}
 
     def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        records[layer] = _Record(inputs[0], output)
+        records[layer] = Record(inputs[0], output)
 
     hooks = [layer.register_forward_hook(record) for layer in layers]
     try:
@@ -113,14 +158,18 @@ class MeasuredTeacher:
     """
 
     moment: Tensor
-    """Second moment of the teacher's streams on the first part, ``(D, D)``, of the present grid."""
+    """Second moment of the teacher's streams on the first :data:`GUIDE` pictures, ``(D, D)``, of the present grid."""
     last: Tensor
-    """Its stream after the last block on the first part, ``(N, L, D)``, likewise."""
+    """Its stream after the last block on these pictures, ``(N, L, D)``, likewise."""
+    rotations: list[Rotation | None]
+    """The rotary positions of each of its blocks, likewise."""
 
     def __init__(self, model: ViT, pictures: Images, prepare: Preprocess) -> None:
         self.model = model
         self.pictures = pictures
         self.prepare = prepare
+        self.passed: Callable[[], object] = lambda: None
+        """Called after each part of the sample that has gone through a block."""
         self._grid: object = None
         self._projections: dict[object, Tensor] = {}
         self._next = 0  # the block that reads _streams
@@ -129,9 +178,21 @@ class MeasuredTeacher:
         self._measured_key: object = None
         self._measured: list[BlockActivations] = []
 
+    @property
+    def guide_parts(self) -> int:
+        """How many parts the first :data:`GUIDE` pictures are."""
+        return -(-GUIDE // PART)
+
     @cached_property
     def logits(self) -> Tensor:
-        """The teacher's logits of the sample at the teacher's own size and grid, ``(N, C)``."""
+        """The teacher's logits of the sample at the teacher's own size and grid, ``(N, C)``.
+
+        Where its blocks have just run on that grid, the stream after the last one is read.
+        """
+        is_at_end = self._next == len(self.model.blocks) - 1 and self._after
+        if is_at_end and self._grid == grid_of(self.model, self.prepare.size):
+            head, norm = self.model.forward_head, self.model.norm
+            return torch.cat([head(norm(stream)) for stream in self._after])
         return torch.cat([self.model(self.prepare(part)) for part in self.pictures.split(64)])
 
     def use_grid_of(self, student: ViT, size: tuple[int, int]) -> None:
@@ -146,9 +207,13 @@ class MeasuredTeacher:
             return
         prepare = Preprocess(size, self.prepare.mean, self.prepare.std)
         embedded = []
-        for part in self.pictures.split(GUIDE):
-            embedded.append(embedded_as(student, self.model, prepare(part)))
-        streams = teacher_streams(self.model, embedded[0])
+        for part in self.pictures.split(PART):
+            embedded.append(self.model.norm_pre(embedded_as(student, self.model, prepare(part))))
+        self.rotations = [
+            rotation_of(self.model, block, student) for block in range(len(self.model.blocks))
+        ]
+        guides = torch.cat(embedded[: self.guide_parts])
+        streams = teacher_streams(self.model, guides, self.rotations)
         self.moment = moment_of(streams, int(self.model.cls_token is not None))
         self.last = streams[-1]
 
@@ -163,11 +228,23 @@ class MeasuredTeacher:
 
     def projection(self, student: ViT) -> Tensor:
         """:func:`projection_of`, ``(D_student, D)``: one tensor for all students of a width."""
-        reader = self.model if inherits_head(student, self.model) else None
+        reads_tokens = inherits_head(student, self.model) and not pools_by_attention(self.model)
+        reader = self.model if reads_tokens else None
         key = student.embed_dim, centres(student.blocks[0].norm1), reader is None
         if key not in self._projections:
             self._projections[key] = projection_of(self.moment, self.last, student, reader)
         return self._projections[key]
+
+    def before_blocks(self, student: ViT) -> Tensor:
+        """The stream before the first block on the guide, at the tokens that the student has too; read first."""
+        assert self._next == 0
+        kept = kept_tokens(student, self.model, self.last.shape[1])
+        return torch.cat(self._streams[: self.guide_parts])[:, kept]
+
+    def after_blocks(self) -> list[Tensor]:
+        """The stream after the last block, which was measured just before, part by part, ``(N, L, D)`` each."""
+        assert self._next == len(self.model.blocks) - 1 and self._after
+        return self._after
 
     def activations_of(self, number: int, student: ViT) -> list[BlockActivations]:
         """One block's activations, part by part, at the tokens that the student has too.
@@ -178,27 +255,32 @@ class MeasuredTeacher:
             number: of the teacher's block, from 0.
             student: which tokens are kept; its size does not matter.
         """
-        kept = kept_tokens(student, self.model, self.last.shape[1])
+        count = self.last.shape[1]
+        places = kept_tokens(student, self.model, count)
+        kept = None if len(places) == count else places
         while self._next < number:
             if not self._after:
                 _, self._after = self._run(self._next, kept)
             self._streams = self._after
             self._after = []
             self._next += 1
-        key = number, kept.tolist()
+        key = number, places.tolist()
         if self._measured_key != key:
             self._measured = []  # before the next are made: both at once may not fit into memory
             self._measured, self._after = self._run(number, kept)
             self._measured_key = key
         return self._measured
 
-    def _run(self, number: int, kept: Tensor) -> tuple[list[BlockActivations], list[Tensor]]:
+    def _run(self, number: int, kept: Tensor | None) -> tuple[list[BlockActivations], list[Tensor]]:
         """A block's activations, and the stream after it, in each part."""
         block = self.model.blocks[number]
         all_activations = []
         all_after = []
         for part, stream in enumerate(self._streams):
-            activations, after = BlockActivations.measure(block, stream, kept, guides=part == 0)
+            activations, after = BlockActivations.measure(
+                block, stream, self.rotations[number], kept, guides=part < self.guide_parts
+            )
+            self.passed()
             all_activations.append(activations)
             all_after.append(after)
         return all_activations, all_after

@@ -1,18 +1,24 @@
 """Which pairs of student and teacher can inherit, what they have in common, and whether a copy worked."""
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from timm.layers import GluMlp, Mlp, PatchEmbed, RmsNorm, SwiGLU
+from timm.layers import AttentionPoolLatent, AttentionRope, GluMlp, Mlp, PatchEmbed, RmsNorm, SwiGLU
+from timm.models.eva import Eva, EvaAttention, EvaBlock
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
 
+from kd.distill.inherit.anatomy import ViT, kind_of_rotation, register_count
 from kd.models.segmenter import DenseModel, backbone_of
-
-ViT: TypeAlias = Any  # A timm VisionTransformer: torch types its blocks as bare modules
 
 FIRST_LAYERS = {Mlp: (("fc1", 1),), GluMlp: (("fc1", 2),), SwiGLU: (("fc1_g", 1), ("fc1_x", 1))}
 """Of each kind of MLP: the layers that make its hidden units, and how many of their outputs make one."""
+
+BLOCKS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
+    Block: (Attention,),
+    EvaBlock: (EvaAttention, AttentionRope),
+}
+"""The kinds of blocks, and of their attention, that have formulas."""
 
 NEAR = 3 / 4
 """Least side of :func:`matching_patches`, of the student's own patches: smaller ones cost far more than settings say."""
@@ -39,12 +45,14 @@ def check_pair(student: ViT, teacher: ViT) -> None:
         check_pair(student.backbone, teacher.backbone)
         return
     for role, model in (("student", student), ("teacher", teacher)):
-        if type(model) is not VisionTransformer:
+        if type(model) not in (VisionTransformer, Eva):
             raise ValueError(
-                f"the {role} must be a plain timm VisionTransformer, got {type(model).__name__}"
+                f"the {role} must be a plain timm VisionTransformer or Eva, got {type(model).__name__}"
             )
         # Of a teacher whose classifier is not inherited, the blocks alone are read.
-        reads_end = model is student or inherits_head(student, teacher)
+        reads_end = (
+            model is student or inherits_head(student, teacher) or pools_by_attention(student)
+        )
         problem = _not_understood(model, reads_end)
         if problem:
             raise ValueError(f"the {role} has {problem}, which can't be inherited")
@@ -58,11 +66,20 @@ def _check_same_kind(student: ViT, teacher: ViT) -> None:
     values = {
         "kind of MLP": (type(small.mlp).__name__, type(big.mlp).__name__),
         "qk_norm": (_qk_norm(small.attn), _qk_norm(big.attn)),
+        "rotary positions": (kind_of_rotation(student), kind_of_rotation(teacher)),
+        "norm before the blocks": (_kind(student.norm_pre), _kind(teacher.norm_pre)),
+        "norm inside the MLP": (_kind(small.mlp.norm), _kind(big.mlp.norm)),
+        "norm before the attention's projection": (_inner_norm(small.attn), _inner_norm(big.attn)),
+        "gate of the attention": (_is_gated(small.attn), _is_gated(big.attn)),
     }
-    if inherits_head(student, teacher):
+    if inherits_head(student, teacher) and teacher.global_pool != "map":
         values = {"pooling": (student.global_pool, teacher.global_pool), **values}
-    if _qk_norm(small.attn) != "none":  # the norms' scales are of one head's size
-        values["head size beside qk_norm"] = (small.attn.head_dim, big.attn.head_dim)
+    reason = _why_whole_heads(student)
+    if reason:
+        values[f"head size beside {reason}"] = (small.attn.head_dim, big.attn.head_dim)
+    if student.global_pool == "map":
+        pools = student.attn_pool, getattr(teacher, "attn_pool", None)
+        values["attention pooling"] = (_kind_of_pool(pools[0]), _kind_of_pool(pools[1]))
     for name, (of_student, of_teacher) in values.items():
         if of_student != of_teacher:
             raise ValueError(
@@ -74,6 +91,40 @@ def _check_same_kind(student: ViT, teacher: ViT) -> None:
         raise ValueError("the student must have position embeddings, as the teacher has")
 
 
+def _why_whole_heads(model: ViT) -> str:
+    """What makes a head of another size impossible; "" where nothing does."""
+    attention = model.blocks[0].attn
+    if _qk_norm(attention) != "none":  # the norms' scales are of one head's size
+        return "qk_norm"
+    if kind_of_rotation(model) != "none":  # a rotation turns a head's dimensions in their order
+        return "rotary positions"
+    if _inner_norm(attention) != "none":
+        return "a norm before the attention's projection"
+    return "a gate of the attention" if _is_gated(attention) else ""
+
+
+def _kind(module: nn.Module) -> str:
+    """The kind of a module that may be missing, ``none`` then."""
+    return "none" if isinstance(module, nn.Identity) else type(module).__name__
+
+
+def _inner_norm(attention: Any) -> str:
+    return _kind(getattr(attention, "norm", nn.Identity()))
+
+
+def _is_gated(attention: Any) -> bool:
+    return getattr(attention, "gate", None) is not None
+
+
+def _kind_of_pool(pool: Any) -> str:
+    """What two attention poolings must have alike, in words."""
+    if pool is None:
+        return "none"
+    norm = _qk_norm(pool)
+    size = "" if norm == "none" else f" of {pool.head_dim}"
+    return f"{_kind(pool.norm)} before the MLP, {norm} of queries{size}"
+
+
 def _check_not_larger(student: ViT, teacher: ViT) -> None:
     """Checks what the student must not have more of than its teacher; raises a ValueError."""
     small, big = student.blocks[0], teacher.blocks[0]
@@ -81,11 +132,17 @@ def _check_not_larger(student: ViT, teacher: ViT) -> None:
         "width": (student.embed_dim, teacher.embed_dim),
         "depth": (len(student.blocks), len(teacher.blocks)),
         "heads": (small.attn.num_heads, big.attn.num_heads),
-        "number of register tokens": (student.num_reg_tokens, teacher.num_reg_tokens),
+        "number of register tokens": (register_count(student), register_count(teacher)),
         "hidden units": (small.mlp.fc2.in_features, big.mlp.fc2.in_features),
     }
     if small.attn.head_dim != big.attn.head_dim:  # then heads are mapped, and may be more
         del sizes["heads"]
+    if pools_by_attention(student):
+        pools = student.attn_pool, teacher.attn_pool
+        units = [pool.mlp.fc2.in_features for pool in pools]
+        sizes["hidden units of the attention pooling"] = (units[0], units[1])
+        if pools[0].head_dim == pools[1].head_dim:
+            sizes["heads of the attention pooling"] = (pools[0].num_heads, pools[1].num_heads)
     for name, (of_student, of_teacher) in sizes.items():
         if of_student > of_teacher:
             raise ValueError(
@@ -104,8 +161,10 @@ def matching_patches(student: ViT, teacher: ViT) -> int | None:
         The side, smaller than that of the student's own patches; None where the student's pictures are no multiple of
         it, or where it is below :data:`NEAR` of its own.
     """
-    student_patches = backbone_of(student).patch_embed
-    teacher_patches = backbone_of(teacher).patch_embed
+    student_patches = getattr(backbone_of(student), "patch_embed", None)
+    teacher_patches = getattr(backbone_of(teacher), "patch_embed", None)
+    if student_patches is None or teacher_patches is None:
+        return None
     height, width = student_patches.img_size
     rows, columns = teacher_patches.grid_size
     side = height // rows
@@ -126,7 +185,7 @@ def _not_understood(model: ViT, reads_end: bool) -> str:
     """
     block: Any = model.blocks[0]
     for each in model.blocks:
-        if type(each) is not Block or type(each.attn) is not Attention:
+        if type(each) not in BLOCKS or type(each.attn) not in BLOCKS[type(each)]:
             attention = type(getattr(block, "attn", None)).__name__
             return f"blocks of the kind {type(block).__name__} with {attention}"
     return (
@@ -142,8 +201,6 @@ def _embedding_not_understood(model: ViT) -> str:
     is_plain = type(patches) is PatchEmbed and isinstance(patches.norm, nn.Identity)
     if not is_plain or patches.proj.in_channels != 3:
         return "a patch embedding of its own (a hybrid)"
-    if not isinstance(model.norm_pre, nn.Identity):
-        return "a norm before its blocks"
     return ""
 
 
@@ -160,17 +217,15 @@ def _norms_not_understood(model: ViT) -> str:
 def _block_not_understood(block: Any) -> str:
     if type(block.mlp) not in FIRST_LAYERS:
         return f"an MLP of the kind {type(block.mlp).__name__}"
-    for norm in (block.mlp.norm, getattr(block.attn, "norm", nn.Identity())):
-        if not isinstance(norm, nn.Identity):
-            return "a norm inside its MLP or before its attention's projection"
-    if getattr(block.attn, "gate", None) is not None:
-        return "gated attention"
+    if getattr(block.attn, "num_kv_groups", 1) > 1:
+        return "grouped-query attention (fewer heads of keys than of queries)"
     return ""
 
 
 def _end_not_understood(model: ViT) -> str:
-    if getattr(model, "attn_pool", None) is not None:
-        return "attention pooling"
+    pool = getattr(model, "attn_pool", None)
+    if pool is not None:
+        return _pool_not_understood(pool)
     if not isinstance(model.head, nn.Linear):
         return ""
     if model.global_pool not in ("token", "avg"):
@@ -180,15 +235,32 @@ def _end_not_understood(model: ViT) -> str:
     return ""
 
 
+def _pool_not_understood(pool: Any) -> str:
+    if type(pool) is not AttentionPoolLatent:
+        return f"attention pooling of the kind {type(pool).__name__}"
+    if pool.mlp is None or pool.latent_len != 1 or pool.pos_embed is not None:
+        return "attention pooling without an MLP, with several latents or with positions"
+    if isinstance(pool.norm, nn.Identity) or not isinstance(pool.mlp, Mlp):
+        return "attention pooling without a norm before its MLP"
+    if pool.proj.out_features != pool.kv.in_features:
+        return "attention pooling to another width"
+    return ""
+
+
 def stream_norms(model: ViT) -> list[nn.Module]:
-    """The norms that read the residual stream: two of each block, and that before the classifier if there is one."""
+    """The norms that read the residual stream: two of each block, that before the classifier or pooling if there is one."""
     norms = []
     for block in model.blocks:
         norms += [block.norm1, block.norm2]
-    final = final_norm(model)
-    if final is not None:
+    final = model.norm if pools_by_attention(model) else final_norm(model)
+    if final is not None and not isinstance(final, nn.Identity):
         norms.append(final)
     return norms
+
+
+def pools_by_attention(model: ViT) -> bool:
+    """Whether a latent query pools the tokens before the classifier (SigLIP, Perception Encoder)."""
+    return getattr(model, "attn_pool", None) is not None
 
 
 def final_norm(model: ViT) -> nn.Module | None:
@@ -225,7 +297,7 @@ def kept_prefix(student: ViT, teacher: ViT) -> list[int]:
     if student.cls_token is not None:
         places.append(0)
     first_register = int(teacher.cls_token is not None)
-    places += range(first_register, first_register + student.num_reg_tokens)
+    places += range(first_register, first_register + register_count(student))
     return places
 
 
@@ -249,7 +321,7 @@ def _weight_shapes(model: nn.Module) -> dict[str, torch.Size]:
     """Shapes by name of all weights but those of layer scales."""
     shapes = {}
     for name, value in model.state_dict().items():
-        if not name.endswith("gamma"):
+        if name.rpartition(".")[2] not in ("gamma", "gamma_1", "gamma_2"):
             shapes[name] = value.shape
     return shapes
 

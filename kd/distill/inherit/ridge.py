@@ -1,6 +1,6 @@
 """Ridge regression that is drawn towards a start: how every layer of an inherited student gets its weights."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,7 +84,7 @@ def fit_linear(
         ridge: > 0.
     """
     centre = linear.bias is not None
-    moments = pooled([_moments(inputs, outputs, shares, centre) for inputs, outputs in parts])
+    moments = pooled(_moments(inputs, outputs, shares, centre) for inputs, outputs in parts)
 
     right_side = moments.cross - moments.gram @ start.T.double()
     diagonal = moments.gram.diagonal()
@@ -110,28 +110,35 @@ def _moments(
     return Moments(len(x), gram, cross, mean_x, outputs.mean)
 
 
-def pooled(parts: Sequence[Moments]) -> Moments:
-    """The moments of a sample from those of its parts, float64.
+def pooled(parts: Iterable[Moments]) -> Moments:
+    """The moments of a sample from those of its parts, float64; one part is held at a time.
 
-    By the law of total covariance, with f the share of each part in the rows: the centred second moment of all is the
-    mean of the parts' own, ``sum_p f_p G_p``, and that of their means, ``sum_p f_p (m_p - m) (m_p - m)'``.
+    Part by part (Chan, Golub, LeVeque, 1979), with f the next part's share in the rows up to here and d the offset of
+    its mean: ``G <- (1 - f) G + f G_p + f (1 - f) d d'`` and ``m <- m + f d``.
     """
-    count = sum(part.count for part in parts)
-    fractions = torch.tensor([part.count for part in parts], dtype=torch.float64) / count
-    grams = torch.stack([part.gram for part in parts]).double()
-    crosses = torch.stack([part.cross for part in parts]).double()
-    means_x = torch.stack([part.mean_x for part in parts]).double()
-    means_y = torch.stack([part.mean_y for part in parts]).double()
+    count = 0
+    number = 0
+    for number, part in enumerate(parts, 1):
+        if number == 1:
+            gram = part.gram.double()
+            cross = part.cross.double()
+            mean_x = part.mean_x.double()
+            mean_y = part.mean_y.double()
+            count = part.count
+            continue
 
-    mean_x = fractions @ means_x
-    mean_y = fractions @ means_y
-    if len(parts) == 1:
-        return Moments(count, grams[0], crosses[0], mean_x, mean_y)
-    offsets_x = means_x - mean_x
-    offsets_y = means_y - mean_y
-    weighted_offsets = fractions[:, None] * offsets_x
-    gram = torch.einsum("p,pij->ij", fractions, grams) + weighted_offsets.T @ offsets_x
-    cross = torch.einsum("p,pij->ij", fractions, crosses) + weighted_offsets.T @ offsets_y
+        # Up to here: moments about the present mean. The offset of the next part's mean adds its own.
+        fraction = part.count / (count + part.count)
+        offset_x = part.mean_x.double() - mean_x
+        offset_y = part.mean_y.double() - mean_y
+        between = fraction * (1 - fraction)
+        gram.lerp_(part.gram.double(), fraction).addr_(offset_x, offset_x, alpha=between)
+        cross.lerp_(part.cross.double(), fraction).addr_(offset_x, offset_y, alpha=between)
+        mean_x += fraction * offset_x
+        mean_y += fraction * offset_y
+        count += part.count
+    if not number:
+        raise ValueError("a fit needs a sample, got no pictures")
     return Moments(count, gram, cross, mean_x, mean_y)
 
 

@@ -5,18 +5,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from kd.distill.inherit.layers import BlockTargets, inherit_block, inherit_embedding, inherit_head
-from kd.distill.inherit.measured import GUIDE, MeasuredTeacher, grid_of
+from kd.distill.inherit.anatomy import ViT, embedded, rotation_of
+from kd.distill.inherit.layers import (
+    BlockTargets,
+    fit_norm_before_blocks,
+    inherit_block,
+    inherit_embedding,
+    inherit_head,
+)
+from kd.distill.inherit.measured import PART, MeasuredTeacher, grid_of
 from kd.distill.inherit.pair import (
-    ViT,
     check_copy,
     check_pair,
     copy_is_possible,
     inherits_head,
     kept_prefix,
+    pools_by_attention,
 )
+from kd.distill.inherit.pooling import inherit_pool
 from kd.distill.inherit.ridge import fit_linear
-from kd.distill.inherit.stream import chosen_blocks, reset_norms, shown
+from kd.distill.inherit.stream import chosen_blocks, progress, reset_norms
 from kd.models.preprocess import Images, Preprocess, evaluating
 from kd.models.segmenter import DenseModel
 
@@ -78,8 +86,13 @@ class _StudentFit:
         inherit_embedding(student, measured.model, self.projection, prepare, measured.prepare)
         self.streams: list[Tensor] = []
         """The student's stream before the next block, ``(N, L, D)`` of each part of the sample."""
-        for part in measured.pictures.split(GUIDE):
-            self.streams.append(student._pos_embed(student.patch_embed(prepare(part))))
+        for part in measured.pictures.split(PART):
+            self.streams.append(embedded(student, prepare(part)))
+        if not isinstance(student.norm_pre, nn.Identity):
+            guides = torch.cat(self.streams[: measured.guide_parts])
+            target = measured.before_blocks(student) @ self.projection.T
+            fit_norm_before_blocks(student.norm_pre, guides, target)
+            self.streams = [student.norm_pre(tokens) for tokens in self.streams]
         self.shares = self._token_shares()
         """How much each token counts in the fits, ``(L,)``; None: all alike."""
 
@@ -97,10 +110,15 @@ class _StudentFit:
         here), is copied.
         """
         block = self.blocks[number]
-        stream_and_shape = id(self.streams), repr(block), block.attn.num_heads
+        place = list(self.blocks).index(number)
+        rotation = rotation_of(self.student, place, self.student)
+        # Learnt rotations are outside of the block: it can't be copied without them.
+        is_learnt = rotation is not None and rotation.is_learnt
+        only_its = id(self) if is_learnt else None
+        stream_and_shape = id(self.streams), repr(block), block.attn.num_heads, only_its
 
         def fit() -> tuple[nn.Module, list[Tensor]]:
-            return block, inherit_block(block, targets, self.streams)
+            return block, inherit_block(block, targets, self.streams, rotation)
 
         fitted_block, self.streams = targets.once(stream_and_shape, fit)
         block.load_state_dict(fitted_block.state_dict())
@@ -112,8 +130,11 @@ class _StudentFit:
             ValueError: such a copy answers otherwise than its teacher.
         """
         student, teacher, measured = self.student, self.measured.model, self.measured
+        projection = self.projection
+        if pools_by_attention(student):
+            projection = inherit_pool(student, measured, self.streams, projection)
         if inherits_head(student, teacher):
-            inherit_head(student, teacher, self.streams, self.projection, measured.logits)
+            inherit_head(student, teacher, self.streams, projection, measured.logits)
         if copy_is_possible(student, teacher) and self.prepare.size == measured.prepare.size:
             batches = measured.pictures.split(64)
             logits = torch.cat([student(self.prepare(batch)) for batch in batches])
@@ -127,18 +148,26 @@ def _fit_students(fits: Sequence[_StudentFit]) -> None:
     label = "the student's blocks"
     if len(fits) > 1:
         label = f"the blocks of {len(fits)} students"
-    for number in shown(numbers, label):
-        for group in groups:
-            # A student of fewer blocks than its teacher makes in one step what the teacher makes in several.
-            with_this_block = [each for each in group if number in each.blocks]
-            if not with_this_block:
-                continue
-            first = group[0]
-            parts = first.measured.activations_of(number, first.student)
-            several = len(with_this_block) > 1
-            targets = BlockTargets(parts, first.projection, first.shares, several)
-            for each in with_this_block:
-                each.fit_block(number, targets)
+    measured = fits[0].measured
+    # A part passes once through each of the teacher's blocks, and twice through each of a student's: two layers write.
+    passes = len(measured.model.blocks) + 2 * sum(len(each.blocks) for each in fits)
+    with progress(label, passes * len(fits[0].streams)) as shown:
+        measured.passed = shown.update
+        for number in numbers:
+            for group in groups:
+                # A student of fewer blocks than its teacher makes in one step what the teacher makes in several.
+                with_this_block = [each for each in group if number in each.blocks]
+                if not with_this_block:
+                    continue
+                first = group[0]
+                parts = measured.activations_of(number, first.student)
+                several = len(with_this_block) > 1
+                guides = measured.guide_parts
+                targets = BlockTargets(parts, guides, first.projection, first.shares, several)
+                targets.passed = shown.update
+                for each in with_this_block:
+                    each.fit_block(number, targets)
+    measured.passed = lambda: None
     for each in fits:
         each.finish()
 

@@ -5,15 +5,23 @@ token's mean, so only the centred stream matters; neither sees a token's length.
 norms see it".
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor, nn
+from tqdm import tqdm
 
-from kd.distill.inherit.pair import ViT, centres, final_norm, stream_norms
+from kd.distill.inherit.anatomy import (
+    Rotation,
+    ViT,
+    has_layer_without_bias,
+    reset_layer_scales,
+    run_block,
+)
+from kd.distill.inherit.pair import centres, final_norm, stream_norms
 from kd.progress import bar
 
 CLASSIFIED = 0.95
@@ -69,7 +77,7 @@ def embedding(student: ViT, teacher: ViT) -> Embedding:
 
 
 def embedded_as(student: ViT, teacher: ViT, images: Tensor) -> Tensor:
-    """The teacher's stream before its first block, with the student's patches.
+    """The teacher's tokens before its first block (before the norm there, if it has one), with the student's patches.
 
     Args:
         student: whose size and grid of patches.
@@ -94,19 +102,28 @@ def seen_by_norms(stream: Tensor, norm: nn.Module) -> Tensor:
     return stream
 
 
-def teacher_streams(teacher: ViT, stream: Tensor) -> list[Tensor]:
+def teacher_streams(
+    teacher: ViT, stream: Tensor, rotations: Sequence[Rotation | None]
+) -> list[Tensor]:
     """What the norms see of the teacher's stream before its first block (given) and after each.
 
     Args:
         teacher: whose blocks run.
         stream: before the first block, ``(N, L, D)``.
+        rotations: each block's rotary positions.
 
     Returns:
         One tensor ``(N, L, D)`` more than there are blocks.
     """
     streams = [stream]
-    for block in shown(teacher.blocks, "the teacher's blocks"):
-        streams.append(torch.cat([block(part) for part in streams[-1].split(64)]))
+    total = len(teacher.blocks) * len(stream.split(64))
+    with progress("the teacher's blocks", total) as shown:
+        for block, rotation in zip(teacher.blocks, rotations, strict=True):
+            parts = []
+            for part in streams[-1].split(64):
+                parts.append(run_block(block, part, rotation))
+                shown.update()
+            streams.append(torch.cat(parts))
     return [seen_by_norms(each, teacher.blocks[0].norm1) for each in streams]
 
 
@@ -140,6 +157,20 @@ def read_by_classifier(teacher: ViT, last: Tensor, most: int) -> Tensor:
     mean_square = pooled_tokens.square().mean(-1, keepdim=True)
     features_ND = (pooled_tokens * mean_square.clamp(min=1e-12).rsqrt()).mean(1).double()
 
+    return logit_directions(features_ND, reads_CD, most)
+
+
+def logit_directions(features_ND: Tensor, reads_CD: Tensor, most: int) -> Tensor:
+    """Directions of features by which a classifier's weights tell pictures apart, :func:`read_by_classifier`.
+
+    Args:
+        features_ND: of the sample, float64.
+        reads_CD: the weights, float64.
+        most: how many directions may be kept.
+
+    Returns:
+        ``(D, R)`` with R <= ``most``, orthonormal.
+    """
     logits_NC = (features_ND - features_ND.mean(0)) @ reads_CD.T
     _, sizes, right = torch.linalg.svd(logits_NC, full_matrices=False)
     shares = sizes.square().cumsum(0) / sizes.square().sum()
@@ -186,11 +217,30 @@ def projection_of(moment: Tensor, last: Tensor, student: ViT, teacher: ViT | Non
     Returns:
         ``(D_student, D_teacher)``, float32.
     """
+    room = _room(student)
+    read = None if teacher is None else read_by_classifier(teacher, last, room // 2)
+    return projection_from(moment, student, read)
+
+
+def _room(student: ViT) -> int:
+    """How many directions a student's stream has: less all-ones, where its norms subtract the mean."""
+    return student.embed_dim - int(bool(centres(student.blocks[0].norm1)))
+
+
+def projection_from(moment: Tensor, student: ViT, read: Tensor | None) -> Tensor:
+    """:func:`projection_of` a stream, given the directions that are read first.
+
+    Args:
+        moment: of the stream's directions, ``(D_teacher, D_teacher)``, float64.
+        student: its width and kind of norm.
+        read: ``(D_teacher, R)``, orthonormal; None: the leading directions alone.
+
+    Returns:
+        ``(D_student, D_teacher)``, float32.
+    """
     width = student.embed_dim
-    norms_centre = centres(student.blocks[0].norm1)
-    room = width - 1 if norms_centre else width
-    if teacher is not None:
-        read = read_by_classifier(teacher, last, room // 2)
+    room = _room(student)
+    if read is not None:
         moment = moment + READ_FIRST * read @ read.T
 
     # From the largest eigenvalue down; that of the teacher's all-ones direction, which its norms subtract, is 0.
@@ -205,17 +255,23 @@ def projection_of(moment: Tensor, last: Tensor, student: ViT, teacher: ViT | Non
 
 
 def reset_norms(student: ViT) -> None:
-    """Sets norms of the stream to scale 1 and shift 0 (the next layer has both), layer scales to 1."""
+    """Sets norms of the stream to scale 1 and shift 0 (the next layer has both), layer scales to 1.
+
+    A LayerNorm before a layer without a bias (keys of ``Eva``) is shifted by 1. What a LayerNorm gives is orthogonal to
+    all-ones, so this shift is an input of its own, by which the layer has any bias: ``W (x + 1) = W x + W 1``.
+    """
     norm: Any
     for norm in stream_norms(student):
         if norm.weight is not None:
             nn.init.ones_(norm.weight)
         if getattr(norm, "bias", None) is not None:
             nn.init.zeros_(norm.bias)
-    module: Any
-    for module in student.modules():
-        if hasattr(module, "gamma"):
-            nn.init.ones_(module.gamma)
+    for block in student.blocks:
+        for branch, norm in ((1, block.norm1), (2, block.norm2)):
+            has_shift = getattr(norm, "bias", None) is not None
+            if has_shift and centres(norm) and has_layer_without_bias(block, branch):
+                nn.init.ones_(norm.bias)
+    reset_layer_scales(student)
 
 
 def chosen_blocks(student: ViT, teacher: ViT) -> list[int]:
@@ -225,11 +281,11 @@ def chosen_blocks(student: ViT, teacher: ViT) -> list[int]:
     return [(i + 1) * teacher_depth // student_depth - 1 for i in range(student_depth)]
 
 
-def shown(blocks: Iterable[Any], label: str) -> Iterable[Any]:
-    """The blocks, with a progress bar in the first process."""
+def progress(label: str, total: int) -> tqdm:
+    """A progress bar in the first process, for ``total`` parts of the sample on their way through all blocks."""
     return bar(
-        blocks,
+        total=total,
         label=f"inherit: {label}",
-        unit=" blocks",
+        unit=" parts",
         disable=getattr(rank_zero_only, "rank", 0) != 0,
     )

@@ -9,10 +9,10 @@ from timm.layers import HybridEmbed, SwiGLUPacked
 from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 
+from kd.distill.inherit import check_pair
 from kd.distill.inherit.pair import (
     centres,
     check_copy,
-    check_pair,
     copy_is_possible,
     final_norm,
     inherits_head,
@@ -31,7 +31,11 @@ from tests.distill.inherit._vits import OURS, THEIRS, inherit, small_vit, vit
         (small_vit(depth=3), small_vit(depth=2), "no larger depth"),
         (small_vit(class_token=False, global_pool="avg"), small_vit(), "pooling"),
         (small_vit(), small_vit(norm_layer=nn.BatchNorm1d), "norms"),
-        (small_vit(), timm.create_model("resnet10t"), "plain timm VisionTransformer"),
+        (
+            small_vit(),
+            timm.create_model("vgg11"),
+            "the teacher must be a plain vision transformer or a Conv",
+        ),
         (small_vit(qk_norm=True), small_vit(), "qk_norm"),
         (small_vit(reg_tokens=2), small_vit(), "register tokens"),
     ],
@@ -81,7 +85,7 @@ def test_a_copy_is_recognised_and_must_answer_alike() -> None:
         ({"mlp_ratio": 5}, "no larger hidden units than the teacher, got 320 and 256"),
         ({"global_pool": "avg", "class_token": False}, "same pooling, got avg and token"),
         ({"reg_tokens": 2}, "no larger number of register tokens than the teacher, got 2 and 0"),
-        ({"global_pool": "map", "class_token": False}, "the student has attention pooling, which"),
+        ({"global_pool": "map", "class_token": False}, "same pooling, got map and token"),
         ({"final_norm": False}, "the student has no norm before its classifier, which"),
         (
             {"block_fn": ParallelScalingBlock},
@@ -100,7 +104,7 @@ def test_a_copy_is_recognised_and_must_answer_alike() -> None:
 def test_a_pair_that_does_not_fit(student: dict, message: str, sample: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=message):
         inherit(vit(1, **student), vit(0), sample, OURS, THEIRS)
-    with pytest.raises(ValueError, match="must be a plain timm VisionTransformer, got ResNet"):
+    with pytest.raises(ValueError, match="must be of one family, got ResNet"):
         inherit(timm.create_model("resnet10t"), vit(0), sample, OURS, THEIRS)
 
 

@@ -241,10 +241,9 @@ def test_several_students_come_out_as_each_alone_and_run_the_teacher_once(
         "one stream is met twice"
     )
     for one, other in zip(alone, together, strict=True):
-        assert all(
-            torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True)
-        )
-    assert calls.count(1) == 3 * 2, "two grids and the logits, each in two parts"
+        for a, b in zip(one.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+    assert calls.count(1) == 2 * 2, "two grids, each in two parts; the logits are read from one"
     assert calls.count(2) == calls.count(1) + 2, "and once a grid for what the fits read"
 
 
@@ -271,8 +270,10 @@ def test_a_large_sample_is_fitted_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     )
     teacher, prepare, found = small_vit(32), Preprocess(32, (0.5,) * 3, (0.5,) * 3), []
     for size in (40, 16):
-        for module in (layers, measured, start):
+        for module in (layers, measured):
             monkeypatch.setattr(module, "GUIDE", size)
+        for module in (measured, start):
+            monkeypatch.setattr(module, "PART", size)
         inherit_together([(student := small_vit(16), prepare)], teacher, pictures, prepare)
         found.append(student(prepare(pictures)).flatten())
     assert torch.corrcoef(torch.stack(found))[0, 1] > 0.9

@@ -1,0 +1,209 @@
+"""The parts of timm's vision transformers by one name each: ``VisionTransformer`` and ``Eva`` call them differently.
+
+``Eva`` is the class of EVA-02, DINOv3 and Perception Encoder. Its positions may be rotary (RoPE, Su et al., arXiv
+2104.09864): queries and keys are turned by an angle of their place before they are compared. A rotation acts within a
+head, on the dimensions in their order; so a student's head must be a whole head of its teacher.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+ViT: TypeAlias = Any  # timm's VisionTransformer or Eva: torch types their blocks as bare modules
+
+QKV_PARTS = 3
+"""Queries, keys and values, in this order."""
+SIZES = ("dim", "depth", "num_heads", "feat_shape", "training")
+"""Attributes of timm's rotary positions that say how large a model is, not how it rotates."""
+ONLY_IN_TRAINING = ("shift_coords", "jitter_coords", "rescale_coords", "aug_active")
+"""Attributes that change the positions while a model trains, and at no other time."""
+
+
+def register_count(model: ViT) -> int:
+    """How many register tokens a model has; also called storage tokens."""
+    return 0 if model.reg_token is None else model.reg_token.shape[1]
+
+
+def layer_scale(block: Any, branch: int) -> Tensor | None:
+    """What multiplies what a block's branch writes, ``(D,)``: 1 attention, 2 MLP; None: nothing does."""
+    scale = getattr(block, f"gamma_{branch}", None)  # Eva
+    if scale is not None:
+        return scale
+    return getattr(getattr(block, f"ls{branch}", None), "gamma", None)  # VisionTransformer
+
+
+def scaled(block: Any, branch: int, written: Tensor) -> Tensor:
+    """What a branch adds to the stream: what its last layer gives, by its layer scale."""
+    scale = layer_scale(block, branch)
+    return written if scale is None else written * scale
+
+
+def reset_layer_scales(model: nn.Module) -> None:
+    """Sets all layer scales to 1: the layers before them are fitted without."""
+    for name, parameter in model.named_parameters():
+        if name.rpartition(".")[2] in ("gamma", "gamma_1", "gamma_2"):
+            nn.init.ones_(parameter)
+
+
+def embedded(model: ViT, pictures: Tensor) -> Tensor:
+    """Tokens before a model's norm before its first block, if it has one: patches, prefix tokens, positions.
+
+    Args:
+        model: a vision transformer.
+        pictures: prepared, ``(N, 3, H, W)``.
+
+    Returns:
+        ``(N, L, D)``.
+    """
+    tokens = model._pos_embed(model.patch_embed(pictures))
+    return tokens[0] if isinstance(tokens, tuple) else tokens  # Eva: the rotary positions, too
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The rotary positions of one block."""
+
+    rope: Any
+    """timm's module of rotary positions."""
+    block: int
+    """The block's number in its model, from 0."""
+    grid: tuple[int, int]
+    """Rows and columns of patches."""
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether frequencies are learnt for each block and head (RoPE-Mixed, Heo et al., arXiv 2403.13298)."""
+        return hasattr(self.rope, "freqs")
+
+    @property
+    def frequencies(self) -> Tensor:
+        """Learnt ones: along two axes, of each head, ``(2, H, S / 2)``."""
+        return self.rope.freqs[:, self.block]
+
+    def angles(self) -> Tensor:
+        """Sines and cosines, ``(L, 2 * S)``, or of each head if they are learnt, ``(H, L, 2 * S)``."""
+        angles = self.rope.get_embed(shape=list(self.grid))
+        return angles[self.block] if self.is_learnt else angles
+
+
+def rotation_of(model: ViT, block: int, student: ViT) -> Rotation | None:
+    """The rotary positions of a model's block on the student's patches; None: the model has none.
+
+    Angles that are not learnt are the student's: some of timm's modules hold those of their own grid alone.
+    """
+    rope = getattr(model, "rope", None)
+    if rope is None:
+        return None
+    rotation = Rotation(rope, block, tuple(student.patch_embed.grid_size))
+    if rotation.is_learnt:
+        return rotation
+    return Rotation(student.rope, block, rotation.grid)
+
+
+def kind_of_rotation(model: ViT) -> str:
+    """How a model's rotary positions turn, in words: two models of one kind turn alike. ``none``: it has none."""
+    rope = getattr(model, "rope", None)
+    if rope is None:
+        return "none"
+    settings = []
+    for name, value in sorted(vars(rope).items()):
+        is_setting = isinstance(value, bool | int | float | str | tuple | list)
+        if is_setting and not name.startswith("_") and name not in SIZES + ONLY_IN_TRAINING:
+            settings.append(f"{name}={value}")
+    return f"{type(rope).__name__}({', '.join(settings)})"
+
+
+def attend(attention: Any, tokens: Tensor, rotation: Rotation | None) -> Tensor:
+    """What an attention gives for normalised tokens, ``(N, L, D)`` -> ``(N, L, D)``."""
+    if rotation is None:
+        return attention(tokens)
+    return attention(tokens, rope=rotation.angles())
+
+
+def run_block(block: Any, stream: Tensor, rotation: Rotation | None) -> Tensor:
+    """The stream after a block, ``(N, L, D)`` -> ``(N, L, D)``."""
+    if rotation is None:
+        return block(stream)
+    return block(stream, rope=rotation.angles())
+
+
+def qkv_layers(attention: Any) -> list[nn.Linear]:
+    """The linear layers that make queries, keys and values: one for all, or one of each."""
+    if attention.qkv is not None:
+        return [attention.qkv]
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
+
+
+def qkv_weight(attention: Any) -> Tensor:
+    """Weights of queries, keys and values, ``(3 * H * S, D)``."""
+    layers = qkv_layers(attention)
+    return layers[0].weight if len(layers) == 1 else torch.cat([each.weight for each in layers])
+
+
+def qkv_biases(attention: Any) -> list[Tensor | None]:
+    """Biases of queries, of keys and of values, ``(H * S,)`` each; None: they have none."""
+    if getattr(attention, "q_bias", None) is not None:  # Eva's in one layer: keys have no bias
+        return [attention.q_bias, None, attention.v_bias]
+    layers = qkv_layers(attention)
+    if len(layers) == QKV_PARTS:
+        return [each.bias for each in layers]
+    bias = layers[0].bias
+    return [None] * QKV_PARTS if bias is None else list(bias.chunk(QKV_PARTS))
+
+
+def qkv_of(attention: Any, tokens: Tensor) -> Tensor:
+    """Queries, keys and values of normalised tokens, ``(N, L, D)`` -> ``(N, L, 3 * H * S)``."""
+    weight = qkv_weight(attention)
+    biases = qkv_biases(attention)
+    if all(bias is None for bias in biases):
+        return nn.functional.linear(tokens, weight)
+    zero = weight.new_zeros(len(weight) // QKV_PARTS)
+    filled = [zero if bias is None else bias for bias in biases]
+    return nn.functional.linear(tokens, weight, torch.cat(filled))
+
+
+def set_qkv(attention: Any, part: int, weight: Tensor, bias: Tensor | None) -> None:
+    """Overwrites what makes queries (0), keys (1) or values (2).
+
+    Args:
+        attention: of any of timm's kinds.
+        part: which.
+        weight: ``(H * S, D)``.
+        bias: ``(H * S,)``; None where that part has none.
+    """
+    layers = qkv_layers(attention)
+    if len(layers) == QKV_PARTS:
+        layers[part].weight.copy_(weight)
+    else:
+        layers[0].weight.chunk(QKV_PARTS)[part].copy_(weight)
+    if bias is not None:
+        place = qkv_biases(attention)[part]
+        assert place is not None
+        place.copy_(bias)
+
+
+def has_layer_without_bias(block: Any, branch: int) -> bool:
+    """Whether a layer that reads a block's first (1) or second (2) norm has no bias."""
+    if branch == 1:
+        gate = getattr(block.attn, "gate", None)
+        biases = [*qkv_biases(block.attn), *([] if gate is None else [gate.bias])]
+    else:
+        first = [getattr(block.mlp, name, None) for name in ("fc1", "fc1_g", "fc1_x")]
+        biases = [layer.bias for layer in first if layer is not None]
+    return any(bias is None for bias in biases)
+
+
+def take_inner_norm(norm: Any, of_teacher: Any, places: Tensor) -> None:
+    """Copies a norm within an attention or MLP, of the heads' outputs or hidden units that the student keeps.
+
+    Args:
+        norm: the student's; may be an identity.
+        of_teacher: the teacher's, of the same kind.
+        places: of the teacher's channels that are kept.
+    """
+    for name in ("weight", "bias"):
+        value = getattr(norm, name, None)
+        if value is not None:
+            value.copy_(getattr(of_teacher, name)[places])

@@ -1,0 +1,107 @@
+"""The families of models that inherit, each in files of its own, and which one a pair belongs to."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.models.convnext import ConvNeXt
+from timm.models.eva import Eva
+from timm.models.resnet import ResNet
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from kd.distill.inherit.convnext import check_convnexts, inherit_convnext
+from kd.distill.inherit.pair import check_pair as check_vits
+from kd.distill.inherit.resnet import check_resnets, inherit_resnet
+from kd.distill.inherit.start import inherit_together as inherit_vits
+from kd.models.preprocess import Images, Preprocess, evaluating
+from kd.models.segmenter import DenseModel
+
+Students = Sequence[tuple[Any, Preprocess]]
+"""Each with how its pictures are resized and normalised."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models whose layers can be inherited from one another."""
+
+    name: str
+    """For messages."""
+    classes: tuple[type[nn.Module], ...]
+    """timm's classes; a class derived from one is another model."""
+    check: Callable[[Any, Any], None]
+    """Raises a ValueError for a pair that does not fit."""
+    inherit: Callable[[Students, Any, Images, Preprocess], None]
+    """Overwrites the students' weights."""
+
+
+def _one_by_one(inherit: Callable[..., None]) -> Callable[..., None]:
+    """Of a family whose students have nothing in common that is worth computing once."""
+
+    def inherit_each(
+        students: Students, teacher: Any, pictures: Images, teacher_input: Preprocess
+    ) -> None:
+        with evaluating(teacher, *(student for student, _ in students)):
+            for student, prepare in students:
+                inherit(student, teacher, pictures, prepare, teacher_input)
+
+    return inherit_each
+
+
+FAMILIES = (
+    Family(
+        "plain vision transformer", (VisionTransformer, Eva, DenseModel), check_vits, inherit_vits
+    ),
+    Family("ConvNeXt", (ConvNeXt,), check_convnexts, _one_by_one(inherit_convnext)),
+    Family("ResNet", (ResNet,), check_resnets, _one_by_one(inherit_resnet)),
+)
+"""All families."""
+
+
+def family_of(model: nn.Module) -> Family | None:
+    """The family of a model; None: it can't inherit."""
+    for family in FAMILIES:
+        if type(model) in family.classes:
+            return family
+    return None
+
+
+def check_pair(student: nn.Module, teacher: nn.Module) -> None:
+    """Checks that the student can start from the teacher's layers.
+
+    Raises:
+        ValueError: the pair does not fit; one line says what differs, or what can't be inherited.
+    """
+    for role, model in (("student", student), ("teacher", teacher)):
+        if family_of(model) is None:
+            names = " or ".join(f"a {family.name}" for family in FAMILIES)
+            raise ValueError(f"the {role} must be {names} of timm's, got {type(model).__name__}")
+    family = family_of(student)
+    assert family is not None
+    if family is not family_of(teacher):
+        kinds = f"{type(student).__name__} and {type(teacher).__name__}"
+        raise ValueError(f"student and teacher must be of one family, got {kinds}")
+    family.check(student, teacher)
+
+
+@torch.no_grad()
+def inherit_together(
+    students: Students, teacher: nn.Module, pictures: Images, teacher_input: Preprocess
+) -> None:
+    """Overwrites students' weights with the teacher's layers, fitted to each one's size; deterministic.
+
+    Args:
+        students: of the teacher's family.
+        teacher: a model of timm's, or a dense model on one.
+        pictures: the sample, uint8 ``(N, 3, H, W)``; labels are not needed.
+        teacher_input: how the teacher's pictures are resized and normalised.
+
+    Raises:
+        ValueError: a pair that does not fit, or a copy at full size that answers otherwise than its teacher.
+    """
+    for student, _ in students:
+        check_pair(student, teacher)
+    family = family_of(teacher)
+    assert family is not None
+    family.inherit(students, teacher, pictures, teacher_input)

@@ -1,0 +1,225 @@
+"""Fits of layers that read maps ``(N, C, H, W)``: convolutions, and linear layers at every position.
+
+A convolution is a linear layer of the pixels under its kernel. Maps have far more positions than a regression needs, so
+some thousands of them are drawn, the same in the teacher's map and in the student's (He, Zhang, Sun, ICCV 2017).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from kd.distill.inherit.ridge import fit_linear
+
+ROWS = 16384
+"""Positions that a fit reads, of all pictures together, at least (or all, where there are fewer)."""
+ROWS_PER_INPUT = 6
+"""Positions for each input of a layer, at least."""
+RIDGE = 1e-3
+"""As of :func:`kd.distill.inherit.ridge.fit_linear`, at least: neighbouring pixels are alike."""
+RIDGE_OF_FEW = 0.05
+"""Of a layer with as many inputs as there are rows: the fewer rows, the more the start weighs."""
+
+
+class Positions(NamedTuple):
+    """Places in maps of one part of the sample, R of them."""
+
+    picture: Tensor
+    """Number of the picture in its part, ``(R,)``."""
+    row: Tensor
+    """``(R,)``."""
+    column: Tensor
+    """``(R,)``."""
+
+
+def drawn_positions(pictures: int, height: int, width: int, count: int, seed: int) -> Positions:
+    """Draws places in ``pictures`` maps of ``height`` x ``width``, ``count`` at most; the same for the same seed."""
+    total = pictures * height * width
+    places = torch.arange(total)
+    if count < total:
+        generator = torch.Generator().manual_seed(seed)
+        places = torch.randint(total, (count,), generator=generator)
+    picture, place = places // (height * width), places % (height * width)
+    return Positions(picture, place // width, place % width)
+
+
+def at(maps_NCHW: Tensor, positions: Positions) -> Tensor:
+    """The channels at some places, ``(R, C)``."""
+    return maps_NCHW.permute(0, 2, 3, 1)[positions]
+
+
+def under_kernel(layer: nn.Module, maps_NCHW: Tensor, positions: Positions) -> Tensor:
+    """The inputs of a layer's output at some places, ``(R, C * kh * kw)``.
+
+    Args:
+        layer: a convolution without groups or dilation, or a linear layer.
+        maps_NCHW: what it reads.
+        positions: in its output's map.
+    """
+    if isinstance(layer, nn.Linear):
+        return at(maps_NCHW, positions)
+    assert isinstance(layer, nn.Conv2d)
+    windows_NCHWkk = windows(layer, maps_NCHW)
+    return windows_NCHWkk.permute(0, 2, 3, 1, 4, 5)[positions].flatten(1)
+
+
+def windows(layer: nn.Conv2d, maps_NCHW: Tensor) -> Tensor:
+    """The pixels under a convolution's kernel at each place of its output, a view ``(N, C, h, w, kh, kw)``."""
+    rows, columns = layer.padding  # type: ignore[misc]
+    padded = nn.functional.pad(maps_NCHW, (columns, columns, rows, rows))  # type: ignore[arg-type]
+    (kh, kw), (sh, sw) = layer.kernel_size, layer.stride
+    return padded.unfold(2, kh, sh).unfold(3, kw, sw)
+
+
+@contextmanager
+def caught(layers: Iterable[nn.Module], output: bool = False) -> Iterator[dict[nn.Module, Tensor]]:
+    """Catches what layers read (or give) inside, ``(N, C, H, W)``, as it is before an in-place activation.
+
+    Args:
+        layers: whose tensors.
+        output: catch what they give.
+    """
+    tensors: dict[nn.Module, Tensor] = {}
+
+    def catch_input(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        tensors[layer] = as_maps(layer, inputs[0]).clone()
+
+    def catch_output(layer: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:
+        tensors[layer] = as_maps(layer, result).clone()
+
+    hooks: list[Any] = []
+    for layer in layers:
+        if output:
+            hooks.append(layer.register_forward_hook(catch_output))
+        else:
+            hooks.append(layer.register_forward_pre_hook(catch_input))
+    try:
+        yield tensors
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def as_maps(layer: nn.Module, tensor: Tensor) -> Tensor:
+    """A linear layer's ``(N, H, W, C)`` as ``(N, C, H, W)``; other layers have it so."""
+    is_last = isinstance(layer, nn.Linear | nn.LayerNorm) and tensor.ndim == 4
+    return tensor.permute(0, 3, 1, 2) if is_last and not _is_2d(layer) else tensor
+
+
+def _is_2d(layer: nn.Module) -> bool:
+    return type(layer).__name__.endswith("2d")  # timm's LayerNorm2d is a LayerNorm of maps
+
+
+def rows_needed(layer: nn.Module) -> int:
+    """How many positions a layer's fit reads."""
+    weight: Any = layer.weight
+    return max(ROWS, ROWS_PER_INPUT * weight[0].numel())
+
+
+def fit_layer(
+    layer: Any, norm: Any | None, rows: Sequence[tuple[Tensor, Tensor]], start: Tensor
+) -> None:
+    """Fits a convolution or linear layer, :func:`fit_linear`.
+
+    Args:
+        layer: its weight, and its bias if it has one, are overwritten.
+        norm: the BatchNorm after it, whose statistics are measured and which adds the bias; None: none.
+        rows: of each part of the sample, inputs ``(R, C * kh * kw)`` and outputs ``(R, C_out)`` of layer and norm.
+        start: the weight's start, in the weight's shape.
+    """
+    has_bias = layer.bias is not None or norm is not None
+    linear = skip_init(nn.Linear, start[0].numel(), len(start), bias=has_bias)
+    count = sum(len(inputs) for inputs, _ in rows)
+    ridge = min(1.0, max(RIDGE, RIDGE_OF_FEW * linear.in_features / count))
+    fit_linear(linear, rows, start.flatten(1), ridge=ridge)
+    layer.weight.copy_(linear.weight.view_as(layer.weight))
+    if norm is not None:
+        outputs = torch.cat([inputs for inputs, _ in rows]) @ linear.weight.T
+        _measure(norm, outputs, linear.bias)
+    elif has_bias:
+        layer.bias.copy_(linear.bias)
+
+
+def _measure(norm: Any, rows: Tensor, bias: Tensor) -> None:
+    """Sets a BatchNorm's statistics to those of its input, and its scale and shift so that it only adds a bias.
+
+    Args:
+        norm: timm's or torch's BatchNorm.
+        rows: its input on the sample, ``(R, C)``.
+        bias: what it adds, ``(C,)``.
+    """
+    mean, variance = rows.mean(0), rows.var(0, correction=0)
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(variance)
+    norm.weight.copy_((variance + norm.eps).sqrt())
+    norm.bias.copy_(mean + bias)
+
+
+def groups_by_change(changes: Sequence[float], count: int) -> list[list[int]]:
+    """Shares a stage's blocks among ``count`` of the student's: the first, and those that change the stream most.
+
+    Each begins a group. What follows up to the next is left out, and its work is done by the group's block.
+
+    Args:
+        changes: of the teacher's blocks, in any unit.
+        count: of the student's blocks.
+    """
+    rest = sorted(range(1, len(changes)), key=lambda number: -changes[number])
+    first = sorted([0, *rest[: count - 1]])
+    ends = [*first[1:], len(changes)]
+    return [list(range(begin, end)) for begin, end in zip(first, ends, strict=True)]
+
+
+def covariance(rows: Tensor) -> Tensor:
+    """``(R, C)`` -> ``(C, C)``, float64."""
+    rows = rows.double()
+    rows = rows - rows.mean(0)
+    return rows.T @ rows / len(rows)
+
+
+def fit_depthwise(layer: nn.Conv2d, pairs: Iterable[tuple[Tensor, Tensor]], start: Tensor) -> None:
+    """Fits a depthwise convolution: of each channel a regression of its own on the pixels under its kernel.
+
+    Args:
+        layer: overwritten.
+        pairs: of each part of the sample, inputs ``(R, C, kh * kw)`` and outputs ``(R, C)``.
+        start: its weight's start, ``(C, 1, kh, kw)``.
+    """
+    grams, crosses, sums_x, sums_y, count = [], [], [], [], 0
+    for inputs_RCk, outputs_RC in pairs:
+        inputs_CRk = inputs_RCk.transpose(0, 1).double()
+        outputs_CR1 = outputs_RC.T.double()[..., None]
+        grams.append(inputs_CRk.transpose(1, 2) @ inputs_CRk)
+        crosses.append(inputs_CRk.transpose(1, 2) @ outputs_CR1)
+        sums_x.append(inputs_CRk.sum(1))
+        sums_y.append(outputs_CR1.sum(1))
+        count += len(inputs_RCk)
+    gram, cross = sum(grams) / count, sum(crosses) / count
+    mean_x, mean_y = sum(sums_x) / count, sum(sums_y) / count  # (C, k), (C, 1)
+    if layer.bias is not None:
+        gram = gram - mean_x[:, :, None] * mean_x[:, None]
+        cross = cross - (mean_x * mean_y)[..., None]
+
+    # Of each channel: (G + d I) (w - w0) = c - G w0, with d = RIDGE * mean(diag(G)).
+    start_Ck1 = start.flatten(1).double()[..., None]
+    right_side = cross - gram @ start_Ck1
+    damping = RIDGE * gram.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)
+    damped = gram + damping[:, None, None] * torch.eye(gram.shape[-1], dtype=torch.float64)
+    weight_Ck = (start_Ck1 + torch.linalg.solve(damped, right_side))[..., 0]
+    layer.weight.copy_(weight_Ck.view_as(layer.weight).float())
+    if layer.bias is not None:
+        layer.bias.copy_((mean_y[:, 0] - (weight_Ck * mean_x).sum(1)).float())
+
+
+def folded_with_norm(layer: nn.Conv2d, norm: Any) -> Tensor:
+    """A convolution's weight with the scale of the BatchNorm after it, ``(C_out, C_in, kh, kw)``."""
+    scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+    return layer.weight * scale[:, None, None, None]
+
+
+def as_reader(weight: Tensor) -> Tensor:
+    """A convolution's weight, ``(C_out, C_in, kh, kw)``, as what it computes of its channels, ``(outputs, C_in)``."""
+    return weight.transpose(0, 1).flatten(1).T

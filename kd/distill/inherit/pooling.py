@@ -1,0 +1,181 @@
+"""Attention pooling (SigLIP, Perception Encoder; timm's ``AttentionPoolLatent``), fitted like a block.
+
+A learnt query, the latent, reads the tokens after the last norm; an MLP with a norm before it follows::
+
+    p = proj(sum_t softmax(q . k_t / sqrt(S)) v_t)        one token a picture
+    a = p + mlp(norm(p))                                  what the classifier reads
+
+p and a are a residual stream of their own, so they get a projection P of their own, made as M is from p and a.
+Keys and values are fitted to the teacher's on the student's tokens, the query is set to the teacher's of the same head,
+``proj`` is fitted to ``P p``, and the MLP as a block's is. A query that is the same for all pictures reads one
+direction of a head's keys, so heads of another size lose nothing of the pattern (:mod:`kd.distill.inherit.heads`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kd.distill.inherit.anatomy import ViT
+from kd.distill.inherit.heads import Heads, map_heads
+from kd.distill.inherit.layers import BlockTargets, fit_mlp, folded, strongest_columns
+from kd.distill.inherit.measured import GUIDE, BlockActivations, MeasuredTeacher, recorded
+from kd.distill.inherit.pair import inherits_head, kept_tokens
+from kd.distill.inherit.ridge import fit_linear
+from kd.distill.inherit.stream import (
+    logit_directions,
+    moment_of,
+    projection_from,
+    seen_by_norms,
+)
+
+
+class PoolBlock:
+    """The second half of a pooling by a block's names.
+
+    Args:
+        pool: timm's ``AttentionPoolLatent``.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self.norm2 = pool.norm
+        self.mlp = pool.mlp
+
+
+def pooled_tokens(model: ViT, stream: Tensor) -> Tensor:
+    """What the pooling reads of the stream after the last block, ``(N, L, D)`` -> ``(N, L, D)``, normalised."""
+    tokens = model.norm(stream)
+    leaves_prefix_out = not getattr(model, "pool_include_prefix", True)  # Eva's reads all tokens
+    return tokens[:, model.num_prefix_tokens :] if leaves_prefix_out else tokens
+
+
+def inherit_pool(
+    student: ViT, measured: MeasuredTeacher, streams: Sequence[Tensor], projection: Tensor
+) -> Tensor:
+    """Fits a student's attention pooling.
+
+    Args:
+        student: its blocks are fitted; its pooling is overwritten.
+        measured: the teacher, which pools by attention, too.
+        streams: the student's after the last block, ``(N, L, D)`` of each part of the sample.
+        projection: M, ``(D_student, D_teacher)``.
+
+    Returns:
+        P, ``(D_student, D_teacher)``.
+    """
+    teacher = measured.model
+    pool: Any = student.attn_pool
+    parts = []
+    for number, stream in enumerate(measured.after_blocks()):
+        parts.append(_measure(student, teacher, stream, number < measured.guide_parts))
+
+    # P: the leading directions of what is pooled, those that the classifier reads first.
+    guide = parts[: measured.guide_parts]
+    after = torch.cat([part.after for part in guide])
+    moment = moment_of([torch.cat([part.middle for part in guide]), after], 0)
+    read = None
+    if inherits_head(student, teacher):
+        reads = teacher.head.weight.double()
+        read = logit_directions(after[:, 0].double(), reads, student.embed_dim // 2)
+    pool_projection = projection_from(moment, student, read)
+
+    # Query, keys and values, from chosen heads or from heads mapped to another size.
+    _reset_norm(pool.norm)
+    targets = BlockTargets(parts, len(guide), pool_projection, None, several=False)
+    tokens = [pooled_tokens(student, stream) for stream in streams]
+    write = pool_projection @ teacher.attn_pool.proj.weight
+    qkv_map, student_write = _heads_map(pool, teacher.attn_pool, targets, write)
+    width = pool.num_heads * pool.head_dim
+    _set_query(pool, qkv_map[:width] @ parts[0].qkv[0, 0])
+    key_value_map = qkv_map[width:, len(qkv_map[0]) // 3 :]
+    key_values = []
+    for part in parts:
+        teacher_width = part.qkv.shape[-1] // 3
+        key_values.append(part.qkv[..., teacher_width:].float() @ key_value_map.T)
+    teacher_kv = teacher.attn_pool.kv.weight
+    every_row = torch.arange(len(teacher_kv))
+    start = key_value_map @ folded(teacher_kv, teacher.norm, projection, every_row)
+    fit_linear(pool.kv, zip(tokens, key_values, strict=True), start)
+    for norm in ("q_norm", "k_norm"):
+        getattr(pool, norm).load_state_dict(getattr(teacher.attn_pool, norm).state_dict())
+
+    # The projection, then the MLP. There is one row a picture: where they are few, the start weighs more.
+    heads = []
+    for each in tokens:
+        with recorded([pool.proj]) as records:
+            pool(each)
+        heads.append(records[pool.proj].input)
+    pooled = [part.middle @ pool_projection.T for part in parts]
+    ridge = min(1.0, GUIDE / sum(map(len, pooled)))
+    fit_linear(pool.proj, zip(heads, pooled, strict=True), student_write, ridge=ridge)
+    fit_mlp(PoolBlock(pool), targets, [pool.proj(each) for each in heads])
+    return pool_projection
+
+
+def _measure(student: ViT, teacher: ViT, stream: Tensor, guides: bool) -> BlockActivations:
+    """What the teacher's pooling computes on a part of the sample, as of a block.
+
+    Args:
+        student: which tokens it has.
+        teacher: whose pooling.
+        stream: the teacher's after its last block, ``(N, L, D)``.
+        guides: whether this part decides which heads and units are kept.
+    """
+    pool: Any = teacher.attn_pool
+    with recorded([pool.kv, pool.proj, pool.norm, pool.mlp.fc1, pool.mlp.fc2]) as records:
+        after = pool(pooled_tokens(teacher, stream))[:, None]
+    kept = kept_tokens(student, teacher, stream.shape[1])
+    left_out = stream.shape[1] - records[pool.kv].output.shape[1]
+    kept = kept[kept >= left_out] - left_out
+    keys_values = records[pool.kv].output[:, kept]
+    query = pool.q(pool.latent)
+    queries = query.expand(*keys_values.shape[:2], -1)
+    nothing = torch.empty(0)
+    return BlockActivations(
+        block=PoolBlock(pool),
+        rotation=None,
+        qkv=torch.cat([queries, keys_values], -1),
+        heads=records[pool.proj].input if guides else nothing,
+        units=records[pool.mlp.fc2].input if guides else nothing,
+        hidden=[records[pool.mlp.fc1].output],
+        gate=None,
+        middle=seen_by_norms(records[pool.norm].input, pool.norm),
+        after=seen_by_norms(after, pool.norm),
+    )
+
+
+def _heads_map(
+    pool: Any, teacher_pool: Any, targets: BlockTargets, write: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As :func:`kd.distill.inherit.heads.map_heads`; heads of the teacher's size are chosen whole."""
+    if pool.head_dim != teacher_pool.head_dim:
+        student_heads = Heads(pool.num_heads, pool.head_dim)
+        teacher_heads = Heads(teacher_pool.num_heads, teacher_pool.head_dim)
+        qkv = torch.cat([part.qkv for part in targets.guide])
+        outputs = torch.cat([part.heads for part in targets.guide])
+        return map_heads(qkv, outputs, write, student_heads, teacher_heads)
+    counts = teacher_pool.num_heads, pool.num_heads
+    columns = strongest_columns(targets, "heads", write, *counts)
+    chosen = torch.eye(write.shape[1])[columns]
+    return torch.block_diag(chosen, chosen, chosen), write[:, columns]
+
+
+def _set_query(pool: Any, query: Tensor) -> None:
+    """Makes the student's query, ``(H * S,)``, that of every picture."""
+    if isinstance(pool.q, nn.Identity):
+        pool.latent.copy_(query[None, None])
+    elif pool.q.bias is not None:
+        pool.q.bias.copy_(query - pool.q.weight @ pool.latent[0, 0])
+    else:  # the least change of the weight that gives it: W + (q - W l) l' / |l|^2
+        latent = pool.latent[0, 0]
+        error = query - pool.q.weight @ latent
+        pool.q.weight.add_(error[:, None] * latent / latent.square().sum())
+
+
+def _reset_norm(norm: Any) -> None:
+    """Scale 1, shift 0: the next layer has both."""
+    if norm.weight is not None:
+        nn.init.ones_(norm.weight)
+    if getattr(norm, "bias", None) is not None:
+        nn.init.zeros_(norm.bias)

@@ -1,0 +1,62 @@
+"""The pictures that a run's fits in closed form read: its student's start, and its losses' statistics."""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import count as counting
+
+import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+
+from kd.data.datamodule import DistillationDataModule
+from kd.progress import bar
+
+MOST_IN_A_TRIAL = 256
+"""Pictures at most in a trial run: it is to show that all parts work, in seconds."""
+STEPS_OF_A_TRIAL = 100
+"""A run of so many steps at most is a trial."""
+
+
+def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[[int], Tensor]:
+    """How fits get so many training pictures, uint8 ``(N, 3, H, W)``; each number is decoded once.
+
+    A trial run gets :data:`MOST_IN_A_TRIAL` at most, and a line says so.
+
+    Args:
+        trainer: of the run.
+        data: its pictures.
+    """
+    reason = why_trial(trainer)
+
+    @cache
+    def decoded(number: int) -> Tensor:
+        hidden = getattr(rank_zero_only, "rank", 0) != 0
+        shown = bar(
+            data.sample(number), label="pictures for the fits", total=number, disable=hidden
+        )
+        return torch.stack([picture for picture, _ in shown])
+
+    def sample(number: int) -> Tensor:
+        if not reason or number <= MOST_IN_A_TRIAL:
+            return decoded(number)
+        if trainer.is_global_zero and next(calls) == 0:
+            print(
+                f"fits read {MOST_IN_A_TRIAL} pictures, not {number}: this is a trial run ({reason})",
+                flush=True,
+            )
+        return decoded(MOST_IN_A_TRIAL)
+
+    calls = counting()
+    return sample
+
+
+def why_trial(trainer: Trainer) -> str:
+    """The setting that makes a run a trial; "" for a run that trains."""
+    if getattr(trainer, "fast_dev_run", False):
+        return f"trainer.fast_dev_run={trainer.fast_dev_run}"
+    if trainer.limit_train_batches != 1.0:
+        return f"trainer.limit_train_batches={trainer.limit_train_batches}"
+    if 0 <= trainer.max_steps <= STEPS_OF_A_TRIAL:
+        return f"trainer.max_steps={trainer.max_steps}"
+    return ""
