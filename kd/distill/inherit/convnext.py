@@ -165,14 +165,16 @@ def inherit_convnext(
     blocks = sum(len(stage.blocks) for stage in teacher.stages)
     with progress("the student's blocks", blocks) as shown:
         ours, theirs = _fit_stem(student, teacher, ours, theirs, chosen[0])
+        before = chosen[0]
         for number, (small, big) in enumerate(zip(student.stages, teacher.stages, strict=True)):
+            kept = chosen[number + 1]
             if not isinstance(big.downsample, nn.Identity):
-                before = chosen[number - 1]
-                ours, theirs = _fit_downsample(small, big, ours, theirs, before, chosen[number])
+                ours, theirs = _fit_downsample(small, big, ours, theirs, before, kept)
+            before = kept
             groups = groups_by_change(changes[number], len(small.blocks))
             for block, group in zip(small.blocks, groups, strict=True):
                 followed = [big.blocks[place] for place in group]
-                ours, theirs = _fit_block(block, followed, ours, theirs, chosen[number])
+                ours, theirs = _fit_block(block, followed, ours, theirs, kept)
                 shown.update(len(group))
 
     # The classifier, on all pictures.
@@ -201,14 +203,16 @@ def _is_copy(student: Any, teacher: Any) -> bool:
 def _choose(
     student: Any, teacher: Any, inputs: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[list[float]]]:
-    """The channels of each stage that are kept, and how much each of the teacher's blocks changes its stream.
+    """The channels of the stem and of each stage that are kept, and how much each block of the teacher changes its stream.
 
     Args:
         student: how many channels it has.
         teacher: runs.
         inputs: the teacher's, part by part.
     """
-    readers: list[list[Any]] = []
+    # What reads the stem, if it is not the first stage's stream, and each stage.
+    begins_anew = not isinstance(teacher.stages[0].downsample, nn.Identity)
+    readers: list[list[Any]] = [[teacher.stages[0].downsample[1]]] if begins_anew else []
     for number, stage in enumerate(teacher.stages):
         layers = [block.mlp.fc1 for block in stage.blocks]
         is_last = number + 1 == len(teacher.stages)
@@ -232,14 +236,17 @@ def _choose(
                 of_stage[place] += float(difference / read[block].norm().clamp(min=1e-12))
 
     chosen = []
-    for stage, layers in zip(student.stages, readers, strict=True):
+    widths = [_width(stage) for stage in student.stages]
+    if begins_anew:
+        widths.insert(0, student.stem[0].out_channels)
+    for width, layers in zip(widths, readers, strict=True):
         readings = []
         for layer in layers:
             weight = layer.weight
             reads = as_reader(weight) if weight.ndim == 4 else weight
             readings.append(Reading(covariance(torch.cat(rows[layer])), reads))
-        chosen.append(chosen_channels(readings, _width(stage)))
-    return chosen, changes
+        chosen.append(chosen_channels(readings, width))
+    return chosen if begins_anew else [chosen[0], *chosen], changes
 
 
 def _fit_stem(

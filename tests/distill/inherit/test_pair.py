@@ -33,7 +33,7 @@ from tests.distill.inherit._vits import OURS, THEIRS, inherit, small_vit, vit
         (small_vit(), small_vit(norm_layer=nn.BatchNorm1d), "norms"),
         (
             small_vit(),
-            timm.create_model("vgg11"),
+            timm.create_model("mobilenetv3_small_050"),
             "the teacher must be a plain vision transformer or a Conv",
         ),
         (small_vit(qk_norm=True), small_vit(), "qk_norm"),

@@ -1,0 +1,232 @@
+"""ConvNeXts and ResNets that start from a larger one's channels."""
+
+from types import SimpleNamespace
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from kd.distill.inherit import check_pair, inherit_together, relative_of
+from kd.distill.inherit.channels import Reading, chosen_channels
+from kd.distill.inherit.maps import (
+    RIDGE,
+    RIDGE_OF_FEW,
+    at,
+    drawn_positions,
+    fit_depthwise,
+    fit_layer,
+    groups_by_change,
+    under_kernel,
+    windows,
+)
+from kd.models import Preprocess
+from kd.module.fits import why_trial
+
+INPUT = Preprocess(32, (0.5,) * 3, (0.5,) * 3)
+OTHER = Preprocess(32, (0.48, 0.45, 0.40), (0.23, 0.22, 0.23))
+
+
+def resnet(
+    seed: int, channels: tuple[int, ...] = (16, 16, 24, 32), arch: str = "resnet18"
+) -> nn.Module:
+    """A small ResNet of five classes with random weights and statistics of its norms."""
+    torch.manual_seed(seed)
+    model = timm.create_model(arch, num_classes=5, channels=channels, zero_init_last=False)
+    model.train()
+    with torch.no_grad():
+        for _ in range(20):
+            model(INPUT(pictures(seed=9)))
+    return model.eval()
+
+
+def convnext(seed: int, dims: tuple[int, ...] = (16, 16, 24, 32), **kwargs: object) -> nn.Module:
+    """A small ConvNeXt of five classes, all of whose weights are drawn from ``seed``."""
+    torch.manual_seed(seed)
+    shape = {"dims": dims, "depths": (1, 2, 2, 1), "patch_size": 2, "ls_init_value": 0.5}
+    model = timm.create_model("convnext_atto", num_classes=5, **{**shape, **kwargs})
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def pictures(count: int = 64, seed: int = 0) -> torch.Tensor:
+    """Soft noise, uint8."""
+    generator = torch.Generator().manual_seed(seed)
+    small = torch.rand(count, 3, 8, 8, generator=generator)
+    return (255 * nn.functional.interpolate(small, (32, 32), mode="bilinear")).byte()
+
+
+@torch.no_grad()
+def correlation(student: nn.Module, teacher: nn.Module, prepare: Preprocess = INPUT) -> float:
+    """Of the logits of unseen pictures, each class's mean subtracted."""
+    ours, theirs = student(INPUT(pictures(seed=5))), teacher(prepare(pictures(seed=5)))
+    ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
+    return float((ours * theirs).sum() / ours.norm() / theirs.norm())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_convolutions_fit_is_the_ridge_regression(bias: bool) -> None:
+    """By hand: torch.linalg.lstsq of the rows and, below them, the roots of the ridge."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=bias)
+    maps, start = torch.randn(6, 3, 9, 9), torch.randn(4, 3, 3, 3)
+    target = torch.randn(6, 4, 5, 5)
+    positions = drawn_positions(6, 5, 5, 10**6, seed=0)
+    x, y = under_kernel(layer, maps, positions), at(target, positions)
+    patches = nn.functional.unfold(maps, 3, padding=1, stride=2)
+    torch.testing.assert_close(x, patches.transpose(1, 2).flatten(0, 1))
+
+    fit_layer(layer, None, [(x[:70], y[:70]), (x[70:], y[70:])], start)
+    mean_x, mean_y = (t.mean(0) * bias for t in (x, y))
+    inputs, outputs = (x - mean_x).double(), (y - mean_y).double()
+    ridge = max(RIDGE, RIDGE_OF_FEW * 27 / len(x))
+    root = (ridge * inputs.square().mean(0).mean() * len(x)).sqrt() * torch.eye(27)
+    rows = torch.cat([inputs, root.double()])
+    rest = torch.cat([outputs - inputs @ start.flatten(1).double().T, torch.zeros(27, 4)])
+    expected = start.flatten(1) + torch.linalg.lstsq(rows, rest).solution.T
+    torch.testing.assert_close(layer.weight.flatten(1).double(), expected, atol=1e-4, rtol=1e-4)
+    if bias:
+        wanted = mean_y - layer.weight.flatten(1) @ mean_x
+        torch.testing.assert_close(layer.bias, wanted, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_norm_after_a_convolution_adds_its_bias_with_statistics_of_its_own() -> None:
+    torch.manual_seed(0)
+    layer, norm = nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4)
+    maps = torch.randn(8, 3, 4, 4) + 1
+    target = nn.Conv2d(3, 4, 1)(maps)
+    positions = drawn_positions(8, 4, 4, 10**6, seed=0)
+    rows = [(under_kernel(layer, maps, positions), at(target, positions))]
+    fit_layer(layer, norm, rows, torch.zeros(4, 3, 1, 1))
+    for mode in (
+        norm.eval,
+        norm.train,
+    ):  # in training it sees the batch's statistics, which are these
+        mode()
+        torch.testing.assert_close(norm(layer(maps)), target, atol=2e-2, rtol=0)
+
+
+@torch.no_grad()
+def test_depthwise_filters_are_fitted_channel_by_channel() -> None:
+    torch.manual_seed(0)
+    layer, true = (nn.Conv2d(5, 5, 3, padding=1, groups=5) for _ in range(2))
+    maps = torch.randn(16, 5, 8, 8)
+    positions = drawn_positions(16, 8, 8, 900, seed=0)
+    inputs = windows(layer, maps).permute(0, 2, 3, 1, 4, 5)[positions].flatten(2)
+    fit_depthwise(layer, [(inputs, at(true(maps), positions))], torch.zeros(5, 1, 3, 3))
+    torch.testing.assert_close(layer.weight, true.weight, atol=3e-3, rtol=0)
+    torch.testing.assert_close(layer.bias, true.bias, atol=3e-3, rtol=0)
+
+
+def test_channels_are_chosen_by_what_they_explain() -> None:
+    """Two channels alike are worth one; a loud channel that nobody reads is worth nothing."""
+    torch.manual_seed(0)
+    x = torch.randn(1000, 5)
+    x[:, 1] = x[:, 0] + 0.01 * torch.randn(1000)
+    x[:, 4] *= 100
+    weight = torch.tensor([[1.0, 1, 0, 0, 0], [0, 0, 0.7, 0, 0], [0, 0, 0, 0.5, 0]])
+    covariance = x.T @ x / len(x)
+    assert chosen_channels([Reading(covariance, weight)], 5).tolist() == [0, 1, 2, 3, 4]
+    three = chosen_channels([Reading(covariance, weight)], 3).tolist()
+    assert three in ([0, 2, 3], [1, 2, 3])
+    assert chosen_channels([Reading(covariance, weight)], 2).tolist() in ([0, 2], [1, 2])
+
+
+def test_blocks_that_change_least_are_left_out() -> None:
+    assert groups_by_change([9, 1, 5, 2], 4) == [[0], [1], [2], [3]]
+    assert groups_by_change([0, 1, 5, 2], 2) == [[0, 1], [2, 3]]
+    assert groups_by_change([0, 1, 5, 2], 3) == [[0, 1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("teacher", "student"),
+    [
+        (resnet(0), resnet(1)),
+        (resnet(0, arch="resnet26"), resnet(1, arch="resnet26")),
+        (convnext(0), convnext(1)),
+        (
+            convnext(0, use_grn=True, ls_init_value=None),
+            convnext(1, use_grn=True, ls_init_value=None),
+        ),
+    ],
+)
+def test_a_copy_becomes_its_teacher(teacher: nn.Module, student: nn.Module) -> None:
+    inherit_together([(student, INPUT)], teacher, pictures(), INPUT)
+    assert correlation(student, teacher) > 0.98
+
+
+def test_a_smaller_convnext_comes_near() -> None:
+    teacher = convnext(0)
+    student = convnext(1, (8, 8, 12, 16), depths=(1, 1, 2, 1))
+    before = correlation(student, teacher, OTHER)
+    inherit_together([(student, INPUT)], teacher, pictures(256), OTHER)
+    assert correlation(student, teacher, OTHER) > max(0.5, before + 0.3)
+
+
+def test_a_resnet_without_its_least_blocks_comes_near() -> None:
+    """Blocks that add next to nothing: a student without them, at full width, gives the same answers."""
+    teacher = resnet(0)
+    for stage in (teacher.layer1, teacher.layer2, teacher.layer3, teacher.layer4):
+        stage[1].bn2.weight.data *= 0.1
+        stage[1].bn2.bias.data.zero_()
+    torch.manual_seed(1)
+    student = timm.create_model(
+        "resnet10t", num_classes=5, channels=(16, 16, 24, 32), stem_type="", avg_down=False
+    )
+    inherit_together([(student, INPUT)], teacher, pictures(256), INPUT)
+    assert correlation(student.eval(), teacher) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("student", "teacher", "message"),
+    [
+        (resnet(0), convnext(0), "one family, got ResNet and ConvNeXt"),
+        (timm.create_model("mobilenetv3_small_050"), resnet(0), "the student must be a plain vision"),
+        (resnet(0, (32, 32, 32, 32)), resnet(0), "no larger width of convolution 1 in stage 1 than"),
+        (resnet(0), resnet(0, arch="resnet26"), "same kind of block, got BasicBlock and Bottleneck"),
+        (timm.create_model("seresnet18"), timm.create_model("seresnet18"), "channel attention"),
+        (timm.create_model("resnext26ts"), resnet(0), "the student must be"),
+        (convnext(0, (32, 32, 32, 32)), convnext(0), "no larger width in stage 1 than the teacher, got 32 and 16"),
+        (convnext(0, kernel_sizes=5), convnext(0), "same kernels of depthwise convolutions"),
+        (convnext(0, stem_type="overlap"), convnext(0), "a stem of overlapping convolutions"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_inherited_is_named(
+    student: nn.Module, teacher: nn.Module, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_pair(student, teacher)
+
+
+@pytest.mark.parametrize(
+    ("arch", "kwargs"),
+    [
+        ("vit_small_patch16_dinov3", {"depth": 2, "embed_dim": 64, "num_heads": 4}),
+        ("vit_pe_core_small_patch16_384", {"depth": 2}),
+        ("vit_base_patch16_siglip_224", {"depth": 2, "embed_dim": 64, "num_heads": 4}),
+        ("convnext_atto", {}),
+        ("resnet50", {}),
+        ("resnet18", {}),
+    ],
+)
+def test_a_relative_of_a_quarter_of_the_size_fits(arch: str, kwargs: dict) -> None:
+    teacher = timm.create_model(arch, **kwargs)
+    halves = relative_of(teacher)
+    assert halves is not None
+    student = timm.create_model(arch, **{**kwargs, **halves})
+    check_pair(student, teacher)
+    parameters = [sum(p.numel() for p in model.parameters()) for model in (student, teacher)]
+    assert 0.15 < parameters[0] / parameters[1] < 0.6
+    assert relative_of(timm.create_model("mobilenetv3_small_050")) is None
+
+
+def test_a_run_of_few_steps_is_a_trial() -> None:
+    whole = {"fast_dev_run": False, "limit_train_batches": 1.0, "max_steps": -1}
+    assert why_trial(SimpleNamespace(**whole)) == ""
+    assert why_trial(SimpleNamespace(**{**whole, "max_steps": 5000})) == ""
+    assert why_trial(SimpleNamespace(**{**whole, "max_steps": 1})) == "trainer.max_steps=1"
+    limited = SimpleNamespace(**{**whole, "limit_train_batches": 4})
+    assert why_trial(limited) == "trainer.limit_train_batches=4"
