@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from itertools import count as counting
+from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
@@ -53,8 +54,9 @@ def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[
 
 def why_trial(trainer: Trainer) -> str:
     """The setting that makes a run a trial; "" for a run that trains."""
-    if getattr(trainer, "fast_dev_run", False):
-        return f"trainer.fast_dev_run={trainer.fast_dev_run}"
+    fast: Any = getattr(trainer, "fast_dev_run", False)
+    if fast:
+        return f"trainer.fast_dev_run={fast}"
     if trainer.limit_train_batches != 1.0:
         return f"trainer.limit_train_batches={trainer.limit_train_batches}"
     if 0 <= trainer.max_steps <= STEPS_OF_A_TRIAL:

@@ -68,8 +68,9 @@ def under_kernel(layer: nn.Module, maps_NCHW: Tensor, positions: Positions) -> T
 
 def windows(layer: nn.Conv2d, maps_NCHW: Tensor) -> Tensor:
     """The pixels under a convolution's kernel at each place of its output, a view ``(N, C, h, w, kh, kw)``."""
-    rows, columns = layer.padding  # type: ignore[misc]
-    padded = nn.functional.pad(maps_NCHW, (columns, columns, rows, rows))  # type: ignore[arg-type]
+    padding: Any = layer.padding
+    rows, columns = padding
+    padded = nn.functional.pad(maps_NCHW, (columns, columns, rows, rows))
     (kh, kw), (sh, sw) = layer.kernel_size, layer.stride
     return padded.unfold(2, kh, sh).unfold(3, kw, sw)
 
@@ -197,8 +198,10 @@ def fit_depthwise(layer: nn.Conv2d, pairs: Iterable[tuple[Tensor, Tensor]], star
         sums_x.append(inputs_CRk.sum(1))
         sums_y.append(outputs_CR1.sum(1))
         count += len(inputs_RCk)
-    gram, cross = sum(grams) / count, sum(crosses) / count
-    mean_x, mean_y = sum(sums_x) / count, sum(sums_y) / count  # (C, k), (C, 1)
+    gram = torch.stack(grams).sum(0) / count
+    cross = torch.stack(crosses).sum(0) / count
+    mean_x = torch.stack(sums_x).sum(0) / count  # (C, k)
+    mean_y = torch.stack(sums_y).sum(0) / count  # (C, 1)
     if layer.bias is not None:
         gram = gram - mean_x[:, :, None] * mean_x[:, None]
         cross = cross - (mean_x * mean_y)[..., None]

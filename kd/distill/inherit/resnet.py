@@ -139,9 +139,9 @@ def _sizes(student: Any, teacher: Any) -> dict[str, tuple[int, int]]:
 
 def _strides(model: Any) -> list[tuple[int, ...]]:
     """Of all layers that make maps smaller, in order."""
-    strides = []
+    strides: list[tuple[int, ...]] = []
     for module in model.modules():
-        stride = getattr(module, "stride", 1)
+        stride: Any = getattr(module, "stride", 1)
         if isinstance(module, nn.Conv2d) and stride != (1, 1) and module.kernel_size != (1, 1):
             strides.append(stride)
     return strides
