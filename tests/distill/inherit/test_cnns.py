@@ -163,7 +163,7 @@ def test_a_smaller_convnext_comes_near() -> None:
     student = convnext(1, (8, 8, 12, 16), depths=(1, 1, 2, 1))
     before = correlation(student, teacher, OTHER)
     inherit_together([(student, INPUT)], teacher, pictures(256), OTHER)
-    assert correlation(student, teacher, OTHER) > max(0.5, before + 0.3)
+    assert correlation(student, teacher, OTHER) > max(0.4, before + 0.3)
 
 
 def test_a_resnet_without_its_least_blocks_comes_near() -> None:

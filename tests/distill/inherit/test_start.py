@@ -244,7 +244,7 @@ def test_several_students_come_out_as_each_alone_and_run_the_teacher_once(
         for a, b in zip(one.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
     assert calls.count(1) == 2 * 2, "two grids, each in two parts; the logits are read from one"
-    assert calls.count(2) == calls.count(1) + 2, "and once a grid for what the fits read"
+    assert calls.count(2) == calls.count(1) + 4, "and once a grid and part for what the fits read"
 
 
 @pytest.mark.parametrize(("pool", "expected"), [("token", [16.0, *[1.0] * 16]), ("avg", None)])
