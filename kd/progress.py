@@ -42,7 +42,7 @@ class Canvas:
         self._stream = stream
         self.write: Callable[[str], object] = getattr(stream, "draw", stream.write)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
     def __eq__(self, other: object) -> bool:

@@ -82,7 +82,10 @@ class Watch:
         """Code that is made of text, or read from a file, by something else than a library's own machinery."""
         code = arguments[0] if event == "exec" else None
         file = str(code.co_filename if code is not None else arguments[1])
-        caller = sys._getframe(2).f_code.co_filename
+        frame = sys._getframe(2)
+        while frame.f_back and frame.f_code.co_filename.startswith(str(ROOT / "tests")):
+            frame = frame.f_back  # our own hook's frames
+        caller = frame.f_code.co_filename
         is_library = caller.startswith((*LIBRARIES, "<frozen importlib")) and not caller.endswith(
             "runpy.py"
         )

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from kd.errors import UserError
+from kd.errors import UserError, plain
 from kd.run.own_keys import take_all
 from kd.run.request import Request
 from kd.storage.run_urls import finished_at
@@ -53,7 +53,15 @@ def run(request: Request) -> int | None:
             f"kd-card: {', '.join(missing)} not given: the card says that the licence is not stated",
             file=sys.stderr,
         )
-    text = card(read_run(folder), *(options.get(key) for key in LICENSES))
+    try:
+        text = card(read_run(folder), *(options.get(key) for key in LICENSES))
+    except UserError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        # a run from elsewhere may hold a text in the place of a number
+        raise UserError(
+            f"{folder}: its files hold values that no run has recorded: {plain(error)}"
+        ) from error
     for file in files:
         write_text(file, text)
         print(f"written to {file}")

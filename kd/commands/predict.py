@@ -7,6 +7,7 @@ from pathlib import Path
 from kd.run.own_keys import take_all, whole_number
 from kd.run.request import Request
 from kd.run.run import Run
+from kd.storage.shown import on_terminal
 
 HELP = """\
 kd-predict: a run's student on pictures: labels, masks or features.
@@ -47,7 +48,8 @@ def run(request: Request) -> int | None:
     if first:
         where = write(opened, chain([first], answers), files, top, out)
     for name, problem in bad.items():
-        print(f"kd-predict: left out {name}: {problem}", file=sys.stderr)
+        line = on_terminal(f"kd-predict: left out {name}: {problem}")
+        print(line, file=sys.stderr)
     text = f"{len(files) - len(bad)} pictures"
     if bad:
         text += f", {len(bad)} left out"

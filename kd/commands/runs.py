@@ -13,7 +13,7 @@ from kd.report.metric import format_metric
 from kd.report.records import is_run
 from kd.run.request import Request
 from kd.storage.checkpoints import holder_of
-from kd.storage.elsewhere import mapping_of
+from kd.storage.elsewhere import mapping_in, mapping_of, number_in, text_in
 
 HELP = """\
 kd-runs: the runs in a folder, the newest first.
@@ -82,21 +82,21 @@ def _described(folder: Path) -> dict[str, Any]:
                 if path.suffix == ".ckpt" or path.name == "student.safetensors":
                     has_weights = True
 
-    student = summary.get("student") or {}
-    teacher = summary.get("teacher") or {}
-    values = student.get("best_val") or student.get("val") or {}
-    metric = next((name for name in MAIN if name in values), next(iter(values), None))
-    verdict = (summary.get("verdict") or {}).get("text")
+    student = mapping_in(summary, "student")
+    values = mapping_in(student, "best_val") or mapping_in(student, "val")
+    values_of_teacher = mapping_in(mapping_in(summary, "teacher"), "val")
+    metric = next((name for name in MAIN if name in values), next(iter(values), ""))
+    verdict = text_in(mapping_in(summary, "verdict"), "text")
     return {
         "run": f"{folder.parent.name}/{folder.name}",
         "folder": str(folder),
-        "status": "training" if training else summary.get("status", "ended early"),
-        "metric": metric,
-        "teacher": (teacher.get("val") or {}).get(metric),
-        "student": values.get(metric),
-        "images_per_s": summary.get("images_per_s"),
-        "verdict": verdict,
-        "limit": (verdict or "").split(":")[0],
+        "status": "training" if training else text_in(summary, "status", "ended early"),
+        "metric": metric or None,
+        "teacher": number_in(values_of_teacher, metric),
+        "student": number_in(values, metric),
+        "images_per_s": number_in(summary, "images_per_s"),
+        "verdict": verdict or None,
+        "limit": verdict.split(":")[0],
         "changed": max((status.st_mtime for status in stats), default=folder.stat().st_mtime),
         "bytes": sum(status.st_size for status in stats),
         "safe_to_delete": not has_weights and not training,

@@ -15,8 +15,15 @@ LOADS = ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_over
 """Of ``timm.create_model``: they fetch or read weights, which a model's ``checkpoint`` and ``pretrained`` do."""
 FETCHES = re.compile(r"_.*|auto_map|quantization_config|name_or_path")
 """Names of a transformers configuration that fetch code or weights."""
+IMPLEMENTATIONS = ("eager", "sdpa")
+"""Of attention, in transformers' own code."""
 LARGEST = 65_536
 """The largest whole number that an architecture takes: a width, a number of heads or classes."""
+MOST_LAYERS = 1000
+"""Of a model that a file describes: each is built before its weights are compared."""
+LARGEST_WINDOW = 64
+"""Pixels or tokens of an attention window's side; some models count its pairs of tokens, (side^2)^2, one by one."""
+WINDOWS = re.compile(r"window")
 REPEATS = re.compile(r"depth|layers|blocks|stages|repeats")
 """Names of arguments that count layers; a file can't name more layers than it has tensors."""
 SIDES = ("img_size", "image_size", "input_size")
@@ -47,7 +54,11 @@ def check_arguments(
     for name, value in arguments.items():
         sizes = [abs(number) for number in _whole_numbers(value)]
         counts_layers = tensors is not None and REPEATS.search(name) is not None
-        limit = len(tensors) if tensors is not None and counts_layers else LARGEST
+        limit = LARGEST
+        if tensors is not None and counts_layers:
+            limit = min(len(tensors), MOST_LAYERS)
+        elif tensors is not None and WINDOWS.search(name):
+            limit = LARGEST_WINDOW
         too_many_layers = counts_layers and sum(sizes) > limit
         if max(sizes, default=0) > limit or too_many_layers:
             raise UserError(f"{key}{name}: must be <= {limit}, got {str(value)[:80]}")
@@ -105,17 +116,17 @@ def check_memory(make: Callable[[], nn.Module], key: str, arguments: Mapping[str
 
 
 def architecture_alone(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration of transformers without what fetches code or weights: kernels of the hub go by ``owner/name``."""
-    kernels = {
-        name
-        for name, value in config.items()
-        if name.endswith("_implementation") and "/" in str(value)
-    }
-    return {
-        name: value
-        for name, value in config.items()
-        if not FETCHES.fullmatch(name) and name not in kernels
-    }
+    """A configuration of transformers without what fetches code or weights, also of models inside it.
+
+    Of implementations only those that are part of torch and transformers stay: others are kernels of the hub.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in config.items():
+        is_kernel = name.endswith("_implementation") and value not in IMPLEMENTATIONS
+        if is_kernel or FETCHES.fullmatch(name):
+            continue
+        kept[name] = architecture_alone(value) if isinstance(value, Mapping) else value
+    return kept
 
 
 def _whole_numbers(value: object) -> Iterator[int]:

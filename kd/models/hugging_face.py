@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from kd.errors import UserError, needs_extra
-from kd.models.arguments import architecture_alone, check_memory, check_sides
+from kd.models.arguments import IMPLEMENTATIONS, architecture_alone, check_memory, check_sides
 from kd.models.own import OwnModel
 from kd.models.preprocess import Preprocess, Size
 from kd.settings import height_width
@@ -150,9 +150,10 @@ class HuggingFaceBuilder:
             if self.path:
                 regular_files(Path(self.path))
                 config = transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=False)
-                attention = str(config._attn_implementation)
-                if "/" in attention:
-                    raise ValueError(f"attn_implementation is code of the hub ({attention})")
+                for part in (config, *vars(config).values()):  # and of models inside it
+                    attention = getattr(part, "_attn_implementation", None)
+                    if attention not in (None, *IMPLEMENTATIONS):
+                        raise ValueError(f"attn_implementation is code of the hub ({attention})")
                 _check_family(config.model_type)
                 check_sides(config.to_dict(), "builder.path: config.json: ")
                 return config

@@ -11,6 +11,7 @@ from kd.run.files import as_yaml
 from kd.run.place import Place
 from kd.run.request import Request, translate
 from kd.run.resolve import Tree, change
+from kd.run.trust import check_machines
 from kd.storage.run_urls import finished_at
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ class Run:
         Raises:
             UserError: a mistake in them.
         """
-        return cls(request.resolved(), request.vouched, request.overrides)
+        config = request.resolved()
+        check_machines(config, request.vouched)
+        return cls(config, request.vouched, request.overrides)
 
     def change(self, settings: Mapping[str, Any]) -> None:
         """Sets values in the resolved settings, by dotted keys; built objects do not follow."""

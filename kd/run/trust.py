@@ -37,6 +37,12 @@ PLAIN = re.compile(
 LOOKS_UP = re.compile(
     r"\$\{(?!\s*[\w.-]+\s*\})"
 )  # more than another key's value: the environment, a nested one
+SENDS = re.compile(
+    r"data\.tier\.address|monitor\.(otlp|webhook|cloudwatch|cloudwatch_topic|prometheus_host)"
+)
+"""Settings of a training that name another machine, or what is sent to one; Ray's answers are pickles."""
+HERE = ("auto", "127.0.0.1", "localhost")
+"""Values of these that stay on this machine."""
 PLACE = re.compile(r"(?<!class_)(dir|path|folder|file|root|ur[il])$")
 PATH = re.compile(r"[/\\]|^~|^\.\.$")
 NO_PATH = re.compile(
@@ -90,7 +96,9 @@ def vouched(
             if not isinstance(value, str):
                 continue
             kind = listed.kind_at(key.removesuffix(".class_path"))
-            if NAMED.fullmatch(value) or PATH.search(value):
+            if SENDS.fullmatch(key):
+                names.append(f"{key}={value}")
+            elif NAMED.fullmatch(value) or PATH.search(value):
                 names.append(value)
             elif PLACE.search(key):
                 names.append(f"{key}={value}")
@@ -104,6 +112,21 @@ def check_resolved(config: Mapping[Any, Any], trusted: list[str]) -> None:
     problem = None if ALL in trusted else _refusal(config, trusted, resolved=True)
     if problem:
         raise UserError(problem)
+
+
+def check_machines(config: Mapping[Any, Any], trusted: list[str]) -> None:
+    """Refuses settings of a training in which a file from elsewhere names another machine (:data:`SENDS`).
+
+    Raises:
+        UserError: names the key; the commands after a training ask no machine, so they do not call this.
+    """
+    for key, value in files.leaves(config) if ALL not in trusted else ():
+        names_machine = SENDS.fullmatch(key) and isinstance(value, str) and value not in HERE
+        if names_machine and f"{key}={value}" not in trusted:
+            raise UserError(
+                f"{key}: a file from elsewhere names no other machine, got {value}; if you trust it: "
+                f"--trust, or give {key} yourself"
+            )
 
 
 def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:

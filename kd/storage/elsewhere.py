@@ -13,6 +13,7 @@ import math
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,7 @@ LARGEST_DATA = 2**50  # bytes of what is read in parts: a pack's shard, stored a
 LARGEST_WEIGHTS = 128 * 2**30  # bytes of a teacher's weights, or of a training checkpoint
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
          stat.S_IFBLK: "a device", stat.S_IFLNK: "a link"}  # fmt: skip
+LARGEST_NUMBER = 1e100  # of what a run has measured: sums and squares of it are finite
 NODES = 1_000_000  # of YAML, each alias counted as what it stands for
 NAME = re.compile(r"(?!\.)(?!latest$)[\w.+-]{1,200}")
 
@@ -192,6 +194,25 @@ def mapping_of(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def mapping_in(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What a name maps to in values from a file; empty where that is no mapping."""
+    value = tree.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def text_in(tree: Mapping[str, Any], name: str, default: str = "") -> str:
+    """The text of a name in values from a file; ``default`` where it has none."""
+    value = tree.get(name)
+    return value if isinstance(value, str) else default
+
+
+def number_in(tree: Mapping[str, Any], name: str) -> float | None:
+    """The finite number of a name in values from a file; None where it has none."""
+    value = tree.get(name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and abs(value) < LARGEST_NUMBER else None  # type: ignore[arg-type]
 
 
 def number_of(text: str) -> float:

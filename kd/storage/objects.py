@@ -31,6 +31,14 @@ STRIPES = 64  # locks: that many blocks are fetched at the same time, by all pro
 SUM = 4  # bytes at the end of a copy: its checksum
 TOUCH_S = 60.0  # how exact the order of use is that eviction goes by
 
+STORES = (
+    *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf"),
+    *("http", "https", "ftp", "ftps", "sftp", "ssh", "smb", "hdfs", "webhdfs"),
+    *("file", "local", "memory"),
+)
+"""Protocols that only carry bytes. Others of fsspec run a program's answers (``dask``), fetch more places
+(``reference``, ``github``) or open archives, so that a URL in a file could do more than name a place."""
+
 Given = TypeVar("Given")
 
 
@@ -49,9 +57,10 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
         import fsspec
     except ImportError as error:
         raise UserError(f"{key}: {url} {needs_extra('stream')}") from error
-    # URLs in URLs, and lists of them with templates that are run
-    if "::" in url or url.startswith("reference:"):
+    if "::" in url:
         raise UserError(f"{key}: must be the URL of one place, got {url}")
+    if url.partition("://")[0] not in STORES:
+        raise UserError(f"{key}: must be a URL of {', '.join(STORES)}, got {url[:200]}")
     try:
         return fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:

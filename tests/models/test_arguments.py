@@ -10,7 +10,7 @@ import torch
 
 from kd.errors import UserError
 from kd.models import ModelSpec, Preprocess
-from kd.models.arguments import check_arguments
+from kd.models.arguments import architecture_alone, check_arguments
 from kd.models.build import build_model
 from kd.models.hugging_face import HuggingFaceBuilder
 from kd.settings import LARGEST_SIDE, ModelSettings
@@ -38,6 +38,23 @@ def test_a_model_larger_than_the_machine(spec: dict[str, Any], message: str) -> 
     with pytest.raises(UserError, match=f"^model.student.*{message}"):
         build_model(ModelSpec(**spec), 2, "model.student")
     assert time.monotonic() - before < 30
+
+
+@pytest.mark.parametrize("name", ["depth", "window_size", "num_layers"])
+def test_a_file_describes_no_endless_model(name: str) -> None:
+    """However many tensors it claims: each layer would be built before they are compared."""
+    tensors = {f"t{number}": (0,) for number in range(5000)}
+    with pytest.raises(UserError, match=f"{name}: must be <= (1000|64), got 2000"):
+        check_arguments({name: 2000}, "x: ", tensors)
+
+
+def test_an_architecture_inside_another_fetches_nothing_either() -> None:
+    inner = {"attn_implementation": "kernels-community/x", "auto_map": {}, "hidden_size": 8}
+    config = {"vision_config": inner, "_attn_implementation": "a", "attn_implementation": "sdpa"}
+    assert architecture_alone(config) == {
+        "vision_config": {"hidden_size": 8},
+        "attn_implementation": "sdpa",
+    }
 
 
 def test_counting_a_models_weights_draws_no_random_numbers() -> None:

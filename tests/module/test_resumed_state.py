@@ -10,9 +10,14 @@ import pytest
 import torch
 from timm.optim import get_optimizer_class, list_optimizers
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from kd.errors import UserError
+from kd.models.sharding import shard
 from kd.module.resumed_state import check_form, check_optimizers
 from kd.optim import OptimSpec, Together, build_optimizer
 from tests._forks import start, status_of
@@ -113,14 +118,78 @@ def test_each_optimizer_takes_its_own_state(name: str) -> None:
     empty.load_state_dict(state)
 
 
-@pytest.mark.parametrize("name", [n for n in ONE_OF_A_CLASS if not n.startswith("kron")])
-def test_each_class_of_optimizers_takes_no_wrong_state(name: str) -> None:
-    model = network()
-    state = copy.deepcopy(trained(name, model).state_dict())
-    empty = trained(name, model, steps=0)
+def refuse_all(optimizer: Optimizer, state: dict[str, Any], model: nn.Module) -> int:
+    """How many wrong states are refused; one that is not is loaded, and torch steps with it."""
+    refused = 0
     for wrong in wrong_states(state):
-        with pytest.raises(UserError, match=r"^resume: "):
-            check(empty, wrong, model)
+        try:
+            check(optimizer, wrong, model)
+        except UserError as error:
+            assert str(error).startswith("resume: ") and len(str(error).splitlines()) == 1
+            refused += 1
+            continue
+        optimizer.load_state_dict(wrong)
+        optimizer.step()
+        raise AssertionError(f"not refused: {wrong['param_groups']}")
+    return refused
+
+
+def in_a_group(folder: Path) -> None:
+    """Makes this process a group of its own, as strategies that shard need one."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+
+
+def of_zero(folder: Path) -> tuple[Optimizer, dict[str, Any], nn.Module]:
+    """``optim.zero``: torch's ZeroRedundancyOptimizer around AdamW, with its consolidated state."""
+    in_a_group(folder)
+    model = network()
+    optimizer = trained("adamw", model, zero=True)
+    assert isinstance(optimizer, ZeroRedundancyOptimizer)
+    optimizer.consolidate_state_dict(0)
+    return optimizer, copy.deepcopy(optimizer.state_dict()), model
+
+
+def of_fsdp(folder: Path) -> tuple[Optimizer, dict[str, Any], nn.Module]:
+    """FSDP2's shards, and the whole state that a checkpoint has of them."""
+    in_a_group(folder)
+    state = copy.deepcopy(trained("adamw", network()).state_dict())
+    model = network()
+    shard(model, init_device_mesh("cpu", (1,)))
+    optimizer = build_optimizer([model], OptimSpec(name="adamw", lr=1e-3))
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return optimizer, state, model
+
+
+@pytest.mark.parametrize("make", [of_zero, of_fsdp])
+def test_wrong_states_of_shards_end_no_process(make: Any, tmp_path: Path) -> None:
+    """In a child: a state that gets through is stepped with, and torch writes past it."""
+
+    def work(_: list[str]) -> int:
+        optimizer, state, model = make(tmp_path)
+        check(optimizer, state, model)
+        assert refuse_all(optimizer, state, model) > 80
+        return 0
+
+    log = tmp_path / "log"
+    assert status_of(start([], log, program=work)) == 0, log.read_text()[-1500:]
+
+
+def test_wrong_states_of_each_optimizer_end_no_process(tmp_path: Path) -> None:
+    """The same of each class of optimizers, fused where it can be, in one child, which must survive all of them."""
+
+    def work(_: list[str]) -> int:
+        for name in ONE_OF_A_CLASS:
+            if name.startswith("kron"):
+                continue
+            for fused in (False, True) if name in ("adam", "adamw", "sgd") else (False,):
+                model = network()
+                options = {"kwargs": {"fused": True}} if fused else {}
+                state = copy.deepcopy(trained(name, model, **options).state_dict())
+                assert refuse_all(trained(name, model, steps=0, **options), state, model) > 15, name
+        return 0
+
+    log = tmp_path / "log"
+    assert status_of(start([], log, program=work)) == 0, log.read_text()[-1500:]
 
 
 def test_other_settings_and_the_optimizers_of_several_students() -> None:

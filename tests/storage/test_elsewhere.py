@@ -16,7 +16,9 @@ import kd
 from kd.cli import main
 from kd.errors import UserError
 from kd.run.build import built
+from kd.run.request import Request
 from kd.run.resolve import resolve
+from kd.run.run import Run
 from kd.run.trust import check_resolved
 from kd.storage.elsewhere import mapping_of, plain_name, yaml_of
 from tests._helpers import TINY, draw_folder, save_teacher, write_recipe
@@ -83,6 +85,35 @@ def test_what_one_call_trusts_the_next_does_not(evil: Path) -> None:
         with pytest.raises(UserError, match=r"trainer\.callbacks"):
             check_resolved(config, trusted)
     assert not evil.exists() and "evil_code" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.tier.address", "evil.example:6379"),
+        ("monitor.webhook", "http://169.254.169.254/x"),
+        ("monitor.otlp", "http://evil.example:4318"),
+        ("monitor.prometheus_host", "0.0.0.0"),
+    ],
+)
+def test_a_recipe_from_elsewhere_names_no_other_machine(
+    key: str, value: str, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's cluster answers in pickles; the others are sent what the run knows."""
+    file = tmp_path / "x.yaml"
+    tree: object = value
+    for part in reversed(key.split(".")):
+        tree = {part: tree}
+    file.write_text(yaml.safe_dump(tree))
+
+    def settings(*more: str) -> dict:
+        return Run.of(Request(str(recipe), [str(file)], [*more])).config
+
+    with pytest.raises(UserError, match=rf"^{key}: a file from elsewhere names no other machine"):
+        settings()
+    settings(f"{key}={value}")  # typed
+    monkeypatch.chdir(tmp_path.parent)  # one's own files
+    settings()
 
 
 # -- recipes -----------------------------------------------------------------------------------------------------------
@@ -406,6 +437,8 @@ def test_a_bucket_writes_below_the_cache_alone(
             inside(tmp_path / "cache" / "x", name, "resume")
     for url in (
         "reference::file:///tmp/x",
+        "reference://x",
+        "dask://127.0.0.1:1/x",
         "zip://x::file:///tmp/x.zip",
         "s3://../../victim/runs/food/000",
     ):
