@@ -16,13 +16,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from kd.cli import main
-from tests._helpers import draw_folder, save_teacher, write_recipe
+from tests._helpers import StopwatchHere, draw_folder, save_teacher, write_recipe
 
 HUGE = 20 * 2**30  # bytes that a sparse file claims
 MORE_MEMORY = 2 * 2**30  # bytes that the commands may need
@@ -44,6 +44,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main("train", [f"recipe={file}", *more]) == 0
     run = root / "runs" / "tiny" / "000"
     (run / "monitor").write_text("on")
+    assert (
+        main("export", [str(run), "to=onnx"]) == 0
+    )  # what kd-serve would make, and kd-latency times
     for command in COMMANDS:
         if command != "resume":
             assert call(command, run)[0] == 0
@@ -70,21 +73,32 @@ def _items(command: str, run: Path) -> tuple[str, list[str]]:
         "eval": ("eval", [str(run)]),
         "predict": ("predict", [str(run), str(pictures), f"out={run / 'predicted.csv'}"]),
         "export": ("export", [str(run), "to=backbone"]),
+        "latency": ("latency", [str(run), "batch=1", "threads=1", "seconds=0.01"]),
+        "serve": ("serve", [str(run), "port=0", "threads=1"]),
         "resume": ("train", [f"resume={run}", "trainer.max_epochs=2"]),
     }[command]
 
 
-SLOW = ("eval", "predict", "export", "resume")
-COMMANDS = ("report", "card", "runs", "eval", "predict", "export", "resume")
+SLOW = ("eval", "predict", "export", "latency", "serve", "resume")
+COMMANDS = ("report", "card", "runs", "eval", "predict", "export", "latency", "serve", "resume")
 
 
 def call(command: str, run: Path) -> tuple[int, str]:
     """Status and messages of a command."""
     program, items = _items(command, run)
     said = io.StringIO()
-    with redirect_stderr(said), redirect_stdout(io.StringIO()):
+    with redirect_stderr(said), redirect_stdout(io.StringIO()), ended_at_once():
         status = main(program, items)
     return status, said.getvalue()
+
+
+@contextmanager
+def ended_at_once() -> Iterator[None]:
+    """Inside, a server ends as it begins to wait for requests, and models are timed in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kd.ship.latency.Stopwatch", StopwatchHere)
+        patch.setattr("kd.ship.serving.run.serve", lambda server, listening: None)
+        yield
 
 
 # -- intruders: (place, a file outside with what was there) -> what is in the place -----------------------------------
