@@ -4,8 +4,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
-from importlib.util import module_from_spec
 from typing import Any
 
 import torch
@@ -13,7 +11,6 @@ from timm.optim import (
     get_optimizer_class,
     get_optimizer_info,
     list_optimizers,
-    muon,
     param_groups_weight_decay,
 )
 from torch import Tensor, nn
@@ -22,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from kd.errors import UserError, plain
+from kd.muon import is_timms, own_muon
 from kd.settings import OptimSettings
 
 OF_LR = ("initial_lr", "max_lr_snapshot", "fallback_lr_scale")
@@ -228,31 +226,14 @@ def parameter_groups(
     return groups
 
 
-@cache
-def _own_muon() -> type[Optimizer]:
-    """timm's Muon (Jordan et al., https://kellerjordan.github.io/posts/muon), in float32 on a CPU."""
-    # timm iterates in bfloat16, 20 to 30 times as slow on CPUs without instructions for it; its own module stays so
-    spec: Any = muon.__spec__
-    copied = module_from_spec(spec)
-    spec.loader.exec_module(copied)
-    original = copied.zeropower_via_newtonschulz
-
-    def iterate(gradient: Tensor, *args: object, **kwargs: object) -> Tensor:
-        dtype = torch.float32 if gradient.is_cpu else torch.bfloat16
-        return original(gradient, *args, dtype=dtype, **kwargs)
-
-    copied.zeropower_via_newtonschulz = iterate  # type: ignore[attr-defined]
-    return copied.Muon
-
-
 def _kind_and_kwargs(spec: OptimSpec) -> tuple[Any, dict[str, Any]]:
     """The optimizer's class and its arguments: timm's for the name, then those of the settings."""
     kind: Any = get_optimizer_class(spec.name, bind_defaults=False)
     # timm gives one class several names, each with arguments of its own
     info = get_optimizer_info(spec.name)
     kwargs = {"lr": spec.lr, **(info.defaults or {})}
-    if kind is muon.Muon:
-        kind = _own_muon()  # keeps its author's momentum of 0.95
+    if is_timms(kind):
+        kind = own_muon()  # keeps its author's momentum of 0.95
     elif info.has_momentum:
         kwargs["momentum"] = 0.9
     return kind, kwargs | spec.kwargs

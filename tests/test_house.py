@@ -16,7 +16,7 @@ from tests._helpers import ROOT
 LAYERS = [
     {"kd", "kd.errors", "kd.settings"},
     {"kd.progress", "kd.machine", "kd.lightning_internals", "kd.losses.functional"},
-    {"kd.processes"},
+    {"kd.processes", "kd.muon"},
     {"kd.storage"},
     {"kd.report"},
     {"kd.clock", "kd.losses"},
