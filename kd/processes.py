@@ -7,6 +7,7 @@ training's backend is one of GPUs, decisions and texts take a second, small grou
 The collectives of a training's own tensors (gradients, batches that a loss compares) are not here.
 """
 
+import os
 import weakref
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -28,6 +29,17 @@ WITH_SECOND_GROUPS = ("nccl", "xccl", "hccl")
 _host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | None] = (
     weakref.WeakKeyDictionary()
 )
+
+
+def local_processes() -> int:
+    """How many processes of the training share this machine, as a launcher says or by its GPUs; 1 alone."""
+    if not _together():
+        return 1
+    launchers_count = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if launchers_count.isdecimal():
+        return int(launchers_count)
+    everyone = dist.get_world_size()
+    return min(everyone, torch.cuda.device_count() or everyone)
 
 
 def of_all_processes(mine: T) -> list[T]:

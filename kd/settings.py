@@ -156,7 +156,7 @@ class ModelSettings(Checked):
     """
 
     compile: bool | Literal["default", "reduce-overhead", "max-autotune"] = False
-    """A mode of ``torch.compile`` (true: ``default``; ``reduce-overhead`` uses CUDA graphs)."""
+    """A mode of ``torch.compile`` (true: ``default``; ``reduce-overhead`` and ``max-autotune`` use CUDA graphs)."""
 
     channels_last: bool = False
     """Keep pictures and weights in channels-last order, which convolutions on a GPU like."""

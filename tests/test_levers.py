@@ -211,13 +211,14 @@ def test_wrong_levers(recipe: Path, item: str, capsys: pytest.CaptureFixture[str
     assert item.split("=")[0].split(".")[-1] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 def test_cuda_graphs_are_refused_where_gradients_add_up(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, mode: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    items = ["model.student.compile=reduce-overhead", "trainer.accumulate_grad_batches=2"]
+    items = [f"model.student.compile={mode}", "trainer.accumulate_grad_batches=2"]
     assert train_main([f"recipe={recipe}", *items]) == 2
     assert (
-        "model.student.compile: reduce-overhead needs trainer.accumulate_grad_batches=1"
+        f"model.student.compile: {mode} needs trainer.accumulate_grad_batches=1"
         in capsys.readouterr().err
     )
     assert not (recipe.parent / "runs").exists()

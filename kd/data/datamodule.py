@@ -411,7 +411,9 @@ class DistillationDataModule(LightningDataModule):
     ) -> DataLoader:
         if self.tier is not None:
             return self.tier.loader(data, batches, collate)
-        return Loader.of(data, batches, collate, self.num_workers)
+        on_gpu = self.trainer is None or self.trainer.strategy.root_device.type == "cuda"
+        pinned = torch.cuda.is_available() and on_gpu
+        return Loader.of(data, batches, collate, self.num_workers, pinned)
 
     def sample_pictures(self, count: int) -> Tensor:
         """The pictures of :meth:`sample` alone: uint8 ``(N, 3, H, W)``."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -34,14 +33,15 @@ class Loader(DataLoader):
         batches: Iterable[Any],
         collate: Callable[[Sequence[Any]], Any],
         num_workers: int,
+        pinned: bool,
     ) -> "Loader":
-        """Loads ``data`` by the keys of each batch, in so many processes."""
+        """Loads ``data`` by the keys of each batch, in so many processes; ``pinned``: for copies to a GPU."""
         return cls(
             data,
             batch_sampler=batches,
             num_workers=num_workers,
             collate_fn=Shared(collate),
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=pinned,
             persistent_workers=num_workers > 0,
             worker_init_fn=listen_to_parent,
         )

@@ -172,6 +172,22 @@ def has_gpus(instance_type: str) -> bool | None:
     return match[1] in ("p", "g", "gr") if match else None
 
 
+# GPUs that the newest torch has no code for, by AWS's families and by name
+TOO_OLD = {"p2": "K80", "g2": "K520", "g3": "M60", "g3s": "M60", "p3": "V100", "p3dn": "V100"}
+TOO_OLD_NAMES = ("K80", "K520", "M60", "M40", "P4", "P40", "P100", "V100", "V100-32GB")
+WHY_TOO_OLD = (
+    "torch 2.11 and newer have no code for GPUs before Turing (T4: compute capability 7.5)"
+)
+
+
+def too_old(machine: str) -> str:
+    """The GPU of an instance type (``ml.p3.2xlarge``) or of a name (``V100``) that no new torch supports; "" if none."""
+    if machine.upper() in TOO_OLD_NAMES:
+        return machine
+    family = machine.removeprefix("ml.").partition(".")[0]
+    return TOO_OLD.get(family, "") if has_gpus(machine) else ""
+
+
 def gpus_of(instance_type: str) -> int | None:
     """GPUs of an instance type; 0 without any, None where the type is not known."""
     if not has_gpus(instance_type):
@@ -179,8 +195,6 @@ def gpus_of(instance_type: str) -> int | None:
     family, _, size = instance_type.removeprefix("ml.").partition(".")
     if family in ("g4dn", "g5", "g6", "g6e"):
         return {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8, "metal": 8}.get(size, 1)
-    if family == "p2":
-        return {"8xlarge": 8, "16xlarge": 16}.get(size, 1)
-    if family in ("p3", "p3dn", "p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300"):
+    if family in ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300"):
         return {"8xlarge": 4, "16xlarge": 8, "24xlarge": 8, "48xlarge": 8}.get(size, 1)
     return None

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 
@@ -27,20 +28,34 @@ def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
                 yield member
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, *, frozen: bool = False) -> None:
+def shard(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    frozen: bool = False,
+    gathered_as: torch.dtype | None = None,
+) -> None:
     """Shards a model in place over ``mesh``, block by block; ``frozen``: no backward pass follows.
 
     Args:
         model: to shard; from now on all processes must call it equally often.
         mesh: of one dimension.
         frozen: there is no backward pass: what is outside the blocks is freed after the forward pass as well.
+        gathered_as: the dtype in which weights travel and compute, which autocast would give them anyway: with
+            bfloat16 half as much travels. Gradients are summed, and the weights kept, in float32. None: as they are.
     """
+    policy = MixedPrecisionPolicy()
+    if gathered_as is not None:
+        # inputs stay as they are: autocast casts them operator by operator, and keeps norms in float32
+        policy = MixedPrecisionPolicy(
+            gathered_as, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()  # weights in channels-last order can't be cut
     for block in repeated_blocks(model):
-        fully_shard(block, mesh=mesh)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
     own: dict[str, Any] = {"reshard_after_forward": True} if frozen else {}  # else torch decides
-    fully_shard(model, mesh=mesh, **own)
+    fully_shard(model, mesh=mesh, mp_policy=policy, **own)
 
 
 def is_sharded(model: nn.Module) -> bool:

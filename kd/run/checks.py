@@ -10,6 +10,7 @@ from kd.run.files import flatten, leaves
 from kd.run.trust import check_plain
 from kd.settings import height_width
 
+WITH_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
 # settings that an empty text would turn off in silence
 EMPTY = (
     "checkpoint.monitor",
@@ -39,9 +40,9 @@ def check_values(config: dict[str, Any]) -> None:
     _check_overlap(config["model"])
     accumulated = config["trainer"]["accumulate_grad_batches"]
     for key, value in flatten(config).items():
-        if key.endswith("student.compile") and value == "reduce-overhead" and accumulated > 1:
+        if key.endswith("student.compile") and value in WITH_CUDA_GRAPHS and accumulated > 1:
             raise UserError(
-                f"{key}: reduce-overhead needs trainer.accumulate_grad_batches=1, got {accumulated}: its "
+                f"{key}: {value} needs trainer.accumulate_grad_batches=1, got {accumulated}: its "
                 "CUDA graphs write a batch's gradients over those of the batch before"
             )
 

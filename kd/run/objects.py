@@ -33,6 +33,7 @@ from kd.callbacks.summary import Summary
 from kd.distill.fitting import check_batch
 from kd.distill.objective import Objective
 from kd.errors import UserError
+from kd.fit_to_machine.oldest_gpu import check_gpus
 from kd.fit_to_machine.precision import choose_kernels, choose_precision
 from kd.launch.cluster import Cluster
 from kd.launch.processes import check_processes, started
@@ -78,8 +79,9 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
     run.cluster, run.marker = cluster, marker
     with warnings.catch_warnings(action="ignore"):
         _seed(run)
+        accelerator = str(run.config["trainer"]["accelerator"])
+        check_gpus(accelerator)
         if run.config["trainer"]["precision"] is None:
-            accelerator = str(run.config["trainer"]["accelerator"])
             precision, run.precision_note = choose_precision(accelerator)
             run.change({"trainer.precision": precision})
         try:

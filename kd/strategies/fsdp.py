@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch.distributed.checkpoint import state_dict
 from torch.optim import Optimizer
@@ -36,6 +37,10 @@ class FSDP(ShardedDataParallel):
             UserError: what does not go with it.
         """
         mesh = self.device_mesh["data_parallel"]
+        mixed = self.precision_plugin.precision == "bf16-mixed"
+        gathered_as = (
+            torch.bfloat16 if mixed else None
+        )  # losses compute in float32, outside of autocast
         for student in students.named().values():
             if student.average is not None:
                 raise UserError("model.ema_decay: must be null with FSDP, which shards the student")
@@ -43,7 +48,7 @@ class FSDP(ShardedDataParallel):
                 raise UserError(
                     "optim.zero: FSDP shards the optimizer's state already; leave config=zero out"
                 )
-            shard(student.model, mesh)
+            shard(student.model, mesh, gathered_as=gathered_as)
             for loss in student.objective.losses.values():
                 if any(parameter.requires_grad for parameter in loss.parameters()):
                     shard(loss, mesh)

@@ -1,11 +1,17 @@
 """Strategies that cut the students over the processes, and those that do not, by their protocol."""
 
+from pathlib import Path
+
 import pytest
+import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import kd
 from kd.distill.sharding import Sharding
 from kd.errors import UserError
+from kd.models.sharding import shard
 from kd.optim import OptimSpec
 from kd.strategies.ddp import DDP
 from kd.strategies.deepspeed import DeepSpeed
@@ -33,3 +39,24 @@ def test_who_shards_says_so_and_refuses_what_does_not_go_with_it(
         for strategy in (fsdp, deepspeed):
             with pytest.raises(UserError, match=refused):
                 strategy.shard(module.students)
+
+
+def test_weights_travel_in_the_dtype_that_autocast_gives_them(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+        dtypes = []
+        model[0].register_forward_hook(lambda module, *_: dtypes.append(module.weight.dtype))
+        shard(model, init_device_mesh("cpu", (1,)), gathered_as=torch.bfloat16)
+        with torch.autocast("cpu", torch.bfloat16):
+            answer = model(torch.ones(2, 4))
+        answer.float().sum().backward()
+        assert dtypes == [torch.bfloat16]
+        kept = [parameter for parameter in model.parameters()]
+        assert (
+            {p.dtype for p in kept}
+            == {p.grad.dtype for p in kept if p.grad is not None}
+            == {torch.float32}
+        )
+    finally:
+        dist.destroy_process_group()

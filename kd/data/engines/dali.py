@@ -18,6 +18,7 @@ from kd.data.pictures import MAX_PIXELS, decode, encode_png, plain_jpeg
 from kd.data.sources import Source
 from kd.errors import UserError, needs_extra
 from kd.machine import cores
+from kd.processes import local_processes
 from kd.settings import Augment
 
 
@@ -97,7 +98,7 @@ class DaliViews(DeviceViews):
 
         @pipeline_def(
             batch_size=self._most,
-            num_threads=cores(),
+            num_threads=max(1, cores() // local_processes()),
             device_id=device.index or 0 if gpu else None,
             prefetch_queue_depth=1,
             exec_async=False,

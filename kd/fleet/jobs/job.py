@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
-from kd.launch.groups import gpus_of, has_gpus
+from kd.launch.groups import WHY_TOO_OLD, gpus_of, has_gpus, too_old
 from kd.report.prices import price_of, read_prices
 from kd.run import files
 from kd.run.own_keys import positive, take, truth
@@ -295,8 +295,15 @@ def _check_machines(config: dict[str, Any], machines: Machines, data: Machines |
             f"data_instances: {data} needs data.engine=ray (config=remote_data), got {engine}"
         )
     if accelerator != "cpu":
+        _check_age(machines)
         _check_processes(config, machines)
     _check_strategy(config["trainer"]["strategy"], machines)
+
+
+def _check_age(machines: Machines) -> None:
+    gpu = too_old(machines.parts[0] if machines.parts else machines.type)
+    if gpu:
+        raise UserError(f"instances: {machines.type} has {gpu} GPUs, and {WHY_TOO_OLD}")
 
 
 def _check_processes(config: dict[str, Any], machines: Machines) -> None:

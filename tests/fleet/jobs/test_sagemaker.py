@@ -138,14 +138,10 @@ def test_parts_of_requests() -> None:
         "ml.p4d.24xlarge",
         "ml.g5.12xlarge",
         "g5.16xlarge",
-        "ml.p3.8xlarge",
-        "ml.p2.xlarge",
         "ml.c5.large",
     ]
     assert [gpus_of(name) for name in (*types, "ml.g7.48xlarge", "local")] == [
         8,
-        4,
-        1,
         4,
         1,
         0,
@@ -373,3 +369,15 @@ def test_without_credentials(
     assert main("launch", ["sagemaker", *PLACE, *asked]) == 2
     assert "kd-launch: sagemaker: no AWS credentials" in capsys.readouterr().err
     assert not [p for p in tmp_path.rglob("*") if p != portable]
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpu"),
+    [("1xml.p3.2xlarge", "V100"), ("1xml.p2.xlarge", "K80"), ("2xV100:8", "V100")],
+)
+def test_machines_whose_gpus_torch_left_behind_are_refused(
+    machine: str, gpu: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = "sky" if ":" in machine else "sagemaker"
+    assert main("launch", [place, "recipe=foodtag_vit", f"instances={machine}", "--dry-run"]) == 2
+    assert f"has {gpu} GPUs, and torch 2.11" in capsys.readouterr().err

@@ -1,0 +1,62 @@
+"""Which GPUs this installation of torch has code for; others are refused before anything is loaded onto them."""
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from kd.errors import UserError
+
+OLDEST = (7, 5)  # Turing (T4): torch 2.11 and newer have no code for Volta (V100) and what is older
+
+
+def check_gpus(accelerator: str) -> None:
+    """Refuses a run on a GPU that torch has no code for, where the run would use one.
+
+    Args:
+        accelerator: the trainer's setting.
+
+    Raises:
+        UserError: names the GPU, and what torch has code for.
+    """
+    if accelerator not in ("auto", "gpu", "cuda") or not torch.cuda.is_available():
+        return
+    built_for = torch.cuda.get_arch_list()
+    for number in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(number)
+        if built_for and not has_code(capability, built_for):
+            name = torch.cuda.get_device_name(number)
+            raise UserError(
+                f"trainer.accelerator: {name} (compute capability {_shown(capability)}) is not among the GPUs that "
+                f"torch {torch.__version__} has code for ({', '.join(built_for)}); a newer GPU, a torch that was "
+                "built for this one, or trainer.accelerator=cpu"
+            )
+
+
+def has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
+    """Whether a GPU can run code that was built for some architectures.
+
+    Machine code (``sm_75``) runs on GPUs of the same major number and an equal or higher minor one, ``a`` and ``f``
+    at its end on that very architecture or its family; portable code (``compute_75``) on all that are as new.
+
+    >>> has_code((7, 0), ["sm_75", "sm_80"]), has_code((8, 6), ["sm_75", "sm_80"])
+    (False, True)
+    >>> has_code((9, 0), ["sm_80"]), has_code((9, 0), ["sm_80", "compute_80"])
+    (False, True)
+    """
+    for architecture in built_for:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
+        if match is None:
+            continue
+        kind, major, minor, exactly = match[1], int(match[2]), int(match[3]), match[4]
+        if exactly == "a" and capability != (major, minor):
+            continue
+        if kind == "compute" and capability >= (major, minor):
+            return True
+        if kind == "sm" and capability[0] == major and capability[1] >= minor:
+            return True
+    return False
+
+
+def _shown(capability: tuple[int, int]) -> str:
+    return ".".join(str(number) for number in capability)
