@@ -49,6 +49,32 @@ def test_hostile_settings_do_nothing(folder: Path, tmp_path: Path) -> None:
     assert not list(folder.rglob("HACKED")) and not list(tmp_path.iterdir())
 
 
+def test_commands_do_nothing_for_a_stranger(folder: Path, tmp_path: Path) -> None:
+    """Every command, up to where its long work begins, on hostile settings, runs, students and records.
+
+    What it prints moves no cursor and forges no line.
+    """
+    run = folder / "runs" / "tiny" / "000"
+    assert main("eval", [str(run)]) == main("export", [str(run), "to=onnx"]) == 0
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "KD_CACHE": str(folder / "cache"),
+    }
+    child = subprocess.run(
+        [sys.executable, "-m", "tests._commands", str(folder)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr[-2000:]
+    result = json.loads(child.stdout.splitlines()[-1])
+    assert result["count"] > 200
+    # a run that no search has made has nothing to be compared with; a job lacks its image
+    assert {*result["warm_failed"]} <= {"compare 2", "launch 2"}
+    assert not result["harm"], "\n".join(result["harm"][:20])
+    assert not result["left"] and not list(folder.rglob("HACKED"))
+
+
 def test_every_setting_that_takes_a_class_says_which() -> None:
     """A new setting of a class type needs a kind in ``listed.PLACES``."""
     takes = {

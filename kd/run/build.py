@@ -118,7 +118,13 @@ def task_in(file: Path, trusted: Sequence[str]) -> Task:
     """The task of the model in ``student.safetensors``, as the file says; without a word of it, classification."""
     content = json_of(read_metadata(file).get("task", "null"))
     task = built(foreign("Task"), content, f"{file}: task", trusted)
-    return cast(Task | None, task) or Classification()
+    if task is None:
+        return Classification()
+    if not isinstance(task, Task):
+        raise UserError(
+            f"{file}: task: must be a class with its arguments, got {str(content)[:80]}"
+        )
+    return task
 
 
 def built(kind: object, value: object, key: str, trusted: Sequence[str] = ()) -> Built:

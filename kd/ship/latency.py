@@ -71,8 +71,11 @@ def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool])
     """
     exports: Runtimes = {}
     for name, export in mapping_of(run / "export" / "export.json").items():
-        file = Path(export["file"])
-        if not export["kept"] or export["to"] not in RUNNABLE or not file.exists():
+        whole = isinstance(export, dict) and {"file", "to", "kept", "int8"} <= export.keys()
+        if not whole or not export["kept"]:
+            continue
+        file = Path(str(export["file"]))
+        if export["to"] not in RUNNABLE or not file.exists():
             continue
         if export["to"] != "torch_export" or made_here(file):
             exports[name] = export
