@@ -132,8 +132,8 @@ def _middle(side: int, scaled: int, crop: int) -> int:
 def _eight_bits(image: Image.Image) -> Image.Image:
     """RGB of any mode; Pillow itself would clip grey values of 16 bits to white."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
-        upper_bits = np.asarray(image) >> 8
-        grey = Image.fromarray(upper_bits.clip(0, 255).astype(np.uint8))
+        # in one expression: a name would keep the copy of 16 bits in memory
+        grey = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
         grey.info = image.info
         return grey.convert("RGB")
     if image.mode in ("I", "F"):

@@ -25,6 +25,7 @@ from kd.cli import main
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving import batcher as batching
 from kd.ship.serving.answers import answer
+from kd.ship.serving.bodies import Limits
 from kd.ship.serving.metrics import Metrics
 from kd.ship.serving.run import PIPELINED
 from tests._helpers import ROOT
@@ -282,7 +283,8 @@ def test_nor_does_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "ENDING_S", 0.2)
 
     async def ended() -> float:
-        batches = batching.Batcher(lambda _: time.sleep(3600), 4, 0.0, 8, Metrics())  # type: ignore[arg-type]
+        limits = Limits(max_batch=4, max_wait_ms=0.0, queue=8)
+        batches = batching.Batcher(lambda _: time.sleep(3600), limits, Metrics())  # type: ignore[arg-type]
         batches.start()
         waiting = batches.submit(np.zeros((8, 8, 3), np.uint8))
         await asyncio.sleep(0.1)
