@@ -291,8 +291,9 @@ def hostile_records(trials: Trials) -> None:
                 changed_file(run / name, lambda tree, v=value: replaced(tree, v, False))
             )
             trials.call(commands[(number + turn) % len(commands)], run, f"{name}={value!r:.40}")
+    tables = [str(path.relative_to(trials.made)) for path in trials.made.rglob("*.csv")]
     run = trials.fresh()
-    for name in [*files, "csv/metrics.csv", "metrics.csv"]:
+    for name in [*files, *tables]:
         (run / name).write_text(
             changed_file(run / name, lambda tree: replaced(tree, HOSTILE_TEXT, True))
         )
