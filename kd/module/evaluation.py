@@ -160,8 +160,8 @@ class Validation:
         headless = [s for s in measured.values() if isinstance(s, HeadlessStudent)]
         if headless and self.teacher is not None:
             answer = self.teacher.answer({"image": batch["image"]}, self.students.wanted)
-            for student in headless:
-                student.measure(batch, answer)
+            for without_classifier in headless:
+                without_classifier.measure(batch, answer)
         if headless or not measured:  # all are headless, or none is: they have one task
             return {}
         models = {name: student.logits for name, student in measured.items()}

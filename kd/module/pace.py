@@ -37,9 +37,9 @@ def scales_gradients(trainer: Trainer) -> bool:
 
 def keep_targets_exact(trainer: Trainer) -> None:
     """Makes ``precision=bf16-true`` leave a batch's targets as they are: Lightning would round them to eight bits."""
-    plugin: Any = trainer.precision_plugin
-    if not isinstance(plugin, HalfPrecision | FSDPPrecision | DeepSpeedPrecision):
+    if not isinstance(trainer.precision_plugin, HalfPrecision | FSDPPrecision | DeepSpeedPrecision):
         return
+    plugin: Any = trainer.precision_plugin
     convert = type(plugin).convert_input
 
     def convert_input(data: object) -> Mapping[str, object]:

@@ -22,7 +22,7 @@ def try_out(model: Runtime, manifest: ExportManifest, what: str) -> None:
         raise UserError(
             f"{what} does not take uint8 pictures of {manifest.shape}: {reason}"
         ) from error
-    shape = getattr(numbers, "shape", ())
+    shape: tuple[int, ...] = getattr(numbers, "shape", ())
     rank = 4 if manifest.task == "segmentation" else 2
     right = len(shape) == rank and shape[0] == 2
     if manifest.task != "features":

@@ -158,7 +158,7 @@ def _pictures(
         raise Refused(400, f"{INPUT}: must be UINT8 [N, H, W, 3] or BYTES [N], got {received}")
     check_count(shape[0], max_pictures)
 
-    data = tensor.get("data")
+    data: Any = tensor.get("data")
     raw_size = _typed(tensor, "parameters", dict, {}).get("binary_data_size")
     is_binary = raw_size is not None
     if is_binary and (raw_size != len(raw) or "data" in tensor):
