@@ -98,7 +98,7 @@ def step_by_shapes(
     torch._foreach_mul_(list(params), 1 - lr * weight_decay)
     torch._foreach_lerp_(list(momenta), list(grads), 1.0 - momentum)
     if nesterov:
-        updates = torch._foreach_lerp(list(grads), list(momenta), momentum)
+        updates = list(torch._foreach_lerp(list(grads), list(momenta), momentum))
     else:
         updates = list(momenta)
 

@@ -133,7 +133,9 @@ def _new_host_group(strategy: Strategy) -> dist.ProcessGroup | None:
     group = None
     try:
         timeout = timedelta(seconds=timeout_of(strategy))
-        group = dist.new_group(backend=ON_THE_HOST, timeout=timeout)
+        group = cast(
+            dist.ProcessGroup, dist.new_group(backend=ON_THE_HOST, timeout=timeout)
+        )  # all processes are in it
     except RuntimeError:
         # a machine whose name leads to no address: gloo can't meet there though NCCL can
         pass
