@@ -37,7 +37,7 @@ def own_muon() -> type[Optimizer]:
         return orthogonalise(gradient, *args, dtype=dtype, **kwargs)
 
     def step(
-        params: list[Tensor], grads: list[Tensor], momentum_bufs: list[Tensor], **settings: Any
+        params: list[Tensor], grads: list[Tensor], momentum_bufs: list[Tensor], **settings: object
     ) -> None:
         plain_tensors = (
             type(params[0].data) is Tensor
@@ -67,9 +67,9 @@ def step_by_shapes(
     normalize_spatial: bool,
     adjust_lr_fn: str | None,
     ns_steps: int,
-    ns_coefficients: Any,
+    ns_coefficients: str | Sequence[tuple[float, float, float]],
     capturable: bool,
-    **of_the_iteration: Any,
+    **of_the_iteration: object,
 ) -> None:
     """One step of Muon, the weights of each shape together. With the gradient G, the momentum M and the weights W::
 

@@ -60,7 +60,7 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.storage.archives": {"tarfile.TarFile": "bounded there, the one place",
                             "tarfile.open": "bounded there, the one place"},
     "kd.callbacks.loggers": {"importlib.import_module": NAMES},
-    "kd.optim": {"importlib.util.module_from_spec": "timm's own module"},
+    "kd.muon": {"importlib.util.module_from_spec": "timm's own module"},
     "kd.monitor.watch": {"urllib.request.urlopen": "it posts to the user's address; the answer is not read"},
     "kd.storage.tensors": {"torch.load": WEIGHTS, "zipfile.ZipFile": "the names and methods of records"},
     "kd.storage.checkpoints": {"torch.load": "weights_only, without the tensors' data",
@@ -108,11 +108,11 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
 }  # fmt: skip
 LIBRARIES = {
     "jinja2",  # fills in the card's template, which is ours
-    "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "hta",
-    "lightning_fabric", "lightning_utilities", "numpy", "nvidia", "omegaconf", "onnx", "onnxruntime",
+    "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "google", "hta",
+    "lightning_fabric", "lightning_utilities", "mlflow", "numpy", "nvidia", "omegaconf", "onnx", "onnxruntime",
     "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pydantic_core", "pynvml",
     "pytorch_lightning", "ray", "rich", "safetensors", "starlette", "timm", "torch", "torchcodec", "torchmetrics",
-    "torchvision", "tqdm", "transformers", "uvicorn", "yaml",
+    "torchvision", "tqdm", "transformers", "uvicorn", "wandb", "yaml",
 }  # fmt: skip
 """All that kd/ imports beside the standard library."""
 

@@ -98,7 +98,7 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.data.sources.segmentation": {"self.at(self.masks[i]).open": NO_FILE},
     "kd.data.sources.webdataset": {"file.parent.mkdir": CACHE},
     "kd.data.tier.cluster": {"shutil.rmtree": NEW},
-    "kd.fit_to_machine.memory": {"limit.read_text": SYSTEM, "limit.with_name('memory.current').read_text": SYSTEM},
+    "kd.fit_to_machine.memory": {"limit.read_text": SYSTEM, "(cgroup / 'memory.current').read_text": SYSTEM},
     "kd.fleet.endpoint": {"Run.open": NO_FILE, "file.write_bytes": NEW},
     "kd.fleet.jobs.kubernetes": {"part.rename": JOB},
     "kd.fleet.jobs.sagemaker": {"part.rename": JOB},
