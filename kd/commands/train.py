@@ -9,11 +9,10 @@ from kd.launch import sagemaker
 from kd.launch.cluster import recognise
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
 from kd.machine import in_job
-from kd.run import files, keys
-from kd.run.paths import find, listed, listing, names
+from kd.run import keys
+from kd.run.paths import listed, listing, names
 from kd.run.place import resumed_by
 from kd.run.request import Request
-from kd.run.resolve import keys_of_classes, merged
 from kd.run.run import Run
 from kd.run.start import join_cluster, take_over, to_train
 
@@ -28,7 +27,8 @@ kd-train: trains a small, fast student from a big vision model.
   key=value         any setting; --key=value and --key value mean the same
   --list            all recipes and overlays; --list losses, sources, tasks or models what they are made of;
                     --list classes: all classes that a file from elsewhere may name
-  --keys [PART]     every setting, or those with PART in their names; with recipe= those of its losses too
+  --keys [PART]     every setting, or those with PART in their names; with recipe=, data.source=, ... those of
+                    its classes too
   --help GROUP      the settings of a group: --help data.augment
   --print_config    the resolved settings; saved to a file they can be run again
   --version         kd's version
@@ -120,10 +120,6 @@ def _information(request: Request) -> str:
     if "list" in request.flags:
         return listed(request.about)
     if "keys" in request.flags or request.about:
-        recipe = {}
-        if request.recipe is not None:
-            recipe = files.read(find("recipes", request.recipe))
-        of_losses = keys_of_classes(merged([recipe]))
         part = request.about if "keys" in request.flags else f"{request.about}."
-        return keys.table({**keys.schema(), **of_losses}, part)
+        return keys.table({**keys.schema(), **request.class_keys()}, part)
     return HELP.format(recipes=listing("recipes", "recipe="))

@@ -90,8 +90,9 @@ class DistillLoss(nn.Module):
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
-        if not (weight >= 0 and math.isfinite(weight)):
-            raise ValueError(f"weight must be >= 0, got {weight}")
+        check_range("weight", weight, ">= 0")
+        if math.isinf(weight):
+            raise ValueError(f"weight must be finite, got {weight}")
         self.weight = weight
 
     def bind(self, num_classes: int, num_samples: int, ignore_index: int | None = None) -> None:

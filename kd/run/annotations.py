@@ -113,6 +113,21 @@ def union(kinds: Iterable[object]) -> object:
     return Union[flat]  # noqa: UP007
 
 
+def within(kind: object, limit: Range) -> object:
+    """A type whose numbers have to be in a range; null and words stay.
+
+    >>> shown(within(float | None, Range("> 0")))
+    'float > 0 | None'
+    """
+    parts = [
+        part
+        if part is NoneType or get_origin(part) in (Literal, Annotated)
+        else Annotated[part, limit]
+        for part in members(kind)
+    ]
+    return union(parts)
+
+
 def members(kind: object) -> tuple[Any, ...]:
     """The types of a union; of any other type itself."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)

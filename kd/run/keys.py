@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -11,7 +12,8 @@ from typing import Any, get_type_hints
 
 from kd import settings
 from kd.errors import UserError
-from kd.run.annotations import members, shown, type_of
+from kd.run.annotations import members, shown, type_of, within
+from kd.settings import Range
 
 PACKAGE = Path(__file__).parent.parent
 SETTINGS = PACKAGE / "settings.py"
@@ -103,7 +105,13 @@ def arguments(name: str) -> dict[str, Key]:
         (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None
     )
     if init is not None:
-        return _parameters(init.args, texts | _texts(ast.get_docstring(init) or ""))
+        own_texts = texts | _texts(ast.get_docstring(init) or "")
+        parameters = _parameters(init.args, own_texts)
+        for argument, limit in (_limits_of_bases(inherited) | _limits_in(init)).items():
+            if argument in parameters:
+                key = parameters[argument]
+                parameters[argument] = replace(key, kind=within(key.kind, limit))
+        return parameters
     if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         return inherited
     texts |= _field_texts(node)
@@ -117,6 +125,25 @@ def arguments(name: str) -> dict[str, Key]:
         kind = hints[field_name] if hints else type_of(declared.annotation)
         own[field_name] = _key(field_name, kind, declared.value, texts)
     return inherited | own
+
+
+def _limits_in(init: ast.FunctionDef) -> dict[str, Range]:
+    """What a constructor allows of its arguments: its calls ``check_range("NAME", NAME, "> 0")``."""
+    limits_found: dict[str, Range] = {}
+    for node in ast.walk(init):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "check_range":
+            name, _, allowed = node.args
+            limits_found[ast.literal_eval(name)] = Range(ast.literal_eval(allowed))
+    return limits_found
+
+
+def _limits_of_bases(inherited: Mapping[str, Key]) -> dict[str, Range]:
+    limits_found: dict[str, Range] = {}
+    for name, key in inherited.items():
+        for limit in settings.limits(key.kind):
+            if isinstance(limit, Range):
+                limits_found[name] = limit
+    return limits_found
 
 
 def _types(name: str) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
 from kd.run.listed import kind_at
 from kd.run.paths import SETTINGS, find, holds_settings, is_file, part_of
-from kd.run.resolve import Value, Word, resolve
+from kd.run.resolve import Value, Word, keys_of_classes, merged, resolve
 from kd.run.shorthand import written_out
+from kd.run.suggest import as_question, suggest
 from kd.run.trust import check_file, check_names, check_resolved, vouched
 from kd.run.unread import check_read
 from kd.storage.elsewhere import yaml_of
@@ -32,7 +33,9 @@ FLAGS = (
     "--list", "--live", "--open", "--print_config", "--traces", "--trust", "--tune", "--version", "--what-if",
 )  # fmt: skip
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
-KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.]*\+?)=(.*)$", re.S)
+KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.-]*\+?)=(.*)$", re.S)
+NAMED = ("students", "teachers", "distill_losses", "taps")
+"""Settings whose entries have names of the user's own, in which a hyphen is one."""
 
 
 @dataclass
@@ -81,6 +84,11 @@ class Request:
         config = resolve(layers, self.vouched)
         check_resolved(config, self.vouched)
         return config
+
+    def class_keys(self) -> dict[str, keys.Key]:
+        """The keys of the classes that the recipe, the overlays and the command line name."""
+        contents, words = self._read()
+        return keys_of_classes(merged([*contents.values(), *sorted(words, key=_is_argument)]))
 
     def recipe_lr(self) -> float | None:
         """The learning rate of the recipe's own file, without overlays and overrides; None where it has none."""
@@ -249,23 +257,53 @@ def translate(argv: Sequence[str]) -> Request:
         match = KEY.match(item)
         if match:
             key, value = match.groups()
+            key = underscored(key)
         elif (
             item.startswith("--")
             and items
             and not (KEY.match(items[0]) or items[0].startswith("--"))
         ):
-            key, value = item[2:], items.pop(0)
+            key, value = underscored(item[2:]), items.pop(0)
+            numbers = [value]
+            while items and all(map(_is_number, [value, items[0]])):  # --input-size 3 224 224
+                numbers.append(items.pop(0))
+            value = f"[{', '.join(numbers)}]" if numbers[1:] else value
         elif item.endswith((".yaml", ".yml")):
             key, value = "recipe", item
         elif item.startswith("-"):
-            raise UserError(
-                f"no option {item} (kd-train --help); a setting needs a value: {item.lstrip('-')}=..."
-            )
+            raise _no_option(item)
         else:
             request.rest.append(item)
             continue
         _sort_in(request, key, value)
     return request
+
+
+def underscored(key: str) -> str:
+    """A key with underscores for hyphens, but for the names of students, teachers, losses and taps.
+
+    >>> underscored("data.batch-size"), underscored("students.my-student.optim.weight-decay")
+    ('data.batch_size', 'students.my-student.optim.weight_decay')
+    """
+    parts = key.split(".")
+    for i, part in enumerate(parts):
+        if i == 0 or parts[i - 1] not in NAMED:
+            parts[i] = part.replace("-", "_")
+    return ".".join(parts)
+
+
+def _is_number(text: str) -> bool:
+    return bool(re.fullmatch(r"\d+(\.\d+)?", text))
+
+
+def _no_option(item: str) -> UserError:
+    """The message for an option that is none: a setting without its value, or another program's."""
+    key = underscored(item.lstrip("-"))
+    if key in keys.schema():
+        return UserError(f"{key}: a setting needs a value: {key}=...")
+    suggestion = suggest(key, keys.schema()) if len(key) > 1 else []
+    question = as_question([f"{name}=..." for name in suggestion])
+    return UserError(f"no option {item}{question or ' (kd-train --help)'}")
 
 
 def merge(request: Request, settings: dict[str, str], where: str) -> None:

@@ -15,7 +15,7 @@ from kd.errors import UserError, no_such_loss
 from kd.run import files, listed, typed
 from kd.run.annotations import foreign, inner_kind, members, takes_class
 from kd.run.keys import FILLED, Key, fields, group_in, plain, schema
-from kd.run.suggest import hint
+from kd.run.suggest import hint, suggest
 from kd.run.trust import WORDS, class_named, is_trusted, parameters_of, unlisted
 from kd.settings import Settings
 
@@ -72,7 +72,9 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Sequence[st
     given = merge.all_of(tree, layers)
     if merge.unknown:
         known = [*schema(), *keys_of_classes(given)]
-        raise UserError(f"no key '{merge.unknown[0]}'{hint(merge.unknown[0], known, merge.losses)}")
+        key = merge.unknown[0]
+        also = _classes_that_take(key) if hint(key, known, merge.losses).startswith(" (") else ""
+        raise UserError(f"no key '{key}'{hint(key, known, merge.losses)}{also}")
     whole = merge.whole(given, Settings, "")
     if any("${" in str(value) for _, value in files.leaves(whole)):
         whole = merge.whole(_interpolated(whole), Settings, "")
@@ -80,6 +82,19 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Sequence[st
         check_student(name, differences or {})
         change({**whole, "students": None}, [differences or {}], trusted)
     return whole
+
+
+def _classes_that_take(key: str) -> str:
+    """The end of a message for an unknown argument of a source: other sources that take one of its meaning."""
+    place = key.rpartition(".")[0]
+    if listed.kind_at(place) != "source":
+        return ""
+    takers: list[str] = []
+    for one in listed.classes():
+        if one.kind == "source":
+            names = suggest(key, [f"{place}.{name}" for name in one.arguments])
+            takers += [f"{place}={one.short} takes {name}" for name in names[:1]]
+    return f"; {', '.join(takers[:3])}" if takers else ""
 
 
 def check_student(name: str, differences: Mapping[str, Any]) -> None:

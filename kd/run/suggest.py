@@ -4,96 +4,115 @@ import difflib
 from collections.abc import Iterable
 
 MOST = 3
-LOSS = "model.distill_losses.{loss}"  # the recipe's first distillation loss
-SYNONYMS = {  # words of the field -> our keys
-    word: keys
-    for words, keys in (
-        ("checkpoint_every save_every", ["checkpoint.every_n_steps", "checkpoint.every_n_minutes"]),
-        ("save_top_k", ["checkpoint.monitor", "checkpoint.every_n_steps"]),
-        ("metric", ["checkpoint.monitor"]),
-        ("jitter", ["data.augment.color_jitter"]),
-        ("cutmix_alpha", ["data.augment.cutmix"]),
-        ("flip", ["data.augment.hflip"]),
-        ("mixup_alpha", ["data.augment.mixup"]),
-        ("autoaugment randaugment", ["data.augment.rand_augment"]),
-        ("cutout reprob", ["data.augment.random_erasing"]),
-        ("aug augment augmentation", ["data.augment.scale", "data.augment.rand_augment"]),
-        ("padding", ["data.augment.pad"]),
-        ("crop", ["data.augment.scale", "data.augment.pad", "data.crop_ratio"]),
-        ("sampler", ["data.balance_classes"]),
-        ("batch bs", ["data.batch_size"]),
-        (
-            "imgsz resolution size",
-            ["data.img_size", "model.student.img_size", "model.teacher.img_size"],
-        ),
-        ("cpus threads", ["data.num_workers"]),
-        ("dataset num_classes", ["data.source"]),
-        ("path", ["data.source.root", "model.teacher.checkpoint"]),
-        ("dir", ["data.source.root", "runs_dir"]),
-        ("data_path root train_dir url", ["data.source.root"]),
-        ("val_ratio val_split", ["data.val_fraction"]),
-        ("criterion loss losses distillation", ["model.distill_losses"]),
-        ("ema", ["model.ema_decay"]),
-        ("student", ["model.student.arch", "model.student.checkpoint"]),
-        ("architecture backbone name model", ["model.student.arch", "model.teacher.arch"]),
-        ("init_from", ["model.student.checkpoint"]),
-        ("freeze_backbone", ["model.student.freeze"]),
-        ("gradient_checkpointing", ["model.student.grad_checkpointing"]),
-        ("layer layers", ["model.taps"]),
-        ("class_weight", ["model.task.class_weights"]),
-        ("smoothing", ["model.task.label_smoothing"]),
-        (
-            "ce_weight cls_weight hard_weight task_weight hard_label_weight",
-            ["model.task_loss_weight"],
-        ),
-        ("ckpt ckpt_path load", ["model.teacher.checkpoint", "model.student.checkpoint", "resume"]),
-        ("model_path weights", ["model.teacher.checkpoint", "model.student.checkpoint"]),
-        ("teacher", ["model.teacher.checkpoint", "model.teacher.arch"]),
-        ("early_stopping early_stop", ["monitor.actions"]),
-        ("patience", ["monitor.thresholds", "monitor.actions"]),
-        ("exp_name", ["name", "recipe"]),
-        ("run_name", ["name"]),
-        ("betas nesterov momentum", ["optim.kwargs"]),
-        ("layer_decay", ["optim.lr", "model.student.freeze"]),
-        ("learning_rate", ["optim.lr"]),
-        ("cosine", ["optim.min_lr_ratio", "optim.warmup_epochs"]),
-        ("eta_min lr_min min_lr", ["optim.min_lr_ratio"]),
-        ("type", ["optim.name", "data.source", "model.student.arch", "model.teacher.arch"]),
-        ("opt optimizer", ["optim.name"]),
-        ("scheduler lr_scheduler step_size", ["optim.schedule", "optim.milestones"]),
-        ("warmup warmup_steps", ["optim.warmup_epochs"]),
-        ("decay", ["optim.weight_decay", "model.ema_decay"]),
-        ("wd", ["optim.weight_decay"]),
-        ("experiment", ["recipe"]),
-        ("log_dir out out_dir output output_dir save_dir", ["runs_dir"]),
-        ("device", ["trainer.accelerator", "trainer.devices"]),
-        ("accum accumulation accumulation_steps", ["trainer.accumulate_grad_batches"]),
-        (
-            "eval_every eval_interval val_every val_interval",
-            ["trainer.check_val_every_n_epoch", "trainer.val_check_interval"],
-        ),
-        ("gpu", ["trainer.devices", "trainer.accelerator"]),
-        ("gpus world_size", ["trainer.devices", "trainer.num_nodes"]),
-        ("num_gpus n_gpus ngpus", ["trainer.devices"]),
-        ("verbose", ["trainer.enable_progress_bar", "trainer.log_every_n_steps"]),
-        ("progress", ["trainer.enable_progress_bar"]),
-        ("dry_run", ["trainer.fast_dev_run"]),
-        ("clip max_grad_norm", ["trainer.gradient_clip_val"]),
-        ("log_every log_interval", ["trainer.log_every_n_steps"]),
-        ("project", ["trainer.logger", "recipe"]),
-        ("mlflow tensorboard wandb", ["trainer.logger"]),
-        ("epoch epochs", ["trainer.max_epochs"]),
-        ("iterations steps", ["trainer.max_steps"]),
-        ("nodes", ["trainer.num_nodes"]),
-        ("amp bf16 dtype fp16 fp32", ["trainer.precision"]),
-        ("backend", ["trainer.strategy", "trainer.accelerator"]),
-        ("sync_bn", ["trainer.sync_batchnorm"]),
-        ("t tau temp", [f"{LOSS}.temperature"]),
-        ("alpha lambda loss_weight", [f"{LOSS}.weight", "model.task_loss_weight"]),
-        ("distillation_weight gamma kd_weight soft_weight", [f"{LOSS}.weight"]),
-    )
-    for word in words.split()
+LOSS = "model.distill_losses.{loss}"  # each of the recipe's distillation losses
+WORDS = (  # words of the field -> our keys
+    (
+        "checkpoint_every save_every save_steps save_interval",
+        ["checkpoint.every_n_steps", "checkpoint.every_n_minutes"],
+    ),
+    ("save_period save_freq", ["checkpoint.every_n_steps", "checkpoint.every_n_minutes"]),
+    ("resume_from_checkpoint resume_from resume_path", ["resume"]),
+    ("save_top_k", ["checkpoint.monitor", "checkpoint.every_n_steps"]),
+    ("metric metric_for_best_model eval_metric", ["checkpoint.monitor"]),
+    ("jitter", ["data.augment.color_jitter"]),
+    ("cutmix_alpha", ["data.augment.cutmix"]),
+    ("flip", ["data.augment.hflip"]),
+    ("mixup_alpha", ["data.augment.mixup"]),
+    ("aa auto_augment autoaugment randaugment", ["data.augment.rand_augment"]),
+    ("cutout reprob", ["data.augment.random_erasing"]),
+    ("aug augment augmentation", ["data.augment.scale", "data.augment.rand_augment"]),
+    ("padding", ["data.augment.pad"]),
+    ("crop_pct crop_percent", ["data.crop_ratio"]),
+    ("crop", ["data.augment.scale", "data.augment.pad", "data.crop_ratio"]),
+    ("sampler", ["data.balance_classes"]),
+    ("batch bs", ["data.batch_size"]),
+    (
+        "imgsz resolution size input_size",
+        ["data.img_size", "model.student.img_size", "model.teacher.img_size"],
+    ),
+    ("cpus threads", ["data.num_workers"]),
+    ("dataset num_classes nc class_names", ["data.source"]),
+    ("images image_root image_folder folder dir root", ["data.source.image_dir"]),
+    ("labels label target target_column class_column", ["data.source.label_column"]),
+    ("file filename file_name image image_id", ["data.source.path_column"]),
+    ("path", ["data.source.root", "model.teacher.checkpoint"]),
+    ("dir folder", ["data.source.root", "runs_dir"]),
+    ("data_path root train_dir url images image_root image_folder", ["data.source.root"]),
+    ("val_ratio val_split", ["data.val_fraction"]),
+    ("criterion loss losses distillation distill_type distillation_type", ["model.distill_losses"]),
+    ("ema model_ema", ["model.ema_decay"]),
+    ("student", ["model.student.arch", "model.student.checkpoint"]),
+    ("architecture backbone name model model_name", ["model.student.arch", "model.teacher.arch"]),
+    ("kd_model_name teacher_model teacher_name", ["model.teacher.arch"]),
+    ("init_from", ["model.student.checkpoint"]),
+    ("freeze_backbone", ["model.student.freeze"]),
+    ("gradient_checkpointing", ["model.student.grad_checkpointing"]),
+    ("layer layers", ["model.taps"]),
+    ("class_weight", ["model.task.class_weights"]),
+    ("smoothing", ["model.task.label_smoothing"]),
+    (
+        "ce_weight cls_weight hard_weight task_weight hard_label_weight",
+        ["model.task_loss_weight"],
+    ),
+    ("ckpt ckpt_path load", ["model.teacher.checkpoint", "model.student.checkpoint", "resume"]),
+    ("model_path weights", ["model.teacher.checkpoint", "model.student.checkpoint"]),
+    ("teacher", ["model.teacher.checkpoint", "model.teacher.arch"]),
+    ("early_stopping early_stop", ["monitor.actions"]),
+    ("patience", ["monitor.thresholds", "monitor.actions"]),
+    ("exp_name", ["name", "recipe"]),
+    ("run_name", ["name"]),
+    ("betas nesterov momentum", ["optim.kwargs"]),
+    ("layer_decay", ["optim.lr", "model.student.freeze"]),
+    ("learning_rate", ["optim.lr"]),
+    ("cosine", ["optim.min_lr_ratio", "optim.warmup_epochs"]),
+    ("eta_min lr_min min_lr", ["optim.min_lr_ratio"]),
+    ("type", ["optim.name", "data.source", "model.student.arch", "model.teacher.arch"]),
+    ("opt optimizer", ["optim.name"]),
+    ("scheduler lr_scheduler step_size", ["optim.schedule", "optim.milestones"]),
+    ("warmup warmup_steps", ["optim.warmup_epochs"]),
+    ("decay", ["optim.weight_decay", "model.ema_decay"]),
+    ("wd", ["optim.weight_decay"]),
+    ("experiment", ["recipe"]),
+    ("log_dir out out_dir output output_dir save_dir", ["runs_dir"]),
+    ("device", ["trainer.accelerator", "trainer.devices"]),
+    (
+        "accum accumulation accumulation_steps accum_steps",
+        ["trainer.accumulate_grad_batches"],
+    ),
+    (
+        "eval_every eval_interval val_every val_interval eval_steps val_steps",
+        ["trainer.check_val_every_n_epoch", "trainer.val_check_interval"],
+    ),
+    ("gpu", ["trainer.devices", "trainer.accelerator"]),
+    ("gpus world_size", ["trainer.devices", "trainer.num_nodes"]),
+    ("num_gpus n_gpus ngpus", ["trainer.devices"]),
+    ("verbose", ["trainer.enable_progress_bar", "trainer.log_every_n_steps"]),
+    ("progress", ["trainer.enable_progress_bar"]),
+    ("dry_run", ["trainer.fast_dev_run"]),
+    ("clip max_grad_norm", ["trainer.gradient_clip_val"]),
+    ("log_every log_interval", ["trainer.log_every_n_steps"]),
+    ("project", ["trainer.logger", "recipe"]),
+    ("mlflow tensorboard wandb report_to log_wandb", ["trainer.logger"]),
+    ("epoch epochs", ["trainer.max_epochs"]),
+    ("iterations steps", ["trainer.max_steps"]),
+    ("nodes", ["trainer.num_nodes"]),
+    ("amp bf16 dtype fp16 fp32", ["trainer.precision"]),
+    ("backend", ["trainer.strategy", "trainer.accelerator"]),
+    ("sync_bn", ["trainer.sync_batchnorm"]),
+    ("t tau temp", [f"{LOSS}.temperature"]),
+    ("alpha lambda loss_weight", [f"{LOSS}.weight", "model.task_loss_weight"]),
+    ("distillation_weight gamma kd_weight soft_weight", [f"{LOSS}.weight"]),
+)
+SYNONYMS: dict[str, list[str]] = {}
+for _words, _keys in WORDS:
+    for _word in _words.split():
+        SYNONYMS.setdefault(_word, []).extend(_keys)
+NEEDLESS = {
+    "num_classes": "the number of classes is that of the pictures (data.source)",
+    "nc": "the number of classes is that of the pictures (data.source)",
+    "interpolation": "pictures are resized as the models were trained, which no setting changes",
 }
+"""Keys of other programs that no setting replaces, and why."""
 ARCHITECTURE = frozenset(  # timm's arguments of an architecture: they go below .kwargs
     [
         "act_layer",
@@ -102,6 +121,7 @@ ARCHITECTURE = frozenset(  # timm's arguments of an architecture: they go below 
         "class_token",
         "depth",
         "depths",
+        "drop",
         "drop_block_rate",
         "drop_path",
         "drop_path_rate",
@@ -137,7 +157,7 @@ ARCHITECTURE = frozenset(  # timm's arguments of an architecture: they go below 
     ]
 )
 MEANT = {"heads": "num_heads", "hidden_dim": "embed_dim", "drop_path": "drop_path_rate", "dropout": "drop_rate",
-         "width": "embed_dim"}  # fmt: skip
+         "drop": "drop_rate", "width": "embed_dim"}  # fmt: skip
 
 
 def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> list[str]:
@@ -160,10 +180,10 @@ def suggest(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> li
     by_last_part: dict[str, list[str]] = {}
     for name in known:
         by_last_part.setdefault(name.rpartition(".")[2], []).append(name)
-    loss = next(iter(losses), "kd")
     synonyms: dict[str, list[str]] = {}
     for word, names in SYNONYMS.items():
-        synonyms[word] = [name.format(loss=loss) for name in names]
+        of_losses = [name.format(loss=loss) for name in names for loss in [*losses] or ["kd"]]
+        synonyms[word] = [name for name in of_losses if name in known]
 
     *above, last = key.lower().replace("-", "_").split(".")
     if last in ARCHITECTURE and last not in by_last_part:
@@ -202,16 +222,26 @@ def _runs(name: str) -> list[str]:
 
 
 def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
-    """What follows an unknown key in a message: suggestions, or where the keys are listed.
+    """What follows an unknown key in a message: suggestions, why there is no such setting, or where keys are listed.
 
     Args:
         key: as given.
         accepted: all keys that would be taken.
         losses: names of the recipe's distillation losses.
     """
+    known = list(accepted)
+    place, _, last = key.rpartition(".")
+    if why := NEEDLESS.get(last.lower()):
+        return f": {why}"
+    names = suggest(key, known, losses)
+    siblings = [name for name in known if place.count(".") and name.startswith(f"{place}.")]
+    if any(name.startswith(f"{place}.") and name != key for name in names):
+        return as_question(names)
     if key == "data.source.root":
         return ": the data.source of this recipe has none; data.source=ImageFolder data.source.root=DIR reads a folder"
-    return as_question(suggest(key, accepted, losses)) or " (kd-train --keys)"
+    if siblings:  # what was right is kept
+        return f" ({place} takes {', '.join(name.rpartition('.')[2] for name in siblings)})"
+    return as_question(names) or " (kd-train --keys)"
 
 
 def near(given: object, names: Iterable[str], most: int = 1) -> str:

@@ -53,7 +53,8 @@ CLASSES = {
 }
 EXAMPLES = {
     "ImageFolder": "data.source=ImageFolder data.source.root=DIR",
-    "Manifest": "data.source.train=train.csv data.source.val=val.csv",
+    "Manifest": "data.source.train=train.csv data.source.val=val.csv data.source.image_dir=DIR "
+    "data.source.path_column=id data.source.label_column=label",
     "Shards": "data.source=Shards data.source.root=PACK",
     "WebDataset": "data.source=WebDataset data.source.train='DIR/train-{0000..0146}.tar'",
     "HuggingFace": "data.source=HuggingFace data.source.path=NAME",

@@ -172,7 +172,8 @@ def test_guessed_keys_lead_to_those_meant(accepted: list[str]) -> None:
 
 def test_synonyms_lead_to_keys(accepted: list[str]) -> None:
     named = {name.format(loss="kd") for names in SYNONYMS.values() for name in names}
-    assert named <= {*accepted}
+    of_lists = keys_of_classes(merged([{"data": {"source": "Manifest"}}]))
+    assert named <= {*accepted, *of_lists}
 
 
 def test_the_keys_are_those_of_the_resolved_settings() -> None:
@@ -223,6 +224,11 @@ WRONG_KEYS = [
     ),
     ("dry_run=true", "no key 'dry_run'; did you mean 'trainer.fast_dev_run'?"),
     ("model.distill_losses.kd.temprature=1", "did you mean 'model.distill_losses.kd.temperature'?"),
+    (
+        "model.distill_losses.kd.temperature=0",
+        "model.distill_losses.kd.temperature: must be > 0, got 0",
+    ),
+    ("model.distill_losses.kd.weight=-1", "model.distill_losses.kd.weight: must be >= 0, got -1"),
     ("model.student.drop_path_rate=0.1", "did you mean 'model.student.kwargs.drop_path_rate'?"),
     ("data.source.path=x", "no key 'data.source.path'"),
     ("optim=SGD", "optim: got 'SGD'; did you mean 'optim.name=sgd'?"),
@@ -448,4 +454,6 @@ def test_the_page_of_all_settings_is_what_the_settings_say() -> None:
 
 
 def test_arguments() -> None:
-    assert arguments("KDLoss")["temperature"].type == "float"
+    assert arguments("KDLoss")["temperature"].type == "float > 0"
+    assert arguments("KDLoss")["weight"].type == "float >= 0"
+    assert arguments("KDLoss")["final_temperature"].type == "float > 0 | None"
