@@ -144,7 +144,7 @@ class Request:
         for key, word in words:
             files.check_text({key: word.value})
             check_names({key: word.value})
-            _check_says_something(key, word.value)
+            _check_says_something(key, word)
         if "trust" not in self.flags:
             for file, content in contents.items():
                 check_file(file, content, self.trust)
@@ -210,11 +210,14 @@ def with_folders(value: Value) -> Value:
     return value
 
 
-def _check_says_something(key: str, value: object) -> None:
-    if value == {} and key in GROUPS:  # what is merged key by key takes nothing from it
+def _check_says_something(key: str, word: Word) -> None:
+    """Refuses a word that would change nothing, or would turn something off in silence (a shell's empty variable)."""
+    if word.value == {} and key in GROUPS:  # what is merged key by key takes nothing from it
         raise UserError(f"{key}: {{}} sets nothing")
-    if key == "runs_dir" and not value:
+    if key == "runs_dir" and not word.value:
         raise UserError("runs_dir: must name a folder, got nothing")
+    if word.text == "":
+        raise UserError(f"{key}: must not be empty; null is none")
 
 
 def _is_argument(layer: Mapping[str, Any]) -> bool:

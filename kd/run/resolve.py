@@ -220,7 +220,9 @@ class _Merge:
         is_group = group_in(kind) is not None
         node: object = dict(present) if is_group else {}
         for name, inner in value.items():
-            path = str(name).split(".") if is_group else [str(name)]
+            if not isinstance(name, str):  # YAML reads 007 as 7
+                raise UserError(f"{plain(key)}: a name is text, got {name}")
+            path = name.split(".") if is_group else [name]
             if isinstance(node, dict) and path[0] not in node and path[0] in present:
                 node[path[0]] = present[path[0]]
             node = self._put_below(node, path, inner, kind, key)
