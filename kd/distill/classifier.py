@@ -11,12 +11,15 @@ import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 
-from kd.data.batch import Target
+from kd.data.batch import Batch, Target
+from kd.distill.inherit.ridge import fit_linear
 from kd.distill.student import Student
 from kd.models.loading import has_new_classifier
 from kd.models.preprocess import evaluating
 from kd.progress import bar
 from kd.tasks.features import starting_classifier
+from kd.teachers import RunTeacher
+from kd.teachers.answer import ALL, Wanted
 
 Sample = Callable[[int, bool], Iterable[tuple[Tensor, Target]]]
 """Gives so many training pictures, with their targets if the second argument is true."""
@@ -63,6 +66,58 @@ def fit_new_classifier(student: Student, sample: Sample | None) -> str:
     return (
         f"student: the new classifier starts as a ridge regression on the features of {len(labels)} training pictures "
         f"(leave-one-out accuracy {accuracy:.1%})"
+    )
+
+
+@torch.no_grad()
+def fit_to_answers(
+    student: Student, teacher: RunTeacher | None, pictures: Callable[[int], Tensor] | None
+) -> str:
+    """Sets a new linear classifier to a ridge regression of the teacher's logits on the student's features.
+
+    For a student of another family than its teacher's, whose layers it can't take, with pre-trained weights and
+    without labels (:func:`fit_new_classifier` reads those).
+
+    Args:
+        student: with pre-trained weights.
+        teacher: the run's; None: none.
+        pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None: there are none.
+
+    Returns:
+        A message for the user, or "".
+    """
+    classifier = getattr(student.model, "get_classifier", lambda: None)()
+    if teacher is None or not teacher.has_head or pictures is None:
+        return ""
+    if student.start != "pre-trained" or student.objective.task_loss_weight:
+        return ""
+    is_taught = student.objective.trains_logits and student.data.scales is None
+    if not (is_taught and isinstance(classifier, nn.Linear) and has_new_classifier(student.model)):
+        return ""
+    sample = pictures(min(PER_CLASS * len(student.classes), MOST))
+    features: list[Tensor] = []
+    logits: list[Tensor] = []
+
+    def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        features.append(inputs[0].float())
+
+    hidden = getattr(rank_zero_only, "rank", 0) != 0
+    hook = classifier.register_forward_pre_hook(record)
+    with hook, evaluating(student.model):
+        for part in bar(sample.split(BATCH), label="a first classifier", disable=hidden):
+            student.model(student.prepare(part))
+            answer = teacher.answer(Batch(image=part), Wanted()).logits[ALL]
+            assert isinstance(answer, Tensor)
+            logits.append(answer)
+    if features[0].ndim != 2 or logits[0].ndim != 2:  # of maps each place has an answer
+        return ""
+    start = torch.zeros_like(classifier.weight)
+    fit_linear(classifier, [(torch.cat(features), torch.cat(logits))], start)
+    if student.average is not None:
+        student.average.set(student.model)
+    return (
+        "student: the new classifier starts as a ridge regression of the teacher's answers "
+        f"on the features of {len(sample)} training pictures"
     )
 
 

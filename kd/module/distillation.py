@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from kd.data.batch import Batch, DataInfo, RangeCheck, as_batch
 from kd.data.datamodule import DistillationDataModule
-from kd.distill.classifier import fit_new_classifier
+from kd.distill.classifier import fit_new_classifier, fit_to_answers
 from kd.distill.settle import settle_losses
 from kd.distill.sharding import Sharding
 from kd.distill.step import GivenTeacher, as_teacher, make_student, objective_of
@@ -206,7 +206,11 @@ class DistillationModule(Inference):
         messages = []
         started = self.students.begin(self.teacher, sample)
         for of_start, student in zip(started, self.students.named().values(), strict=True):
-            message = of_start or fit_new_classifier(student, labelled)
+            message = (
+                of_start
+                or fit_new_classifier(student, labelled)
+                or fit_to_answers(student, self.teacher, sample)
+            )
             if message:
                 messages.append(message)
         return messages

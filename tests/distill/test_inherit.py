@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from kd.cli import train_main
 from kd.data.batch import DataInfo
@@ -239,3 +239,29 @@ def test_the_middle_of_a_cnn_learns_from_the_middle_of_a_vit(recipe: Path) -> No
         float(row[key]) for row in rows for key in row if key.endswith("middle_loss") and row[key]
     ]
     assert 0 < losses[-1] < losses[0]
+
+
+def test_a_pretrained_student_without_labels_begins_with_its_teachers_answers(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its features are the teacher's own here, so the answers are too, before the first step."""
+    teacher = load_file(save_teacher(tmp_path / "teacher.safetensors"))
+    backbone = {name: value for name, value in teacher.items() if not name.startswith("head.")}
+    save_file(backbone, tmp_path / "backbone.safetensors")
+    items = [
+        f"model.teacher.checkpoint={tmp_path / 'teacher.safetensors'}",
+        f"model.student.checkpoint={tmp_path / 'backbone.safetensors'}",
+        f"model.student.kwargs={json.dumps(TINY)}",
+        "model.task_loss_weight=0",
+        "model.distill_losses={kd: {class_path: KDLoss}}",
+        "optim.lr=1e-9",
+        "trainer.max_epochs=1",
+    ]
+    assert train_main([f"recipe={recipe}", *items]) == 0
+    assert (
+        "a ridge regression of the teacher's answers on the features of" in capsys.readouterr().out
+    )
+    student = load_file(recipe.parent / "runs" / "tiny" / "000" / "student.safetensors")
+    ours, theirs = student["head.weight"], teacher["head.weight"]
+    ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
+    assert torch.nn.functional.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0) > 0.8
