@@ -87,7 +87,7 @@ def fit_to_answers(
         A message for the user, or "".
     """
     classifier = getattr(student.model, "get_classifier", lambda: None)()
-    if teacher is None or not teacher.has_head or pictures is None:
+    if teacher is None or pictures is None:
         return ""
     if student.start != "pre-trained" or student.objective.task_loss_weight:
         return ""

@@ -70,7 +70,7 @@ def test_a_recipe_bends_to_its_student(recipe: Path, capsys: pytest.CaptureFixtu
 
     assert train_main([*items, *cnn, "model.student.inherit=auto"]) == 0
     said = capsys.readouterr().out
-    relative = f"model.student.arch={ARCH} model.student.kwargs='{{patch_size: 8, embed_dim: 16, depth: 2, num_heads: 1}}'"
+    relative = f"model.student.arch={ARCH} model.student.kwargs='{{depth: 2, embed_dim: 16, num_heads: 1, patch_size: 8}}'"
     reason = (
         f"(student and teacher must be of one family, got ResNet and VisionTransformer; {relative} can, "
         "which is model.student.arch=auto), at optim.lr_scratch=0.01; "
@@ -105,7 +105,7 @@ def test_arch_auto_is_a_quarter_of_the_teacher(
     items = [f"recipe={recipe}", "trainer.max_epochs=1", "trainer.enable_progress_bar=false"]
     auto = ["model.student.arch=auto", "model.student.kwargs={}", "model.student.inherit=true"]
     assert train_main([*items, *auto]) == 0
-    assert f"{ARCH} with {{'patch_size': 8, 'embed_dim': 16" in capsys.readouterr().out
+    assert f"{ARCH} with {{'depth': 2, 'embed_dim': 16" in capsys.readouterr().out
     folder = recipe.parent / "runs" / "tiny" / "000"
     assert load_file(folder / "student.safetensors")["blocks.1.attn.qkv.weight"].shape == (48, 16)
     assert json.loads((folder / "summary.json").read_text())["student"]["start"] == "inherited"

@@ -12,6 +12,10 @@ import torch
 from torch import Tensor, nn
 
 ViT: TypeAlias = Any  # timm's VisionTransformer or Eva: torch types their blocks as bare modules
+CNN: TypeAlias = Any  # timm's ConvNeXt or ResNet, likewise
+Part: TypeAlias = (
+    Any  # a block, an attention, a norm: whatever of such a model has parts of its own
+)
 
 QKV_PARTS = 3
 """Queries, keys and values, in this order."""
@@ -26,7 +30,7 @@ def register_count(model: ViT) -> int:
     return 0 if model.reg_token is None else model.reg_token.shape[1]
 
 
-def layer_scale(block: Any, branch: int) -> Tensor | None:
+def layer_scale(block: Part, branch: int) -> Tensor | None:
     """What multiplies what a block's branch writes, ``(D,)``: 1 attention, 2 MLP; None: nothing does."""
     scale = getattr(block, f"gamma_{branch}", None)  # Eva
     if scale is not None:
@@ -34,7 +38,7 @@ def layer_scale(block: Any, branch: int) -> Tensor | None:
     return getattr(getattr(block, f"ls{branch}", None), "gamma", None)  # VisionTransformer
 
 
-def scaled(block: Any, branch: int, written: Tensor) -> Tensor:
+def scaled(block: Part, branch: int, written: Tensor) -> Tensor:
     """What a branch adds to the stream: what its last layer gives, by its layer scale."""
     scale = layer_scale(block, branch)
     return written if scale is None else written * scale
@@ -115,34 +119,34 @@ def kind_of_rotation(model: ViT) -> str:
     return f"{type(rope).__name__}({', '.join(settings)})"
 
 
-def attend(attention: Any, tokens: Tensor, rotation: Rotation | None) -> Tensor:
+def attend(attention: Part, tokens: Tensor, rotation: Rotation | None) -> Tensor:
     """What an attention gives for normalised tokens, ``(N, L, D)`` -> ``(N, L, D)``."""
     if rotation is None:
         return attention(tokens)
     return attention(tokens, rope=rotation.angles())
 
 
-def run_block(block: Any, stream: Tensor, rotation: Rotation | None) -> Tensor:
+def run_block(block: Part, stream: Tensor, rotation: Rotation | None) -> Tensor:
     """The stream after a block, ``(N, L, D)`` -> ``(N, L, D)``."""
     if rotation is None:
         return block(stream)
     return block(stream, rope=rotation.angles())
 
 
-def qkv_layers(attention: Any) -> list[nn.Linear]:
+def qkv_layers(attention: Part) -> list[nn.Linear]:
     """The linear layers that make queries, keys and values: one for all, or one of each."""
     if attention.qkv is not None:
         return [attention.qkv]
     return [attention.q_proj, attention.k_proj, attention.v_proj]
 
 
-def qkv_weight(attention: Any) -> Tensor:
+def qkv_weight(attention: Part) -> Tensor:
     """Weights of queries, keys and values, ``(3 * H * S, D)``."""
     layers = qkv_layers(attention)
     return layers[0].weight if len(layers) == 1 else torch.cat([each.weight for each in layers])
 
 
-def qkv_biases(attention: Any) -> list[Tensor | None]:
+def qkv_biases(attention: Part) -> list[Tensor | None]:
     """Biases of queries, of keys and of values, ``(H * S,)`` each; None: they have none."""
     if getattr(attention, "q_bias", None) is not None:  # Eva's in one layer: keys have no bias
         return [attention.q_bias, None, attention.v_bias]
@@ -153,7 +157,7 @@ def qkv_biases(attention: Any) -> list[Tensor | None]:
     return [None] * QKV_PARTS if bias is None else list(bias.chunk(QKV_PARTS))
 
 
-def qkv_of(attention: Any, tokens: Tensor) -> Tensor:
+def qkv_of(attention: Part, tokens: Tensor) -> Tensor:
     """Queries, keys and values of normalised tokens, ``(N, L, D)`` -> ``(N, L, 3 * H * S)``."""
     weight = qkv_weight(attention)
     biases = qkv_biases(attention)
@@ -164,7 +168,7 @@ def qkv_of(attention: Any, tokens: Tensor) -> Tensor:
     return nn.functional.linear(tokens, weight, torch.cat(filled))
 
 
-def set_qkv(attention: Any, part: int, weight: Tensor, bias: Tensor | None) -> None:
+def set_qkv(attention: Part, part: int, weight: Tensor, bias: Tensor | None) -> None:
     """Overwrites what makes queries (0), keys (1) or values (2).
 
     Args:
@@ -184,7 +188,7 @@ def set_qkv(attention: Any, part: int, weight: Tensor, bias: Tensor | None) -> N
         place.copy_(bias)
 
 
-def has_layer_without_bias(block: Any, branch: int) -> bool:
+def has_layer_without_bias(block: Part, branch: int) -> bool:
     """Whether a layer that reads a block's first (1) or second (2) norm has no bias."""
     if branch == 1:
         gate = getattr(block.attn, "gate", None)
@@ -195,7 +199,7 @@ def has_layer_without_bias(block: Any, branch: int) -> bool:
     return any(bias is None for bias in biases)
 
 
-def take_inner_norm(norm: Any, of_teacher: Any, places: Tensor) -> None:
+def take_inner_norm(norm: Part, of_teacher: Part, places: Tensor) -> None:
     """Copies a norm within an attention or MLP, of the heads' outputs or hidden units that the student keeps.
 
     Args:

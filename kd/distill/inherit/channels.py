@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class Reading(NamedTuple):
+class Readout(NamedTuple):
     """One place where channels are read."""
 
     covariance: Tensor
@@ -22,7 +22,7 @@ class Reading(NamedTuple):
     """What a reader computes of them, A, ``(outputs, C)``; several readers are stacked."""
 
 
-def chosen_channels(readings: Sequence[Reading], count: int) -> Tensor:
+def chosen_channels(readings: Sequence[Readout], count: int) -> Tensor:
     """The channels from which the readers' outputs ``A x`` can best be regressed, one after the other.
 
     Given the channels that are chosen, let G be the covariance of what they leave unexplained. A further channel c

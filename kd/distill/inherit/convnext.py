@@ -20,7 +20,8 @@ from timm.layers import GlobalResponseNormMlp, Mlp, NormMlpClassifierHead
 from timm.models.convnext import ConvNeXt, ConvNeXtBlock
 from torch import Tensor, nn
 
-from kd.distill.inherit.channels import Reading, chosen_channels
+from kd.distill.inherit.anatomy import CNN, Part
+from kd.distill.inherit.channels import Readout, chosen_channels
 from kd.distill.inherit.maps import (
     Positions,
     as_reader,
@@ -48,7 +49,7 @@ MOST_BYTES = 1e9
 """Memory of one stream of maps of the whole sample; more pictures than fit in are left to the classifier alone."""
 
 
-def check_convnexts(student: Any, teacher: Any) -> None:
+def check_convnexts(student: CNN, teacher: CNN) -> None:
     """Checks that a ConvNeXt can start from another; raises a ValueError, whose line says what differs."""
     for role, model in (("student", student), ("teacher", teacher)):
         problem = _not_understood(model)
@@ -85,19 +86,19 @@ def check_convnexts(student: Any, teacher: Any) -> None:
                 )
 
 
-def _kernels(model: Any) -> list[tuple[int, ...]]:
+def _kernels(model: CNN) -> list[tuple[int, ...]]:
     return [stage.blocks[0].conv_dw.kernel_size for stage in model.stages]
 
 
-def _width(stage: Any) -> int:
+def _width(stage: Part) -> int:
     return stage.blocks[0].conv_dw.out_channels
 
 
-def _hidden(stage: Any) -> int:
+def _hidden(stage: Part) -> int:
     return len(stage.blocks[0].mlp.fc1.weight)
 
 
-def _not_understood(model: Any) -> str:
+def _not_understood(model: CNN) -> str:
     """What of a ConvNeXt has no formula here; "" where all has one."""
     if len(model.stem) != 2:
         return "a stem of overlapping convolutions"
@@ -116,21 +117,21 @@ def _not_understood(model: Any) -> str:
     return "a hidden layer before its classifier" if has_layer else ""
 
 
-def _inherits_head(student: Any, teacher: Any) -> bool:
+def _inherits_head(student: CNN, teacher: CNN) -> bool:
     ours, theirs = student.head.fc, teacher.head.fc
     both_linear = isinstance(ours, nn.Linear) and isinstance(theirs, nn.Linear)
     return both_linear and student.num_classes == teacher.num_classes
 
 
-def head_norm(model: ConvNeXt) -> Any:
+def head_norm(model: ConvNeXt) -> Part:
     """The norm before the classifier: before or after pooling."""
     return model.norm_pre if isinstance(model.norm_pre, nn.LayerNorm) else model.head.norm
 
 
 @torch.no_grad()
 def inherit_convnext(
-    student: Any,
-    teacher: Any,
+    student: CNN,
+    teacher: CNN,
     pictures: Images,
     student_input: Preprocess,
     teacher_input: Preprocess,
@@ -192,7 +193,7 @@ def inherit_convnext(
         check_copy(torch.cat(answers), torch.cat(logits))
 
 
-def _is_copy(student: Any, teacher: Any) -> bool:
+def _is_copy(student: CNN, teacher: CNN) -> bool:
     shapes = []
     for model in (student, teacher):
         values = model.state_dict().items()
@@ -201,7 +202,7 @@ def _is_copy(student: Any, teacher: Any) -> bool:
 
 
 def _choose(
-    student: Any, teacher: Any, inputs: Sequence[Tensor]
+    student: CNN, teacher: CNN, inputs: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[list[float]]]:
     """The channels of the stem and of each stage that are kept, and how much each block of the teacher changes its stream.
 
@@ -244,13 +245,13 @@ def _choose(
         for layer in layers:
             weight = layer.weight
             reads = as_reader(weight) if weight.ndim == 4 else weight
-            readings.append(Reading(covariance(torch.cat(rows[layer])), reads))
+            readings.append(Readout(covariance(torch.cat(rows[layer])), reads))
         chosen.append(chosen_channels(readings, width))
     return chosen if begins_anew else [chosen[0], *chosen], changes
 
 
 def _fit_stem(
-    student: Any, teacher: Any, ours: Sequence[Tensor], theirs: Sequence[Tensor], kept: Tensor
+    student: CNN, teacher: CNN, ours: Sequence[Tensor], theirs: Sequence[Tensor], kept: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Fits the patches, then scale and shift of the norm after them; returns the streams of both.
 
@@ -288,8 +289,8 @@ def _fit_stem(
 
 
 def _fit_downsample(
-    small: Any,
-    big: Any,
+    small: Part,
+    big: Part,
     ours: Sequence[Tensor],
     theirs: Sequence[Tensor],
     before: Tensor,
@@ -321,7 +322,7 @@ def _fit_downsample(
 
 
 def _fit_block(
-    block: Any,
+    block: Part,
     followed: Sequence[Any],
     ours: Sequence[Tensor],
     theirs: Sequence[Tensor],
@@ -387,7 +388,7 @@ def _fit_block(
 
 
 def _fit_layer(
-    layer: Any,
+    layer: Part,
     run: Callable[[Tensor], Tensor],
     inputs: Sequence[Tensor],
     targets: Sequence[Tensor],

@@ -11,6 +11,7 @@ from timm.models.resnet import ResNet
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from kd.distill.inherit.anatomy import Part
 from kd.distill.inherit.convnext import check_convnexts, inherit_convnext
 from kd.distill.inherit.pair import check_pair as check_vits
 from kd.distill.inherit.resnet import check_resnets, inherit_resnet
@@ -40,7 +41,7 @@ def _one_by_one(inherit: Callable[..., None]) -> Callable[..., None]:
     """Of a family whose students have nothing in common that is worth computing once."""
 
     def inherit_each(
-        students: Students, teacher: Any, pictures: Images, teacher_input: Preprocess
+        students: Students, teacher: Part, pictures: Images, teacher_input: Preprocess
     ) -> None:
         with evaluating(teacher, *(student for student, _ in students)):
             for student, prepare in students:

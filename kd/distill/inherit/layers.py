@@ -14,6 +14,7 @@ from torch.nn.utils import skip_init
 
 from kd.distill.inherit.anatomy import (
     QKV_PARTS,
+    Part,
     Rotation,
     ViT,
     attend,
@@ -100,7 +101,7 @@ def inherit_embedding(
         student.pos_embed.copy_(positions @ projection.T)
 
 
-def _before_norm(norm: Any, projection: Tensor) -> Tensor:
+def _before_norm(norm: Part, projection: Tensor) -> Tensor:
     """How the teacher's tokens map onto the student's before a norm that comes before the blocks, if there is one.
 
     The norm gives ``g x / |x|`` of its centred input x (g: its scale), which M maps onto the student's stream. So the
@@ -119,7 +120,7 @@ def _before_norm(norm: Any, projection: Tensor) -> Tensor:
     return scaled_projection - scaled_projection.mean(1, keepdim=True)
 
 
-def fit_norm_before_blocks(norm: Any, tokens: Tensor, target: Tensor) -> None:
+def fit_norm_before_blocks(norm: Part, tokens: Tensor, target: Tensor) -> None:
     """Fits scale and shift of the student's norm before its blocks, channel by channel, by least squares.
 
     Args:
@@ -217,7 +218,7 @@ class BlockTargets:
 
 
 def inherit_block(
-    block: Any,
+    block: Part,
     targets: BlockTargets,
     streams: Sequence[Tensor],
     rotation: Rotation | None = None,
@@ -241,7 +242,7 @@ def inherit_block(
 
 
 def _fit_attention(
-    block: Any, targets: BlockTargets, streams: Sequence[Tensor], rotation: Rotation | None
+    block: Part, targets: BlockTargets, streams: Sequence[Tensor], rotation: Rotation | None
 ) -> list[Tensor]:
     """Fits queries, keys and values, then the projection; returns the stream between attention and MLP."""
     attention, teacher = block.attn, targets.teacher
@@ -272,7 +273,7 @@ def _fit_attention(
 
 
 def _fit_chosen_heads(
-    attention: Any,
+    attention: Part,
     targets: BlockTargets,
     normed: Sequence[Tensor],
     write: Tensor,
@@ -321,7 +322,7 @@ def _fit_chosen_heads(
 
 
 def _fit_qkv(
-    attention: Any,
+    attention: Part,
     targets: BlockTargets,
     normed: Sequence[Tensor],
     key: tuple[int, int],
@@ -377,7 +378,7 @@ def _fit_gate(
 
 
 def _fit_mapped_heads(
-    attention: Any, targets: BlockTargets, normed: Sequence[Tensor], write: Tensor
+    attention: Part, targets: BlockTargets, normed: Sequence[Tensor], write: Tensor
 ) -> Tensor:
     """As :func:`_fit_chosen_heads`, of heads of another size, :func:`kd.distill.inherit.heads.map_heads`."""
     teacher = targets.teacher.attn
@@ -411,7 +412,7 @@ def _folded_qkv(targets: BlockTargets) -> Tensor:
     return targets.once("qkv", compute)
 
 
-def fit_mlp(block: Any, targets: BlockTargets, streams: Sequence[Tensor]) -> list[Tensor]:
+def fit_mlp(block: Part, targets: BlockTargets, streams: Sequence[Tensor]) -> list[Tensor]:
     """Fits the MLP's first layers, then its second; returns the stream after the block."""
     mlp, teacher = block.mlp, targets.teacher
     shares = targets.shares
@@ -509,13 +510,13 @@ def inherit_head(
     set_in_units(student.head, student.head.weight.clone(), student.head.bias.clone())
 
 
-def _last_weight(block: Any, branch: int, layer: nn.Linear) -> Tensor:
+def _last_weight(block: Part, branch: int, layer: nn.Linear) -> Tensor:
     """The weight of a branch's last layer with the layer scale after it, ``diag(gamma) W``."""
     scale = layer_scale(block, branch)
     return layer.weight if scale is None else scale[:, None] * layer.weight
 
 
-def folded(weight: Tensor, norm: Any, projection: Tensor, rows: Tensor) -> Tensor:
+def folded(weight: Tensor, norm: Part, projection: Tensor, rows: Tensor) -> Tensor:
     """Rows of a teacher's weight and of the norm before it, for the student's normalised stream.
 
     The teacher computes ``W diag(g) x sqrt(D_t) / |x|`` of its centred stream x (g: the norm's scale). With ``M x`` the

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from kd.distill.inherit.anatomy import Part
 from kd.distill.inherit.ridge import fit_linear
 
 ROWS = 16384
@@ -121,7 +122,7 @@ def rows_needed(layer: nn.Module) -> int:
 
 
 def fit_layer(
-    layer: Any, norm: Any | None, rows: Sequence[tuple[Tensor, Tensor]], start: Tensor
+    layer: Part, norm: Any | None, rows: Sequence[tuple[Tensor, Tensor]], start: Tensor
 ) -> None:
     """Fits a convolution or linear layer, :func:`fit_linear`.
 
@@ -144,7 +145,7 @@ def fit_layer(
         layer.bias.copy_(linear.bias)
 
 
-def _measure(norm: Any, rows: Tensor, bias: Tensor) -> None:
+def _measure(norm: Part, rows: Tensor, bias: Tensor) -> None:
     """Sets a BatchNorm's statistics to those of its input, and its scale and shift so that it only adds a bias.
 
     Args:
@@ -217,7 +218,7 @@ def fit_depthwise(layer: nn.Conv2d, pairs: Iterable[tuple[Tensor, Tensor]], star
         layer.bias.copy_((mean_y[:, 0] - (weight_Ck * mean_x).sum(1)).float())
 
 
-def folded_with_norm(layer: nn.Conv2d, norm: Any) -> Tensor:
+def folded_with_norm(layer: nn.Conv2d, norm: Part) -> Tensor:
     """A convolution's weight with the scale of the BatchNorm after it, ``(C_out, C_in, kh, kw)``."""
     scale = norm.weight / (norm.running_var + norm.eps).sqrt()
     return layer.weight * scale[:, None, None, None]

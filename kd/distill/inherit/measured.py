@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kd.distill.inherit.anatomy import (
+    Part,
     Rotation,
     ViT,
     attend,
@@ -66,7 +67,7 @@ class BlockActivations:
     @classmethod
     def measure(
         cls,
-        block: Any,
+        block: Part,
         before: Tensor,
         rotation: Rotation | None,
         kept: Tensor | None,

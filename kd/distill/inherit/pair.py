@@ -8,7 +8,7 @@ from timm.models.eva import Eva, EvaAttention, EvaBlock
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import Tensor, nn
 
-from kd.distill.inherit.anatomy import ViT, kind_of_rotation, register_count
+from kd.distill.inherit.anatomy import Part, ViT, kind_of_rotation, register_count
 from kd.models.segmenter import DenseModel, backbone_of
 
 FIRST_LAYERS = {Mlp: (("fc1", 1),), GluMlp: (("fc1", 2),), SwiGLU: (("fc1_g", 1), ("fc1_x", 1))}
@@ -108,15 +108,15 @@ def _kind(module: nn.Module) -> str:
     return "none" if isinstance(module, nn.Identity) else type(module).__name__
 
 
-def _inner_norm(attention: Any) -> str:
+def _inner_norm(attention: Part) -> str:
     return _kind(getattr(attention, "norm", nn.Identity()))
 
 
-def _is_gated(attention: Any) -> bool:
+def _is_gated(attention: Part) -> bool:
     return getattr(attention, "gate", None) is not None
 
 
-def _kind_of_pool(pool: Any) -> str:
+def _kind_of_pool(pool: Part) -> str:
     """What two attention poolings must have alike, in words."""
     if pool is None:
         return "none"
@@ -214,7 +214,7 @@ def _norms_not_understood(model: ViT) -> str:
     return f"norms of the kind {', '.join(sorted(kinds))}" if kinds else ""
 
 
-def _block_not_understood(block: Any) -> str:
+def _block_not_understood(block: Part) -> str:
     if type(block.mlp) not in FIRST_LAYERS:
         return f"an MLP of the kind {type(block.mlp).__name__}"
     if getattr(block.attn, "num_kv_groups", 1) > 1:
@@ -235,7 +235,7 @@ def _end_not_understood(model: ViT) -> str:
     return ""
 
 
-def _pool_not_understood(pool: Any) -> str:
+def _pool_not_understood(pool: Part) -> str:
     if type(pool) is not AttentionPoolLatent:
         return f"attention pooling of the kind {type(pool).__name__}"
     if pool.mlp is None or pool.latent_len != 1 or pool.pos_embed is not None:
@@ -278,7 +278,7 @@ def centres(norm: nn.Module) -> bool | None:
     return None
 
 
-def _qk_norm(attention: Any) -> str:
+def _qk_norm(attention: Part) -> str:
     """The kind of norm of an attention's queries and keys, or ``none``."""
     if isinstance(attention.q_norm, nn.Identity):
         return "none"

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kd.distill.inherit.anatomy import ViT
+from kd.distill.inherit.anatomy import Part, ViT
 from kd.distill.inherit.heads import Heads, map_heads
 from kd.distill.inherit.layers import BlockTargets, fit_mlp, folded, strongest_columns
 from kd.distill.inherit.measured import GUIDE, BlockActivations, MeasuredTeacher, recorded
@@ -38,7 +38,7 @@ class PoolBlock:
         pool: timm's ``AttentionPoolLatent``.
     """
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Part) -> None:
         self.norm2 = pool.norm
         self.mlp = pool.mlp
 
@@ -146,7 +146,7 @@ def _measure(student: ViT, teacher: ViT, stream: Tensor, guides: bool) -> BlockA
 
 
 def _heads_map(
-    pool: Any, teacher_pool: Any, targets: BlockTargets, write: Tensor
+    pool: Part, teacher_pool: Part, targets: BlockTargets, write: Tensor
 ) -> tuple[Tensor, Tensor]:
     """As :func:`kd.distill.inherit.heads.map_heads`; heads of the teacher's size are chosen whole."""
     if pool.head_dim != teacher_pool.head_dim:
@@ -161,7 +161,7 @@ def _heads_map(
     return torch.block_diag(chosen, chosen, chosen), write[:, columns]
 
 
-def _set_query(pool: Any, query: Tensor) -> None:
+def _set_query(pool: Part, query: Tensor) -> None:
     """Makes the student's query, ``(H * S,)``, that of every picture."""
     if isinstance(pool.q, nn.Identity):
         pool.latent.copy_(query[None, None])
@@ -173,7 +173,7 @@ def _set_query(pool: Any, query: Tensor) -> None:
         pool.q.weight.add_(error[:, None] * latent / latent.square().sum())
 
 
-def _reset_norm(norm: Any) -> None:
+def _reset_norm(norm: Part) -> None:
     """Scale 1, shift 0: the next layer has both."""
     if norm.weight is not None:
         nn.init.ones_(norm.weight)

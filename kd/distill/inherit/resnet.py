@@ -20,7 +20,8 @@ import torch
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import Tensor, nn
 
-from kd.distill.inherit.channels import Reading, chosen_channels
+from kd.distill.inherit.anatomy import CNN, Part
+from kd.distill.inherit.channels import Readout, chosen_channels
 from kd.distill.inherit.maps import (
     Positions,
     as_reader,
@@ -58,7 +59,7 @@ def stages_of(model: ResNet) -> list[nn.Sequential]:
     return stages
 
 
-def stem_layers(model: Any) -> list[Layer]:
+def stem_layers(model: CNN) -> list[Layer]:
     """The convolutions before the first stage: one, or three (a deep stem)."""
     if isinstance(model.conv1, nn.Conv2d):
         return [(model.conv1, model.bn1)]
@@ -67,7 +68,7 @@ def stem_layers(model: Any) -> list[Layer]:
     return list(zip(convolutions, [*norms, model.bn1], strict=True))
 
 
-def block_layers(block: Any) -> list[Layer]:
+def block_layers(block: Part) -> list[Layer]:
     """A block's convolutions in order: two (basic) or three (bottleneck)."""
     layers = [(block.conv1, block.bn1), (block.conv2, block.bn2)]
     if isinstance(block, Bottleneck):
@@ -75,7 +76,7 @@ def block_layers(block: Any) -> list[Layer]:
     return layers
 
 
-def shortcut_layer(block: Any) -> Layer | None:
+def shortcut_layer(block: Part) -> Layer | None:
     """The convolution of a block's shortcut; None: an identity."""
     if block.downsample is None:
         return None
@@ -83,12 +84,12 @@ def shortcut_layer(block: Any) -> Layer | None:
     return convolution, block.downsample[-1]
 
 
-def last_activation(block: Any) -> nn.Module:
+def last_activation(block: Part) -> nn.Module:
     """The ReLU after a block's sum."""
     return block.act3 if isinstance(block, Bottleneck) else block.act2
 
 
-def check_resnets(student: Any, teacher: Any) -> None:
+def check_resnets(student: CNN, teacher: CNN) -> None:
     """Checks that a ResNet can start from another; raises a ValueError, whose line says what differs."""
     for role, model in (("student", student), ("teacher", teacher)):
         problem = _not_understood(model)
@@ -119,7 +120,7 @@ def check_resnets(student: Any, teacher: Any) -> None:
             )
 
 
-def _sizes(student: Any, teacher: Any) -> dict[str, tuple[int, int]]:
+def _sizes(student: CNN, teacher: CNN) -> dict[str, tuple[int, int]]:
     """What the student must not have more of, by name."""
     sizes = {}
     stems = zip(stem_layers(student), stem_layers(teacher), strict=True)
@@ -137,7 +138,7 @@ def _sizes(student: Any, teacher: Any) -> dict[str, tuple[int, int]]:
     return sizes
 
 
-def _strides(model: Any) -> list[tuple[int, ...]]:
+def _strides(model: CNN) -> list[tuple[int, ...]]:
     """Of all layers that make maps smaller, in order."""
     strides: list[tuple[int, ...]] = []
     for module in model.modules():
@@ -147,7 +148,7 @@ def _strides(model: Any) -> list[tuple[int, ...]]:
     return strides
 
 
-def _not_understood(model: Any) -> str:
+def _not_understood(model: CNN) -> str:
     """What of a ResNet has no formula here; "" where all has one."""
     if not isinstance(model.maxpool, nn.MaxPool2d):
         return "a stem without plain max pooling"
@@ -167,15 +168,15 @@ def _not_understood(model: Any) -> str:
     return ""
 
 
-def _inherits_head(student: Any, teacher: Any) -> bool:
+def _inherits_head(student: CNN, teacher: CNN) -> bool:
     both_linear = isinstance(student.fc, nn.Linear) and isinstance(teacher.fc, nn.Linear)
     return both_linear and student.num_classes == teacher.num_classes
 
 
 @torch.no_grad()
 def inherit_resnet(
-    student: Any,
-    teacher: Any,
+    student: CNN,
+    teacher: CNN,
     pictures: Images,
     student_input: Preprocess,
     teacher_input: Preprocess,
@@ -221,7 +222,7 @@ def inherit_resnet(
         check_copy(torch.cat(answers), torch.cat(logits))
 
 
-def _is_copy(student: Any, teacher: Any) -> bool:
+def _is_copy(student: CNN, teacher: CNN) -> bool:
     shapes = [
         {name: value.shape for name, value in model.state_dict().items()}
         for model in (student, teacher)
@@ -237,7 +238,7 @@ class _Fit:
         teacher: a larger one.
     """
 
-    def __init__(self, student: Any, teacher: Any) -> None:
+    def __init__(self, student: CNN, teacher: CNN) -> None:
         self.student, self.teacher = student, teacher
         self.groups: list[list[list[int]]] = []
         """Of each stage, of each of the student's blocks: the numbers of the teacher's blocks whose work it does."""
@@ -300,20 +301,20 @@ class _Fit:
             readings += self._readings(rows, reader)
         return chosen_channels(readings, layer.out_channels)
 
-    def _readings(self, rows: Sequence[Tensor], reader: Any) -> list[Reading]:
+    def _readings(self, rows: Sequence[Tensor], reader: Part) -> list[Readout]:
         """What reads a stream: the block after it, or the classifier (None)."""
         spread = covariance(torch.cat(list(rows)))
         every_channel = torch.eye(len(spread))
         if reader is None:
             has_head = isinstance(self.teacher.fc, nn.Linear)
-            return [Reading(spread, self.teacher.fc.weight if has_head else every_channel)]
+            return [Readout(spread, self.teacher.fc.weight if has_head else every_channel)]
         weights = [as_reader(folded_with_norm(*block_layers(reader)[0]))]
         shortcut = shortcut_layer(reader)
         if shortcut is None:  # it passes the stream on
             weights.append(every_channel)
         else:
             weights.append(as_reader(folded_with_norm(*shortcut)))
-        return [Reading(spread, weight) for weight in weights]
+        return [Readout(spread, weight) for weight in weights]
 
     def stem(
         self, ours: Sequence[Tensor], theirs: Sequence[Tensor], chosen: Sequence[Tensor]
@@ -401,9 +402,9 @@ class _Fit:
 
     def _fit_shortcut(
         self,
-        block: Any,
+        block: Part,
         shortcut: Layer,
-        followed: Any,
+        followed: Part,
         ours: Sequence[Tensor],
         theirs: Sequence[Tensor],
         before: Tensor,
@@ -444,8 +445,8 @@ class _Layers:
 
     def fit(
         self,
-        run_ours: Any,
-        run_theirs: Any,
+        run_ours: Part,
+        run_theirs: Part,
         our_inputs: Sequence[Tensor],
         their_inputs: Sequence[Tensor],
         before: Tensor,
@@ -485,7 +486,7 @@ class _Layers:
             start = folded_with_norm(teacher_layer, teacher_norm)[channels][:, kept_before[index]]
             fit_layer(layer, norm, rows, start)
 
-    def _between(self, run_theirs: Any, inputs: Sequence[Tensor], after: Tensor) -> list[Tensor]:
+    def _between(self, run_theirs: Part, inputs: Sequence[Tensor], after: Tensor) -> list[Tensor]:
         """The channels of each layer's output that are kept, chosen from the last to the first by what reads them."""
         readers = [layer for layer, _ in self.theirs[1:]]
         rows: dict[nn.Module, list[Tensor]] = {layer: [] for layer in readers}
@@ -498,12 +499,12 @@ class _Layers:
         for index in range(len(self.ours) - 2, -1, -1):
             reader = self.theirs[index + 1]
             weight = as_reader(folded_with_norm(*reader)[kept[0]])
-            reading = Reading(covariance(torch.cat(rows[reader[0]])), weight)
+            reading = Readout(covariance(torch.cat(rows[reader[0]])), weight)
             kept.insert(0, chosen_channels([reading], self.ours[index][0].out_channels))
         return kept
 
 
-def _stem(model: Any, pictures: Tensor) -> Tensor:
+def _stem(model: CNN, pictures: Tensor) -> Tensor:
     """The stream before the first stage."""
     return model.maxpool(model.act1(model.bn1(model.conv1(pictures))))
 

@@ -51,3 +51,28 @@ def small_vit(width: int = 16, depth: int = 2, heads: int = 2, **kwargs: object)
     settings = {"num_classes": 3, **shape, **kwargs}
     torch.manual_seed(0)
     return timm.create_model("vit_tiny_patch16_224", **settings).eval()
+
+
+def eva(
+    arch: str, seed: int, width: int = 64, heads: int = 4, depth: int = 3, **kwargs: object
+) -> nn.Module:
+    """A small model of five classes for pictures of 32 pixels, all of whose weights are drawn from ``seed``."""
+    torch.manual_seed(seed)
+    shape = {
+        "embed_dim": width,
+        "num_heads": heads,
+        "depth": depth,
+        "img_size": 32,
+        "patch_size": 8,
+    }
+    model = timm.create_model(arch, **{"num_classes": 5, **shape, **kwargs})
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def correlation(student: nn.Module, teacher: nn.Module, sample: torch.Tensor) -> float:
+    """Of the two models' logits, each class's mean subtracted."""
+    ours, theirs = answers(student, OURS, sample), answers(teacher, THEIRS, sample)
+    ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
+    return float((ours * theirs).sum() / ours.norm() / theirs.norm())

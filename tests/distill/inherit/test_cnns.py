@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from kd.distill.inherit import check_pair, inherit_together, relative_of
-from kd.distill.inherit.channels import Reading, chosen_channels
+from kd.distill.inherit.channels import Readout, chosen_channels
 from kd.distill.inherit.maps import (
     RIDGE,
     RIDGE_OF_FEW,
@@ -129,10 +129,10 @@ def test_channels_are_chosen_by_what_they_explain() -> None:
     x[:, 4] *= 100
     weight = torch.tensor([[1.0, 1, 0, 0, 0], [0, 0, 0.7, 0, 0], [0, 0, 0, 0.5, 0]])
     covariance = x.T @ x / len(x)
-    assert chosen_channels([Reading(covariance, weight)], 5).tolist() == [0, 1, 2, 3, 4]
-    three = chosen_channels([Reading(covariance, weight)], 3).tolist()
+    assert chosen_channels([Readout(covariance, weight)], 5).tolist() == [0, 1, 2, 3, 4]
+    three = chosen_channels([Readout(covariance, weight)], 3).tolist()
     assert three in ([0, 2, 3], [1, 2, 3])
-    assert chosen_channels([Reading(covariance, weight)], 2).tolist() in ([0, 2], [1, 2])
+    assert chosen_channels([Readout(covariance, weight)], 2).tolist() in ([0, 2], [1, 2])
 
 
 def test_blocks_that_change_least_are_left_out() -> None:

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from kd.distill.inherit import check_pair
-from tests.distill.inherit._vits import OURS, THEIRS, inherit
-from tests.distill.inherit.test_rotary import correlation, eva
+from tests.distill.inherit._vits import OURS, THEIRS, correlation, eva, inherit
 
 SIGLIP = "vit_base_patch16_siglip_224"
 PERCEPTION = "vit_pe_core_tiny_patch16_384"

@@ -1,42 +1,15 @@
 """Teachers with rotary positions: timm's ``Eva`` (EVA-02, DINOv3, Perception Encoder, RoPE-Mixed)."""
 
 import pytest
-import timm
 import torch
-from torch import nn
 
 from kd.distill.inherit import check_pair
 from kd.distill.inherit.anatomy import kind_of_rotation, qkv_biases
-from tests.distill.inherit._vits import OURS, THEIRS, answers, inherit
+from tests.distill.inherit._vits import OURS, THEIRS, answers, correlation, eva, inherit
 
 DINOV3 = "vit_small_patch16_dinov3"
 EVA02 = "eva02_tiny_patch14_224"
 MIXED = "vit_small_patch16_rope_mixed_224"
-
-
-def eva(
-    arch: str, seed: int, width: int = 64, heads: int = 4, depth: int = 3, **kwargs: object
-) -> nn.Module:
-    """A small model of five classes for pictures of 32 pixels, all of whose weights are drawn from ``seed``."""
-    torch.manual_seed(seed)
-    shape = {
-        "embed_dim": width,
-        "num_heads": heads,
-        "depth": depth,
-        "img_size": 32,
-        "patch_size": 8,
-    }
-    model = timm.create_model(arch, **{"num_classes": 5, **shape, **kwargs})
-    for parameter in model.parameters():
-        parameter.data += 0.05 * torch.randn_like(parameter)
-    return model.eval()
-
-
-def correlation(student: nn.Module, teacher: nn.Module, sample: torch.Tensor) -> float:
-    """Of the two models' logits, each class's mean subtracted."""
-    ours, theirs = answers(student, OURS, sample), answers(teacher, THEIRS, sample)
-    ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
-    return float((ours * theirs).sum() / ours.norm() / theirs.norm())
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_a_copy_of_a_cnn_answers_as_its_teacher_does(module: str) -> None:
     generator = torch.Generator().manual_seed(0)
     pictures = torch.randint(256, (96, 3, 64, 64), dtype=torch.uint8, generator=generator)
     for arch in names.values():
-        if module == "resnet" and len(timm.create_model(arch).layer3) > 6:
+        if module == "resnet" and len(timm.create_model(arch).layer3) > 2:
             continue  # the same code, for a minute
         teacher, student = small_cnn(arch, module, 0), small_cnn(arch, module, 1)
         try:
