@@ -27,6 +27,8 @@ METRICS = {
 }
 TEMPLATE = Path(__file__).parent / "card.md.j2"
 LOST = 10  # classes in the list of those that lost most
+RARE = 10  # a class with fewer validation pictures
+FEATURES = "image-feature-extraction"  # the hub's name of what a student without a classifier does
 
 
 def card(
@@ -43,19 +45,20 @@ def card(
         teacher_license: likewise, of the teacher.
         data_license: likewise, of the pictures.
     """
-    fidelity, latency = (
-        mapping_of(run.folder / "fidelity.json"),
-        mapping_of(run.folder / "export" / "latency.json"),
-    )
-    summary, student = run.summary, run.summary.get("student") or {}
-    model, data = run.config.get("model") or {}, summary.get("data") or {}
-    features = not (model.get("student") or {}).get("head", True)
-    kind = str((model.get("task") or {}).get("class_path", "")).rpartition(".")[2].lower()
-    answer = kind if kind in ("segmentation", "regression") else "classification"
-    task = "image-feature-extraction" if features else f"image-{answer}"
-    name = f"{summary.get('recipe', run.folder.name)} {student.get('arch', 'student')}"
+    summary = run.summary
+    student, data = summary.get("student") or {}, summary.get("data") or {}
     best = student.get("best_val") or student.get("val") or {}
-    rows = fidelity.get("per_class") or []
+    fidelity = mapping_of(run.folder / "fidelity.json")
+    latency = mapping_of(run.folder / "export" / "latency.json")
+    task = _pipeline(run)
+    features = task == FEATURES
+    name = f"{summary.get('recipe', run.folder.name)} {student.get('arch', 'student')}"
+    source = str(data.get("source", "own pictures"))
+    classes = fidelity.get("per_class") or []
+    rare = 0  # classes with too few pictures for a number of their own
+    if fidelity.get("kind") == "classification":
+        rare = sum(row["count"] < RARE for row in classes)
+    unseen = data.get("classes", len(classes)) - len(classes) if classes else 0
     licenses = {
         "student": license_name,
         "teacher": teacher_license,
@@ -65,7 +68,7 @@ def card(
     environment.filters["percent"] = "{:.1%}".format
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
-        front=Raw(_front(name, task, best, str(data.get("source", "own pictures")), license_name)),
+        front=Raw(_front(name, task, best, source, license_name)),
         table=_table,
         name=name,
         task=task,
@@ -76,32 +79,37 @@ def card(
         making=_making(run),
         goodness=_goodness(best, (summary.get("teacher") or {}).get("val") or {}, fidelity),
         fidelity=fidelity,
-        classes=[
-            (r["name"], r["count"], _percent(r.get("teacher")), _percent(r["student"]))
-            for r in rows
-        ],
+        classes=[_class_row(row) for row in classes],
         latency=latency,
-        speed=_speed(latency),
+        speed=[_speed_row(row) for row in latency.get("rows") or []],
         exports=_exports(mapping_of(run.folder / "export" / "export.json")),
-        lost=lost_classes(rows)[:LOST],
-        unseen=data.get("classes", len(rows)) - len(rows) if rows else 0,
-        licenses=[(what, name or "not stated") for what, name in licenses.items()],
-        few=sum(r["count"] < 10 for r in rows) if fidelity.get("kind") == "classification" else 0,
+        lost=lost_classes(classes)[:LOST],
+        unseen=unseen,
+        licenses=[(what, text or "not stated") for what, text in licenses.items()],
+        few=rare,
     )
+
+
+def _pipeline(run: RunRecords) -> str:
+    """What the hub calls the student's task."""
+    model = run.config.get("model") or {}
+    if not (model.get("student") or {}).get("head", True):
+        return FEATURES
+    class_path = str((model.get("task") or {}).get("class_path", ""))
+    kind = class_path.rpartition(".")[2].lower()
+    return f"image-{kind}" if kind in ("segmentation", "regression") else "image-classification"
 
 
 def _front(
     name: str, task: str, best: dict[str, float], source: str, license_name: str | None
 ) -> str:
-    metrics = [
-        {
-            "type": METRICS[key].replace(" ", "-"),
-            "name": METRICS[key],
-            "value": round(100 * value, 2) if is_share(key) else value,
-        }
-        for key, value in best.items()
-        if key in METRICS
-    ]
+    """The hub's metadata, YAML."""
+    metrics = []
+    for key, value in best.items():
+        if key in METRICS:
+            shown = round(100 * value, 2) if is_share(key) else value
+            kind = METRICS[key].replace(" ", "-")
+            metrics.append({"type": kind, "name": METRICS[key], "value": shown})
     content: dict[str, Any] = {
         "library_name": "timm",
         "pipeline_tag": task,
@@ -117,6 +125,7 @@ def _front(
 
 
 def _making(run: RunRecords) -> list[tuple[str, Any]]:
+    """How the student was trained: rows of what and value."""
     model, data, summary = run.config.get("model") or {}, run.summary.get("data") or {}, run.summary
     counts = f"{data.get('train', '?')} training and {data.get('val', '?')} validation pictures"
     rows: list[tuple[str, Any]] = [("data", counts)]
@@ -124,67 +133,61 @@ def _making(run: RunRecords) -> list[tuple[str, Any]]:
         rows.append(("without labels", f"{data['unlabeled']} of them"))
     rows.append(("loss on the labels", f"weight {model.get('task_loss_weight', 1)}"))
     for name, loss in (model.get("distill_losses") or {}).items():
-        arguments = ", ".join(
-            f"{k} {v}" for k, v in (loss.get("init_args") or {}).items() if v is not None
-        )
-        rows.append(
-            (f"loss {name}", f"{str(loss.get('class_path', '')).rpartition('.')[2]} ({arguments})")
-        )
+        kind = str(loss.get("class_path", "")).rpartition(".")[2]
+        arguments: list[str] = []
+        for key, value in (loss.get("init_args") or {}).items():
+            if value is not None:
+                arguments.append(f"{key} {value}")
+        rows.append((f"loss {name}", f"{kind} ({', '.join(arguments)})"))
     if (model.get("student") or {}).get("inherit"):
         rows.append(("start", "from the teacher's layers, cut down to size"))
-    rows += [
+    size = (run.config.get("data") or {}).get("img_size", "?")
+    return [
+        *rows,
         ("epochs", summary.get("epochs", "?")),
-        ("input", f"{(run.config.get('data') or {}).get('img_size', '?')} pixels"),
+        ("input", f"{size} pixels"),
         ("precision", summary.get("precision", "?")),
         ("seed", summary.get("seed", "?")),
         ("made with", f"kd {summary.get('kd_version', '?')}"),
     ]
-    return rows
 
 
 def _goodness(
     best: dict[str, float], teacher: dict[str, float], fidelity: dict[str, Any]
 ) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        (METRICS[key], *(format_metric(key, of.get(key)) for of in (teacher, best)))
-        for key in METRICS
-        if key in (best | teacher)
-    ]
-    errors = fidelity.get("ece", {})
-    shown = (
-        "" if errors.get(who) is None else f"{errors[who]:.3f}" for who in ("teacher", "student")
-    )
-    return [*rows, ("expected calibration error", *shown)] if "ece" in fidelity else rows
+    """The metrics of teacher and student, and their calibration."""
+    rows: list[tuple[str, ...]] = []
+    for key, title in METRICS.items():
+        if key in best or key in teacher:
+            of_teacher, of_student = (format_metric(key, of.get(key)) for of in (teacher, best))
+            rows.append((title, of_teacher, of_student))
+    if "ece" in fidelity:
+        errors = [fidelity["ece"].get(model) for model in ("teacher", "student")]
+        shown = ["" if error is None else f"{error:.3f}" for error in errors]
+        rows.append(("expected calibration error", *shown))
+    return rows
 
 
-def _speed(latency: dict[str, Any]) -> list[tuple[Any, ...]]:
-    return [
-        (
-            r["model"],
-            r["runtime"],
-            r["threads"],
-            r["batch"],
-            f"{r['median_ms']:.2f}",
-            f"{r['p95_ms']:.2f}",
-            f"{r['images_per_s']:.0f}",
-            r.get("times_the_teacher", ""),
-        )
-        for r in latency.get("rows") or []
-    ]
+def _class_row(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["name"], row["count"], _percent(row.get("teacher")), _percent(row["student"])
+
+
+def _speed_row(row: dict[str, Any]) -> tuple[Any, ...]:
+    """A row of ``latency.json`` for the card."""
+    setting = row["model"], row["runtime"], row["threads"], row["batch"]
+    median, p95 = f"{row['median_ms']:.2f}", f"{row['p95_ms']:.2f}"
+    return *setting, median, p95, f"{row['images_per_s']:.0f}", row.get("times_the_teacher", "")
 
 
 def _exports(exports: dict[str, Any]) -> list[tuple[str, ...]]:
-    return [
-        (
-            name,
-            f"{e['size_mb']:.1f}",
-            f"{e['agreement']:.2%}",
-            _percent(e.get("export")),
-            f"{e['max_difference']:.2g}",
-        )
-        for name, e in exports.items()
-        if e.get("kept")
-    ]
+    """A row for each exported file: size, and how it compares with the student."""
+    rows: list[tuple[str, ...]] = []
+    for name, export in exports.items():
+        if export.get("kept"):
+            size, agreement = f"{export['size_mb']:.1f}", f"{export['agreement']:.2%}"
+            difference = f"{export['max_difference']:.2g}"
+            rows.append((name, size, agreement, _percent(export.get("export")), difference))
+    return rows
 
 
 class Raw(str):
@@ -192,8 +195,11 @@ class Raw(str):
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Raw:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return Raw("\n".join(f"| {' | '.join(str(_plain(cell)) for cell in line)} |" for line in lines))
+    lines = []
+    for row in (columns, ["---"] * len(columns), *rows):
+        cells = [str(_plain(cell)) for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return Raw("\n".join(lines))
 
 
 def _plain(value: object) -> object:

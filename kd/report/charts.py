@@ -29,6 +29,19 @@ MACHINE = {
 GPU = {"%": {"utilisation": "util", "memory": "mem"}, "W": {"power": "w"}, "MHz": {"clock": "mhz"}}
 METRICS = [("Training losses", "train/", False), ("Validation", "val/", False), ("Validation, in units", "val/", True),
            ("Learning rate", "train/lr", False)]  # fmt: skip
+HEALTH = {  # chart -> its lines: label, and name in the records
+    "Gradient norm{of}": {"before clipping": "grad_norm"},
+    "Update of the weights over their size{of}": {"ratio": "update_ratio"},
+    "Teacher and {student} on training batches": {
+        "agreement": "agreement",
+        "teacher entropy / maximum": "teacher_entropy",
+    },
+}
+HEALTH_GROUPS = {  # chart -> a value of the records with a number for each loss, or layer
+    "Loss shares": "loss_shares",
+    "Activations' standard deviation": "spread",
+    "Units that never fire": "dead",
+}
 Section = dict[str, Any]  # of a page
 
 
@@ -43,14 +56,13 @@ def line_chart(
     title: str, x: Sequence[float], x_name: str, series: Mapping[str, Sequence[float]]
 ) -> Section | None:
     """Lines without any value are left out."""
-    shown = {
-        name: values for name, values in series.items() if any(math.isfinite(v) for v in values)
-    }
-    return (
-        {"kind": "lines", "title": title, "x": x, "x_name": x_name, "series": shown}
-        if shown
-        else None
-    )
+    shown = {}
+    for name, values in series.items():
+        if any(math.isfinite(value) for value in values):
+            shown[name] = values
+    if not shown:
+        return None
+    return {"kind": "lines", "title": title, "x": x, "x_name": x_name, "series": shown}
 
 
 def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Section | None:
@@ -61,17 +73,19 @@ def epoch_chart(title: str, series: Mapping[str, Mapping[float, float]]) -> Sect
         series: by name, the value of each epoch (from 0); missing epochs leave a gap.
     """
     epochs = sorted({epoch for values in series.values() for epoch in values})
-    lines = {
-        name: [values.get(epoch, math.nan) for epoch in epochs] for name, values in series.items()
-    }
+    lines = {}
+    for name, values in series.items():
+        lines[name] = [values.get(epoch, math.nan) for epoch in epochs]
     return line_chart(title, [epoch + 1 for epoch in epochs], "epoch", lines)
 
 
 def by_epoch(run: RunRecords, metric: str) -> dict[float, float]:
     """The last value of a metric in each epoch that has one, in order; epochs from 0."""
-    return dict(
-        sorted({r["epoch"]: r[metric] for r in run.metrics if metric in r and "epoch" in r}.items())
-    )
+    values = {}
+    for row in run.metrics:
+        if metric in row and "epoch" in row:
+            values[row["epoch"]] = row[metric]
+    return dict(sorted(values.items()))
 
 
 def _binned(items: Sequence[Any], value: Callable[[Sequence[Any]], Any]) -> list[Any]:
@@ -81,7 +95,7 @@ def _binned(items: Sequence[Any], value: Callable[[Sequence[Any]], Any]) -> list
 
 
 def _average(values: Sequence[float | None]) -> float:
-    known = [v for v in values if v is not None]
+    known = [value for value in values if value is not None]
     return round(ratio(sum(known), len(known), otherwise=math.nan), 4)
 
 
@@ -89,139 +103,118 @@ def _chart(
     title: str, x: Sequence[float], x_name: str, rows: Sequence[Any], keys: Mapping[str, str]
 ) -> Section | None:
     """A line of each of ``keys``: its label, and its name in the ``rows``."""
-    return line_chart(
-        title,
-        x,
-        x_name,
-        {k: _binned([r.get(key) for r in rows], _average) for k, key in keys.items()},
-    )
+    lines = {}
+    for label, key in keys.items():
+        lines[label] = _binned([row.get(key) for row in rows], _average)
+    return line_chart(title, x, x_name, lines)
 
 
 def phase_chart(facts: Facts) -> Section | None:
     """The phases of a step in ms, stacked over the steps of the typical rank; None without recorded steps."""
     if not facts.steps:
         return None
-    used = [name for name in PHASES if any(name in s["p"] for s in facts.steps)]
-    step, total = sum(facts.phases.get(name, 0.0) for name in used) or 1.0, facts.total
-    own = ""
-    if total.get("ms") and "own_ms" in total:
-        own = f" Writing these records took {ratio(total['own_ms'], total['ms']):.2%} of it."
+    used = [name for name in PHASES if any(name in step["p"] for step in facts.steps)]
+    means = {name: facts.phases.get(name, 0.0) for name in used}  # ms
+    step_ms = sum(means.values()) or 1.0
+
+    def phase_means(steps: Sequence[Any]) -> list[float]:
+        return [_average([step["p"].get(name, 0.0) for step in steps]) for name in used]
+
     clock = "the host's clock" if facts.cpu else "the device's clock (events)"
+    note = f"Rank {facts.rank}, by {clock}; the phases add up to the step."
+    total = facts.total
+    if total.get("ms") and "own_ms" in total:
+        note += f" Writing these records took {ratio(total['own_ms'], total['ms']):.2%} of it."
     return {
         "kind": "phases",
         "title": "Phases of a step (ms)",
         "names": used,
-        "bars": _binned(
-            facts.steps,
-            lambda part: [_average([s["p"].get(name, 0.0) for s in part]) for name in used],
-        ),
-        "x": _binned(facts.steps, lambda part: part[0]["step"]),
-        "share": [round(ratio(facts.phases.get(name, 0.0), step), 4) for name in used],
-        "mean": [round(facts.phases.get(name, 0.0), 2) for name in used],
-        "note": f"Rank {facts.rank}, by {clock}; the phases add up to the step.{own}",
+        "bars": _binned(facts.steps, phase_means),
+        "x": _binned(facts.steps, lambda steps: steps[0]["step"]),
+        "share": [round(ratio(ms, step_ms), 4) for ms in means.values()],
+        "mean": [round(ms, 2) for ms in means.values()],
+        "note": note,
     }
 
 
 def _seconds(samples: Sequence[Sample]) -> list[float]:
-    return _binned(samples, lambda part: round(part[0]["t"] - samples[0]["t"], 1))
+    """Seconds since the first sample, of each slice."""
+    start_t = samples[0]["t"]
+    return _binned(samples, lambda slice_: round(slice_[0]["t"] - start_t, 1))
 
 
 def heat(run: RunRecords) -> Section | None:
     """How busy each core and GPU was over time, in %; None without samples."""
-    rows: list[tuple[str, Sequence[float | None]]] = []
+    rows = []
     for node, samples in run.samples.items():
         where = f"{node} " if len(run.samples) > 1 else ""
-        cores = zip_longest(*(s["cpu"] for s in samples))
-        rows += [(f"{where}core {number}", use) for number, use in enumerate(cores)]
-        rows += [
-            (f"{where}GPU {i}", [g.get("util") for g in gpu])
-            for i, gpu in enumerate(gpus_of(samples))
-        ]
+        for number, use in enumerate(zip_longest(*(sample["cpu"] for sample in samples))):
+            rows.append([f"{where}core {number}", _binned(use, _average)])
+        for number, readings in enumerate(gpus_of(samples)):
+            use_of_gpu = [reading.get("util") for reading in readings]
+            rows.append([f"{where}GPU {number}", _binned(use_of_gpu, _average)])
     if not rows:
         return None
-    shown = [[name, _binned(use, _average)] for name, use in rows]
     times = _seconds(next(iter(run.samples.values())))
-    return {"kind": "heat", "title": "Cores and GPUs over time (% busy)", "rows": shown, "x": times}
+    return {"kind": "heat", "title": "Cores and GPUs over time (% busy)", "rows": rows, "x": times}
 
 
 def machine_lines(run: RunRecords) -> list[Section | None]:
     """CPU, memory, disk, network and GPUs of each machine over time."""
-    charts: list[Section | None] = []
+    charts = []
     for node, samples in run.samples.items():
-        name, x = f" of {node}" if len(run.samples) > 1 else "", _seconds(samples)
-        rows = [{**s, "loaders": sum(s.get("workers", []))} for s in samples]
-        charts += [
-            _chart(title.format(name), x, "s", rows, keys) for title, keys in MACHINE.items()
-        ]
-        for number, gpu in enumerate(gpus_of(samples)):
-            charts += [
-                _chart(f"GPU {number}{name} ({unit})", x, "s", gpu, keys)
-                for unit, keys in GPU.items()
-            ]
+        name = f" of {node}" if len(run.samples) > 1 else ""
+        x = _seconds(samples)
+        rows = [{**sample, "loaders": sum(sample.get("workers", []))} for sample in samples]
+        for title, keys in MACHINE.items():
+            charts.append(_chart(title.format(name), x, "s", rows, keys))
+        for number, readings in enumerate(gpus_of(samples)):
+            for unit, keys in GPU.items():
+                charts.append(_chart(f"GPU {number}{name} ({unit})", x, "s", readings, keys))
     return charts
 
 
 def _is_shown(metric: str, prefix: str) -> bool:
     """The rate has a chart of its own, as features' accuracy; a line a class is too much, a rank has another scale."""
-    if metric.rpartition("/")[2] in (*PROBE, "rankme"):
+    if metric.rpartition("/")[2] in (*PROBE, "rankme") or "/iou_" in metric:
         return False
-    return (
-        metric.startswith(prefix)
-        and "/iou_" not in metric
-        and (metric.endswith("/lr") == prefix.endswith("/lr"))
-    )
+    is_rate, rate_chart = metric.endswith("/lr"), prefix.endswith("/lr")
+    return metric.startswith(prefix) and is_rate == rate_chart
 
 
 def metric_lines(run: RunRecords) -> list[Section | None]:
     """Losses and validation metrics over the steps, for each student."""
-    known = {k for row in run.metrics for k in row}
+    known = sorted({name for row in run.metrics for name in row})
     charts = []
     for student in run.students:
-        place, of = (f"{student}/", f" of {student}") if student else ("", "")
+        place = f"{student}/" if student else ""
+        of = f" of {student}" if student else ""
         for title, prefix, units in METRICS:
-            names = sorted(
-                k for k in known if _is_shown(k, place + prefix) and in_units(k) == units
-            )
-            rows = [row for row in run.metrics if any(n in row for n in names)]
-            x = _binned(rows, lambda part: part[-1].get("step", 0.0))
-            charts.append(
-                _chart(f"{title}{of}", x, "step", rows, {n.removeprefix(place): n for n in names})
-            )
+            names = [name for name in known if _is_shown(name, place + prefix)]
+            lines = {name.removeprefix(place): name for name in names if in_units(name) == units}
+            rows = [row for row in run.metrics if any(name in row for name in lines.values())]
+            x = _binned(rows, lambda slice_: slice_[-1].get("step", 0.0))
+            charts.append(_chart(f"{title}{of}", x, "step", rows, lines))
     return charts
 
 
 def health_lines(run: RunRecords) -> list[Section | None]:
     """Gradients, updates, activations, teacher and student over the steps."""
-    return [
-        chart for student in run.students for chart in _health_of(run.health_of(student), student)
-    ]
+    charts = []
+    for student in run.students:
+        charts += _health_of(run.health_of(student), student)
+    return charts
 
 
 def _health_of(health: Sequence[dict[str, Any]], student: str) -> list[Section | None]:
     of = f" of {student}" if student else ""
-    x = _binned(health, lambda part: part[0]["step"])
-
-    def group(title: str, key: str) -> Section | None:
-        rows = [h.get(key, {}) for h in health]
-        return _chart(title, x, "step", rows, {name: name for row in rows for name in row})
-
-    return [
-        _chart(f"Gradient norm{of}", x, "step", health, {"before clipping": "grad_norm"}),
-        _chart(
-            f"Update of the weights over their size{of}",
-            x,
-            "step",
-            health,
-            {"ratio": "update_ratio"},
-        ),
-        _chart(
-            f"Teacher and {student or 'student'} on training batches",
-            x,
-            "step",
-            health,
-            {"agreement": "agreement", "teacher entropy / maximum": "teacher_entropy"},
-        ),
-        group(f"Loss shares{of}", "loss_shares"),
-        group(f"Activations' standard deviation{of}", "spread"),
-        group(f"Units that never fire{of}", "dead"),
-    ]
+    x = _binned(health, lambda slice_: slice_[0]["step"])
+    charts = []
+    for title, lines in HEALTH.items():
+        title = title.format(of=of, student=student or "student")
+        charts.append(_chart(title, x, "step", health, lines))
+    for title, key in HEALTH_GROUPS.items():
+        rows = [reading.get(key, {}) for reading in health]
+        names = dict.fromkeys(name for row in rows for name in row)
+        charts.append(_chart(f"{title}{of}", x, "step", rows, {name: name for name in names}))
+    return charts

@@ -74,7 +74,7 @@ def _settings(runs: Sequence[Facts]) -> list[list[str]]:
     """Rows of the settings that are not the same in all runs: key, and the value of each run as text."""
     settings = [dict(flat(facts.run.config)) if facts.run.config else {} for facts in runs]
     keys = dict.fromkeys(key for settings_of_run in settings for key in settings_of_run)
-    rows: list[list[str]] = []
+    rows = []
     for key in keys:
         values = [settings_of_run.get(key, "not set") for settings_of_run in settings]
         if key not in NO_DIFFERENCE and len(set(values)) > 1:
@@ -86,7 +86,7 @@ def _differences(rows: Sequence[Sequence[str]]) -> str:
     """The first four differing settings in words, and how many more there are."""
     if not rows:
         return "no setting differs"
-    settings: list[str] = []
+    settings = []
     for key, *values in rows[:4]:
         shown = ", ".join(value or "null" for value in values)
         settings.append(f"{key} ({shown})")
@@ -97,8 +97,8 @@ def _differences(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _hardware(runs: Sequence[Facts], names: Sequence[str]) -> Section:
-    devices: list[str] = []
-    cores: list[str] = []
+    devices = []
+    cores = []
     for facts in runs:
         devices.append(f"{facts.header.get('device_name', 'unknown')} x {facts.devices}")
         cores.append(str(facts.header.get("cores", "")))
@@ -110,7 +110,7 @@ def _hardware(runs: Sequence[Facts], names: Sequence[str]) -> Section:
 def _outcome(facts: Facts) -> Numbers:
     """What each student has reached, its size, and its measured latency."""
     run = facts.run
-    numbers: Numbers = {}
+    numbers = {}
     for student in run.students:
         name, model = student or "student", run.model_of(student)
         numbers[f"{name} val {run.primary}"] = facts.best_val(student)
@@ -130,7 +130,7 @@ def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> Section
     last = after.run.confusion_of(after.run.students[0])
     if not first or not last or before.run.classes != after.run.classes:
         return None
-    moved: list[tuple[str, float, float]] = []
+    moved = []
     for name, share_before, share_after in zip(
         before.run.classes, first["right"], last["right"], strict=False
     ):
@@ -206,7 +206,7 @@ def _table(title: str, numbers: Sequence[Numbers], names: Sequence[str]) -> Sect
     """
     absent = {f"{name} (ms)": 0.0 for name in PHASES}
     two_runs = len(numbers) == 2
-    rows: list[list[str]] = []
+    rows = []
     for name in dict.fromkeys(name for numbers_of_run in numbers for name in numbers_of_run):
         values = [numbers_of_run.get(name, absent.get(name)) for numbers_of_run in numbers]
         row = [name, *(short(value) for value in values)]
@@ -275,7 +275,7 @@ def _headline(before: Facts, after: Facts) -> str:
 
 def _largest_change(before: Facts, after: Facts) -> str:
     """The phase whose ms a step differ most, in words; "" where that is at most 2 % of the step."""
-    changes: dict[str, float] = {}
+    changes = {}
     for name in PHASES:
         changes[name] = abs(before.phases.get(name, 0.0) - after.phases.get(name, 0.0))
     largest = max(PHASES, key=lambda name: changes[name])
@@ -291,7 +291,7 @@ def _largest_change(before: Facts, after: Facts) -> str:
 def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Section | None]:
     """The training loss and each primary metric over the epochs, a line for each run."""
     metrics = dict.fromkeys(["train/loss", *(f"val/{facts.run.primary}" for facts in runs)])
-    charts: list[Section | None] = []
+    charts = []
     for metric in metrics:
         lines = {name: by_epoch(facts.run, metric) for name, facts in zip(names, runs, strict=True)}
         charts.append(epoch_chart(metric, lines))
@@ -302,7 +302,7 @@ def _phase_bars(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
     used = [name for name in PHASES if any(name in facts.phases for facts in runs)]
     if not used:
         return None
-    bars: list[list[float]] = []
+    bars = []
     for facts in runs:
         bars.append([round(facts.phases.get(name, 0.0), 3) for name in used])
     return {
@@ -317,13 +317,13 @@ def _phase_bars(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
 
 def _operations(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
     """Top operations of the profiled windows: which stay, enter or leave from the first run to the last."""
-    shares: list[dict[str, float]] = []  # of each run, 0 to 1 by operation
+    shares = []  # of each run, 0 to 1 by operation
     for facts in runs:
         top = facts.windows[-1]["top"] if facts.windows else []
         shares.append({operation["name"]: operation["share"] for operation in top})
     if sum(bool(shares_of_run) for shares_of_run in shares) < 2:
         return None
-    rows: list[list[object]] = []
+    rows = []
     for name in dict.fromkeys(name for shares_of_run in shares for name in shares_of_run):
         if name not in shares[-1]:
             change = "leaves"
@@ -341,7 +341,7 @@ def _operations(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
 
 
 def _heat_maps(runs: Sequence[Facts], names: Sequence[str]) -> list[Section]:
-    maps: list[Section] = []
+    maps = []
     for facts, name in zip(runs, names, strict=True):
         section = heat(facts.run)
         if section:

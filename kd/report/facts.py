@@ -94,7 +94,7 @@ class Facts(StepFacts):
         """Epochs that the run is to have, whichever limit comes first; infinite where no setting limits them."""
         setting = (self.run.config.get("trainer") or {}).get("max_epochs")
         max_epochs = self.header.get("max_epochs", setting)
-        limits: list[float] = []
+        limits = []
         if max_epochs is not None:
             limits.append(max_epochs)
         max_steps = self.header.get("max_steps") or -1

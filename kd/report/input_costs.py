@@ -1,7 +1,7 @@
 """What a run costs by kind of price; what made its batches; whether another input, or a data tier, would pay."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kd.report.charts import Section, table
@@ -49,50 +49,54 @@ def cores_wanted(facts: Facts) -> tuple[int, float] | None:
     if facts.run.tier or facts.cpu or phase_share(facts.phases, "data") < DATA_WAIT_AT:
         return None
     needed = cores_needed(facts)
-    there = facts.cores / facts.processes
-    return (needed, there) if needed > there else None
+    present_cores = facts.cores / facts.processes
+    return (needed, present_cores) if needed > present_cores else None
 
 
 def ways(facts: Facts) -> list[Way]:
     """As it is; views on the device; larger machines; machines beside that make all batches."""
     rest, price = facts.step_ms - facts.phases["data"], facts.price
-    found = [Way("as it is", facts.step_ms, price), Way("data.engine=device, or dali", rest, price)]
-    found += _larger(facts, rest)
+    possible = [
+        Way("as it is", facts.step_ms, price),
+        Way("data.engine=device, or dali", rest, price),
+        *_larger(facts, rest),
+    ]
     for name, machine in (facts.header.get("input_machines") or {}).items():
         if machine.get("gpus"):
             continue
         count = machines_needed(facts, rest, machine["vcpus"])
-        dearer = None if price is None else price + count * machine["price"]
-        found.append(Way(f"data.engine=ray on {count} {name} beside", rest, dearer))
-    return found
+        price_then = None if price is None else price + count * machine["price"]
+        possible.append(Way(f"data.engine=ray on {count} {name} beside", rest, price_then))
+    return possible
 
 
 def _larger(facts: Facts, rest: float) -> Iterator[Way]:
     """Instances of the training machines' family with as many GPUs and more cores, all with loader processes."""
-    known, monitor = facts.header.get("input_machines") or {}, facts.run.config.get("monitor") or {}
+    table_of_machines = facts.header.get("input_machines") or {}
+    monitor = facts.run.config.get("monitor") or {}
     counts = {name: count for count, name in counted(monitor.get("instances") or [])}
-    own = next((name for name in counts if known.get(name, {}).get("gpus")), None)
-    if own is None:
+    trains_on = [name for name in counts if table_of_machines.get(name, {}).get("gpus")]
+    if not trains_on:
         return
-    kinds = {
-        n: (n.rpartition(".")[0], n.endswith(":spot"), machine["gpus"])
-        for n, machine in known.items()
-    }
-    for name, machine in known.items():
-        if kinds[name] != kinds[own] or machine["vcpus"] <= known[own]["vcpus"]:
+    now = table_of_machines[trains_on[0]]
+    count = counts[trains_on[0]]
+    kind = _kind(trains_on[0], now)
+    for name, machine in table_of_machines.items():
+        if _kind(name, machine) != kind or machine["vcpus"] <= now["vcpus"]:
             continue
-        made = (
-            facts.processes
-            * (facts.loading_busy * batch_ms(facts) + facts.threads * rest)
-            / machine["vcpus"]
-        )
-        dearer = (
-            None
-            if facts.price is None
-            else facts.price + counts[own] * (machine["price"] - known[own]["price"])
-        )
+        # CPU time of a step's loading and training (ms), over the larger machine's cores.
+        cpu_ms = facts.loading_busy * batch_ms(facts) + facts.threads * rest
+        made_ms = facts.processes * cpu_ms / machine["vcpus"]
+        price = None
+        if facts.price is not None:
+            price = facts.price + count * (machine["price"] - now["price"])
         workers = int(machine["vcpus"] // facts.processes) - facts.threads
-        yield Way(f"{name} with data.num_workers={workers}", max(rest, made), dearer)
+        yield Way(f"{name} with data.num_workers={workers}", max(rest, made_ms), price)
+
+
+def _kind(name: str, machine: Mapping[str, float]) -> tuple[str, bool, float]:
+    """What machines of one kind share: family (``p4d`` of ``p4d.24xlarge``), spot or not, number of GPUs."""
+    return name.rpartition(".")[0], name.endswith(":spot"), machine["gpus"]
 
 
 def costs_by_kind(facts: Facts) -> Section | None:
@@ -100,51 +104,51 @@ def costs_by_kind(facts: Facts) -> Section | None:
     prices = facts.header.get("prices")
     if not prices:
         return None
-    seconds = (
-        facts.step_ms,
-        facts.epoch_s,
-        facts.planned_s,
-    )  # 1000 steps take as many seconds as one takes ms
-    rows = [
-        [kind, short(hour), *(short(hour * s / 3600 if s else None) for s in seconds)]
-        for kind, hour in prices.items()
-    ]
+    thousand_steps_s = facts.step_ms  # 1000 steps take as many seconds as one takes ms
+    rows = []
+    for kind, hourly in prices.items():
+        row = [kind, short(hourly)]
+        for seconds in (thousand_steps_s, facts.epoch_s, facts.planned_s):
+            row.append(short(hourly * seconds / 3600) if seconds else "")
+        rows.append(row)
+    columns = ["", "an hour", "1000 steps", "an epoch", "the run"]
     note = (
         "An interrupted machine repeats what came after the last checkpoint; that is not counted."
     )
-    return table(
-        "Cost by price", ["", "an hour", "1000 steps", "an epoch", "the run"], rows, note=note
-    )
+    return table("Cost by price", columns, rows, note=note)
 
 
 def input_costs(facts: Facts) -> Section | None:
     """The page's table of other inputs: their step, price and saving; None where the input does not limit the run."""
-    wanted = cores_wanted(facts)
-    if wanted is None:
+    cores = cores_wanted(facts)
+    if cores is None:
         return None
-    now, *_ = found = ways(facts)
-    rows = [
-        [w.name, round(w.step_ms, 1), short(w.price), short(w.cost), _saved(now, w)] for w in found
-    ]
-    note = f"{wanted[0]} cores a GPU needed, {wanted[1]:g} there. The first row is measured, the others are at best."
+    possible = ways(facts)
+    now, free_input = possible[:2]
+    rows = []
+    for way in possible:
+        step_ms = round(way.step_ms, 1)
+        rows.append([way.name, step_ms, short(way.price), short(way.cost), _saved(now, way)])
+    note = (
+        f"{cores[0]} cores a GPU needed, {cores[1]:g} there. "
+        "The first row is measured, the others are at best."
+    )
     if now.price:
-        worth = now.price * (now.step_ms / found[1].step_ms - 1)
+        worth = now.price * (now.step_ms / free_input.step_ms - 1)
         note += f" Feeding the GPUs pays while it costs less than {worth:.3g} an hour more."
-    columns = [
-        "input",
-        "ms a step",
-        "an hour",
-        "1000 steps",
-        f"saves ({'cost' if now.cost else 'time'}, %)",
-    ]
+    saves = f"saves ({'cost' if now.cost else 'time'}, %)"
+    columns = ["input", "ms a step", "an hour", "1000 steps", saves]
     return table("What another input would cost", columns, rows, note=note)
 
 
 def _saved(now: Way, way: Way) -> str:
+    """What a way saves in %: of the cost where both are known, else of the time; "" for the present one."""
     if way is now:
         return ""
-    priced = now.cost and way.cost is not None
-    return f"{100 * (1 - (way.cost / now.cost if priced else way.step_ms / now.step_ms)):.0f}"  # type: ignore[operator]
+    part = way.step_ms / now.step_ms
+    if now.cost and way.cost is not None:
+        part = way.cost / now.cost
+    return f"{100 * (1 - part):.0f}"
 
 
 def tier_table(facts: Facts) -> Section | None:
@@ -152,18 +156,13 @@ def tier_table(facts: Facts) -> Section | None:
     tier = facts.tier
     if tier is None:
         return None
-    rows = [
-        [
-            f"{machine['name']} ({machine['node']})" + (" gone" if machine["gone"] else ""),
-            machine["cores"],
-            machine["makers"],
-            machine["batches"],
-            _rate(machine["batches"], tier.seconds),
-            _rate(machine["mb"], tier.seconds),
-            _rate(machine["busy_s"], tier.seconds),
-        ]
-        for machine in tier.machines.values()
-    ]
+    rows = []
+    for machine in tier.machines.values():
+        name = f"{machine['name']} ({machine['node']})"
+        if machine["gone"]:
+            name += " gone"
+        rates = [_rate(machine[what], tier.seconds) for what in ("batches", "mb", "busy_s")]
+        rows.append([name, machine["cores"], machine["makers"], machine["batches"], *rates])
     note = (
         f"{tier.ready:.1f} batches were ready on average, of {tier.may_ask} that a training process may ask for ahead "
         f"(data.tier.queue_mb); {tier.made_again} were made again after an end, {tier.made_twice} twice."
@@ -177,6 +176,26 @@ def _rate(value: float, seconds: float) -> float:
 
 
 # -- whether a data tier pays: ``kd-report RUN --what-if data_machines=N`` --------------------------------------------
+@dataclass(frozen=True)
+class _Comparison:
+    """A run without and with a change of its data tier."""
+
+    facts: Facts
+    change: Change
+    machines: DataMachines
+    """The changed tier."""
+    machines_now: DataMachines | None
+    """The run's own tier."""
+    now: Outlook
+    """The run without the change of its tier."""
+    then: Outlook
+    """The run with it."""
+
+    def with_machines(self, count: int) -> Outlook:
+        """The run with another number of the changed tier's machines."""
+        return predict(self.facts, replace(self.change, data_machines=count))
+
+
 def tier_pays(facts: Facts, change: Change) -> list[str]:
     """Sentences that compare the tier of ``change`` with the same run without that part of the change.
 
@@ -189,17 +208,19 @@ def tier_pays(facts: Facts, change: Change) -> list[str]:
     if facts.tier is None and change.workers is not None:
         before = replace(before, workers=None)  # of the tier
     now, then = predict(facts, before), predict(facts, change)
-    machines, had = wanted(facts, change), present(facts)
+    machines, machines_now = wanted(facts, change), present(facts)
     if machines is None:
-        return _without(now, then) if had else ["the run has no data tier: nothing is different"]
-    best = predict(facts, replace(change, data_machines=MANY))
-    if had is None and now.step_ms < NOTHING * best.step_ms:
+        if machines_now is None:
+            return ["the run has no data tier: nothing is different"]
+        return _without(now, then)
+    compared = _Comparison(facts, change, machines, machines_now, now, then)
+    if machines_now is None and now.step_ms < NOTHING * compared.with_machines(MANY).step_ms:
         text = f"a data tier would bring nothing: {phase_share(facts.phases, 'data'):.0%} of the step waits for data"
-        return [text + ("" if waits(facts) else ", and loading keeps up")]
-    found = [_speed(facts, change, machines, had, now, then)]
-    found += [_cost(now, then)] if now.cost is not None and then.cost is not None else []
-    found += _counts(facts, change, machines, had, now)
-    return found + _price(facts, before, machines, had, now, then) + _network(facts, then)
+        return [text if waits(facts) else f"{text}, and loading keeps up"]
+    sentences = [_speed(compared)]
+    if now.cost is not None and then.cost is not None:
+        sentences.append(_cost(now, now.cost, then, then.cost))
+    return [*sentences, *_counts(compared), *_price(compared), *_network(facts, then)]
 
 
 def _without(now: Outlook, then: Outlook) -> list[str]:
@@ -210,105 +231,97 @@ def _without(now: Outlook, then: Outlook) -> list[str]:
     return [text, f"{pays}: the run costs {now.cost:.4g} with it and {then.cost:.4g} without"]
 
 
-def _speed(
-    facts: Facts,
-    change: Change,
-    machines: DataMachines,
-    had: DataMachines | None,
-    now: Outlook,
-    then: Outlook,
-) -> str:
-    instead = f" instead of {had.count} of {had.cores:g} cores" if had else ""
-    few = fewest(facts, change)
-    text = f"with {_count(machines.count)} ({machines.named}){instead} a step would take {_ms(then)} instead of {_ms(now)}"
+def _speed(compared: _Comparison) -> str:
+    machines, machines_now = compared.machines, compared.machines_now
+    instead = ""
+    if machines_now is not None:
+        instead = f" instead of {machines_now.count} of {machines_now.cores:g} cores"
+    text = (
+        f"with {_count(machines.count)} ({machines.named}){instead} a step would take "
+        f"{_ms(compared.then)} instead of {_ms(compared.now)}"
+    )
+    few = fewest(compared.facts, compared.change)
     if few > machines.count:
         return f"{text}, and still wait for batches up to {few} machines"
-    return f"{text}; {'as few as' if few < machines.count else ''} {few} would do".replace(
-        "  ", " "
-    )
+    if few < machines.count:
+        return f"{text}; as few as {few} would do"
+    return f"{text}; {few} would do"
 
 
 def fewest(facts: Facts, change: Change) -> int:
     """Data machines from which on more make no step shorter."""
-    least = predict(facts, replace(change, data_machines=MANY)).step_ms * (1 + 1e-9)
+
+    def step_ms(count: int) -> float:
+        return predict(facts, replace(change, data_machines=count)).step_ms
+
+    least_ms = step_ms(MANY) * (1 + 1e-9)
     counts = range(1, MANY)
-    return counts[
-        bisect_left(
-            counts,
-            True,
-            key=lambda n: predict(facts, replace(change, data_machines=n)).step_ms <= least,
-        )
-    ]
+    return counts[bisect_left(counts, True, key=lambda count: step_ms(count) <= least_ms)]
 
 
-def _cost(now: Outlook, then: Outlook) -> str:
-    assert now.cost is not None and then.cost is not None
-    saved = 1 - then.cost / now.cost if now.cost else 0.0
+def _cost(now: Outlook, cost_now: float, then: Outlook, cost_then: float) -> str:
+    saved = 1 - cost_then / cost_now if cost_now else 0.0
     if saved > 0:
         return f"it pays: the run costs {saved:.0%} less"
-    faster = (
-        f", and is {now.step_ms / then.step_ms:.2g}x as fast" if then.step_ms < now.step_ms else ""
-    )
-    return f"it does not pay: the run costs {-saved:.0%} more{faster}"
+    text = f"it does not pay: the run costs {-saved:.0%} more"
+    if then.step_ms < now.step_ms:
+        text += f", and is {now.step_ms / then.step_ms:.2g}x as fast"
+    return text
 
 
-def _counts(
-    facts: Facts, change: Change, machines: DataMachines, had: DataMachines | None, now: Outlook
-) -> list[str]:
+def _counts(compared: _Comparison) -> list[str]:
     """From which number on it pays; beyond the fewest that do each more only costs more."""
-    if change.price is not None or machines.price is None or now.cost is None:
+    machine_price, cost_now = compared.machines.price, compared.now.cost
+    if compared.change.price is not None or machine_price is None or cost_now is None:
         return []
-    few = min(MOST, fewest(facts, change))
-    costs = ((n, predict(facts, replace(change, data_machines=n)).cost) for n in range(1, few + 1))
-    known = {n: cost for n, cost in costs if cost is not None}
-    if had is not None:
-        return (
-            [f"of all numbers of them {min(known, key=known.__getitem__)} would cost least"]
-            if known
-            else []
-        )
-    paying = [n for n, cost in known.items() if cost < now.cost]
+    costs = {}
+    for count in range(1, min(MOST, fewest(compared.facts, compared.change)) + 1):
+        cost = compared.with_machines(count).cost
+        if cost is not None:
+            costs[count] = cost
+    if compared.machines_now is not None:
+        if not costs:
+            return []
+        cheapest = min(costs, key=lambda count: costs[count])
+        return [f"of all numbers of them {cheapest} would cost least"]
+    paying = [count for count, cost in costs.items() if cost < cost_now]
     if not paying:
-        return [f"no number of these machines pays, at {machines.price:.4g} an hour each"]
-    cheapest = min(paying, key=known.__getitem__)
+        return [f"no number of these machines pays, at {machine_price:.4g} an hour each"]
+    cheapest = min(paying, key=lambda count: costs[count])
     return [f"it pays from {_count(paying[0])} on; {cheapest} cost{'s' * (cheapest == 1)} least"]
 
 
-def _price(
-    facts: Facts,
-    before: Change,
-    machines: DataMachines,
-    had: DataMachines | None,
-    now: Outlook,
-    then: Outlook,
-) -> list[str]:
+def _price(compared: _Comparison) -> list[str]:
     """The price of one machine at which the run costs as much as before."""
-    more = machines.count - (had.count if had else 0)
-    if more == 0 or (had is not None and had.cores != machines.cores):
+    machines, machines_now, now = compared.machines, compared.machines_now, compared.now
+    more = machines.count - (machines_now.count if machines_now else 0)
+    if more == 0 or (machines_now is not None and machines_now.cores != machines.cores):
         return []
-    worth = now.hours / then.hours - 1
+    worth = now.hours / compared.then.hours - 1  # in hours of the whole job
     if more > 0 and worth <= 0:
         return ["it pays at no price: the run would be no shorter"]
-    whose = f"a{'nother' * (had is not None)} machine" if more > 0 else "a machine"
-    pays = "it pays while" if more > 0 else "it pays where"
-    than = "less" if more > 0 else "more"
+    pays, than = ("it pays while", "less") if more > 0 else ("it pays where", "more")
     if now.cost is not None:
-        price = now.cost / now.hours * worth / more
-        return [f"{pays} {whose} costs {than} than {max(0.0, price):.3g} an hour"]
-    share = f"{abs(worth):.0%} of what the whole job costs now"
-    return [
-        f"{pays} {'they' if more > 1 else 'it'} cost{'s' * (abs(more) == 1)} {than} than {share} (together, an hour)"
-    ]
+        whose = "another machine" if more > 0 and machines_now is not None else "a machine"
+        price = max(0.0, now.cost / now.hours * worth / more)
+        return [f"{pays} {whose} costs {than} than {price:.3g} an hour"]
+    they_cost = "they cost" if more > 1 else "it cost"
+    if abs(more) == 1:
+        they_cost += "s"
+    whole = f"{abs(worth):.0%} of what the whole job costs now"
+    return [f"{pays} {they_cost} {than} than {whole} (together, an hour)"]
 
 
 def _network(facts: Facts, then: Outlook) -> list[str]:
     """What each training machine receives: whether its network takes that is not in the records."""
     size = (facts.run.config.get("data") or {}).get("img_size")
+    if isinstance(size, int):
+        size = [size, size]
     if facts.tier is not None:
         batches = facts.tier.total("batches")
         megabytes = facts.tier.total("mb") / batches if batches else 0.0
-    elif isinstance(size, int) or (isinstance(size, list) and len(size) == 2):
-        height, width = (size, size) if isinstance(size, int) else size
+    elif isinstance(size, list) and len(size) == 2:
+        height, width = size
         megabytes = facts.header["batch_size"] * 3 * height * width / 1e6
     else:
         return []

@@ -9,69 +9,86 @@ from kd.report.ratio import ratio
 from kd.report.records import RunRecords
 
 HARDEST = 10  # classes, and mistakes, that are shown
+SETTINGS = 6  # of kd-latency that are shown
 
 
 def learning(facts: Facts) -> list[Section | None]:
     """The page's first sections: metrics, sizes, hardest classes and mistakes, for each student."""
     run = facts.run
-    confused = [
-        (student, newest) for student in run.students if (newest := run.confusion_of(student))
-    ]
-    return [
-        *(section for student in run.students for section in feature_lines(run, student)),
-        *metric_lines(run),
-        _sizes(run),
-        *(_hardest(run, student, newest) for student, newest in confused),
-        *(_mistakes(run, student, newest) for student, newest in confused),
-    ]
+    sections = []
+    for student in run.students:
+        sections += feature_lines(run, student)
+    sections += [*metric_lines(run), _sizes(run)]
+    for make in (_hardest, _mistakes):
+        for student in run.students:
+            newest = run.confusion_of(student)
+            if newest is not None:
+                sections.append(make(run, student, newest))
+    return sections
 
 
 def feature_lines(run: RunRecords, student: str) -> list[Section | None]:
     """k-NN and ridge probe of a student's features over the epochs, beside the teachers'; and their effective rank."""
-    place, who, of = f"{student}/" if student else "", student or "student", _of(student)
-    own = {f"{who} {metric}": by_epoch(run, f"{place}val/{metric}") for metric in PROBE}
-    epochs = {epoch for values in own.values() for epoch in values}
-    teacher = run.summary.get("teacher") or {}
-    members = {
-        f"teacher {name}": model.get("val") or {}
-        for name, model in (teacher.get("members") or {}).items()
-    }
-    models = members or {"teacher": teacher.get("val") or {}}
-    taught = {
-        f"{name} {metric}": dict.fromkeys(epochs, values[metric])
-        for name, values in models.items()
-        for metric in PROBE
-        if metric in values
-    }
-    ranks = {f"{who} rankme": by_epoch(run, f"{place}val/rankme")}
+    place = f"{student}/" if student else ""
+    name = student or "student"
+    of_student = {}
+    for metric in PROBE:
+        of_student[f"{name} {metric}"] = by_epoch(run, f"{place}val/{metric}")
+    epochs = {epoch for values in of_student.values() for epoch in values}
+
+    # A teacher's values do not change: level lines.
+    of_teachers = {}
+    for teacher, values in _teachers(run).items():
+        for metric in PROBE:
+            if metric in values:
+                of_teachers[f"{teacher} {metric}"] = dict.fromkeys(epochs, values[metric])
+
+    of = _of(student)
+    ranks = {f"{name} rankme": by_epoch(run, f"{place}val/rankme")}
+    title = f"Accuracy of the features{of}, without training on labels"
     return [
-        epoch_chart(f"Accuracy of the features{of}, without training on labels", {**taught, **own}),
+        epoch_chart(title, {**of_teachers, **of_student}),
         epoch_chart(f"Directions that the features use{of} (RankMe)", ranks),
     ]
 
 
+def _teachers(run: RunRecords) -> dict[str, dict[str, float]]:
+    """The validation metrics of each teacher."""
+    teacher = run.summary.get("teacher") or {}
+    members = teacher.get("members") or {}
+    if not members:
+        return {"teacher": teacher.get("val") or {}}
+    return {f"teacher {name}": model.get("val") or {} for name, model in members.items()}
+
+
 def headline(facts: Facts) -> Section | None:
     """The share of the teacher's accuracy that the (best) student keeps, and how small it is."""
-    run = facts.run
-    scores = {name: facts.best_val(name) for name in run.students}
-    known = {name: score for name, score in scores.items() if score is not None}
-    if not known:
+    run, metric = facts.run, facts.run.primary
+    scores = {}
+    for student in run.students:
+        score = facts.best_val(student)
+        if score is not None:
+            scores[student] = score
+    if not scores:
         return None
-    name = (min if less_is_better(run.primary) else max)(known, key=lambda student: known[student])
-    who, score = f"The student {name}" if name else "The student", known[name]
+    best = min if less_is_better(metric) else max
+    name = best(scores, key=lambda student: scores[student])
+    who, score = f"The student {name}" if name else "The student", scores[name]
+    shown = format_metric(metric, score)
     teacher = run.summary.get("teacher") or {}
-    reached, metric = (teacher.get("val") or {}).get(run.primary), run.primary
-    if not reached:
-        return {
-            "kind": "headline",
-            "text": f"{who} reaches {metric} {format_metric(metric, score)}",
-        }
-    own, whole = format_metric(metric, score), format_metric(metric, reached)
-    text = f"{who} keeps {ratio(score, reached):.1%} of its teacher's {metric} ({own} of {whole})"
-    if not is_share(metric):
-        text = f"{who} has {metric} {own}, its teacher {whole}"
-    if score != reached and (score < reached) == less_is_better(metric):
-        text = f"{who} is better than its teacher: {metric} {own} against {whole}"
+    teacher_score = (teacher.get("val") or {}).get(metric)
+    if not teacher_score:
+        return {"kind": "headline", "text": f"{who} reaches {metric} {shown}"}
+
+    shown_of_teacher = format_metric(metric, teacher_score)
+    better = score < teacher_score if less_is_better(metric) else score > teacher_score
+    if better:
+        text = f"{who} is better than its teacher: {metric} {shown} against {shown_of_teacher}"
+    elif is_share(metric):
+        share = ratio(score, teacher_score)
+        text = f"{who} keeps {share:.1%} of its teacher's {metric} ({shown} of {shown_of_teacher})"
+    else:
+        text = f"{who} has {metric} {shown}, its teacher {shown_of_teacher}"
     small, large = run.model_of(name).get("params"), teacher.get("params")
     if small and large:
         times = f"{ratio(small, large):.2g} of" if small < large else f"{ratio(small, large):.1f}x"
@@ -80,24 +97,25 @@ def headline(facts: Facts) -> Section | None:
 
 
 def _sizes(run: RunRecords) -> Section | None:
+    """Parameters of teacher and students, and what ``kd-latency`` has measured of them."""
     models = {"teacher": run.summary.get("teacher") or {}}
-    models |= {name or "student": run.model_of(name) for name in run.students}
+    for student in run.students:
+        models[student or "student"] = run.model_of(student)
     known = {name: model for name, model in models.items() if model.get("params")}
     if not known:
         return None
-    settings = list(dict.fromkeys((r["runtime"], r["threads"], r["batch"]) for r in run.latency))[
-        :6
-    ]
-    timed = {
-        (r["model"], r["runtime"], r["threads"], r["batch"]): r["median_ms"] for r in run.latency
-    }
-    rows = [
+    timed = {}  # ms by setting and model
+    for row in run.latency:
+        setting = row["runtime"], row["threads"], row["batch"]
+        timed[*setting, row["model"]] = row["median_ms"]
+    settings = list(dict.fromkeys(key[:3] for key in timed))
+    rows: list[list[object]] = [
         ["model", *(model.get("arch", "") for model in known.values())],
         ["parameters (M)", *(f"{model['params'] / 1e6:.3g}" for model in known.values())],
     ]
-    for kind, threads, batch in settings:
-        what = f"ms, {kind}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
-        rows.append([what, *(timed.get((name, kind, threads, batch), "") for name in known)])
+    for runtime, threads, batch in settings[:SETTINGS]:
+        what = f"ms, {runtime}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
+        rows.append([what, *(timed.get((runtime, threads, batch, name), "") for name in known)])
     note = "" if settings else "kd-latency RUN measures milliseconds."
     return table("Size and latency", ["", *known], rows, note=note)
 
@@ -107,22 +125,24 @@ def _of(student: str) -> str:
 
 
 def _hardest(run: RunRecords, student: str, newest: dict[str, Any]) -> Section:
-    found = [
-        (right, name, n)
-        for right, name, n in zip(newest["right"], run.classes, newest["counts"], strict=False)
-        if right is not None
-    ]
-    rows = [[name, f"{100 * right:.1f}", n] for right, name, n in sorted(found)[:HARDEST]]
+    """The classes with the smallest share of right answers, of a count of mistakes."""
+    classes = []
+    for right, name, count in zip(newest["right"], run.classes, newest["counts"], strict=False):
+        if right is not None:
+            classes.append((right, name, count))
+    classes.sort()
+    rows = [[name, f"{100 * right:.1f}", count] for right, name, count in classes[:HARDEST]]
     title = f"Hardest classes{_of(student)} (epoch {newest['epoch'] + 1})"
     return table(title, ["class", "right (%)", "pictures"], rows)
 
 
 def _mistakes(run: RunRecords, student: str, newest: dict[str, Any]) -> Section:
-    counts, names = newest["counts"], run.classes
-    rows = [
-        [f"{names[true]} \u2192 {names[given]}", n, f"{100 * ratio(n, counts[true]):.1f}"]
-        for true, given, n in newest["pairs"][:HARDEST]
-    ]
+    """The most frequent mistakes of a count."""
+    rows = []
+    for true_id, called_id, count in newest["pairs"][:HARDEST]:
+        percent = 100 * ratio(count, newest["counts"][true_id])
+        pair = f"{run.classes[true_id]} \u2192 {run.classes[called_id]}"
+        rows.append([pair, count, f"{percent:.1f}"])
     title = f"Mistakes{_of(student)} (epoch {newest['epoch'] + 1})"
     columns = ["class \u2192 taken for", "times", "% of the class"]
     return table(title, columns, rows, empty="None: every validation picture is right.")

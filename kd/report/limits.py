@@ -139,10 +139,14 @@ def cores_needed(facts: Facts) -> int:
 
     The loaders' CPU time for a batch (ms) over the step without its wait (ms), and a core for each thread.
     """
-    step, wait = facts.step_ms, facts.phases.get("data", 0.0)
-    batch_ms = wait if facts.workers == 0 else facts.workers * step
+    step = facts.step_ms
+    wait = facts.phases.get("data", 0.0)
     rest = max(step - wait, 0.01 * step)
-    return math.ceil(ratio(facts.loading_busy * batch_ms, rest)) + facts.threads
+    batch_ms = wait  # one loader's time for a batch
+    if facts.workers:
+        batch_ms = facts.workers * step
+    loaders = ratio(facts.loading_busy * batch_ms, rest)
+    return math.ceil(loaders) + facts.threads
 
 
 def fewer_workers(facts: Facts, needed: float = math.inf) -> int:

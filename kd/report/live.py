@@ -14,6 +14,7 @@ from kd.report.rules import Explained
 from kd.report.sections import report, status
 
 EVERY_S = 2.0  # between two requests of a page
+MOST = 50  # runs that the list shows, the newest
 HOSTS = ("127.0.0.1", "localhost")  # another name in a request comes from a page elsewhere
 
 
@@ -28,10 +29,11 @@ class Live(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
+        super().__init__((HOSTS[0], port), Handler)
         self.folder = folder.resolve()
-        self.address = f"http://127.0.0.1:{self.server_port}/"
-        self._kept: dict[Path, tuple[Any, dict[str, Any]]] = {}
+        self.address = f"http://{HOSTS[0]}:{self.server_port}/"
+        # By folder: the newest change of its files (ns), and the page's content.
+        self._pages: dict[Path, tuple[int | None, dict[str, Any]]] = {}
 
     def content(self, name: str) -> dict[str, Any] | None:
         """What a page shows: of a run, or the list of all; ``None``: unknown name."""
@@ -40,29 +42,31 @@ class Live(ThreadingHTTPServer):
         folder = (self.folder / name).resolve()
         if not folder.is_relative_to(self.folder) or not is_run(folder):
             return None
-        stamp = max(map(_changed, (folder, *folder.glob("*.*"), *folder.glob("records/*"))))
-        if self._kept.get(folder, (None,))[0] != stamp:
-            title = f"{folder.parent.name} {folder.name}"
+        files = [folder, *folder.glob("*.*"), *folder.glob("records/*")]
+        newest_change = max(_changed(file) for file in files)
+        known_change, content = self._pages.get(folder, (None, {}))
+        if known_change != newest_change:
             sections = report(Explained(read_run(folder)))
-            self._kept[folder] = stamp, {"title": title, "sections": sections, "every": EVERY_S}
-        return self._kept[folder][1]
+            title = f"{folder.parent.name} {folder.name}"
+            content = {"title": title, "sections": sections, "every": EVERY_S}
+            self._pages[folder] = newest_change, content
+        return content
 
     def _list(self) -> dict[str, Any]:
-        found = [
-            f
-            for f in (*self.folder.glob("*/*"), *self.folder.glob("*"))
-            if not f.is_symlink() and is_run(f)
-        ]
+        """A row for each of the newest runs."""
+        folders = []
+        for folder in (*self.folder.glob("*/*"), *self.folder.glob("*")):
+            if not folder.is_symlink() and is_run(folder):
+                folders.append(folder)
+        folders.sort(key=_changed, reverse=True)
         rows = []
-        for folder in sorted(found, key=_changed, reverse=True)[:50]:
-            one = Explained(read_run(folder))
-            name, best = (
-                folder.relative_to(self.folder).as_posix(),
-                one.facts.best_val(one.run.students[0]),
-            )
-            rows.append(
-                [name, status(one.run), format_metric(one.run.primary, best), one.verdict["text"]]
-            )
+        for folder in folders[:MOST]:
+            explained = Explained(read_run(folder))
+            run = explained.run
+            best = explained.facts.best_val(run.students[0])
+            name = folder.relative_to(self.folder).as_posix()
+            shown = format_metric(run.primary, best)
+            rows.append([name, status(run), shown, explained.verdict["text"]])
         columns = ["run", "status", "best", "verdict"]
         runs = table("Runs", columns, rows, links=True, long=True, empty="None yet.")
         return {"title": str(self.folder), "sections": [runs], "every": 5 * EVERY_S}
@@ -85,13 +89,19 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """A page or its content; 404 for an unknown run, and for a foreign ``Host`` (DNS rebinding)."""
         name, _, query = self.path.partition("?")
-        host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
-        content = self.server.content(unquote(name).strip("/")) if host in HOSTS else None
+        host_and_port = self.headers.get("Host", "")
+        host = host_and_port.rpartition(":")[0] or host_and_port
+        content = None
+        if host in HOSTS:
+            content = self.server.content(unquote(name).strip("/"))
         if content is None:
             self.send_error(404, "no such run")
             return
-        sent = (json.dumps(finite(content)) if query == "json" else page(content)).encode()
-        kind = "application/json" if query == "json" else "text/html"
+        if query == "json":
+            kind, text = "application/json", json.dumps(finite(content))
+        else:
+            kind, text = "text/html", page(content)
+        sent = text.encode()
         self.send_response(200)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(sent)))

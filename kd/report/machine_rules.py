@@ -262,7 +262,7 @@ def scheduler_delay(
         at: fires from here.
     """
     trainer = f"training ({thread})" if thread else "training"
-    delayed: list[str] = []
+    delayed = []
     for who, waiting in ((trainer, training), ("a loader process", loading)):
         if waiting is not None and waiting >= at:
             delayed.append(f"{who} {waiting:.0%}")

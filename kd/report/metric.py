@@ -4,10 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-PROBE = (
-    "knn1",
-    "probe1",
-)  # Accuracy of features: of their 20 nearest neighbours, and of a ridge probe
+PROBE = ("knn1", "probe1")
+"""Accuracy of features: of their 20 nearest neighbours, and of a ridge probe."""
 
 COSTS = ("params", "step_ms_median", "peak_memory_mb", "wall_s", "latency_ms")
 """Numbers of a run other than its validation metrics of which less is better."""
@@ -71,10 +69,8 @@ def in_tables(metric: str) -> bool:
 
 def lost_classes(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of ``fidelity.json`` whose student is worse than the teacher, those that lost most first."""
-    return sorted(
-        (r for r in rows if r.get("teacher", 0) > r["student"]),
-        key=lambda r: r["student"] - r["teacher"],
-    )
+    lost = [row for row in rows if row.get("teacher", 0) > row["student"]]
+    return sorted(lost, key=lambda row: row["student"] - row["teacher"])
 
 
 def _kind(metric: str) -> str:

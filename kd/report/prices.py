@@ -7,7 +7,8 @@ from pathlib import Path
 from kd.errors import UserError
 from kd.storage.elsewhere import text_of, yaml_of
 
-PARTS = {"vcpus", "gpus"}  # of a machine in the table, beside its prices
+PRICES = ("on_demand", "spot")
+PARTS = ("vcpus", "gpus")  # of a machine in the table, beside its prices
 INSTANCE = re.compile(r"(?:(\d+)\*)?([^*:]+)(?::(on_demand|spot))?")
 
 
@@ -18,46 +19,52 @@ def read_prices(file: Path) -> dict[str, dict[str, float]]:
     could train in place of a smaller one of its family.
     """
     try:
-        found = yaml_of(text_of(file))
+        content = yaml_of(text_of(file))
     except (OSError, ValueError) as error:
         raise UserError(f"monitor.prices: {file} can't be read: {error}".splitlines()[0]) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"monitor.prices: {file} is no table of instances and prices")
-    return {str(name): _kinds(file, str(name), value) for name, value in found.items()}
+    return {str(name): _kinds(file, str(name), value) for name, value in content.items()}
 
 
 def _kinds(file: Path, name: str, value: object) -> dict[str, float]:
+    """Prices and parts of one machine, from its value in the table: a price, or several by kind."""
     kinds = value if isinstance(value, dict) else {"on_demand": value}
-    known = ("on_demand", "spot", *PARTS)
-    wrong = [
-        k for k, v in kinds.items() if k not in known or not isinstance(v, int | float) or v < 0
-    ]
-    if wrong or not set(kinds) - PARTS:
+    numbers = {}
+    for kind, number in kinds.items():
+        known = kind in PRICES or kind in PARTS
+        if known and isinstance(number, int | float) and number >= 0:
+            numbers[kind] = float(number)
+    has_price = any(kind in numbers for kind in PRICES)
+    if len(numbers) < len(kinds) or not has_price:
         raise UserError(
             f"monitor.prices: {file}: {name}: must be a price, or on_demand and spot, got {value}"
         )
-    return {kind: float(price) for kind, price in kinds.items() if isinstance(price, int | float)}
+    return numbers
 
 
 def counted(instances: Iterable[object]) -> list[tuple[int, str]]:
     """Machines of each ``[COUNT*]NAME[:spot]``, and its name in :func:`by_name`."""
-    found = [(item, INSTANCE.fullmatch(str(item))) for item in instances]
-    return [
-        (int(match[1] or 1), f"{match[2]}{':spot' * (match[3] == 'spot')}")
-        if match
-        else (1, str(item))
-        for item, match in found
-    ]
+    machines = []
+    for item in instances:
+        match = INSTANCE.fullmatch(str(item))
+        if match is None:
+            machines.append((1, str(item)))
+            continue
+        count, name, kind = match.groups()
+        machines.append((int(count or 1), f"{name}:spot" if kind == "spot" else name))
+    return machines
 
 
 def by_name(prices: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Price of an hour of ``NAME`` and of ``NAME:spot``."""
-    return {
-        f"{name}{':spot' * (kind == 'spot')}": price
-        for name, kinds in prices.items()
-        for kind, price in kinds.items()
-        if kind not in PARTS
-    }
+    named = {}
+    for name, kinds in prices.items():
+        if "on_demand" in kinds:
+            named[name] = kinds["on_demand"]
+        if "spot" in kinds:
+            named[f"{name}:spot"] = kinds["spot"]
+    return named
 
 
 def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]) -> float:
@@ -89,29 +96,26 @@ def by_kind(
     >>> by_kind(["big", "2*small"], {"big": {"on_demand": 37}, "small": {"on_demand": 4, "spot": 1.5}})
     {'on demand': 45.0, 'spot': 40.0, 'half of the hours on spot': 42.5}
     """
-    known = [
-        (count, prices.get(name.removesuffix(":spot"), {})) for count, name in counted(instances)
-    ]
-    if not all("on_demand" in kinds for _, kinds in known) or not any(
-        "spot" in kinds for _, kinds in known
-    ):
+    full = spot = 0.0
+    has_spot = False
+    for count, name in counted(instances):
+        kinds = prices.get(name.removesuffix(":spot"), {})
+        if "on_demand" not in kinds:
+            return {}
+        has_spot = has_spot or "spot" in kinds
+        full += count * kinds["on_demand"]
+        spot += count * kinds.get("spot", kinds["on_demand"])
+    if not has_spot:
         return {}
-    full = sum(count * kinds["on_demand"] for count, kinds in known)
-    spot = sum(count * kinds.get("spot", kinds["on_demand"]) for count, kinds in known)
-    return {
-        "on demand": float(full),
-        "spot": float(spot),
-        "half of the hours on spot": (full + spot) / 2,
-    }
+    return {"on demand": full, "spot": spot, "half of the hours on spot": (full + spot) / 2}
 
 
 def input_machines(prices: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Those of the table whose ``vcpus`` are known: with them ``price`` of an hour and ``gpus``, by name."""
-    found = {
-        name: (price, prices[name.removesuffix(":spot")]) for name, price in by_name(prices).items()
-    }
-    return {
-        name: {"price": price, "vcpus": machine["vcpus"], "gpus": machine.get("gpus", 0)}
-        for name, (price, machine) in found.items()
-        if machine.get("vcpus")
-    }
+    machines = {}
+    for name, price in by_name(prices).items():
+        parts = prices[name.removesuffix(":spot")]
+        if parts.get("vcpus"):
+            gpus = parts.get("gpus", 0)
+            machines[name] = {"price": price, "vcpus": parts["vcpus"], "gpus": gpus}
+    return machines

@@ -229,7 +229,7 @@ class RunRecords:
     @property
     def tensors(self) -> list[TensorSeries]:
         """What training health has read of gradients, weights and activations (``monitor.health_every``)."""
-        by_key: dict[tuple[str, str, str], TensorSeries] = {}
+        by_key = {}
 
         def append(record: dict[str, Any], layer: str, statistic: str, value: float | None) -> None:
             student = record.get("student", "")
@@ -322,9 +322,9 @@ class Writer:
         """Halves the share of the steps and samples that are kept, and writes the file anew."""
         records, _ = read_lines(self.path, LARGEST_LOG)
         self.share /= 2
-        others: list[dict[str, Any]] = []
-        totals: list[dict[str, Any]] = []
-        thinned: list[dict[str, Any]] = []
+        others = []
+        totals = []
+        thinned = []
         for record in records:
             if record["kind"] == "total":
                 totals = [record]  # the newest alone
@@ -360,7 +360,7 @@ def read_lines(path: Path, largest: int = LARGEST) -> tuple[list[dict[str, Any]]
     Raises:
         RefusedFile: it is no regular file, or has more than ``largest`` bytes.
     """
-    records: list[dict[str, Any]] = []
+    records = []
     torn, notes = 0, []
     for line in bytes_of(path, largest).splitlines():
         try:
@@ -500,12 +500,12 @@ def _usable_records(file: Path, notes: list[str]) -> list[dict[str, Any]]:
 def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, float]]]:
     """Rows of ``metrics.csv`` of the other runs of a recipe, the newest few."""
     here = folder.resolve()
-    files: list[Path] = []
+    files = []
     for file in here.parent.glob("*/metrics.csv"):
         if file.parent != here and not file.parent.is_symlink():
             files.append(file)
     files.sort(key=lambda file: file.stat().st_mtime_ns)
-    rows: dict[str, list[dict[str, float]]] = {}
+    rows = {}
     for file in files[-newest:]:
         run_folder = file.parent
         rows[f"{run_folder.parent.name}/{run_folder.name}"] = _metrics(file, [])
@@ -514,7 +514,7 @@ def read_siblings(folder: Path, newest: int = 5) -> dict[str, list[dict[str, flo
 
 def _sort_in(run: RunRecords, records: Iterable[Any]) -> None:
     """Adds the records of one file to the run; the newest header says whose they are."""
-    header: dict[str, Any] = {}
+    header = {}
     for record in records:
         kind = record["kind"]
         if kind == "header":
@@ -571,11 +571,11 @@ def _mapping(file: Path, notes: list[str]) -> dict[str, Any]:
 def _metrics(file: Path, notes: list[str]) -> list[dict[str, float]]:
     if not file.exists():
         return []
-    rows: list[dict[str, float]] = []
+    rows = []
     try:
         with lines_of(file) as lines:
             for texts in csv.DictReader(lines):
-                row: dict[str, float] = {}
+                row = {}
                 for name, text in texts.items():
                     if not name or not text:
                         continue

@@ -241,7 +241,7 @@ def _apply_rules_of_one_machine(samples: Sequence[Sample], book: Rulebook, held_
 
 def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list[list[float]]:
     """The values of ``key``, a list for each GPU; a GPU that lacks one is left out: unknown is not 0."""
-    series: list[list[float]] = []
+    series = []
     for readings_of_gpu in readings:
         if all(reading.get(key) is not None for reading in readings_of_gpu):
             series.append([reading[key] for reading in readings_of_gpu])
@@ -296,7 +296,7 @@ def _apply_training_rules(facts: Facts, book: Rulebook) -> None:
         )
 
     loss_by_step = _loss_by_step(run.metrics)
-    losses_of_siblings: dict[str, dict[float, float]] = {}
+    losses_of_siblings = {}
     if len(loss_by_step) >= 5:
         for name, metrics in read_siblings(run.folder).items():
             losses_of_siblings[name] = _loss_by_step(metrics)
@@ -437,7 +437,7 @@ def limits_of(facts: Facts, shown: str = "", failures: list[str] | None = None) 
     failures = [] if failures is None else failures
 
     # Limits whose lever is worth naming, the largest gain first.
-    worthy: list[Limit] = []
+    worthy = []
     for name, limit_of in LIMITS.items():
         limit = attempt(f"limit {name}", failures, partial(limit_of, facts))
         if limit is not None and _gain(limit) >= WORTH / 1.05:

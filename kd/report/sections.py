@@ -20,6 +20,9 @@ from kd.report.step_facts import gpus_of, mean
 
 Parts = Callable[[], Sequence[Section | None]]  # makes sections of the page
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
+RUNNING_S = 600.0  # a run without a summary whose newest step is younger still trains
+OF_HEADER = ("host", "device_name", "cores", "threads", "world_size", "python", "torch", "platform")
+OF_SUMMARY = ("kd_version", "precision", "strategy", "wall_s", "peak_memory_mb", "seed")
 
 
 def report(explained: Explained) -> list[Section]:
@@ -43,10 +46,10 @@ def report(explained: Explained) -> list[Section]:
         "cost by group": lambda: [_cost_by_group(facts)],
         "cost by price": lambda: [costs_by_kind(facts)],
     }
+    # Of a run that trains, or failed, the speed comes first of all.
     rest: dict[str, Parts] = {
-        **(
-            results | speed if done else speed | results
-        ),  # of one that trains, or failed, the speed first of all
+        **(results if done else speed),
+        **(speed if done else results),
         "headspace": lambda: [_headspace(run)],
         "input costs": lambda: [input_costs(facts)],
         "data tier": lambda: [tier_table(facts)],
@@ -61,250 +64,281 @@ def report(explained: Explained) -> list[Section]:
         "settings": lambda: [_settings(run)],
         "environment": lambda: [_environment(facts)],
     }
-    opening, body = (_worked_out(parts, explained.failures) for parts in (first, rest))
-    return [
-        *opening,
-        *filter(None, [notes(run, explained.failures)]),
-        *body,
-    ]  # the notes last: they name failures
+    opening = _worked_out(first, explained.failures)
+    body = _worked_out(rest, explained.failures)
+    problems = notes(run, explained.failures)  # last: they name the failures of the others
+    return [*opening, *([problems] if problems else []), *body]
 
 
 def _worked_out(parts: Mapping[str, Parts], failures: list[str]) -> list[Section]:
-    made = [attempt(f"section {name}", failures, part) or [] for name, part in parts.items()]
-    return [section for sections in made for section in sections if section]
+    """The sections that have data; a part that fails is named in ``failures``."""
+    sections = []
+    for name, part in parts.items():
+        for section in attempt(f"section {name}", failures, part) or []:
+            if section:
+                sections.append(section)
+    return sections
 
 
 def _settings(run: RunRecords) -> Section | None:
-    return (
-        table("Settings", ["key", "value"], flat(run.config), folded=True) if run.config else None
-    )
+    if not run.config:
+        return None
+    return table("Settings", ["key", "value"], flat(run.config), folded=True)
 
 
 def _verdict(explained: Explained) -> Section:
-    found, summary = explained.verdict, explained.run.summary
-    text = found["text"]
+    verdict, summary = explained.verdict, explained.run.summary
+    text = verdict["text"]
     if summary.get("error") and summary.get("status") == "failed":
-        text = f"failed: {summary['error'].splitlines()[0]}; until then {text}"
-    others = [sentence(limit) for limit in explained.limits[1:] if "others" in found]
-    return {"kind": "verdict", "bound": found["bound"], "text": text, "others": others}
+        text = f"failed: {_error_line(explained.run)}; until then {text}"
+    others = []
+    if "others" in verdict:
+        others = [sentence(limit) for limit in explained.limits[1:]]
+    return {"kind": "verdict", "bound": verdict["bound"], "text": text, "others": others}
+
+
+def _error_line(run: RunRecords) -> str:
+    """The first line of the error that ended a run; "" without one."""
+    error = run.summary.get("error")
+    return error.splitlines()[0] if error else ""
+
+
+Card = tuple[str, str, str]
+"""What a card of the page shows: title, value, note."""
 
 
 def _cards(facts: Facts) -> Section:
-    run, summary = facts.run, facts.run.summary
-    teacher, metric = summary.get("teacher") or {}, run.primary
-    middle, high = (percentile(facts.steps_ms, q) for q in (50, 95))
-    spread = f"step {middle:.0f} ms, p95 {high:.0f} ms" if facts.steps_ms else ""
-    state = (
-        "status",
-        status(run),
-        (summary.get("error") or "").splitlines()[0] if summary.get("error") else "",
-    )
-    rows = [
-        *([state] if state[1] != "done" else []),
-        *(_progress(facts) if state[1] == "running" else []),
-        *(
-            (
-                name or "student",
-                format_metric(metric, facts.best_val(name)),
-                _about(f"best val {metric}", run.model_of(name)),
-            )
-            for name in run.students
-        ),
-        (
-            "teacher",
-            format_metric(metric, (teacher.get("val") or {}).get(metric)),
-            _about(f"val {metric}", teacher),
-        ),
-        *(
-            (f"{name or 'student'} keeps", _kept(facts, name), "of its teacher")
-            for name in run.students
-        ),
-        *([state] if state[1] == "done" else []),
-        ("images/s", "" if facts.images_per_s is None else f"{facts.images_per_s:,.0f}", spread),
-        (
-            "start-up",
-            duration(facts.startup["s"]) if facts.startup["s"] else "",
-            _longest_part(facts),
-        ),
-        (
-            "time per epoch",
-            duration(facts.epoch_s),
-            f"{len({s['epoch'] for s in facts.steps})} epochs seen",
-        ),
-        *([card] if (card := card_of(run.folder, run.config)) else []),
+    run = facts.run
+    state = "status", status(run), _error_line(run)
+    cards = []
+    if state[1] != "done":
+        cards.append(state)
+    if state[1] == "running":
+        cards += _progress(facts)
+    cards += _result_cards(facts)
+    if state[1] == "done":
+        cards.append(state)
+    cards += _speed_cards(facts)
+    return {"kind": "cards", "cards": [list(card) for card in cards if card[1]]}
+
+
+def _result_cards(facts: Facts) -> list[Card]:
+    """The best values of students and teacher, and what each student keeps of its teacher."""
+    run, metric = facts.run, facts.run.primary
+    teacher = run.summary.get("teacher") or {}
+    teacher_value = (teacher.get("val") or {}).get(metric)
+    cards = []
+    for name in run.students:
+        best = format_metric(metric, facts.best_val(name))
+        cards.append((name or "student", best, _about(f"best val {metric}", run.model_of(name))))
+    value = format_metric(metric, teacher_value)
+    cards.append(("teacher", value, _about(f"val {metric}", teacher)))
+    for name in run.students:
+        score = facts.best_val(name)
+        share_kept = ""
+        if teacher_value and score is not None:
+            share_kept = f"{ratio(score, teacher_value):.1%}"
+        cards.append((f"{name or 'student'} keeps", share_kept, "of its teacher"))
+    return cards
+
+
+def _speed_cards(facts: Facts) -> list[Card]:
+    """Speed, start-up, and what an epoch and 1000 steps take and cost."""
+    spread = speed = startup = ""
+    if facts.steps_ms:
+        median, high = percentile(facts.steps_ms, 50), percentile(facts.steps_ms, 95)
+        spread = f"step {median:.0f} ms, p95 {high:.0f} ms"
+    if facts.images_per_s is not None:
+        speed = f"{facts.images_per_s:,.0f}"
+    if facts.startup["s"]:
+        startup = duration(facts.startup["s"])
+    epochs_seen = len({step["epoch"] for step in facts.steps})
+    cards = [
+        ("images/s", speed, spread),
+        ("start-up", startup, _longest_part(facts)),
+        ("time per epoch", duration(facts.epoch_s), f"{epochs_seen} epochs seen"),
+    ]
+    chosen_size = card_of(facts.run.folder, facts.run.config)
+    if chosen_size:
+        cards.append(chosen_size)
+    thousand_steps_s = facts.step_ms  # a step's ms are 1000 steps' seconds
+    return [
+        *cards,
         ("cost per epoch", _cost(facts, facts.epoch_s), f"at {facts.price} an hour"),
-        (
-            "cost per 1000 steps",
-            _cost(facts, facts.step_ms),
-            "of the mean step",
-        ),  # a step's ms are 1000 steps' seconds
+        ("cost per 1000 steps", _cost(facts, thousand_steps_s), "of the mean step"),
         ("time left", duration(facts.left_s), "at the pace so far"),
     ]
-    return {"kind": "cards", "cards": [list(row) for row in rows if row[1]]}
 
 
 def _longest_part(facts: Facts) -> str:
     parts = facts.startup["parts"]
-    longest = max(parts, key=lambda name: parts[name], default="")
-    return f"most of it {longest} ({duration(parts[longest])})" if longest else ""
+    if not parts:
+        return ""
+    longest = max(parts, key=lambda name: parts[name])
+    return f"most of it {longest} ({duration(parts[longest])})"
 
 
 def status(run: RunRecords) -> str:
     """The status in the summary; without one, whether the run still trains."""
     if "status" in run.summary:
         return str(run.summary["status"])
-    newest = max((s[-1]["t"] for s in run.steps.values() if s), default=0.0)
-    return "running" if time.time() - newest < 600 else "ended early"
+    newest_t = 0.0
+    for steps in run.steps.values():
+        if steps:
+            newest_t = max(newest_t, steps[-1]["t"])
+    return "running" if time.time() - newest_t < RUNNING_S else "ended early"
 
 
 def _about(metric: str, model: dict[str, Any]) -> str:
-    return ", ".join(part for part in (metric, model.get("arch")) if part)
+    arch = model.get("arch")
+    return f"{metric}, {arch}" if arch else metric
 
 
-def _progress(facts: Facts) -> list[tuple[str, str, str]]:
+def _progress(facts: Facts) -> list[Card]:
+    """Step and epoch of a run that trains, and its newest training loss."""
     if not facts.steps:
         return []
-    of = facts.epochs * facts.batches_per_epoch
-    loss = [row["train/loss"] for row in facts.run.metrics if "train/loss" in row][-1:]
     step, epoch = facts.steps[-1]["step"] + 1, facts.steps[-1]["epoch"] + 1
-    rest = (
-        f"of {of:.0f}, epoch {epoch} of {facts.epochs:g}" if math.isfinite(of) else f"epoch {epoch}"
-    )
-    return [("step", f"{step:,}", rest), ("train/loss", f"{loss[0]:.4g}" if loss else "", "newest")]
-
-
-def _kept(facts: Facts, student: str) -> str:
-    reached = ((facts.run.summary.get("teacher") or {}).get("val") or {}).get(facts.run.primary)
-    score = facts.best_val(student)
-    return f"{ratio(score, reached):.1%}" if reached and score is not None else ""
+    steps_in_all = facts.epochs * facts.batches_per_epoch
+    position = f"epoch {epoch}"
+    if math.isfinite(steps_in_all):
+        position = f"of {steps_in_all:.0f}, epoch {epoch} of {facts.epochs:g}"
+    losses = [row["train/loss"] for row in facts.run.metrics if "train/loss" in row]
+    newest = f"{losses[-1]:.4g}" if losses else ""
+    return [("step", f"{step:,}", position), ("train/loss", newest, "newest")]
 
 
 def _cost(facts: Facts, seconds: float | None) -> str:
-    return "" if facts.price is None or not seconds else f"{facts.price * seconds / 3600:.4g}"
+    if facts.price is None or not seconds:
+        return ""
+    return f"{facts.price * seconds / 3600:.4g}"
 
 
 def _cost_by_group(facts: Facts) -> Section | None:
     """Machines, price and cost of each group of ``kd-launch``'s job, by the hours of the place, else the run's."""
     job = facts.run.job
-    groups = [
-        group
-        for group in job.get("groups") or []
-        if isinstance(group, dict) and "machines" in group
-    ]
-    if not groups:
-        return None
     hours = job.get("hours") or facts.hours
-    rows, total = [], 0.0
-    for group in groups:
+    rows = []
+    total = 0.0
+    for group in job.get("groups") or []:
+        if not isinstance(group, dict) or "machines" not in group:
+            continue
         price = group.get("price_per_hour")
-        cost = price * hours if price is not None and hours else None
-        total += cost or 0.0
+        cost = None
+        if price is not None and hours:
+            cost = price * hours
+            total += cost
         shown = ["" if value is None else f"{value:.4g}" for value in (price, hours, cost)]
         rows.append([str(group.get("name", "")), str(group["machines"]), *shown])
+    if not rows:
+        return None
     if len(rows) > 1 and total:
         rows.append(["all", "", "", "", f"{total:.4g}"])
-    billed = f"; billed: {job['billed_hours']:.4g} h" if job.get("billed_hours") else ""
-    title = (
-        f"Machines and cost ({job.get('target', 'kd-launch')}, job {job.get('job', '')}{billed})"
-    )
-    return table(title, ["group", "machines", "price an hour", "hours", "cost"], rows, empty="")
+    where = f"{job.get('target', 'kd-launch')}, job {job.get('job', '')}"
+    if job.get("billed_hours"):
+        where += f"; billed: {job['billed_hours']:.4g} h"
+    columns = ["group", "machines", "price an hour", "hours", "cost"]
+    return table(f"Machines and cost ({where})", columns, rows, empty="")
 
 
 def notes(run: RunRecords, failures: Sequence[str] = ()) -> Section | None:
     """What could not be read, and what could not be worked out from the rest."""
-    read = [
-        note
-        for note in run.notes
-        if not (note == "summary.json is missing" and status(run) == "running")
-    ]
-    shown = [*read, *failures]
+    shown = list(run.notes)
+    if status(run) == "running" and "summary.json is missing" in shown:
+        shown.remove("summary.json is missing")  # it is written at the end
+    shown += failures
     return {"kind": "notes", "notes": shown} if shown else None
 
 
 def _rules(explained: Explained) -> Section:
-    rows = [[f.rule, f.text, f.lever] for f in explained.findings]
+    rows = [[finding.rule, finding.text, finding.lever] for finding in explained.findings]
     empty = "None: nothing unusual about the machine or the training."
     return table("Rules that fired", ["rule", "evidence", "what to do"], rows, empty=empty)
 
 
 def _headspace(run: RunRecords) -> Section | None:
-    found = run.event("headspace")
-    if found is None:
+    result = run.event("headspace")
+    if result is None:
         return None
     names = {
         "now_ms": "as it is",
         "free_input_ms": "with a perfect input",
         "free_input_and_teacher_ms": "with a free teacher as well",
     }
-    rows = [
-        [text, found[key], f"{ratio(found['now_ms'], found[key]):.2f}x"]
-        for key, text in names.items()
-        if key in found
-    ]
+    rows = []
+    for key, text in names.items():
+        if key in result:
+            rows.append([text, result[key], f"{ratio(result['now_ms'], result[key]):.2f}x"])
     return table("Headspace", ["", "ms a step", "speed"], rows)
 
 
 def _startup(facts: Facts) -> Section | None:
     """The parts of the newest start, before the first step was done."""
-    seconds, parts = facts.startup["s"], facts.startup["parts"]
-    rows = [[name, f"{s:,.1f}", f"{share(s, seconds):.0%}"] for name, s in parts.items()]
-    return (
-        table(f"Start-up ({duration(seconds)})", ["", "s", "of the start"], rows) if rows else None
-    )
+    start_s, parts = facts.startup["s"], facts.startup["parts"]
+    if not parts:
+        return None
+    rows = [[name, f"{s:,.1f}", f"{share(s, start_s):.0%}"] for name, s in parts.items()]
+    return table(f"Start-up ({duration(start_s)})", ["", "s", "of the start"], rows)
 
 
 def _percentiles(facts: Facts) -> Section | None:
     run, steps = facts.run, facts.usual_steps
-    columns = {"step (ms)": facts.steps_ms} if steps else {}
+    series = {}
+    if steps:
+        series["step (ms)"] = facts.steps_ms
     for name in PHASES:
-        if any(name in s["p"] for s in steps):
-            columns[f"{name} (ms)"] = [s["p"].get(name, 0.0) for s in steps]
+        if any(name in step["p"] for step in steps):
+            series[f"{name} (ms)"] = [step["p"].get(name, 0.0) for step in steps]
     for node, samples in run.samples.items():
         where = f", {node}" if len(run.samples) > 1 else ""
-        columns[f"CPU{where} (%)"] = [mean(s["cpu"]) for s in samples]
-        columns[f"memory{where} (%)"] = [s["mem"] for s in samples]
-        for number, gpu in enumerate(gpus_of(samples)):
+        series[f"CPU{where} (%)"] = [mean(sample["cpu"]) for sample in samples]
+        series[f"memory{where} (%)"] = [sample["mem"] for sample in samples]
+        for number, readings in enumerate(gpus_of(samples)):
             for key, label in (("util", "utilisation"), ("mem", "memory")):
-                columns[f"GPU {number} {label}{where} (%)"] = [
-                    g[key] for g in gpu if g.get(key) is not None
-                ]
-    rows = [
-        [name, *(round(percentile(v, q), 2) for q in PERCENTILES.values())]
-        for name, v in columns.items()
-    ]
-    return table("Percentiles", ["", *PERCENTILES], rows) if rows else None
+                known = [reading[key] for reading in readings if reading.get(key) is not None]
+                series[f"GPU {number} {label}{where} (%)"] = known
+    if not series:
+        return None
+    rows = []
+    for name, values in series.items():
+        rows.append([name, *(round(percentile(values, q), 2) for q in PERCENTILES.values())])
+    return table("Percentiles", ["", *PERCENTILES], rows)
 
 
 def _operations(facts: Facts) -> Section | None:
     if not facts.windows:
         return None
     window = facts.windows[-1]
-    rows = [
-        [op["name"], op["range"], op["ms"], round(100 * op["share"], 1), op["calls"]]
-        for op in window["top"]
-    ]
+    rows = []
+    for operation in window["top"]:
+        percent = round(100 * operation["share"], 1)
+        row = [operation["name"], operation["range"], operation["ms"], percent, operation["calls"]]
+        rows.append(row)
     title = f"Top operations (steps {window['first']} to {window['last']})"
     return table(title, ["operation", "range", "ms a step", "%", "calls a step"], rows, long=True)
 
 
 def flat(tree: object, prefix: str = "") -> list[list[str]]:
     """Nested settings as rows of dotted key and value, both text."""
-    if isinstance(tree, dict) and tree:
-        return [
-            row for k, v in tree.items() for row in flat(v, f"{prefix}.{k}" if prefix else str(k))
-        ]
-    return [[prefix, "" if tree is None else str(tree)]]
+    if not isinstance(tree, dict) or not tree:
+        return [[prefix, "" if tree is None else str(tree)]]
+    rows = []
+    for key, value in tree.items():
+        rows += flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return rows
 
 
 def _environment(facts: Facts) -> Section:
-    known = ("host", "device_name", "cores", "threads", "world_size", "python", "torch", "platform")
-    run, header = facts.run, facts.header
-    rows = [[key, str(header[key])] for key in known if key in header]
-    rows += [["GPUs", ", ".join(node["gpus"])] for node in run.nodes.values() if node.get("gpus")]
-    rows += [
-        [key, str(run.summary[key])]
-        for key in ("kd_version", "precision", "strategy", "wall_s", "peak_memory_mb", "seed")
-        if key in run.summary
-    ]
+    run = facts.run
+    rows = []
+    for key in OF_HEADER:
+        if key in facts.header:
+            rows.append([key, str(facts.header[key])])
+    for node in run.nodes.values():
+        if node.get("gpus"):
+            rows.append(["GPUs", ", ".join(node["gpus"])])
+    for key in OF_SUMMARY:
+        if key in run.summary:
+            rows.append([key, str(run.summary[key])])
     rows.append(["folder", str(run.folder)])
     return table("Environment", ["", ""], rows, folded=True)

@@ -22,20 +22,15 @@ def candidate_of(
     """The newest ``sizes.json`` that has a run's student among its candidates: file, content and candidate."""
     student = (config.get("model") or {}).get("student") or {}
     place = run.resolve()
-    for file in sorted(
-        folder_of_sizes(place.parent.parent, place.parent.name).glob(f"*/{FILE}"), reverse=True
-    ):
+    folder = folder_of_sizes(place.parent.parent, place.parent.name)
+    for file in sorted(folder.glob(f"*/{FILE}"), reverse=True):
         try:
-            found = json_of(text_of(file))
-            rows = [
-                row
-                for row in found["candidates"]
-                if all(row.get(key) == student.get(key) for key in SAME)
-            ]
-        except (OSError, ValueError, KeyError, TypeError):
+            sizes = json_of(text_of(file))
+            for candidate in sizes["candidates"]:
+                if all(candidate.get(key) == student.get(key) for key in SAME):
+                    return file, sizes, candidate
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-        if rows:
-            return file, found, rows[0]
     return None
 
 
@@ -43,11 +38,12 @@ def card_of(run: Path, config: Mapping[str, Any]) -> tuple[str, str, str] | None
     """The choice of ``kd-size`` as a card of the page: title, size, budget and folder; None where the run has
     another size.
     """
-    found = candidate_of(run, config)
-    if found is None or found[1].get("choice") != found[2]["name"]:
+    match = candidate_of(run, config)
+    if match is None:
         return None
-    file, content, _ = found
-    wanted = ", ".join(
-        f"{key} <= {value:g}" for key, value in (content.get("budget") or {}).items()
-    )
-    return "chosen by kd-size", str(content["choice"]), f"{wanted or 'no budget'}; {file.parent}"
+    file, sizes, candidate = match
+    if sizes.get("choice") != candidate["name"]:
+        return None
+    budget = [f"{key} <= {value:g}" for key, value in (sizes.get("budget") or {}).items()]
+    note = f"{', '.join(budget) or 'no budget'}; {file.parent}"
+    return "chosen by kd-size", str(sizes["choice"]), note

@@ -112,7 +112,7 @@ class StepFacts:
         """p5, p50 and p95 (ms) of the computing phases that take a quarter of the step or more."""
         if len(self.usual_steps) < 20:
             return {}
-        percentiles: dict[str, tuple[float, float, float]] = {}
+        percentiles = {}
         for name in ("teacher", "student", "loss", "backward", "optimizer"):
             if phase_share(self.phases, name) < 0.25:
                 continue
@@ -161,7 +161,7 @@ class StepFacts:
     @cached_property
     def core_use(self) -> list[list[float]]:
         """How busy each core was that the run may use, in %, a row for each of :attr:`samples`."""
-        rows: list[list[float]] = []
+        rows = []
         for node, samples in self.run.samples.items():
             usable = self.run.nodes.get(node, {}).get("core_ids")
             for sample in samples:
@@ -195,7 +195,7 @@ class StepFacts:
     @cached_property
     def other_cores(self) -> float:
         """Cores, of those that the run may use, that other processes use on average."""
-        used: list[float] = []
+        used = []
         for core_use, sample in zip(self.core_use, self.samples, strict=True):
             if "main" in sample:
                 percent = sum(core_use) - sample["main"] - sum(sample["workers"])
@@ -205,7 +205,7 @@ class StepFacts:
     @cached_property
     def thread_wait(self) -> float | None:
         """Share of the time that the training's most delayed thread waits for a core; ``None``: not recorded."""
-        shares: list[float] = []
+        shares = []
         for sample in self.samples:
             if sample.get("thread_wait"):
                 shares.append(max(sample["thread_wait"]) / 100)
@@ -278,7 +278,7 @@ class StepFacts:
         counted = self.run.headers.get(0, {})
         if "more_fit" not in counted:
             return "a larger data.batch_size"
-        by_sharding: list[str] = []
+        by_sharding = []
         for name in ("zero", "fsdp"):
             pictures = counted.get(f"more_by_{name}", 0)
             if pictures:
@@ -320,7 +320,7 @@ def _mean_phases(run: RunRecords, rank: int) -> dict[str, float]:
         return {name: ratio(ms, total["steps"]) for name, ms in total["p"].items()}
     steps = run.steps.get(rank, [])[1:]
     names = {name for step in steps for name in step["p"]}
-    means: dict[str, float] = {}
+    means = {}
     for name in names:
         means[name] = mean([step["p"].get(name, 0.0) for step in steps])
     return means
@@ -328,7 +328,7 @@ def _mean_phases(run: RunRecords, rank: int) -> dict[str, float]:
 
 def known_utilisation(samples: Sequence[Sample]) -> list[float]:
     """GPUs' utilisation (%) in all samples; nothing where no reading is above 0, as NVML can't measure there."""
-    percent: list[float] = []
+    percent = []
     for sample in samples:
         for gpu in sample.get("gpu", []):
             if gpu.get("util") is not None:
@@ -361,7 +361,7 @@ def hot_cores_text(
     rows = [row for row in cores[skip:] if row]
 
     # Full cores of each sample in which the cores as a whole have time.
-    full_counts: list[int] = []
+    full_counts = []
     for row in rows:
         if mean(row) <= low:
             full_counts.append(sum(use >= full for use in row))

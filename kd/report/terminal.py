@@ -56,7 +56,7 @@ def print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int
         models.append((name, result["student"]))
 
     # Below them each other student's difference to the first.
-    gaps: list[list[str]] = []
+    gaps = []
     for name, result in zip(names[1:], results[1:], strict=True):
         row = _gaps(first["student"], result["student"], _shown(first))
         gaps.append([f"{name} - {names[0]}, points", *row])
@@ -201,7 +201,7 @@ def _feature_rows(
     """Name and metrics of each model: each teacher once, then the students."""
     several = len(results) > 1
     teachers: list[tuple[str, dict[str, float]]] = []
-    students: list[tuple[str, dict[str, float]]] = []
+    students = []
     for name, result in zip(names, results, strict=True):
         of_earlier_runs = [metrics for _, metrics in teachers]
         for key, metrics in result.items():

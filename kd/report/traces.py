@@ -19,19 +19,19 @@ def write_rank_shares(run: RunRecords) -> None:
         UserError: the extra is not installed, or there are no traces of GPUs.
     """
     place = run.folder / "records"
-    files = {
-        int(re.findall(r"\d+", file.name)[0]): str(file)
-        for file in sorted(place.glob("trace.rank*.json"))
-    }
+    files = {}
+    for file in sorted(place.glob("trace.rank*.json")):
+        rank = int(re.findall(r"\d+", file.name)[0])
+        files[rank] = str(file)
     if not files:
         raise UserError(
             f"--traces: {place} has no trace.rank<r>.json (monitor.kernels_at=20 writes them)"
         )
     if not any(window.get("busy") is not None for window in run.kernels):
         raise UserError(f"--traces: the traces in {place} are of a CPU, only GPUs' can be compared")
-    found = rank_shares(files)
+    shares = rank_shares(files)
     writer = Writer(place / "traces.jsonl", {"of": "traces"})
-    writer.write({"kind": "event", "name": "traces", "ranks": found})
+    writer.write({"kind": "event", "name": "traces", "ranks": shares})
     writer.close()
 
 
@@ -44,15 +44,14 @@ def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
     logging.getLogger("hta").setLevel(logging.ERROR)
     try:
         analysis = TraceAnalysis(trace_files=files)
-        parts: list[dict[str, Any]] = analysis.get_temporal_breakdown(visualize=False).to_dict(
-            "records"
-        )
-        hidden = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")[
-            "comp_comm_overlap_pctg"
-        ]
+        breakdown = analysis.get_temporal_breakdown(visualize=False)
+        parts: list[dict[str, Any]] = breakdown.to_dict("records")
+        overlaps = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")
+        hidden = overlaps["comp_comm_overlap_pctg"]
     except Exception as error:  # a torn trace, or one without a kernel, ends anywhere in it
+        names = ", ".join(Path(file).name for file in files.values())
         raise UserError(
-            f"--traces: HolisticTraceAnalysis can't compare {', '.join(Path(f).name for f in files.values())} "
+            f"--traces: HolisticTraceAnalysis can't compare {names} "
             f"({type(error).__name__}: {str(error)[:120]}): torn, or without any GPU's work"
         ) from error
     return [
@@ -69,11 +68,11 @@ def rank_shares(files: dict[int, str]) -> list[dict[str, float]]:
 
 def section(run: RunRecords) -> Section | None:
     """The page's table of each rank's GPU time, in %; None where no traces were analysed."""
-    found = run.event("traces")
-    if found is None:
+    event = run.event("traces")
+    if event is None:
         return None
-    rows = [
-        [str(r["rank"]), r["computing"], r["other"], r["idle"], r["overlap"]]
-        for r in found["ranks"]
-    ]
+    rows = []
+    for shares in event["ranks"]:
+        values = [shares[name] for name in ("computing", "other", "idle", "overlap")]
+        rows.append([str(shares["rank"]), *values])
     return table("GPU time of each rank in the profiled window (%)", COLUMNS, rows)

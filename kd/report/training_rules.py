@@ -305,7 +305,7 @@ def confusion(
         share: fires above.
         least: pictures of a class: fewer say little.
     """
-    frequent: list[tuple[float, str, str, int]] = []
+    frequent = []
     for true_class, called, count in pairs:
         pictures = counts.get(true_class, 0)
         if pictures < least:
