@@ -18,6 +18,7 @@ _PUBLIC = {
     "DistillationDataModule": "kd.data.datamodule",
     "DistillationModule": "kd.module.distillation",
     "KDLoss": "kd.losses",
+    "Monitor": "kd.monitor.monitor",
     "OptimSpec": "kd.optim",
     "Preprocess": "kd.models",
     "Regression": "kd.tasks",

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from pytorch_lightning.strategies import Strategy
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from kd.lightning_internals import timeout_of
 
@@ -69,6 +70,11 @@ def total_of_tensors(strategy: Strategy, mine: Tensor) -> Tensor:
     """
     placed = mine.to(strategy.root_device, copy=True)
     return cast(Tensor, strategy.reduce(placed, reduce_op="sum"))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A shard's whole tensor (FSDP2), gathered from all processes, which all must call this; any other tensor itself."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def any_process(strategy: Strategy, answer: bool) -> bool:

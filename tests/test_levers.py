@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from kd.callbacks.phases import room_for
 from kd.cli import train_main
 from kd.fit_to_machine.measure import tried_size
 from kd.fit_to_machine.memory import Memory, saved_bytes
 from kd.machine import cores
 from kd.models import StudentSpec, build_model, preprocess_for
+from kd.monitor.own_run import room_for
 from tests._forks import run_ranks
 from tests._helpers import write_recipe
 from tests._runs import losses, run

@@ -18,9 +18,9 @@ from torchmetrics.classification import MulticlassJaccardIndex
 import kd
 from kd import losses
 from kd.callbacks.class_order import Confusions
-from kd.callbacks.context import HostCopies
 from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
+from kd.callbacks.host_copies import HostCopies
 from kd.callbacks.preflight import Preflight
 from kd.callbacks.progress import Progress
 from kd.data.engines import device
@@ -41,6 +41,7 @@ from kd.models import Preprocess, TeacherSpec
 from kd.models.segmenter import DenseModel
 from kd.monitor import health
 from kd.monitor.confusion import Confusion
+from kd.monitor.own_run import OwnRun
 from kd.optim import OptimSpec, build_optimizer
 from kd.settings import Augment, TapSpec
 from kd.tasks import Features, MultiLabel, Regression, Segmentation
@@ -523,12 +524,17 @@ def test_a_reading_of_the_health_waits_for_one_copy_a_student() -> None:
     with gpu() as waits:
         place(module, waits)
         student, batch = module.student_of_one, batch_of("ids")
-        reading = health._Reading("", student, list(health._spread_evenly(student.model)))
+        layers = list(health._spread_evenly(student.model))
+        trained = list(student.parameters())
+        reading = health._Reading("", student.model, trained, layers)
         out = module.training_step(batch, 0)
         backward(out["loss"], waits)
         waits.found.clear()
         reading.before_step([p for p in module.parameters() if p.requires_grad])
         reading.stop_listening()
         health._inputs(batch["image"])
-        reading.values(out["answer"].logits[""], out["terms"][""])
+        trainer: Any = SimpleNamespace(lightning_module=module)
+        with torch.no_grad():
+            scalars = OwnRun().answers(trainer, "", out, reading.answer) | reading.scalars()
+        reading.record(health._on_host(scalars))
     assert lines(waits) == set(STILL_WAIT["health"])

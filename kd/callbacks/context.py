@@ -1,24 +1,19 @@
 """What callbacks read of their run."""
 
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import cast
 
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
-from torch import Tensor
 
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.students import StepOutput, Students
 from kd.module.distillation import DistillationModule
 from kd.module.evaluation import ValidationLogits
 from kd.teachers import RunTeacher
-
-T = TypeVar("T")
-Tag = TypeVar("Tag")  # what the caller wants back with its tensors
 
 
 def output_of(outputs: STEP_OUTPUT) -> StepOutput:
@@ -30,39 +25,6 @@ def output_of(outputs: STEP_OUTPUT) -> StepOutput:
 def validation_logits(outputs: STEP_OUTPUT) -> ValidationLogits:
     """Our validation step's output, typed; empty where it gave none."""
     return cast(ValidationLogits, outputs or {})
-
-
-class HostCopies(Generic[Tag]):
-    """Copies tensors to the host and gives them back in order once they have arrived: nothing waits for a GPU."""
-
-    def __init__(self) -> None:
-        self._pending: deque[tuple[Tag, list[Tensor], torch.cuda.Event | None]] = deque()
-
-    def add(self, tag: Tag, *tensors: Tensor) -> None:
-        """Begins to copy tensors to the host without a wait; ``tag`` comes back with them."""
-        done = None
-        if any(x.device.type == "cuda" for x in tensors):
-            tensors, done = (
-                tuple(x.to("cpu", non_blocking=True) for x in tensors),
-                torch.cuda.Event(),
-            )
-            done.record()
-        self._pending.append((tag, list(tensors), done))
-
-    def take(self, wait: bool = False) -> Iterator[tuple[Tag, list[Tensor]]]:
-        """Copies that have arrived; with ``wait`` all of them."""
-        while self._pending:
-            tag, tensors, done = self._pending[0]
-            if done is not None:
-                if not wait and not done.query():
-                    return
-                done.synchronize()
-            self._pending.popleft()
-            yield tag, tensors
-
-    def clear(self) -> None:
-        """Forgets copies that were not taken."""
-        self._pending.clear()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
 from kd.callbacks.best import Best
-from kd.callbacks.context import HostCopies, RunContext, validation_logits
+from kd.callbacks.context import RunContext, validation_logits
+from kd.callbacks.host_copies import HostCopies
 from kd.callbacks.preflight import Preflight
 from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode

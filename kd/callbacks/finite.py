@@ -8,7 +8,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
-from kd.callbacks.context import HostCopies, RunContext, output_of
+from kd.callbacks.context import RunContext, output_of
+from kd.callbacks.host_copies import HostCopies
 from kd.data.batch import Batch
 from kd.errors import RunError
 from kd.models.sharding import own

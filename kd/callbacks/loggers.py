@@ -13,7 +13,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 
 from kd.callbacks.context import RunContext
-from kd.callbacks.run_folder import MetricsCSV
+from kd.callbacks.metrics_csv import MetricsCSV
 from kd.callbacks.tracked_runs import (
     continues_run,
     log_each_step_once,

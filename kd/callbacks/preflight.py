@@ -17,8 +17,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kd.callbacks.class_order import MOST_CLASSES, Confusions, better_order
-from kd.callbacks.context import HostCopies, RunContext
+from kd.callbacks.context import RunContext
 from kd.callbacks.files_input import FilesInput, files_inputs
+from kd.callbacks.host_copies import HostCopies
 from kd.clock import part_of_the_start
 from kd.data.sources import fingerprint
 from kd.errors import UserError

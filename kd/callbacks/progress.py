@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pytorch_lightning import LightningModule, Trainer
 from tqdm import tqdm
 
-from kd.callbacks.context import HostCopies, RunContext
+from kd.callbacks.context import RunContext
 from kd.callbacks.hooks import Closing
+from kd.callbacks.host_copies import HostCopies
 from kd.progress import CALM, drawn
 
 
@@ -82,10 +83,14 @@ class Progress(Closing):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prints the line of an epoch without validation, which :meth:`on_validation_end` does not; no bar shows it."""
-        if self._bar is not None and trainer.limit_val_batches == 0 and not sys.stderr.isatty():
-            loss = trainer.callback_metrics.get("train/loss")
-            text = f"  train/loss {loss:.3f}" if loss is not None else ""
-            self._bar.write(f"epoch {trainer.current_epoch + 1:>3}{text}", file=sys.stderr)
+        without_validation = trainer.limit_val_batches == 0
+        if self._bar is None or not without_validation or sys.stderr.isatty():
+            return
+        text = f"epoch {trainer.current_epoch + 1:>3}"
+        loss = trainer.callback_metrics.get("train/loss")
+        if loss is not None:
+            text += f"  train/loss {loss:.3f}"
+        self._bar.write(text, file=sys.stderr)
 
     def close(self, trainer: Trainer) -> None:
         """Closes the bar."""

@@ -13,106 +13,12 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from kd.callbacks.context import RunContext
 from kd.callbacks.last_checkpoint import LastCheckpoint
+from kd.callbacks.metrics_csv import MetricsCSV, StudentCSV
 from kd.errors import UserError, first_line
-from kd.lightning_internals import CSVWriter, LazyCSVLogger
 from kd.processes import from_first
 from kd.storage.checkpoints import LAST, PREVIOUS, lock_run
-from kd.storage.elsewhere import LARGEST_LOG, text_of
 from kd.storage.mirror import Mirror
-from kd.storage.writing import file_for, folder_for, guard, move, write_text
-
-
-class MetricsCSV(LazyCSVLogger):
-    """``metrics.csv`` in the run folder; a resumed run appends to it (Lightning's logger would overwrite it)."""
-
-    def __init__(self, run_dir: Path) -> None:
-        super().__init__(
-            save_dir=run_dir, name="", version="", flush_logs_every_n_steps=1
-        )  # a kill loses no row
-
-    @property
-    def _file(self) -> Path:
-        return Path(self.log_dir, CSVWriter.NAME_METRICS_FILE)
-
-    def make_writer(self, kind: type[CSVWriter] = CSVWriter) -> CSVWriter:
-        """Lightning's writer, which continues the file of a resumed run with that file's columns."""
-        aside = file_for(self._file.with_name(f"{self._file.name}.part"))
-        if file_for(self._file).is_file():
-            move(self._file, aside)  # Lightning's writer removes a file of this name
-        writer = kind(log_dir=self.log_dir)
-        if aside.is_file():
-            move(aside, self._file)
-            writer.metrics_keys = text_of(self._file, LARGEST_LOG).splitlines()[0].split(",")
-        return writer
-
-    def drop_from(self, step: int) -> None:
-        """Drops the rows of ``step`` and later: a resumed run makes these steps again. Damaged rows go too; a file
-        without a header is put aside as ``metrics.csv.damaged``.
-        """
-        aside = self._file.with_name(f"{self._file.name}.part")
-        for file in (self._file, aside):
-            file_for(file)
-        if aside.is_file() and not self._file.is_file():
-            move(aside, self._file)
-        if not self._file.is_file():
-            return
-        header, *rows = text_of(self._file, LARGEST_LOG, errors="replace").splitlines(
-            keepends=True
-        ) or [""]
-        names = header.rstrip("\r\n").split(",")
-        if "step" not in names or not header.endswith("\n"):
-            move(self._file, self._file.with_name(f"{self._file.name}.damaged"))
-            return
-        cells = [(row, row.rstrip("\r\n").split(",")) for row in rows if row.endswith("\n")]
-        at = names.index("step")
-        kept = [
-            r for r, c in cells if len(c) == len(names) and c[at].isdecimal() and int(c[at]) < step
-        ]
-        write_text(self._file, "".join([header, *kept]))
-
-    def rows(self) -> list[tuple[int, dict[str, float]]]:
-        """The step and the metrics of each whole row; empty without a file."""
-        if not self._file.is_file():
-            return []
-        rows = []
-        lines = text_of(self._file, LARGEST_LOG, errors="replace").splitlines()
-        for cells in csv.DictReader(lines):
-            step = cells.pop("step", None) or ""
-            metrics: dict[str, float] = {}
-            for name, text in cells.items():
-                with suppress(TypeError, ValueError):  # a damaged cell
-                    metrics[name] = float(text)
-            if step.isdecimal():
-                rows.append((int(step), metrics))
-        return rows
-
-    def save(self) -> None:
-        """Does nothing before the first row: Lightning saves before :meth:`drop_from` has cut a resumed run's file."""
-        if self.has_writer:
-            super().save()
-
-    def log_hyperparams(self, params: object = None, *args: object, **kwargs: object) -> None:
-        """Nothing: ``config.yaml`` holds the settings."""
-
-
-class StudentCSV(MetricsCSV):
-    """``metrics.csv`` of one of several students."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        super().__init__(path)
-        self._student = f"{name}/"
-
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Writes the student's metrics under the names that a single student's have; rows without any are skipped."""
-        own = {
-            k.removeprefix(self._student): v
-            for k, v in metrics.items()
-            if k.startswith(self._student)
-        }
-        if own:
-            super().log_metrics(
-                own | ({"epoch": metrics["epoch"]} if "epoch" in metrics else {}), step
-            )
+from kd.storage.writing import folder_for, guard, write_text
 
 
 @dataclass
@@ -274,11 +180,14 @@ def unclaimed(parent: Path) -> Path:
 
 def _move_paths(trainer: Trainer, before: Path, run: Path) -> None:
     """Replaces ``before`` by the run's folder in the paths of the trainer, its callbacks, profiler and strategy."""
-    for owner in (trainer, trainer.profiler, trainer.strategy, *trainer.callbacks):  # type: ignore[attr-defined]
+    profiler = trainer.profiler  # type: ignore[attr-defined]
+    run = Path(os.path.realpath(run))
+    for owner in (trainer, profiler, trainer.strategy, *trainer.callbacks):  # type: ignore[attr-defined]
         for name, value in list(vars(owner).items()):
-            if isinstance(value, str | Path) and Path(value).is_relative_to(before):
-                place = Path(os.path.realpath(run), Path(value).relative_to(before))
-                setattr(owner, name, type(value)(place))
+            is_path = isinstance(value, str | Path)
+            if is_path and Path(value).is_relative_to(before):
+                moved = run / Path(value).relative_to(before)
+                setattr(owner, name, type(value)(moved))
 
 
 def _here(state: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import sys
 import time
 import traceback
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,9 +28,7 @@ from kd.models.sharding import own
 from kd.module.resumed_state import check_form, check_numbers
 from kd.optim import each_of
 from kd.processes import total
-from kd.report.html import write_report
-from kd.report.records import read_run
-from kd.report.rules import Explained
+from kd.report.html import write_explained
 from kd.storage.writing import write_json, write_text
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL
@@ -147,23 +144,7 @@ class Summary(Callback):
                 alone = {**self.content, "student": own, "students": None}
                 write_json(run.student_folder(name) / "summary.json", alone)
         if (self.folder.path / "records").is_dir():
-            self._explain(self.folder.path)
-
-    def _explain(self, folder: Path) -> None:
-        try:
-            found = Explained(read_run(folder))
-            self.content["verdict"] = found.verdict
-            self.content["findings"] = [asdict(finding) for finding in found.findings]
-            if (
-                found.facts.images_per_s is not None
-            ):  # the page's number: pictures over the mean step
-                self.content["images_per_s"] = round(found.facts.images_per_s, 1)
-            write_json(folder / "summary.json", self.content)
-            write_report(found, folder / "report.html")
-            for failure in found.failures:
-                print(f"kd-train: report: {failure}", file=sys.stderr)
-        except Exception as problem:  # the run is worth more than its report
-            print(f"kd-train: no report: {type(problem).__name__}: {problem}", file=sys.stderr)
+            write_explained(self.folder.path, self.content)
 
     def _students(self, students: dict[str, Student]) -> dict[str, Any]:
         each = {

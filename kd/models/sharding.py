@@ -80,8 +80,3 @@ def own(tensor: Tensor) -> Tensor:
         return tensor
     # What follows is padding, of any value.
     return part[: max(0, size - part.numel() * distributed.get_rank())]
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A shard's whole tensor, gathered from all processes (all must ask); any other tensor itself."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -10,7 +10,6 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 
-from kd.callbacks.context import RunContext
 from kd.errors import UserError, needs_extra
 from kd.monitor.numbers import GAUGES, Outlet, RunNumbers
 from kd.report.alerts import alarms, cloudwatch
@@ -57,7 +56,7 @@ class CloudWatch(Outlet):
             self._client = boto3.client("cloudwatch", config=config)
         except BotoCoreError as error:
             raise UserError(f"monitor.cloudwatch: {error}") from error
-        run = RunContext.of(trainer).folder
+        run = self.numbers.folder(trainer)
         self._own = {"Recipe": run.parent.name, "Run": run.name, "Host": socket.gethostname()}
         self._end.clear()
         self._thread = threading.Thread(target=self._run, name="kd-cloudwatch", daemon=True)

@@ -9,11 +9,11 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 from tqdm import tqdm
 
-from kd.callbacks.context import RunContext
 from kd.callbacks.hooks import ranks_meet
-from kd.callbacks.phases import Phases
 from kd.monitor.health import Health
 from kd.monitor.kernels import Kernels
+from kd.monitor.phases import Phases
+from kd.monitor.watched import Watched
 from kd.processes import from_first
 from kd.storage.elsewhere import RefusedFile, text_of
 
@@ -66,7 +66,8 @@ def read(folder: Path) -> tuple[str, int]:
 class Control(Callback):
     """Rank 0 reads the file once a second at most; all ranks follow at the same batch, within ten batches."""
 
-    def __init__(self, health: Health, kernels: Kernels, phases: Phases) -> None:
+    def __init__(self, watched: Watched, health: Health, kernels: Kernels, phases: Phases) -> None:
+        self.watched = watched
         self.health, self.kernels, self.phases = health, kernels, phases
         self._said = self._old = ("", 0)
         self._looked = 0.0
@@ -74,7 +75,7 @@ class Control(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Before a resume the file may have requested a window: it is not profiled again."""
         with suppress(RefusedFile):  # the first look reports it
-            self._old = read(RunContext.of(trainer).folder)
+            self._old = read(self.watched.folder(trainer))
 
     def on_train_batch_end(
         self,
@@ -87,7 +88,7 @@ class Control(Callback):
         """Follows the file where it has changed; rank 0 reads, all ranks act at the same step."""
         if not ranks_meet(trainer, batch_idx):
             return
-        folder = RunContext.of(trainer).folder
+        folder = self.watched.folder(trainer)
         found = from_first(trainer.strategy, self._look(folder) if trainer.is_global_zero else {})
         self.health.every = found.get("health", self.health.every)
         if "kernels" in found:

@@ -1,12 +1,10 @@
 """Reads the training's health every few steps: gradients, updates, activations, teacher and student side by side."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning import LightningModule, Trainer
@@ -14,15 +12,10 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kd.callbacks.context import RunContext, output_of
 from kd.callbacks.hooks import Recording
-from kd.data.batch import Batch, Target
-from kd.distill.objective import Objective
-from kd.distill.student import Student
-from kd.models.sharding import whole
-from kd.models.taps import layer_paths
+from kd.monitor.watched import Watched, logits_of
+from kd.processes import whole
 from kd.report.records import Writer
-from kd.teachers.answer import ALL
 
 ENDS: dict[type[nn.Module], tuple[float, float]] = {
     nn.Sigmoid: (0, 1),
@@ -30,11 +23,11 @@ ENDS: dict[type[nn.Module], tuple[float, float]] = {
     nn.Tanh: (-1, 1),
 }
 END = 0.01  # of the range of such a layer counts as its end
-LAYERS = 8  # whose activations are looked at, spread evenly over the student
+LAYERS = 8  # whose activations are looked at, spread evenly over the model
 
 
 class Health(Recording):
-    """Writes ``records/health.jsonl`` on rank 0, a record a student every ``every`` batches; between them it is free.
+    """Writes ``records/health.jsonl`` on rank 0, a record a model every ``every`` batches; between them it is free.
 
     ``grad_norm`` is before clipping; ``update_ratio`` the median over a few weights of ``|w' - w| / |w|`` of one
     optimizer step; ``spread`` the activations' standard deviation and ``dead`` the share of a ReLU's units that never
@@ -45,89 +38,94 @@ class Health(Recording):
     rank takes part: gradients and weights may be in shards.
     """
 
-    def __init__(self, every: int = 50, activations: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, watched: Watched, every: int = 50, activations: Sequence[str] | None = None
+    ) -> None:
+        self.watched = watched
         self.every, self.activations = every, activations
         self._readings: list[_Reading] = []
-        self._eager = False  # a compiled student runs as it is written, for the batch that is read
+        self._eager = False  # a compiled model runs as it is written, for the batch that is read
         self.newest: dict[str, dict[str, Any]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Finds the layers that are read, so that a wrong pattern is reported before anything is written."""
-        for student in RunContext.of(trainer).students.named().values():
-            self._chosen(student.model)
+        if self.activations is not None:
+            for model in self.watched.models(trainer).values():
+                self._chosen(model)
 
-    def _chosen(self, student: nn.Module) -> list[tuple[str, nn.Module]]:
+    def _chosen(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
         if self.activations is None:
-            return list(_spread_evenly(student))
-        paths = layer_paths(student, self.activations, "monitor.activations")
-        return [(path, student.get_submodule(path)) for path in paths]
+            return list(_spread_evenly(model))
+        from kd.models.taps import layer_paths  # imports timm, which nothing else here needs
 
-    def _write(self, run: RunContext, record: dict[str, Any]) -> None:
+        paths = layer_paths(model, self.activations, "monitor.activations")
+        return [(path, model.get_submodule(path)) for path in paths]
+
+    def _write(self, trainer: Trainer, record: dict[str, Any]) -> None:
         """On rank 0; opens the file with the first reading. Its header counts the classes."""
-        if not run.trainer.is_global_zero:
+        if not trainer.is_global_zero:
             return
         if self._writer is None:
-            counts = {
-                split: _class_counts(run.data.split(split).targets) for split in ("train", "val")
-            }
-            header = {
-                "of": "health",
-                "counts": {split: found for split, found in counts.items() if found},
-            }
-            self._writer = Writer(run.folder / "records" / "health.jsonl", header)
+            header = {"of": "health", "counts": self.watched.class_counts(trainer)}
+            file = self.watched.folder(trainer) / "records" / "health.jsonl"
+            self._writer = Writer(file, header)
         self._writer.write(record)
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Hooks into the students for a batch that is due; compiled models run eagerly in it."""
-        run = RunContext.of(trainer)
+        """Hooks into the models for a batch that is due; compiled models run eagerly in it."""
         if not self.every or trainer.fit_loop.epoch_loop.total_batch_idx % self.every:
             return
-        self._eager = any(
-            s.model._compiled_call_impl is not None for s in run.students.named().values()
-        )
+        models = self.watched.models(trainer)
+        self._eager = any(is_compiled(model) for model in models.values())
         if self._eager:  # hooks don't run in a compiled graph, or make it another one
             torch.compiler.set_stance("force_eager")
-        self._readings = [
-            _Reading(name, student, self._chosen(student.model))
-            for name, student in run.students.named().items()
-        ]
+        for name, model in models.items():
+            trained = self.watched.trained(trainer, name)
+            self._readings.append(_Reading(name, model, trained, self._chosen(model)))
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         """Measures the gradients, and keeps a few weights to see how far the step moves them."""
+        parameters: list[Tensor] = []
+        if self._readings:
+            for group in optimizer.param_groups:
+                parameters += group["params"]
         for reading in self._readings:
-            reading.before_step([p for group in optimizer.param_groups for p in group["params"]])
+            reading.before_step(parameters)
 
     def on_train_batch_end(
         self,
         trainer: Trainer,
         pl_module: LightningModule,
         outputs: STEP_OUTPUT,
-        batch: Batch,
+        batch: object,
         batch_idx: int,
     ) -> None:
         """Writes the reading of a batch that was hooked."""
         if not self._readings:
             return
-        run = RunContext.of(trainer)
         self._stop_listening()
-        out, inputs = output_of(outputs), _inputs(batch["image"])
-        logits = out["answer"].logits
-        teacher = _logits(next((x for name, x in logits.items() if name), None))
-        teacher = _logits(logits.get(ALL)) if teacher is None else teacher
+        step: dict[str, Any] = {"step": trainer.fit_loop.epoch_loop.total_batch_idx}
+        pictures = self.watched.pictures(batch)
+        if pictures is not None:
+            step["inputs"] = _inputs(pictures)
         for reading in self._readings:
-            record = {
-                "kind": "health",
-                "step": trainer.fit_loop.epoch_loop.total_batch_idx,
-                "inputs": inputs,
-            }
-            record |= {"student": reading.name} if reading.name else {}
-            record |= reading.values(teacher, out["terms"][reading.name])
+            record = {"kind": "health", **step}
+            if reading.name:
+                record["student"] = reading.name
+            with torch.no_grad():
+                scalars = self.watched.answers(trainer, reading.name, outputs, reading.answer)
+                scalars |= reading.scalars()
+            numbers = _on_host(scalars)
+            shares = self.watched.loss_shares(trainer, reading.name, numbers.pop("terms"))
+            record |= reading.record(numbers)
+            if shares:
+                record["loss_shares"] = shares
             self.newest[reading.name] = record
-            self._write(run, record)
+            self._write(trainer, record)
         self._readings = []
 
     def _stop_listening(self) -> None:
@@ -144,23 +142,40 @@ class Health(Recording):
         super().close(trainer)
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a model, or a part of it, was compiled."""
+    for module in model.modules():
+        if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+            return True
+    return False
+
+
 class _Reading:
-    def __init__(self, name: str, student: Student, layers: list[tuple[str, nn.Module]]) -> None:
-        self.name, self.student = name, student
-        self._student: Tensor | None = None
+    """What one batch shows of a model: hooks note its outputs, the optimizer's step its gradients and weights."""
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        trained: Sequence[Tensor],
+        layers: list[tuple[str, nn.Module]],
+    ) -> None:
+        self.name = name
+        self.answer: Tensor | None = None
+        """The model's logits ``(N, C, ...)``; None where it gave none."""
+        self._trained = {id(parameter) for parameter in trained}
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._layers: dict[str, dict[str, Tensor]] = {"spread": {}, "zeros": {}}
-        self._names = {id(p): name for name, p in student.model.named_parameters()}
         self._grad_norm: Tensor | None = None
-        self._before: list[tuple[Tensor, Tensor]] = []
-        self._handles = [student.model.register_forward_hook(self._keep_output)]
+        self._before: list[tuple[Tensor, Tensor]] = []  # weights, and copies of before the step
+        self._handles = [model.register_forward_hook(self._keep_output)]
         for path, layer in layers:
             note = partial(self._layer, path)
-            self._handles.append(
-                layer.register_forward_hook(note, prepend=True)
-            )  # before its output is scaled
+            # first of the layer's hooks: before one of them scales its output
+            self._handles.append(layer.register_forward_hook(note, prepend=True))
 
     def _keep_output(self, _module: nn.Module, _inputs: object, out: object) -> None:
-        self._student = _logits(out)
+        self.answer = logits_of(out)
 
     def _layer(self, path: str, layer: nn.Module, _inputs: object, out: object) -> None:
         """Notes the statistics of a layer's output; of several outputs the first is read."""
@@ -194,9 +209,8 @@ class _Reading:
         self._handles = []
 
     def before_step(self, trained: Sequence[Tensor]) -> None:
-        """Reads the gradients of those of the ``trained`` parameters that are this student's."""
-        of_student = {id(parameter) for parameter in self.student.parameters()}
-        parameters = [parameter for parameter in trained if id(parameter) in of_student]
+        """Reads the gradients of those of the ``trained`` parameters that are this model's."""
+        parameters = [parameter for parameter in trained if id(parameter) in self._trained]
 
         # The norm of all gradients together: the norm of the norms.
         gradients = [p.grad.float() for p in parameters if p.grad is not None]
@@ -210,61 +224,54 @@ class _Reading:
         chosen = matrices[::every][:LAYERS]
         self._before = [(matrix, matrix.detach().clone()) for matrix in chosen]
 
-    @torch.no_grad()
-    def values(self, teacher: Tensor | None, terms: Mapping[str, Tensor]) -> dict[str, Any]:
-        read: dict[str, Any] = {"terms": dict(terms), "ratios": []}
+    def scalars(self) -> dict[str, Any]:
+        """The reading's scalars, still on the device; all ranks must call this, as weights may be in shards."""
+        scalars: dict[str, Any] = {**self._layers}
+        if self._grad_norm is None:
+            return scalars
+        ratios: list[Tensor] = []  # |w' - w| / |w| of each kept weight
+        for weight, before in self._before:
+            change = whole((weight.detach() - before).norm())
+            ratios.append(change / whole(before.norm()).clamp_min(1e-12))
+        scalars["grad_norm"] = self._grad_norm
+        scalars["ratios"] = ratios
+        scalars["update_ratio"] = torch.stack(ratios).median() if ratios else None
+        return scalars
+
+    def record(self, numbers: dict[str, Any]) -> dict[str, Any]:
+        """The record, from :meth:`scalars` and the answers' scalars as numbers of the host."""
+        ratios = numbers.pop("ratios", [])
+        unchanged: list[str] = []
+        for (weight, _), ratio in zip(self._before, ratios, strict=False):
+            if ratio == 0:
+                unchanged.append(self._names.get(id(weight), "a weight of a loss"))
         if self._grad_norm is not None:
-            read["grad_norm"] = self._grad_norm
-            ratios = [
-                whole((p.detach() - old).norm()) / whole(old.norm()).clamp_min(1e-12)
-                for p, old in self._before
-            ]
-            read |= {
-                "ratios": ratios,
-                "update_ratio": torch.stack(ratios).median() if ratios else None,
-            }
-        if teacher is not None:
-            task = self.student.task
-            entropy = task.entropy(self.student.objective.softened(teacher))
-            read |= {"teacher_entropy": entropy} if entropy is not None else {}
-            if self._student is not None and self._student.shape == teacher.shape:
-                read["agreement"] = (
-                    task.same(self._student, teacher.to(self._student.device)).float().mean()
-                )
-        read = _on_host(read | self._layers)
-        shares = _loss_shares(self.student.objective, read.pop("terms"))
-        still = [
-            p for (p, _), ratio in zip(self._before, read.pop("ratios"), strict=False) if ratio == 0
-        ]
-        if self._grad_norm is not None:
-            read["unchanged"] = [self._names.get(id(p), "a weight of a loss") for p in still]
-        return apply_to_collection(read, float, _finite) | (
-            {"loss_shares": shares} if shares else {}
-        )
+            numbers["unchanged"] = unchanged
+        return apply_to_collection(numbers, float, _finite)
 
 
 def _on_host(tree: dict[str, Any]) -> dict[str, Any]:
     """Numbers in the place of all scalars of a tree, by one copy: each one waits for the device."""
     leaves: list[Tensor] = []
     apply_to_collection(tree, Tensor, leaves.append)
+    if not leaves:
+        return tree
     numbers = iter(torch.stack([leaf.double() for leaf in leaves]).tolist())
     return apply_to_collection(tree, Tensor, lambda _: next(numbers))
-
-
-def _logits(out: object) -> Tensor | None:
-    """What a classifier answered; nothing of a cache that keeps only the largest."""
-    return out.detach().float() if isinstance(out, Tensor) and out.ndim >= 2 else None
 
 
 def _spread_evenly(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Up to :data:`LAYERS` linear and convolution layers, as many ReLUs, and as many sigmoids."""
     for kinds in ((nn.Linear, nn.Conv2d), (nn.ReLU,), tuple(ENDS)):
-        found = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, kinds)]
-        yield from found[:: math.ceil(len(found) / LAYERS) or 1]
+        layers = [
+            (name, layer) for name, layer in model.named_modules() if isinstance(layer, kinds)
+        ]
+        every = math.ceil(len(layers) / LAYERS) or 1
+        yield from layers[::every]
 
 
 def _inputs(images: Tensor) -> dict[str, Any]:
-    """What the pictures ``(N, 3, H, W)`` of a batch are like; a thousand values of each decide which are equal."""
+    """What the pictures ``(N, C, H, W)`` of a batch are like; a thousand values of each decide which are equal."""
     flat = images.detach().flatten(1)
     low, high = flat.amin(1), flat.amax(1)
     some = flat[:, :: max(1, flat.shape[1] // 1000)]
@@ -277,26 +284,6 @@ def _inputs(images: Tensor) -> dict[str, Any]:
         "high": most,
         "bytes": not images.is_floating_point(),
     }
-
-
-def _class_counts(targets: Sequence[Target]) -> list[int]:
-    with suppress(TypeError, ValueError):
-        ids = np.asarray(targets)
-        if ids.ndim == 1 and len(ids) and np.issubdtype(ids.dtype, np.integer) and ids.min() >= 0:
-            return [int(n) for n in np.bincount(ids)]
-    return []
-
-
-def _loss_shares(objective: Objective, terms: Mapping[str, float]) -> dict[str, float]:
-    weights = {name: float(objective.weight_of(name)) for name in objective.losses}
-    weights["task"] = float(objective.task_loss_weight)
-    values = {n: w * abs(terms[f"{n}_loss"]) for n, w in weights.items() if f"{n}_loss" in terms}
-    total = sum(values.values())
-    return (
-        {n: round(v / total, 4) for n, v in values.items()}
-        if total and math.isfinite(total)
-        else {}
-    )
 
 
 def _finite(number: float) -> float | None:

@@ -9,10 +9,9 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch.profiler import ProfilerActivity
 
-from kd.callbacks.context import RunContext
 from kd.callbacks.hooks import Closing
 from kd.clock import aside
-from kd.data.batch import Batch
+from kd.monitor.watched import Watched, device_of
 from kd.report.records import Writer
 from kd.storage.writing import file_for
 
@@ -41,7 +40,8 @@ class Kernels(Closing):
     (``records/memory.rank<r>.pickle``, for pytorch.org/memory_viz).
     """
 
-    def __init__(self, at: int | None, steps: int, memory: bool) -> None:
+    def __init__(self, watched: Watched, at: int | None, steps: int, memory: bool) -> None:
+        self.watched = watched
         self.at, self.steps, self.memory = at, steps, memory
         self._profile: Any = None
 
@@ -51,17 +51,16 @@ class Kernels(Closing):
             self.at, self.steps = at, steps
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
         """Starts the profiler one batch before the window, which is its warm-up."""
-        run = RunContext.of(trainer)
         if (
             self._profile is not None
             or self.at is None
             or trainer.fit_loop.epoch_loop.total_batch_idx != self.at - 1
         ):
             return
-        cuda = run.device.type == "cuda"
+        cuda = device_of(trainer).type == "cuda"
         if cuda and self.memory:
             torch.cuda.memory._record_memory_history()
         self._profile = torch.profiler.profile(
@@ -74,7 +73,6 @@ class Kernels(Closing):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         """Moves the window on; after its last step stops the profiler and saves the trace."""
-        run = RunContext.of(trainer)
         if self._profile is None or self.at is None:
             return
         if trainer.fit_loop.epoch_loop.total_batch_idx < self.at + self.steps - 1:
@@ -82,15 +80,16 @@ class Kernels(Closing):
             return
         with aside("profiling"):
             self._profile.stop()
-            self._save(trainer, run, self.at)
+            self._save(trainer, self.at)
         self._profile = None
 
-    def _save(self, trainer: Trainer, run: RunContext, first: int) -> None:
-        rank, place = trainer.global_rank, run.folder / "records"
-        window = summarize(self._profile.events(), self.steps, run.device.type == "cuda")
+    def _save(self, trainer: Trainer, first: int) -> None:
+        rank, place = trainer.global_rank, self.watched.folder(trainer) / "records"
+        cuda = device_of(trainer).type == "cuda"
+        window = summarize(self._profile.events(), self.steps, cuda)
         trace = file_for(place / f"trace.rank{rank}.json")
         self._profile.export_chrome_trace(str(trace))
-        if run.device.type == "cuda" and self.memory:
+        if cuda and self.memory:
             torch.cuda.memory._dump_snapshot(str(file_for(place / f"memory.rank{rank}.pickle")))
             torch.cuda.memory._record_memory_history(enabled=None)
         writer = Writer(place / f"kernels.rank{rank}.jsonl", {"of": "kernels", "rank": rank})

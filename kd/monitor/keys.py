@@ -1,4 +1,4 @@
-"""What a run watches: the ``monitor`` keys and the callbacks that they turn on."""
+"""What a monitor records and does: the ``monitor`` keys, checked."""
 
 import difflib
 import re
@@ -6,22 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import Callback
-
-from kd.callbacks.phases import Phases
-from kd.callbacks.preemption import Preemption
 from kd.errors import UserError
-from kd.monitor.cloudwatch import CloudWatch
-from kd.monitor.confusion import Confusion
-from kd.monitor.control import Control
-from kd.monitor.health import Health
-from kd.monitor.kernels import Kernels
-from kd.monitor.numbers import RunNumbers
-from kd.monitor.otlp import Otlp
-from kd.monitor.prometheus import Prometheus
-from kd.monitor.system import System
-from kd.monitor.tier import TierRecord
-from kd.monitor.watch import Watch
 from kd.report.prices import by_kind, input_machines, price_of, read_prices
 from kd.report.rules import RULES, by_rule, thresholds_of
 from kd.settings import MonitorSettings
@@ -58,12 +43,12 @@ class MonitorSpec(MonitorSettings):
         """What the run's records keep of prices, by the records' names; what is not known is left out."""
         table = self.price_table()
         prices = by_kind(self.instances or [], table)
-        found = {
+        costs = {
             "price_per_hour": self.price_per_hour,
             "input_machines": input_machines(table),
             "prices": prices,
         }
-        return {name: value for name, value in found.items() if value not in (None, {})}
+        return {name: value for name, value in costs.items() if value not in (None, {})}
 
     def _check_rules(self) -> None:
         for rule, action in (self.actions or {}).items():
@@ -85,37 +70,3 @@ def _known(key: str, name: str, names: list[str]) -> None:
         raise UserError(
             f"{key}: no '{name}'; known: {', '.join(near if len(near) == 1 else names) or 'none'}"
         )
-
-
-def monitors(spec: MonitorSpec, preemption: Preemption) -> list[Callback]:
-    """The callbacks that observe a run, in the order in which the trainer calls them; [] where monitoring is off.
-
-    Args:
-        spec: the settings ``monitor``.
-        preemption: by which rules stop the run.
-    """
-    if not spec.enabled:
-        return []
-    phases = Phases(spec.costs(), spec.nvtx)
-    system = System(spec.interval_s)
-    health = Health(spec.health_every, spec.activations)
-    kernels = Kernels(spec.kernels_at, spec.kernels_steps, spec.kernels_memory)
-    watch = Watch(preemption, spec) if spec.rules_every_s or spec.max_hours or spec.budget else None
-    found: list[Callback | None] = [
-        phases,
-        system,
-        TierRecord(),
-        Confusion(),
-        watch,
-        health,
-        kernels,
-    ]
-    numbers = RunNumbers(phases, system, health, watch)
-    found.append(Control(health, kernels, phases))
-    if spec.prometheus_port is not None:
-        found.append(Prometheus(numbers, spec.prometheus_port, spec.prometheus_host))
-    if spec.otlp is not None:
-        found.append(Otlp(numbers, spec.otlp, spec.send_every_s))
-    if spec.cloudwatch is not None:
-        found.append(CloudWatch(numbers, spec))
-    return [callback for callback in found if callback is not None]

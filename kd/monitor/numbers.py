@@ -2,24 +2,34 @@
 
 import sys
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import NamedTuple
 
 from pytorch_lightning import LightningModule, Trainer
 from tqdm import tqdm
 
 from kd.callbacks.hooks import Closing
-from kd.callbacks.phases import Phases
 from kd.monitor.health import Health
+from kd.monitor.phases import Phases
 from kd.monitor.system import System
 from kd.monitor.watch import Watch
 from kd.report.rules import NAMES, RULES
 from kd.report.step_facts import mean
 
-Values = dict[
-    tuple[str, ...], float
-]  # By the values of a gauge's labels; of one without labels by ``()``
+Values = dict[tuple[str, ...], float]
+"""By the values of a gauge's labels; of one without labels by ``()``."""
 HEALTH = ("grad_norm", "update_ratio", "agreement", "teacher_entropy")
 MB = 2**20
+# Gauge -> factor, and the key in a sample with its direction (of a number without one "").
+OF_SAMPLE: dict[str, tuple[float, dict[str, str]]] = {
+    "iowait_percent": (1, {"iowait": ""}),
+    "memory_percent": (1, {"mem": ""}),
+    "training_memory_bytes": (MB, {"rss_mb": ""}),
+    "swap_bytes": (MB, {"swap_mb": ""}),
+    "network_bytes_per_second": (MB, {"net_r": "received", "net_w": "sent"}),
+    "disk_bytes_per_second": (MB, {"disk_r": "read", "disk_w": "written"}),
+}
+OF_GPU = {"gpu_percent": "util", "gpu_memory_percent": "mem", "gpu_watts": "w"}
 
 
 class RunNumbers:
@@ -38,82 +48,93 @@ class RunNumbers:
         self.phases, self.system, self.health, self.watch = phases, system, health, watch
         self.trainer: Trainer | None = None
 
+    def folder(self, trainer: Trainer) -> Path:
+        """The run's folder, whose name says whose numbers they are."""
+        return self.phases.watched.folder(trainer)
+
     def read(self) -> dict[str, Values]:
         """The values of each of :data:`GAUGES` that has some now."""
+        numbers = {
+            "metric": self._metrics(),
+            "health": self._health(),
+            **self._of_steps(),
+            **self._of_rules(),
+            **self._of_machine(),
+        }
+        return {name: values for name, values in numbers.items() if values}
+
+    def _metrics(self) -> Values:
+        if self.trainer is None:
+            return {}
+        logged = self.trainer.callback_metrics.copy()
+        return {(name,): float(value) for name, value in logged.items()}
+
+    def _health(self) -> Values:
+        values: Values = {}
+        for student, reading in list(self.health.newest.items()):
+            for name in HEALTH:
+                if reading.get(name) is not None:
+                    values[name, student] = float(reading[name])
+        return values
+
+    def _of_steps(self) -> dict[str, Values]:
+        """Means of the newest steps."""
+        steps = list(self.phases.recent)
+        if not steps:
+            return {}
+        seconds = mean([step["ms"] for step in steps]) / 1000
+        phases: Values = {}
+        for name in sorted({name for step in steps for name in step["p"]}):
+            phases[(name,)] = mean([step["p"].get(name, 0.0) for step in steps]) / 1000
+        pictures = self.phases.images_per_step
+        speed: Values = {(): pictures / max(seconds, 1e-9)} if pictures else {}
         return {
-            name: values for name, values in (self._of_run() | self._of_machine()).items() if values
+            "step": {(): float(steps[-1]["step"] + 1)},
+            "epoch": {(): float(steps[-1]["epoch"])},
+            "step_seconds": {(): seconds},
+            "images_per_second": speed,
+            "phase_seconds": phases,
         }
 
-    def _of_run(self) -> dict[str, Values]:
-        logged = self.trainer.callback_metrics.copy() if self.trainer is not None else {}
-        health = [
-            ((name, student), r.get(name))
-            for student, r in list(self.health.newest.items())
-            for name in HEALTH
-        ]
-        found: dict[str, Values] = {
-            "metric": {(name,): float(value) for name, value in logged.items()},
-            "health": {key: float(value) for key, value in health if value is not None},
+    def _of_rules(self) -> dict[str, Values]:
+        """What limits the run, and which rules fire; an alarm needs the 0 of the others too."""
+        newest = self.watch.newest if self.watch else {}
+        if not newest:
+            return {}
+        verdict = newest["verdict"]
+        gains = {other["bound"]: other["gain"] for other in verdict.get("others", [])}
+        gains[verdict["bound"]] = verdict["predicted_speedup"]
+        fired = {finding["rule"] for finding in newest["findings"]}
+        return {
+            "verdict": {(name,): float(name == verdict["bound"]) for name in NAMES},
+            "limit_speedup": {(bound,): float(gain) for bound, gain in gains.items() if gain},
+            "rule_fired": {(rule,): float(rule in fired) for rule in RULES},
         }
-        if steps := list(self.phases.recent):
-            seconds, names = (
-                mean([s["ms"] for s in steps]) / 1000,
-                sorted({name for s in steps for name in s["p"]}),
-            )
-            found |= {
-                "step": {(): float(steps[-1]["step"] + 1)},
-                "epoch": {(): float(steps[-1]["epoch"])},
-                "step_seconds": {(): seconds},
-                "images_per_second": {(): self.phases.images_per_step / max(seconds, 1e-9)},
-                "phase_seconds": {
-                    (name,): mean([s["p"].get(name, 0.0) for s in steps]) / 1000 for name in names
-                },
-            }
-        if self.watch and (newest := self.watch.newest):
-            verdict, fired = newest["verdict"], {finding["rule"] for finding in newest["findings"]}
-            gains = {other["bound"]: other["gain"] for other in verdict.get("others", [])}
-            gains[verdict["bound"]] = verdict["predicted_speedup"]
-            found |= {
-                "verdict": {(name,): float(name == verdict["bound"]) for name in NAMES},
-                "limit_speedup": {(bound,): float(gain) for bound, gain in gains.items() if gain},
-                "rule_fired": {
-                    (rule,): float(rule in fired) for rule in RULES
-                },  # an alarm needs the 0 too
-            }
-        return found
 
     def _of_machine(self) -> dict[str, Values]:
-        sample, gpus = self.system.newest, self.system.newest.get("gpu", [])
-
-        def of(factor: float = 1.0, **keys: str) -> Values:
-            """By direction; of a number without, by ``()``."""
-            return {
-                (label,) if label else (): factor * sample[key]
-                for key, label in keys.items()
-                if key in sample
-            }
-
+        """The newest sample of the machine."""
+        sample = self.system.newest
+        numbers: dict[str, Values] = {}
+        cores: Values = {}
+        for core, use in enumerate(sample.get("cpu", [])):
+            cores[(str(core),)] = float(use)
+        numbers["cpu_percent"] = cores
+        for name, (factor, keys) in OF_SAMPLE.items():
+            values: Values = {}
+            for key, direction in keys.items():
+                if key in sample:
+                    values[(direction,) if direction else ()] = factor * sample[key]
+            numbers[name] = values
         waits = sample.get("thread_wait")
-        return {
-            "cpu_percent": {
-                (str(core),): float(use) for core, use in enumerate(sample.get("cpu", []))
-            },
-            "iowait_percent": of(iowait=""),
-            "memory_percent": of(mem=""),
-            "training_memory_bytes": of(MB, rss_mb=""),
-            "swap_bytes": of(MB, swap_mb=""),
-            "thread_wait_percent": {(): max(waits)} if waits else {},
-            "network_bytes_per_second": of(MB, net_r="received", net_w="sent"),
-            "disk_bytes_per_second": of(MB, disk_r="read", disk_w="written"),
-            **{
-                name: {(str(i),): float(gpu[key]) for i, gpu in enumerate(gpus) if key in gpu}
-                for name, key in (
-                    ("gpu_percent", "util"),
-                    ("gpu_memory_percent", "mem"),
-                    ("gpu_watts", "w"),
-                )
-            },
-        }
+        if waits:
+            numbers["thread_wait_percent"] = {(): max(waits)}
+        for name, key in OF_GPU.items():
+            values = {}
+            for number, gpu in enumerate(sample.get("gpu", [])):
+                if key in gpu:
+                    values[(str(number),)] = float(gpu[key])
+            numbers[name] = values
+        return numbers
 
 
 class Gauge(NamedTuple):

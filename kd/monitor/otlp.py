@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 from pytorch_lightning import Trainer
 
-from kd.callbacks.context import RunContext
 from kd.errors import UserError, needs_extra
 from kd.monitor.numbers import GAUGES, Outlet, RunNumbers
 
@@ -37,7 +36,7 @@ class Otlp(Outlet):
             from opentelemetry.sdk.resources import Resource
         except ImportError as error:
             raise UserError(f"monitor.otlp: {needs_extra('otel')}") from error
-        run, host = RunContext.of(trainer).folder, socket.gethostname()
+        run, host = self.numbers.folder(trainer), socket.gethostname()
         of = {
             "service.name": "kd",
             "kd.recipe": run.parent.name,

@@ -14,9 +14,9 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from kd.callbacks.context import RunContext
 from kd.machine import core_ids, cores, in_job
 from kd.monitor.control import parse, read
+from kd.monitor.watched import Watched
 from kd.processes import of_all_processes
 from kd.report.records import Writer
 
@@ -227,7 +227,8 @@ class SystemReader:
 class System(Callback):
     """Writes ``records/system.<node>.jsonl`` from a thread of its own, on the first process of each node."""
 
-    def __init__(self, interval_s: float = 0.5) -> None:
+    def __init__(self, watched: Watched, interval_s: float = 0.5) -> None:
+        self.watched = watched
         self.interval_s = interval_s
         self.on = True
         self._stop = threading.Event()
@@ -251,7 +252,7 @@ class System(Callback):
                 signal.SIGUSR2, lambda *_: setattr(self, "on", not self.on)
             )
         self._stop.clear()
-        of = RunContext.of(trainer).folder, trainer.node_rank, ranks, gpus
+        of = self.watched.folder(trainer), trainer.node_rank, ranks, gpus
         self._thread = threading.Thread(target=self._run, args=of, name="kd-system", daemon=True)
         self._thread.start()
 

@@ -1,6 +1,7 @@
 """Asks the rules about a run while it trains, and acts where one fires or the run's budget is spent."""
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -8,17 +9,16 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from tqdm import tqdm
 
-from kd.callbacks.context import RunContext
 from kd.callbacks.hooks import Closing
-from kd.callbacks.preemption import Preemption
-from kd.errors import first_line
-from kd.module.resumed_state import check_form
+from kd.errors import UserError, first_line
+from kd.monitor.watched import Watched
 from kd.report.records import Writer
 from kd.settings import Action, MonitorSettings
 from kd.storage.elsewhere import json_of
@@ -34,8 +34,10 @@ class Watch(Closing):
     A rule that fires is written to ``records/watch.jsonl`` once, then acts. A step waits for none of it.
     """
 
-    def __init__(self, preemption: Preemption, spec: MonitorSettings) -> None:
-        self._preemption, self._spec = preemption, spec
+    def __init__(
+        self, watched: Watched, stop_for: Callable[[str], None], spec: MonitorSettings
+    ) -> None:
+        self.watched, self._stop_for, self._spec = watched, stop_for, spec
         self._earlier_s = 0.0
         self._fired = set[str]()
         self._end, self._writing = threading.Event(), threading.Lock()
@@ -47,7 +49,7 @@ class Watch(Closing):
         """Starts the threads that check limits and rules, on rank 0."""
         if not trainer.is_global_zero:
             return
-        self._trainer, self._folder = trainer, RunContext.of(trainer).folder
+        self._trainer, self._folder = trainer, self.watched.folder(trainer)
         self._writer = Writer(self._folder / "records" / "watch.jsonl", {"of": "watch"})
         self._end.clear()
         self._threads = [threading.Thread(target=self._keep_limits, name="kd-limits", daemon=True)]
@@ -90,7 +92,7 @@ class Watch(Closing):
             return
         self._fired.add(rule)
         if action == "stop":  # whatever fails below
-            self._preemption.stop_for(rule)
+            self._stop_for(rule)
         event = {
             "rule": rule,
             "text": text,
@@ -120,8 +122,13 @@ class Watch(Closing):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the seconds spent before a resume; a UserError where they are no number."""
-        check_form(state_dict["spent_s"], 0.0, "resume: the checkpoint's spent_s")
-        self._earlier_s = state_dict["spent_s"]
+        spent_s = state_dict["spent_s"]
+        is_number = isinstance(spent_s, int | float) and not isinstance(spent_s, bool)
+        if not is_number or not 0 <= spent_s < math.inf:
+            raise UserError(
+                f"resume: the checkpoint's spent_s: must be a finite number >= 0, got {spent_s!r}"
+            )
+        self._earlier_s = spent_s
 
     def close(self, trainer: Trainer) -> None:
         """Ends the threads and closes the file."""

@@ -11,12 +11,8 @@ from kd.report.records import RunRecords
 from kd.report.step_facts import StepFacts
 
 CACHE_VIEWS = 4  # of each picture, that a teacher's cache keeps by default
-STUDENT_PHASES = (
-    "student",
-    "loss",
-    "backward",
-    "optimizer",
-)  # phases of the student's own training
+STUDENT_PHASES = ("student", "forward", "loss", "backward", "optimizer")
+"""Phases of the student's own training."""
 DATA_WAIT_AT = 0.1  # of the step waits for its batch
 BUSY = 0.7  # makers that work for less of the time are held up by something else
 

@@ -1,16 +1,18 @@
 """Pages that open without a network: one file each, the same page for runs, comparisons, searches and scaling."""
 
 import math
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kd.report.comparison import comparison, label
-from kd.report.records import RunRecords
+from kd.report.records import RunRecords, read_run
 from kd.report.rules import Explained
 from kd.report.sections import report
 from kd.storage.shown import in_html
-from kd.storage.writing import write_text
+from kd.storage.writing import write_json, write_text
 
 PAGE = Path(__file__).parent / "page.html"
 
@@ -21,6 +23,30 @@ def write_report(explained: Explained, file: Path) -> Path:
     return write_page(
         file, f"{run.summary.get('recipe', 'run')} {run.folder.name}", report(explained)
     )
+
+
+def write_explained(folder: Path, summary: dict[str, Any]) -> None:
+    """Adds verdict and findings to a run's summary, and writes ``summary.json`` and ``report.html``.
+
+    A report that can't be made is reported on stderr: the run is worth more.
+
+    Args:
+        folder: of the run, with its records.
+        summary: the content of ``summary.json``; changed in place.
+    """
+    try:
+        explained = Explained(read_run(folder))
+        summary["verdict"] = explained.verdict
+        summary["findings"] = [asdict(finding) for finding in explained.findings]
+        images_per_s = explained.facts.images_per_s
+        if images_per_s is not None:  # the page's number: pictures over the mean step
+            summary["images_per_s"] = round(images_per_s, 1)
+        write_json(folder / "summary.json", summary)
+        write_report(explained, folder / "report.html")
+        for failure in explained.failures:
+            print(f"kd-train: report: {failure}", file=sys.stderr)
+    except Exception as problem:
+        print(f"kd-train: no report: {type(problem).__name__}: {problem}", file=sys.stderr)
 
 
 def write_comparison(runs: Sequence[RunRecords], file: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kd.report.facts import BUSY, DATA_WAIT_AT, STUDENT_PHASES, Facts
 from kd.report.ratio import ratio, share, speedup, without
 from kd.report.records import percentile
-from kd.report.step_facts import phase_share
+from kd.report.step_facts import COMPUTING, phase_share
 
 WORTH = 1.1  # a lever below this gain is not worth naming
 LEADS = 1.25  # a limit below this gain is no headline
@@ -83,7 +83,7 @@ def data_bound(facts: Facts, at: float = 0.1) -> Limit | None:
     first_batch = ratio(batch_ms, facts.batches_per_epoch)
     gain = speedup(step, max(floor, ratio(batch_ms, wanted)) + first_batch)
     headline_possible = speedup(step, rest) >= LEADS
-    if wanted > workers and gain >= (LEADS if headline_possible else WORTH):
+    if facts.workers_known and wanted > workers and gain >= (LEADS if headline_possible else WORTH):
         return Limit("data", text, f"data.num_workers={wanted} instead of {workers}", gain)
 
     # Second lever: the pixels of the cached views.
@@ -272,9 +272,7 @@ def precision_bound(facts: Facts) -> Limit | None:
     )
     if used == "bfloat16" and slower >= EMULATED:
         text = "training is in bf16-mixed, and this CPU has no bfloat16 instructions"
-    computing = sum(
-        phase_share(facts.phases, name) for name in ("teacher", "student", "loss", "backward")
-    )
+    computing = sum(phase_share(facts.phases, name) for name in COMPUTING if name != "optimizer")
     gain = speedup(1.0, 1 - computing + ratio(computing, slower))
     return Limit("precision", text, f"trainer.precision={faster_setting}: at most", gain)
 

@@ -30,9 +30,13 @@ from kd.storage.writing import appended, file_for, write_text
 
 SCHEMA = 1
 PHASES = (
-    "data", "h2d", "teacher", "student", "loss", "backward", "communication", "optimizer", "logging", "checkpoint",
+    "data", "h2d", "teacher", "student", "forward", "loss", "backward", "communication", "optimizer", "logging",
+    "checkpoint", "rest",
 )  # fmt: skip
-"""The parts of a step, in order. ``validation`` and ``profiling`` are no part of a step."""
+"""The parts of a step, in order. ``validation`` and ``profiling`` are no part of a step.
+
+``forward`` is the forward pass and loss of a training that is not kd's; ``rest`` what a plain loop gives no name.
+"""
 LIMIT = 20_000  # lines a file: a few MB
 THINNED = ("step", "sample", "tier")
 Kind = type | tuple[type, ...]

@@ -251,7 +251,7 @@ def _by_gpu(readings: Sequence[Sequence[Mapping[str, float]]], key: str) -> list
 def _apply_step_rules(facts: Facts, book: Rulebook) -> None:
     book.apply("StepOutlier", lambda rule: rule(facts.steps_ms))
     book.apply("MaxInitializationTime", lambda rule: rule(facts.startup["s"]))
-    if facts.header and not facts.run.tier:
+    if facts.header and facts.workers_known and not facts.run.tier:
         book.apply("Dataloader", lambda rule: _call_dataloader(rule, facts))
     book.apply("SlowRank", lambda rule: rule(facts.compute_ms))
     book.apply("EfaMissing", lambda rule: rule(facts.header.get("efa_network", "")))

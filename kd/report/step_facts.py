@@ -9,6 +9,9 @@ from typing import Any
 from kd.report.ratio import ratio, share
 from kd.report.records import PHASES, RunRecords, Sample, Step, percentile
 
+COMPUTING = ("teacher", "student", "forward", "loss", "backward", "optimizer")
+"""Phases in which models compute."""
+
 
 def step_ms(phases: Mapping[str, float]) -> float:
     """A step's length, without validation and profiling."""
@@ -113,7 +116,7 @@ class StepFacts:
         if len(self.usual_steps) < 20:
             return {}
         percentiles = {}
-        for name in ("teacher", "student", "loss", "backward", "optimizer"):
+        for name in COMPUTING:
             if phase_share(self.phases, name) < 0.25:
                 continue
             times = [step["p"].get(name, 0.0) for step in self.usual_steps]
@@ -149,8 +152,18 @@ class StepFacts:
         return self.header.get("threads", 1) if self.cpu else 1
 
     @cached_property
+    def of_kd(self) -> bool:
+        """Whether it is a run of ``kd-train``; else a training that ``kd.Monitor`` has watched."""
+        return self.header.get("of_kd", True)
+
+    @cached_property
+    def workers_known(self) -> bool:
+        """Whether the number of loader processes is known: not of a loader of the user's own."""
+        return "num_workers" in self.header or self.of_kd
+
+    @cached_property
     def workers(self) -> int:
-        """Loader processes of each training process."""
+        """Loader processes of each training process; 0 where that is not known."""
         return self.header.get("num_workers", 0)
 
     @cached_property

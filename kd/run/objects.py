@@ -21,7 +21,6 @@ from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.learning_rate import LastStep, LearningRate
 from kd.callbacks.loggers import Loggers, check_packages, in_folder
 from kd.callbacks.nodes import Nodes
-from kd.callbacks.phases import Phases
 from kd.callbacks.predictions import Predictions
 from kd.callbacks.preemption import Preemption
 from kd.callbacks.preflight import Preflight
@@ -40,7 +39,8 @@ from kd.launch.processes import check_processes, started
 from kd.lightning_internals import runs_in_child_processes, set_timeout
 from kd.losses import LogitLoss
 from kd.module.distillation import DistillationModule
-from kd.monitor.keys import monitors
+from kd.monitor.monitor import Monitor
+from kd.monitor.own_run import OwnRun
 from kd.report.metric import PROBE, less_is_better
 from kd.run.assemble import assemble
 from kd.run.build import arguments_of, built
@@ -258,8 +258,8 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
     run.folder = RunFolder(runs, text, resumed_run, run.marker, config["name"])
     preflight = Preflight(config["preflight"], runs)
     preemption = Preemption(last)
-    monitor = built(MonitorSettings, config["monitor"], "monitor", run.trusted)
-    watching = monitors(monitor, preemption)
+    spec = built(MonitorSettings, config["monitor"], "monitor", run.trusted)
+    monitor = Monitor.of_own_run(OwnRun(), spec, preemption.stop_for)
     run.summary = Summary(run.folder, preflight, preemption, config["recipe"], config["seed"], best)
     run.rank_watch = RankWatch(config["rank_timeout_s"])
     callbacks: list[Callback] = [
@@ -273,7 +273,7 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
         LastStep(),
         Finite(_rate(run)),
         preemption,
-        *watching,
+        monitor,
         best,
         FidelityRecord(preflight, best),
         run.summary,
@@ -282,8 +282,7 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
     if run.module.task.draws:
         callbacks.append(Predictions())
     if config["trainer"]["enable_progress_bar"] is not False:
-        phases = next((w.so_far for w in watching if isinstance(w, Phases)), None)
-        callbacks.append(Progress(phases))
+        callbacks.append(Progress(monitor.phases.so_far if spec.enabled else None))
     return callbacks
 
 

@@ -16,8 +16,9 @@ from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.models import Images, Prepare, TeacherSpec, trial
 from kd.models.own import logits_of
-from kd.models.sharding import forget_forward, is_sharded, shard, whole
+from kd.models.sharding import forget_forward, is_sharded, shard
 from kd.models.taps import KEY, TRIAL, Taps, classifier_of, tap_shapes
+from kd.processes import whole
 from kd.teachers.answer import ALL, Answer, Layer, Wanted
 from kd.teachers.base import RunTeacher
 

@@ -70,7 +70,7 @@ class Watching:
         self.scraper = scraper
 
     def _find(self, trainer: Any) -> tuple[Any, Any]:
-        from kd.callbacks.phases import Phases
+        from kd.monitor.phases import Phases
         from kd.monitor.system import System
 
         self.all = self.all or list(trainer.callbacks)

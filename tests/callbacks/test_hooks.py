@@ -1,5 +1,6 @@
 """Callbacks' single hooks, without a run."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +12,10 @@ from kd.callbacks.hooks import SYNC_EVERY, Closing, after_step, ranks_meet
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.learning_rate import LastStep
 from kd.callbacks.nodes import _span, own_address
-from kd.callbacks.phases import PhaseProfiler, Phases
 from kd.callbacks.preemption import Preemption
 from kd.clock import Clock
+from kd.monitor.phases import PhaseProfiler, Phases
+from kd.monitor.watched import Watched
 from tests._helpers import error_in_a_thread
 
 
@@ -66,7 +68,7 @@ def test_signals_are_left_alone_outside_the_main_thread() -> None:
 
 
 def test_a_run_that_ends_before_its_first_step_closes_its_clock() -> None:
-    phases, clock = Phases(), Clock()
+    phases, clock = Phases(Watched(Path())), Clock()
     phases.clock = clock
     phases.profiler = PhaseProfiler(clock, PassThroughProfiler(), lambda: None)
     phases.close(SimpleNamespace())  # type: ignore[arg-type]

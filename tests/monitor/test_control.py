@@ -13,6 +13,7 @@ from kd.cli import train_main
 from kd.monitor import control
 from kd.monitor.control import parse
 from kd.monitor.system import System
+from kd.monitor.watched import Watched
 from kd.report.records import read_run
 from tests._forks import start_ranks, status_of
 
@@ -58,7 +59,7 @@ def test_two_ranks_follow_at_the_same_batch(recipe: Path) -> None:
 
 
 def test_the_sampling_changes_its_pace() -> None:
-    system = System(0.5)
+    system = System(Watched(Path()), 0.5)
     for text, on, interval in (
         ("off interval=7", False, 7.0), ("interval=0.1", False, 0.1), ("health=3", False, 0.1), ("on", True, 0.1),
         ("off interval=0", True, 0.1),

@@ -16,20 +16,22 @@ from typing import Any
 import pytest
 from pytorch_lightning import Callback, Trainer
 
-from kd.callbacks.last_checkpoint import LastCheckpoint
-from kd.callbacks.phases import Phases
-from kd.callbacks.preemption import Preemption
 from kd.cli import report_main, train_main
 from kd.monitor.health import Health
 from kd.monitor.numbers import GAUGES, RunNumbers
+from kd.monitor.phases import Phases
 from kd.monitor.prometheus import Prometheus
+from kd.monitor.stopping import Stopping
 from kd.monitor.system import System
 from kd.monitor.watch import Watch
+from kd.monitor.watched import Watched
 from kd.report.alerts import ALERTS, grafana
 from kd.report.rules import RULES
 from kd.settings import MonitorSettings
 from kd.ship.serving.metrics import Metrics
 from kd.storage.elsewhere import yaml_of
+
+WATCHED = Watched(Path())
 
 
 def free_port() -> int:
@@ -187,10 +189,10 @@ def test_every_query_of_the_dashboard_names_a_series_that_there_is(
 ) -> None:
     """Names, labels and their values: of a run with all kinds of numbers, on a machine with a GPU."""
     phases, system, health, watch = (
-        Phases(),
-        System(),
-        Health(),
-        Watch(Preemption(LastCheckpoint()), MonitorSettings()),
+        Phases(WATCHED),
+        System(WATCHED),
+        Health(WATCHED),
+        Watch(WATCHED, Stopping().stop_for, MonitorSettings()),
     )
     phases.header = {"batch_size": 8, "world_size": 1}
     phases.recent.append({"step": 0, "epoch": 0, "ms": 5.0, "p": {"data": 1.0}})

@@ -202,7 +202,7 @@ def test_a_report_that_fails_takes_no_run_down(
     def broken(*_: Any) -> None:
         raise KeyError("planted")
 
-    monkeypatch.setattr("kd.callbacks.summary.write_report", broken)
+    monkeypatch.setattr("kd.report.html.write_report", broken)
     assert train_main([f"recipe={recipe}", "trainer.max_epochs=1"]) == 0
     assert "no report: KeyError: 'planted'" in capsys.readouterr().err
     assert (

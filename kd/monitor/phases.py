@@ -19,14 +19,10 @@ from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from kd.callbacks.context import RunContext
 from kd.callbacks.hooks import Recording
 from kd.clock import Clock, StepTimes, annotate, parts_of_the_start, run_clock, run_start
-from kd.data.batch import Batch
-from kd.fit_to_machine.memory import Memory, available_bytes
-from kd.fit_to_machine.precision import bfloat16_time
 from kd.machine import core_ids, cores, has_efa, nccl_network, processor
-from kd.models.taps import TRIAL
+from kd.monitor.watched import Watched, device_of
 from kd.report.facts import Facts
 from kd.report.records import PHASES, RunRecords, Writer
 from kd.report.rules import NAMES, limits_of
@@ -39,7 +35,6 @@ RECENT = 50  # newest steps, for live displays
 ACTIONS = {
     "train_dataloader_next": "data",
     "batch_to_device": "h2d",
-    "training_step": "loss",  # what is left of it without the teacher and the student
     "backward": "backward",
     "optimizer_step": "optimizer",  # what is left of it without the step's closure
     "optimizer_zero_grad": "optimizer",
@@ -47,16 +42,19 @@ ACTIONS = {
 }
 
 
-def phase_of(action: str) -> str | None:
-    """The phase that a Lightning action belongs to.
+def phase_of(action: str, step: str = "loss") -> str | None:
+    """The phase that a Lightning action belongs to; ``step`` is that of ``training_step``.
 
     >>> phase_of("[Strategy]SingleDeviceStrategy.backward")
     'backward'
     """
     owner, _, name = action.rpartition(".")
-    if name == "training_step" and not owner.startswith("[Strategy]"):
-        return None  # the module's own hook, inside the strategy's
-    return "checkpoint" if "ModelCheckpoint" in owner else ACTIONS.get(name or action)
+    if name == "training_step":
+        # the module's own hook is inside the strategy's
+        return step if owner.startswith("[Strategy]") else None
+    if "ModelCheckpoint" in owner:
+        return "checkpoint"
+    return ACTIONS.get(name or action)
 
 
 class PhaseProfiler(Profiler):
@@ -66,11 +64,14 @@ class PhaseProfiler(Profiler):
         clock: to tell.
         users: the trainer's profiler so far.
         on_fetch: called before each request for a training batch.
+        step: phase of what ``training_step`` takes without the phases inside it.
     """
 
-    def __init__(self, clock: Clock, users: Profiler, on_fetch: Callable[[], None]) -> None:
+    def __init__(
+        self, clock: Clock, users: Profiler, on_fetch: Callable[[], None], step: str = "loss"
+    ) -> None:
         super().__init__()
-        self.clock, self.users, self._on_fetch = clock, users, on_fetch
+        self.clock, self.users, self._on_fetch, self._step = clock, users, on_fetch, step
         self.callbacks_ms: dict[str, float] = {}
         self._silent = isinstance(users, PassThroughProfiler)
         self._phases: dict[str, str | None] = {}
@@ -89,7 +90,7 @@ class PhaseProfiler(Profiler):
     def start(self, action_name: str) -> None:
         """Enters the action's phase, if it has one; times a callback's hook otherwise."""
         if action_name not in self._phases:
-            self._phases[action_name] = phase_of(action_name)
+            self._phases[action_name] = phase_of(action_name, self._step)
         phase = self._phases[action_name]
         if phase:
             if action_name.endswith("train_dataloader_next"):
@@ -140,7 +141,10 @@ class Phases(Recording):
         False  # whether a run in this process has counted the time since the process began
     )
 
-    def __init__(self, costs: Mapping[str, Any] | None = None, nvtx: bool = False) -> None:
+    def __init__(
+        self, watched: Watched, costs: Mapping[str, Any] | None = None, nvtx: bool = False
+    ) -> None:
+        self.watched = watched
         self.costs, self.nvtx = costs or {}, nvtx
         self._built = run_start(Phases._process_is_used)
         Phases._process_is_used = True
@@ -157,12 +161,12 @@ class Phases(Recording):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Makes the clock, and a profiler that drives it around the trainer's own."""
-        run = RunContext.of(trainer)
         self._fit_started = time.time()
-        self._cuda = run.device.type == "cuda"
+        self._cuda = device_of(trainer).type == "cuda"
         self.clock = Clock((lambda: torch.cuda.Event(enable_timing=True)) if self._cuda else None)
         lightning: Any = trainer  # its type has no profiler, the object does
-        self.profiler = PhaseProfiler(self.clock, lightning.profiler, self._end_step)
+        step_phase = self.watched.step_phase
+        self.profiler = PhaseProfiler(self.clock, lightning.profiler, self._end_step, step_phase)
         lightning.profiler = self.profiler
         self.name_ranges(self.nvtx)
 
@@ -172,54 +176,35 @@ class Phases(Recording):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Opens the rank's file, writes its header and starts the clock."""
-        run = RunContext.of(trainer)
-        data: Any = run.data
-        features = cacheable_features(run)
         self.header = {
             "of": "steps",
             "rank": trainer.global_rank,
             "world_size": trainer.world_size,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "device": run.device.type,
+            "device": device_of(trainer).type,
+            "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
             "cores": cores(),
             "core_ids": core_ids(),
             "threads": torch.get_num_threads(),
-            "batch_size": data.batch_size,
-            "num_workers": data.num_workers,
             "processes": trainer.num_devices,
             "accumulate": trainer.accumulate_grad_batches,
             "t": time.time(),
-            "batches_per_epoch": trainer.num_training_batches,
             "max_epochs": trainer.max_epochs,
             "max_steps": trainer.max_steps,
+            "precision": str(trainer.precision),
             "python": platform.python_version(),
             "platform": platform.platform(),
-            "primary": run.module.task.primary,
-            "cacheable": features is not None,
-            "feature_bytes": features or 0,
-            "cached": bool(run.module.caches),
-            "pixels": any(c.pixels for c in run.module.caches.values()),
             "torch": torch.__version__,
-            "val": run.students.data_info.val,
-            "device_name": torch.cuda.get_device_name() if self._cuda else processor(),
-            "precision": str(trainer.precision),
+            **self.watched.header(trainer),
+            **self.costs,
         }
-        self.header |= (
-            {"bfloat16_time": round(bfloat16_time(), 3)} if run.device.type == "cpu" else {}
-        )
-        self.header |= self.costs
-        self.header |= (
-            {"efa_network": nccl_network()} if trainer.num_nodes > 1 and has_efa() else {}
-        )
-        if self._cuda and run.module.memory is not None:
-            available = available_bytes(run.device, trainer.num_devices)
-            self.header |= room_for(
-                run.module.memory, data.batch_size, available, trainer.world_size
-            )
-        self._writer = Writer(
-            run.folder / "records" / f"phases.rank{trainer.global_rank}.jsonl", self.header
-        )
+        if math.isfinite(trainer.num_training_batches):
+            self.header["batches_per_epoch"] = trainer.num_training_batches
+        if trainer.num_nodes > 1 and has_efa():
+            self.header["efa_network"] = nccl_network()
+        name = f"phases.rank{trainer.global_rank}.jsonl"
+        self._writer = Writer(self.watched.folder(trainer) / "records" / name, self.header)
         self._total = self._writer.last_total or _no_steps()
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
@@ -236,9 +221,15 @@ class Phases(Recording):
         return allreduce_hook(state, bucket)  # type: ignore[arg-type]  # None: all processes
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Notes step and epoch for the step's record; the first of an epoch is marked."""
+        """Notes step and epoch for the step's record; the first of an epoch is marked.
+
+        A loader that does not say how large its batches are shows it with the first one.
+        """
+        if "batch_size" not in self.header and self._writer is not None:
+            self.header["batch_size"] = self.watched.rows(batch)
+            self._writer.write({"kind": "header", **self.header})
         self._step = {
             "step": trainer.fit_loop.epoch_loop.total_batch_idx,
             "epoch": trainer.current_epoch,
@@ -286,8 +277,8 @@ class Phases(Recording):
 
     @property
     def images_per_step(self) -> int:
-        """Pictures of a batch of all processes."""
-        return self.header["batch_size"] * self.header["world_size"]
+        """Pictures of a batch of all processes; 0 where that is not known."""
+        return self.header.get("batch_size", 0) * self.header["world_size"]
 
     def so_far(self) -> str:
         """The share of the data wait and what limits the newest steps, for the progress bar; empty for a few."""
@@ -356,28 +347,3 @@ def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
     total["max_ms"] = max(total["max_ms"], record["ms"])
     for name, ms in record["p"].items():
         total["p"][name] = total["p"].get(name, 0.0) + ms
-
-
-def room_for(memory: Memory, batch_size: int, available: float, processes: int) -> dict[str, int]:
-    """How many more pictures fit on a GPU now, and how many more with ZeRO or FSDP."""
-    found = {"more_fit": max(0, memory.fits(available) - batch_size)}
-    ways = {"zero": False, "fsdp": True} if processes > 1 else {}
-    freed = {
-        f"more_by_{way}": memory.freed(processes, whole=all_parts)
-        for way, all_parts in ways.items()
-    }
-    return found | {name: count for name, count in freed.items() if count}
-
-
-def cacheable_features(run: RunContext) -> int | None:
-    """Bytes of features that a cache would store for a picture, beside its logits; None where no cache is possible."""
-    teacher, wanted = run.module.teacher, run.students.wanted
-    shapes = list(wanted.features.values())
-    if (
-        teacher is None
-        or len(teacher.members) > 1
-        or wanted.maps
-        or any(shape[0] != TRIAL for shape in shapes)
-    ):
-        return None
-    return sum(2 * math.prod(shape[1:]) for shape in shapes)  # half precision

@@ -15,9 +15,10 @@ import torch
 from pytorch_lightning import Callback, Trainer
 from safetensors.torch import load_file
 
-from kd.callbacks.phases import Phases, phase_of
 from kd.cli import train_main
 from kd.clock import Clock, annotate, process_start, run_clock
+from kd.monitor.phases import Phases, phase_of
+from kd.monitor.watched import Watched
 from kd.report.records import PHASES, RunRecords, percentile, read_run
 from tests._clock import HandClock
 from tests._forks import run_ranks
@@ -45,9 +46,9 @@ def median_phase(run: RunRecords, phase: str, rank: int = 0) -> float:
 
 def test_the_phases_of_a_run_add_up_to_its_steps(recipe: Path) -> None:
     StepWatch.starts.clear()
-    own = json.dumps({"class_path": "tests.callbacks.test_phases.StepWatch"})
+    own = json.dumps({"class_path": "tests.monitor.test_phases.StepWatch"})
     assert train_main([f"recipe={recipe}", f"trainer.callbacks+={own}"]) == 0
-    from tests.callbacks.test_phases import StepWatch as Used
+    from tests.monitor.test_phases import StepWatch as Used
 
     steps = newest(recipe).steps[0]
     assert [s["step"] for s in steps] == list(range(12))
@@ -101,7 +102,7 @@ class Plant(Callback):
 @pytest.mark.parametrize("part", ["teacher", "student", "loss", "optimizer"])
 def test_a_planted_delay_shows_in_its_phase(recipe: Path, part: str, hand_clock: HandClock) -> None:
     plant = json.dumps(
-        {"class_path": "tests.callbacks.test_phases.Plant", "init_args": {"part": part}}
+        {"class_path": "tests.monitor.test_phases.Plant", "init_args": {"part": part}}
     )
     assert (
         train_main([f"recipe={recipe}", f"trainer.callbacks+={plant}", "trainer.max_epochs=1"]) == 0
@@ -159,7 +160,7 @@ def test_communication_of_two_processes_is_timed_and_a_late_rank_is_seen(
     recipe = write_recipe(
         tmp_path / "tiny.yaml", pictures, None, data__batch_size=4, trainer__max_epochs=4
     )
-    late = json.dumps({"class_path": "tests.callbacks.test_phases.LateRank"})
+    late = json.dumps({"class_path": "tests.monitor.test_phases.LateRank"})
     run_ranks(
         [f"recipe={recipe}", "config=ddp_2cpu", f"trainer.callbacks+={late}"], tmp_path / "log"
     )
@@ -183,7 +184,7 @@ class LateRank(Callback):
 
 
 def test_the_progress_bar_says_what_limits_the_run_so_far() -> None:
-    phases = Phases()
+    phases = Phases(Watched(Path()))
     phases.header = {"device": "cpu", "cores": 4, "threads": 1, "num_workers": 0}
     step = {"ms": 100.0, "p": {"data": 60.0, "student": 40.0}, **dict.fromkeys(COUNTED, 0.0)}
     phases.recent.extend([step] * 10)

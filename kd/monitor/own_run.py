@@ -1,0 +1,156 @@
+"""What a monitor reads of a run of kd's own: students, teacher, cache, losses, data."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from pytorch_lightning import Callback, Trainer
+from torch import Tensor, nn
+
+from kd.callbacks.context import RunContext, output_of
+from kd.data.batch import Batch, Target
+from kd.fit_to_machine.memory import Memory, available_bytes
+from kd.fit_to_machine.precision import bfloat16_time
+from kd.models.taps import TRIAL
+from kd.monitor.confusion import Confusion
+from kd.monitor.tier import TierRecord
+from kd.monitor.watched import Watched, device_of, logits_of
+from kd.teachers.answer import ALL
+
+
+class OwnRun(Watched):
+    """A run of ``kd-train``."""
+
+    step_phase = "loss"  # what training_step takes without the teacher and the student
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+
+    def folder(self, trainer: Trainer) -> Path:
+        """The folder that :class:`kd.callbacks.run_folder.RunFolder` has claimed."""
+        return RunContext.of(trainer).folder
+
+    def parts(self) -> list[Callback]:
+        """The data tier, and which classes are mixed up."""
+        return [TierRecord(), Confusion()]
+
+    def header(self, trainer: Trainer) -> dict[str, Any]:
+        """Batch, loaders, cache, validation set, and how many more pictures fit on a GPU."""
+        run = RunContext.of(trainer)
+        data: Any = run.data
+        features = cacheable_features(run)
+        caches = run.module.caches
+        facts = {
+            "batch_size": data.batch_size,
+            "num_workers": data.num_workers,
+            "primary": run.module.task.primary,
+            "cacheable": features is not None,
+            "feature_bytes": features or 0,
+            "cached": bool(caches),
+            "pixels": any(cache.pixels for cache in caches.values()),
+            "val": run.students.data_info.val,
+        }
+        device, memory = device_of(trainer), run.module.memory
+        if device.type == "cpu":
+            facts["bfloat16_time"] = round(bfloat16_time(), 3)
+        if device.type == "cuda" and memory is not None:
+            available = available_bytes(device, trainer.num_devices)
+            facts |= room_for(memory, data.batch_size, available, trainer.world_size)
+        return facts
+
+    def models(self, trainer: Trainer) -> dict[str, nn.Module]:
+        """The students."""
+        students = RunContext.of(trainer).students.named()
+        return {name: student.model for name, student in students.items()}
+
+    def trained(self, trainer: Trainer, name: str) -> Sequence[Tensor]:
+        """A student's parameters, those of its losses included."""
+        return list(RunContext.of(trainer).students.named()[name].parameters())
+
+    def pictures(self, batch: object) -> Tensor | None:
+        """The batch's pictures ``(N, 3, H, W)``."""
+        return cast(Batch, batch)["image"]
+
+    def class_counts(self, trainer: Trainer) -> dict[str, list[int]]:
+        """Of training and validation pictures with class ids."""
+        data = RunContext.of(trainer).data
+        counts = {split: _class_counts(data.split(split).targets) for split in ("train", "val")}
+        return {split: counted for split, counted in counts.items() if counted}
+
+    def answers(
+        self, trainer: Trainer, name: str, outputs: object, answer: Tensor | None
+    ) -> dict[str, Any]:
+        """Entropy of the (first) teacher's answers, the student's agreement with them, the terms of the loss."""
+        student = RunContext.of(trainer).students.named()[name]
+        output = output_of(cast(Any, outputs))
+        values: dict[str, Any] = {"terms": dict(output["terms"][name])}
+        teacher = _first_teacher(output["answer"].logits)
+        if teacher is None:
+            return values
+        entropy = student.task.entropy(student.objective.softened(teacher))
+        if entropy is not None:
+            values["teacher_entropy"] = entropy
+        if answer is not None and answer.shape == teacher.shape:
+            same_N = student.task.same(answer, teacher.to(answer.device))
+            values["agreement"] = same_N.float().mean()
+        return values
+
+    def loss_shares(
+        self, trainer: Trainer, name: str, terms: Mapping[str, float]
+    ) -> dict[str, float]:
+        """The weighted terms' shares; {} where their sum is 0, NaN or infinite."""
+        objective = RunContext.of(trainer).students.named()[name].objective
+        weights = {loss: float(objective.weight_of(loss)) for loss in objective.losses}
+        weights["task"] = float(objective.task_loss_weight)
+        weighted: dict[str, float] = {}
+        for loss, weight in weights.items():
+            if f"{loss}_loss" in terms:
+                weighted[loss] = weight * abs(terms[f"{loss}_loss"])
+        total = sum(weighted.values())
+        if not total or not math.isfinite(total):
+            return {}
+        return {loss: round(value / total, 4) for loss, value in weighted.items()}
+
+
+def _first_teacher(logits: Mapping[str, object]) -> Tensor | None:
+    """The first teacher's logits of those of all, else those of all together."""
+    members = [answer for member, answer in logits.items() if member]
+    first = logits_of(members[0]) if members else None
+    return logits_of(logits.get(ALL)) if first is None else first
+
+
+def _class_counts(targets: Sequence[Target]) -> list[int]:
+    with suppress(TypeError, ValueError):
+        ids = np.asarray(targets)
+        are_ids = ids.ndim == 1 and len(ids) and np.issubdtype(ids.dtype, np.integer)
+        if are_ids and ids.min() >= 0:
+            return [int(count) for count in np.bincount(ids)]
+    return []
+
+
+def room_for(memory: Memory, batch_size: int, available: float, processes: int) -> dict[str, int]:
+    """How many more pictures fit on a GPU now, and how many more with ZeRO or FSDP."""
+    room = {"more_fit": max(0, memory.fits(available) - batch_size)}
+    if processes == 1:
+        return room
+    for way, all_parts in {"zero": False, "fsdp": True}.items():
+        pictures = memory.freed(processes, whole=all_parts)
+        if pictures:
+            room[f"more_by_{way}"] = pictures
+    return room
+
+
+def cacheable_features(run: RunContext) -> int | None:
+    """Bytes of features that a cache would store for a picture, beside its logits; None where no cache is possible."""
+    teacher, wanted = run.module.teacher, run.students.wanted
+    if teacher is None or len(teacher.members) > 1 or wanted.maps:
+        return None
+    size = 0
+    for rows, *shape in wanted.features.values():
+        if rows != TRIAL:
+            return None
+        size += 2 * math.prod(shape)  # half precision
+    return size

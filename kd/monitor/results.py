@@ -1,0 +1,153 @@
+"""What a training that is not kd's leaves beside its records: settings, metrics, summary and report."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+import kd
+from kd.callbacks.hooks import after_step
+from kd.callbacks.host_copies import HostCopies
+from kd.callbacks.metrics_csv import MetricsCSV
+from kd.errors import UserError, first_line
+from kd.monitor.stopping import Stopping
+from kd.monitor.watched import device_of
+from kd.processes import from_first
+from kd.report.html import write_explained
+from kd.report.records import is_run
+from kd.storage.writing import folder_for, guard, write_json, write_text
+
+
+class Results(Callback):
+    """Writes ``config.yaml`` and ``metrics.csv`` while a training runs, ``summary.json`` and the report at its end.
+
+    Args:
+        folder: of the run.
+        settings: of the monitor, those that are not the defaults.
+        stopping: says which rule has stopped the training.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any], stopping: Stopping) -> None:
+        self.folder, self.settings, self.stopping = folder, settings, stopping
+        self._started = time.monotonic()
+        self._losses: HostCopies[dict[str, int]] = HostCopies()
+        self._metrics: MetricsCSV | None = None
+        self._began = False
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Makes the folder and writes the settings.
+
+        Raises:
+            UserError: the folder holds another run, or can't be written.
+        """
+        problem = self._begin(trainer, pl_module) if trainer.is_global_zero else ""
+        problem = from_first(trainer.strategy, problem)
+        if problem:
+            raise UserError(problem)
+        self._began = True
+        self._metrics = MetricsCSV(self.folder)
+        trainer.loggers = [*trainer.loggers, self._metrics]
+
+    def _begin(self, trainer: Trainer, module: LightningModule) -> str:
+        """Writes ``config.yaml``; returns why that is not possible, or ""."""
+        resumes = trainer.ckpt_path is not None
+        if self.folder.is_dir() and is_run(self.folder) and not resumes:
+            return f"{self.folder}: holds the records of an earlier training; give another folder"
+        content = {
+            "trainer": {
+                "max_epochs": trainer.max_epochs,
+                "max_steps": trainer.max_steps,
+                "precision": str(trainer.precision),
+                "strategy": type(trainer.strategy).__name__,
+                "devices": trainer.world_size,
+                "accumulate_grad_batches": trainer.accumulate_grad_batches,
+            },
+            "module": {name: _plain(value) for name, value in dict(module.hparams).items()},
+            "monitor": self.settings,
+        }
+        try:
+            folder_for(guard(self.folder))
+            write_text(self.folder / "config.yaml", yaml.safe_dump(content, sort_keys=False))
+        except OSError as error:
+            reason = error.strerror or first_line(error)
+            return f"{self.folder}: can't be written: {reason}"
+        return ""
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        """Copies the loss to the host at the steps that loggers take, and writes those that have arrived."""
+        every = max(1, getattr(trainer, "log_every_n_steps", 1))
+        due = after_step(trainer, batch_idx) and trainer.global_step % every == 0
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if due and isinstance(loss, Tensor) and loss.numel() == 1:
+            step = {"step": trainer.global_step - 1, "epoch": trainer.current_epoch}
+            self._losses.add(step, loss.detach())
+        self._write_losses(wait=False)
+
+    def _write_losses(self, wait: bool) -> None:
+        for step, [loss] in self._losses.take(wait):
+            if self._metrics is not None:
+                row = {"epoch": float(step["epoch"]), "train/loss": float(loss)}
+                self._metrics.log_metrics(row, step["step"])
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Writes the summary of a training that has ended well, or was stopped by a rule."""
+        reason = self.stopping.reason
+        self._end(trainer, f"stopped: {reason}" if reason else "done")
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Writes the summary of a training that has failed, or was interrupted."""
+        interrupted = isinstance(exception, KeyboardInterrupt)
+        error = f"{type(exception).__name__}: {exception}"
+        self._end(trainer, "interrupted" if interrupted else "failed", error)
+
+    def _end(self, trainer: Trainer, status: str, error: str = "") -> None:
+        if not self._began or not trainer.is_global_zero:
+            return
+        self._began = False
+        self._write_losses(wait=True)
+        if self._metrics is not None:
+            self._metrics.save()
+        device = device_of(trainer)
+        on_gpu = device.type == "cuda"
+        summary: dict[str, Any] = {
+            "status": status,
+            "recipe": self.folder.absolute().parent.name,
+            "kd_version": kd.__version__,
+            "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
+            "precision": str(trainer.precision),
+            "strategy": type(trainer.strategy).__name__,
+            "world_size": trainer.world_size,
+            "epochs": trainer.current_epoch,
+            "steps": trainer.global_step,
+            "wall_s": round(time.monotonic() - self._started, 1),
+        }
+        if on_gpu:
+            summary["peak_memory_mb"] = round(torch.cuda.max_memory_allocated(device) / 2**20)
+        if error:
+            summary["error"] = error
+        try:
+            write_json(self.folder / "summary.json", summary)
+            write_explained(self.folder, summary)
+        except OSError as problem:  # the training is worth more than its report
+            print(f"kd.Monitor: {self.folder}: {first_line(problem)}", file=sys.stderr)
+
+
+def _plain(value: object) -> object:
+    """A hyper-parameter as YAML takes it; of an object its text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)

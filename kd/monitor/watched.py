@@ -1,0 +1,118 @@
+"""What a monitor reads of the training that it watches: of any that Lightning's Trainer runs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+
+class Watched:
+    """A training with any module, data and strategy; what can't be known of it is left out.
+
+    kd's own runs, of which more is known, are :class:`kd.monitor.own_run.OwnRun`.
+
+    Args:
+        folder: where the records go, below ``records``.
+    """
+
+    step_phase = "forward"
+    """The phase of ``training_step`` without the phases inside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def folder(self, trainer: Trainer) -> Path:
+        """The run's folder."""
+        return self._folder
+
+    def parts(self) -> list[Callback]:
+        """Further callbacks that record what such trainings alone have."""
+        return []
+
+    def header(self, trainer: Trainer) -> dict[str, Any]:
+        """What the records of the steps begin with, beside the machine: the loader's batch size and processes."""
+        facts: dict[str, Any] = {"of_kd": False}
+        loader = trainer.train_dataloader
+        if not isinstance(loader, DataLoader):
+            return facts  # a loader of the user's own: its batches show their size
+        facts["num_workers"] = loader.num_workers
+        batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        if isinstance(batch_size, int):
+            facts["batch_size"] = batch_size
+        return facts
+
+    def rows(self, batch: object) -> int:
+        """How many pictures a batch has: the length of its first tensor; 0 where it has none."""
+        for tensor in tensors_of(batch):
+            if tensor.ndim:
+                return len(tensor)
+        return 0
+
+    def models(self, trainer: Trainer) -> dict[str, nn.Module]:
+        """The models whose gradients, weights and activations are read, by name; "" names the only one."""
+        return {"": trainer.lightning_module}
+
+    def trained(self, trainer: Trainer, name: str) -> Sequence[Tensor]:
+        """The parameters that belong to a model of :meth:`models`."""
+        return list(self.models(trainer)[name].parameters())
+
+    def pictures(self, batch: object) -> Tensor | None:
+        """The pictures ``(N, 1 or 3, H, W)`` of a batch: its first tensor of that shape; None without one."""
+        for tensor in tensors_of(batch):
+            if tensor.ndim == 4 and tensor.shape[1] in (1, 3):
+                return tensor
+        return None
+
+    def class_counts(self, trainer: Trainer) -> dict[str, list[int]]:
+        """How many pictures each class has, by split; {} where that is not known."""
+        return {}
+
+    def answers(
+        self, trainer: Trainer, name: str, outputs: object, answer: Tensor | None
+    ) -> dict[str, Any]:
+        """What a model's answer to a training batch says, as scalars on the device.
+
+        Args:
+            trainer: of the run.
+            name: of the model.
+            outputs: what the training step returned.
+            answer: the model's logits ``(N, C, ...)``; None where it gave none.
+
+        Returns:
+            ``teacher_entropy`` and ``agreement`` where there is a teacher, ``terms`` of the loss by name.
+        """
+        return {"terms": {}}
+
+    def loss_shares(
+        self, trainer: Trainer, name: str, terms: Mapping[str, float]
+    ) -> dict[str, float]:
+        """The shares, 0 to 1, that weighted terms have of a model's loss; {} without terms."""
+        return {}
+
+
+def tensors_of(tree: object) -> Iterator[Tensor]:
+    """The tensors of a batch, in order; of nested mappings and sequences too."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from tensors_of(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from tensors_of(value)
+
+
+def logits_of(out: object) -> Tensor | None:
+    """What a classifier answered, ``(N, C, ...)``; nothing of a cache that keeps only the largest."""
+    if isinstance(out, Tensor) and out.ndim >= 2:
+        return out.detach().float()
+    return None
+
+
+def device_of(trainer: Trainer) -> torch.device:
+    """The device that a process trains on."""
+    return trainer.strategy.root_device
