@@ -21,6 +21,8 @@ kd-report: what limits a run, as one page.
   kd-report RUN_FOLDER --what-if data_machines=2 data_instance=c5.18xlarge
                                           the same with a data tier (or another one, or 0), and whether it pays; an
                                           instance is one of the run's monitor.prices; data_cores=N needs no prices
+  kd-report RUN --set kernels=5           changes what a run records while it trains, also by URL (s3://...); words: on, off,
+                                          interval=SECONDS, health=BATCHES, kernels=BATCHES, nvtx=on|off
   kd-report --live RUNS_DIR [port=8765]   pages of all runs below it (or of one), that follow while they train
   kd-report RUN_FOLDER --traces           also compares the GPUs in the profiled window (extra traces)
   kd-report --dashboard [FILE]            a Grafana dashboard over monitor.prometheus_port (grafana.json)
@@ -53,6 +55,7 @@ def run(request: Request) -> int | None:
         "alerts": _alerts,
         "dashboard": _dashboard,
         "live": _live,
+        "set": _set,
         "what-if": _what_if,
     }
     for flag, command in modes.items():
@@ -142,6 +145,20 @@ def _what_if(request: Request) -> int:
     change = read_change(request.overrides)
     facts = Facts(read_run(_seen_run(run_at(request.rest[0]))))
     print("\n".join(lines(facts, change) + tier_pays(facts, change)))
+    return 0
+
+
+def _set(request: Request) -> int:
+    """Changes what a run in training records."""
+    from kd.storage.control_file import WORDS, send
+
+    if not request.rest:
+        raise UserError(f"--set takes a run's folder or URL, and words: {WORDS}")
+    place, *switches = request.rest
+    words = [*switches, *request.overrides]
+    if not words:
+        raise UserError(f"--set takes words for the run: {WORDS}")
+    print(f"written to {send(place, words)}; the run follows within seconds")
     return 0
 
 

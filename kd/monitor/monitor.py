@@ -1,18 +1,22 @@
 """``kd.Monitor``: watches a training, its machine and its learning; of kd's own runs and of any other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
 
+from kd.clock import annotate, aside
 from kd.errors import UserError, did_you_mean
 from kd.monitor.cloudwatch import CloudWatch
 from kd.monitor.control import Control
 from kd.monitor.health import Health
 from kd.monitor.kernels import Kernels
 from kd.monitor.keys import MonitorSpec
+from kd.monitor.loop import PlainLoop
 from kd.monitor.numbers import RunNumbers
 from kd.monitor.otlp import Otlp
 from kd.monitor.phases import Phases
@@ -21,8 +25,11 @@ from kd.monitor.results import Results
 from kd.monitor.stopping import Stopping
 from kd.monitor.system import System
 from kd.monitor.watch import Watch
-from kd.monitor.watched import Watched
+from kd.monitor.watched import Watched, WatchedLoop
 from kd.settings import MonitorSettings
+
+Batch = TypeVar("Batch")
+BETWEEN = "between epochs"  # no part of a step, in a plain loop
 
 
 class Monitor(Callback):
@@ -30,6 +37,12 @@ class Monitor(Callback):
 
     It takes any LightningModule, data and strategy. The phases of each step, the machine's cores and GPUs, gradients
     and activations are recorded; rules act while the training runs; the report and a verdict are written at its end.
+    In a loop of your own::
+
+        with kd.Monitor("runs/mine") as watch:
+            for batch in watch(loader):
+                with watch.phase("forward"):
+                    loss = model(batch)
 
     Args:
         folder: where the records go; one training has one folder.
@@ -46,11 +59,17 @@ class Monitor(Callback):
     """
 
     def __init__(self, folder: str | Path, **settings: Any) -> None:
-        spec = _spec_of(settings)
-        stopping = Stopping()
-        self._watch(Watched(Path(folder)), spec, stopping.stop_for)
-        results = Results(Path(folder), _changed(spec), stopping)
-        self.parts = [results, stopping, *self.parts] if spec.enabled else []
+        self._folder = Path(folder)
+        self._loop: PlainLoop | None = None
+        self._begin(Watched(self._folder), _spec_of(settings))
+
+    def _begin(self, watched: Watched, spec: MonitorSpec) -> None:
+        """The parts of a training that is not kd's."""
+        self._stopping = Stopping()
+        self._results = Results(self._folder, _changed(spec), self._stopping)
+        self._watch(watched, spec, self._stopping.stop_for)
+        if spec.enabled:
+            self.parts = [self._results, self._stopping, *self.parts]
 
     @classmethod
     def of_own_run(
@@ -98,6 +117,76 @@ class Monitor(Callback):
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         place = callbacks.index(self) + 1
         callbacks[place:place] = self.parts
+
+    # -- a plain loop --------------------------------------------------------------------------------------------------
+    def __enter__(self) -> Self:
+        self._begin(WatchedLoop(self._folder), self.spec)
+        return self
+
+    def __call__(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of an epoch; a rule or a limit that stops the training ends them early.
+
+        Args:
+            loader: anything that gives batches; it may differ from epoch to epoch.
+        """
+        if not self.spec.enabled:
+            yield from loader
+            return
+        if self._loop is None:
+            self._loop = PlainLoop()
+            self._loop.expect(loader)
+            for hook in ("setup", "on_fit_start", "on_train_start"):
+                self._call(hook, *(["fit"] if hook == "setup" else []))
+        loop = self._loop
+        loop.expect(loader)
+        self.phases.clock.within(None)
+        for index, batch in enumerate(loop.fetch(loader)):
+            self._call("on_train_batch_start", batch, index)
+            yield batch
+            self._call("on_train_batch_end", None, batch, index)
+            loop.global_step += 1
+        loop.current_epoch += 1
+        self.phases.clock.within(BETWEEN)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What runs inside is the step's phase of this name: ``with watch.phase("forward"): ...``.
+
+        Args:
+            name: one of :data:`kd.report.records.PHASES`; ``validation``, which is no part of a step; any other name
+                shows in kernel profiles alone.
+        """
+        with aside(name) if name == "validation" else annotate(name):
+            yield
+
+    def log(self, loss: Tensor) -> None:
+        """Records the loss of the present step, for the page and the rules; nothing waits for a GPU.
+
+        Args:
+            loss: a tensor of one number.
+        """
+        if self._loop is not None:
+            self._results.log_loss(cast(Trainer, self._loop), loss)
+
+    @property
+    def stopped(self) -> str:
+        """The rule or limit that has stopped the training; "" while none has."""
+        return self._stopping.reason if self._loop is not None and self._loop.should_stop else ""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._loop is None:
+            return
+        if error is None:
+            self._call("on_train_end")
+            self._call("on_fit_end")
+        else:
+            self._call("on_exception", error)
+        self._loop = None
+
+    def _call(self, hook: str, *values: object) -> None:
+        """Calls a hook of all parts, as Lightning does."""
+        for part in self.parts:
+            getattr(part, hook)(self._loop, None, *values)
 
 
 def _spec_of(settings: dict[str, Any]) -> MonitorSpec:

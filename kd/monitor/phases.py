@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from kd.callbacks.hooks import Recording
-from kd.clock import Clock, StepTimes, annotate, parts_of_the_start, run_clock, run_start
+from kd.clock import REST, Clock, StepTimes, annotate, parts_of_the_start, run_clock, run_start
 from kd.machine import core_ids, cores, has_efa, nccl_network, processor
 from kd.monitor.watched import Watched, device_of
 from kd.report.facts import Facts
@@ -65,13 +65,20 @@ class PhaseProfiler(Profiler):
         users: the trainer's profiler so far.
         on_fetch: called before each request for a training batch.
         step: phase of what ``training_step`` takes without the phases inside it.
+        rest: phase of what no other claims.
     """
 
     def __init__(
-        self, clock: Clock, users: Profiler, on_fetch: Callable[[], None], step: str = "loss"
+        self,
+        clock: Clock,
+        users: Profiler,
+        on_fetch: Callable[[], None],
+        step: str = "loss",
+        rest: str = REST,
     ) -> None:
         super().__init__()
-        self.clock, self.users, self._on_fetch, self._step = clock, users, on_fetch, step
+        self.clock, self.users, self._on_fetch = clock, users, on_fetch
+        self._step, self._rest = step, rest
         self.callbacks_ms: dict[str, float] = {}
         self._silent = isinstance(users, PassThroughProfiler)
         self._phases: dict[str, str | None] = {}
@@ -109,7 +116,7 @@ class PhaseProfiler(Profiler):
         if self._phases.get(action_name):
             self._open.pop().__exit__(None, None, None)
             if action_name.endswith("train_dataloader_next"):
-                self.clock.turn("logging")
+                self.clock.turn(self._rest)
         elif action_name.startswith("[Callback]"):
             name = action_name.removeprefix("[Callback]")
             spent = 1000 * (time.perf_counter() - self._started.pop())
@@ -165,8 +172,13 @@ class Phases(Recording):
         self._cuda = device_of(trainer).type == "cuda"
         self.clock = Clock((lambda: torch.cuda.Event(enable_timing=True)) if self._cuda else None)
         lightning: Any = trainer  # its type has no profiler, the object does
-        step_phase = self.watched.step_phase
-        self.profiler = PhaseProfiler(self.clock, lightning.profiler, self._end_step, step_phase)
+        self.profiler = PhaseProfiler(
+            self.clock,
+            lightning.profiler,
+            self._end_step,
+            self.watched.step_phase,
+            self.watched.rest_phase,
+        )
         lightning.profiler = self.profiler
         self.name_ranges(self.nvtx)
 

@@ -53,7 +53,7 @@ class Results(Callback):
         self._metrics = MetricsCSV(self.folder)
         trainer.loggers = [*trainer.loggers, self._metrics]
 
-    def _begin(self, trainer: Trainer, module: LightningModule) -> str:
+    def _begin(self, trainer: Trainer, module: LightningModule | None) -> str:
         """Writes ``config.yaml``; returns why that is not possible, or ""."""
         resumes = trainer.ckpt_path is not None
         if self.folder.is_dir() and is_run(self.folder) and not resumes:
@@ -67,7 +67,7 @@ class Results(Callback):
                 "devices": trainer.world_size,
                 "accumulate_grad_batches": trainer.accumulate_grad_batches,
             },
-            "module": {name: _plain(value) for name, value in dict(module.hparams).items()},
+            "module": _settings_of(module),
             "monitor": self.settings,
         }
         try:
@@ -100,6 +100,11 @@ class Results(Callback):
             if self._metrics is not None:
                 row = {"epoch": float(step["epoch"]), "train/loss": float(loss)}
                 self._metrics.log_metrics(row, step["step"])
+
+    def log_loss(self, trainer: Trainer, loss: Tensor) -> None:
+        """Takes the loss of the present step; it is copied to the host without a wait."""
+        step = {"step": trainer.global_step, "epoch": trainer.current_epoch}
+        self._losses.add(step, loss.detach())
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the summary of a training that has ended well, or was stopped by a rule."""
@@ -144,6 +149,12 @@ class Results(Callback):
             write_explained(self.folder, summary)
         except OSError as problem:  # the training is worth more than its report
             print(f"kd.Monitor: {self.folder}: {first_line(problem)}", file=sys.stderr)
+
+
+def _settings_of(module: LightningModule | None) -> dict[str, object]:
+    """The hyper-parameters that a module has saved (``save_hyperparameters``); {} of a plain loop."""
+    hparams = getattr(module, "hparams", {})
+    return {str(name): _plain(value) for name, value in dict(hparams).items()}
 
 
 def _plain(value: object) -> object:

@@ -15,10 +15,10 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from kd.machine import core_ids, cores, in_job
-from kd.monitor.control import parse, read
 from kd.monitor.watched import Watched
 from kd.processes import of_all_processes
 from kd.report.records import Writer
+from kd.storage.control_file import parse, read
 
 MB = 2**20
 SELDOM = ("thread_wait", "thread", "loader_wait")  # read with some samples alone

@@ -21,6 +21,8 @@ class Watched:
 
     step_phase = "forward"
     """The phase of ``training_step`` without the phases inside it."""
+    rest_phase = "logging"
+    """The phase of what no other claims: callbacks, loggers, the trainer's own loop."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,7 +56,8 @@ class Watched:
 
     def models(self, trainer: Trainer) -> dict[str, nn.Module]:
         """The models whose gradients, weights and activations are read, by name; "" names the only one."""
-        return {"": trainer.lightning_module}
+        module = trainer.lightning_module
+        return {"": module} if module is not None else {}
 
     def trained(self, trainer: Trainer, name: str) -> Sequence[Tensor]:
         """The parameters that belong to a model of :meth:`models`."""
@@ -92,6 +95,12 @@ class Watched:
     ) -> dict[str, float]:
         """The shares, 0 to 1, that weighted terms have of a model's loss; {} without terms."""
         return {}
+
+
+class WatchedLoop(Watched):
+    """A plain loop: what its body gives no name is the rest of the step."""
+
+    rest_phase = "rest"
 
 
 def tensors_of(tree: object) -> Iterator[Tensor]:

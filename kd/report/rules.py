@@ -12,6 +12,7 @@ from kd.report.charts import by_epoch
 from kd.report.facts import STUDENT_PHASES, Facts
 from kd.report.limits import LEADS, WORTH, Finding, Limit, swing
 from kd.report.metric import less_is_better
+from kd.report.plain_words import in_plain_words
 from kd.report.ratio import share
 from kd.report.records import PHASES, RunRecords, Sample, read_siblings
 from kd.report.step_facts import gpus_of, known_utilisation, mean, phase_share
@@ -176,6 +177,7 @@ class Rulebook:
 
 
 Result = TypeVar("Result")
+Evidence = TypeVar("Evidence", Limit, Finding)
 
 
 def attempt(name: str, failures: list[str], work_out: Callable[[], Result]) -> Result | None:
@@ -511,7 +513,14 @@ class Explained:
             self.failures,
             lambda: limits_of(self.facts, "", self.failures),
         )
-        return ordered or []
+        return [self._worded(limit) for limit in ordered or []]
+
+    def _worded(self, evidence: Evidence) -> Evidence:
+        """A limit or a finding in the words of the training: kd's keys are those of kd's own runs alone."""
+        if self.facts.of_kd:
+            return evidence
+        text, lever = in_plain_words(evidence.text), in_plain_words(evidence.lever)
+        return replace(evidence, text=text, lever=lever)
 
     @cached_property
     def verdict(self) -> dict[str, Any]:
@@ -555,7 +564,8 @@ class Explained:
         book.apply_group("the steps", lambda: _apply_step_rules(facts, book))
         book.apply_group("the training", lambda: _apply_training_rules(facts, book))
 
+        findings = [self._worded(finding) for finding in book.findings]
         steps = attempt("the number of steps", self.failures, lambda: facts.steps_counted) or 0
         if 0 < steps < FEWEST:
-            return [finding for finding in book.findings if finding.rule in NEED_NO_STEPS]
-        return book.findings
+            return [finding for finding in findings if finding.rule in NEED_NO_STEPS]
+        return findings

@@ -30,7 +30,7 @@ GROUPS = ("data", "data.augment", "data.probe", "model", "model.student", "model
           "checkpoint", "monitor")  # fmt: skip
 FLAGS = (
     "-h", "--alarms", "--alerts", "--dashboard", "--delete", "--describe", "--dry-run", "--help", "--json", "--keys",
-    "--list", "--live", "--open", "--print_config", "--traces", "--trust", "--tune", "--version", "--what-if",
+    "--list", "--live", "--open", "--print_config", "--set", "--traces", "--trust", "--tune", "--version", "--what-if",
 )  # fmt: skip
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.-]*\+?)=(.*)$", re.S)

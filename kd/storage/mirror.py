@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError, first_line
+from kd.storage.control_file import CONTROL, RemoteControl
 from kd.storage.objects import file_system, tried
 from kd.storage.run_urls import LATEST, Copies, state_of
 
@@ -88,6 +89,7 @@ class Mirror:
         self.place = f"{folder.parent.name}/{folder.name}"
         self._copies = Copies(folder, f"{self.url}/{self.place}")
         self._copies.save()
+        self._control = RemoteControl(self.files, f"{self.root}/{self.place}", folder)
         self._pointed = False
         self._thread = threading.Thread(target=self._run, name="kd-mirror", daemon=True)
         self._thread.start()
@@ -117,6 +119,7 @@ class Mirror:
         reported: set[str] = set()
         while not self._end.wait(EVERY_S):
             try:
+                self._control.look()
                 files = self._files()
                 changed = self._changed(files)
                 new = any(Path(name).parent.name == "checkpoints" for name in changed)
@@ -140,6 +143,8 @@ class Mirror:
         files = {}
         for path in self.folder.rglob("*"):
             unfinished = path.name.startswith(".") or path.name.endswith(".part")
+            if path == self.folder / CONTROL:  # it comes from the store
+                continue
             if path.is_file() and not path.is_symlink() and not unfinished:
                 files[path.relative_to(self.folder).as_posix()] = path
 

@@ -11,10 +11,10 @@ from pytorch_lightning import Callback, Trainer
 from kd.callbacks.context import RunContext
 from kd.cli import train_main
 from kd.monitor import control
-from kd.monitor.control import parse
 from kd.monitor.system import System
 from kd.monitor.watched import Watched
 from kd.report.records import read_run
+from kd.storage.control_file import parse
 from tests._forks import start_ranks, status_of
 
 

@@ -1,0 +1,102 @@
+"""A plain training loop, in the form in which the monitor's parts read Lightning's trainer."""
+
+import os
+from collections.abc import Iterable, Iterator, Sized
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from pytorch_lightning.profilers import PassThroughProfiler, Profiler
+from torch import Tensor
+
+Batch = TypeVar("Batch")
+FETCH = "[PlainLoop].train_dataloader_next"
+"""The action of waiting for a batch, named as Lightning names its own."""
+_NO_MORE = object()
+
+
+class LoopStrategy:
+    """Where a loop trains, and what its processes say to each other; of ``torch.distributed``, if it is used."""
+
+    model = None
+
+    def __init__(self) -> None:
+        self.root_device = torch.device("cpu")
+        if torch.cuda.is_initialized():  # a program that has placed nothing on a GPU trains on none
+            self.root_device = torch.device("cuda", torch.cuda.current_device())
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on all ranks."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def reduce(self, tensor: Tensor, reduce_op: str = "sum") -> Tensor:
+        """The sum, or another reduction, over all ranks; in place."""
+        if dist.is_initialized():
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, reduce_op.upper()))
+        return tensor
+
+
+class PlainLoop:
+    """What the monitor reads of a training loop; each pass over a loader is an epoch.
+
+    The names are those of :class:`pytorch_lightning.Trainer`.
+    """
+
+    num_nodes = 1
+    accumulate_grad_batches = 1
+    max_epochs: int | None = None
+    max_steps = -1
+    precision = "as the loop has it"
+    ckpt_path = None
+    lightning_module = None
+    sanity_checking = False
+
+    def __init__(self) -> None:
+        self.strategy = LoopStrategy()
+        together = dist.is_available() and dist.is_initialized()
+        self.global_rank = dist.get_rank() if together else 0
+        self.world_size = dist.get_world_size() if together else 1
+        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))  # as torchrun sets it
+        self.num_devices = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self.node_rank = int(os.environ.get("GROUP_RANK", 0))
+        self.profiler: Profiler = PassThroughProfiler()
+        self.loggers: list[Any] = []
+        self.callback_metrics: dict[str, Tensor] = {}
+        self.train_dataloader: object = None
+        self.num_training_batches = float("inf")
+        self.current_epoch = 0
+        self.global_step = 0
+        self.is_last_batch = False
+        self.should_stop = False
+        batches = SimpleNamespace(total_batch_idx=-1)
+        self.fit_loop = SimpleNamespace(epoch_loop=batches)
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the first process."""
+        return self.global_rank == 0
+
+    def expect(self, loader: Iterable[object]) -> None:
+        """Takes the loader of the next epoch."""
+        self.train_dataloader = loader
+        if isinstance(loader, Sized):
+            self.num_training_batches = len(loader)
+
+    def fetch(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of an epoch, until one of the parts stops the loop; the wait for each is timed."""
+        self.profiler.start("run_training_epoch")
+        batches = iter(loader)
+        for index in count():
+            if self.should_stop:
+                return
+            with self.profiler.profile(FETCH):
+                batch: Any = next(batches, _NO_MORE)
+            if batch is _NO_MORE:
+                return
+            self.is_last_batch = index + 1 == self.num_training_batches
+            self.fit_loop.epoch_loop.total_batch_idx += 1
+            yield batch
