@@ -10,7 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kd.clock import annotate, aside
-from kd.errors import UserError, did_you_mean
+from kd.errors import UserError, did_you_mean, first_line
 from kd.monitor.cloudwatch import CloudWatch
 from kd.monitor.control import Control
 from kd.monitor.health import Health
@@ -171,7 +171,7 @@ class Monitor(Callback):
     @property
     def stopped(self) -> str:
         """The rule or limit that has stopped the training; "" while none has."""
-        return self._stopping.reason if self._loop is not None and self._loop.should_stop else ""
+        return self._stopping.stopped
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._loop is None:
@@ -195,7 +195,10 @@ def _spec_of(settings: dict[str, Any]) -> MonitorSpec:
     for name in settings:
         if name not in known:
             raise UserError(f"kd.Monitor: no key '{name}'{did_you_mean(name, known)}")
-    return MonitorSpec(**settings)
+    try:
+        return MonitorSpec(**settings)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"kd.Monitor: {first_line(error)}") from error
 
 
 def _changed(spec: MonitorSpec) -> dict[str, Any]:

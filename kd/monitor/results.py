@@ -108,7 +108,7 @@ class Results(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the summary of a training that has ended well, or was stopped by a rule."""
-        reason = self.stopping.reason
+        reason = self.stopping.stopped
         self._end(trainer, f"stopped: {reason}" if reason else "done")
 
     def on_exception(

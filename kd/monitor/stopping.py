@@ -12,6 +12,8 @@ class Stopping(Callback):
     def __init__(self) -> None:
         self.reason = ""
         """Name of the rule that stops the training; "" while none does."""
+        self.stopped = ""
+        """The same, once all ranks have stopped."""
 
     def stop_for(self, reason: str) -> None:
         """Stops the training at the next agreement of the ranks. Any thread of rank 0 may call it."""
@@ -30,4 +32,5 @@ class Stopping(Callback):
             return
         if any_process(trainer.strategy, bool(self.reason)):
             self.reason = from_first(trainer.strategy, self.reason)
+            self.stopped = self.reason
             trainer.should_stop = True
