@@ -174,8 +174,9 @@ assert not loaded, loaded
     assert run.headers[0]["batch_size"] == 3
     assert run.health[0]["grad_norm"] > 0
     assert run.health[0]["inputs"]["high"] <= 1
+    command = "import sys; from kd.cli import report_main; sys.exit(report_main())"
     report = subprocess.run(
-        [sys.executable, "-m", "kd.commands.report", "runs/mine"], cwd=tmp_path, env=_environment()
+        [sys.executable, "-c", command, "runs/mine"], cwd=tmp_path, env=_environment()
     )
     assert report.returncode == 0
     page = (tmp_path / "runs" / "mine" / "report.html").read_text()

@@ -12,9 +12,9 @@ from kd.report.plain_words import in_plain_words
 OF_KD = re.compile(
     r"\b(data|model|optim|trainer|monitor|checkpoint|config)[.=]\w|kd-|\bkd/|student"
 )
-OF_A_TEACHER = ("teacher", "distillation", "inherit", "cache", "under-trained")
-"""Words of sentences that need a teacher, which such a training does not have."""
-BY_COUNTING = ("config=",)  # ``... by config=zero``: only kd's own runs count how many pictures fit
+OF_KD_ALONE = ("teacher", "distillation", "inherit", "cache", "under-trained", "queue_mb", "rankme", "more fit",
+               "by config=")  # fmt: skip
+"""Words of sentences that need a teacher, a data tier or counted memory, which such a training does not have."""
 
 
 def sentences(file: Path) -> set[str]:
