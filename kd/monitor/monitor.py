@@ -21,12 +21,13 @@ from kd.monitor.numbers import RunNumbers
 from kd.monitor.otlp import Otlp
 from kd.monitor.phases import Phases
 from kd.monitor.prometheus import Prometheus
-from kd.monitor.results import Results
+from kd.monitor.results import Begin, Results
 from kd.monitor.stopping import Stopping
 from kd.monitor.system import System
 from kd.monitor.watch import Watch
 from kd.monitor.watched import Watched, WatchedLoop
 from kd.settings import MonitorSettings
+from kd.storage.run_urls import on_disk
 
 Batch = TypeVar("Batch")
 BETWEEN = "between epochs"  # no part of a step, in a plain loop
@@ -45,7 +46,7 @@ class Monitor(Callback):
                     loss = model(batch)
 
     Args:
-        folder: where the records go; one training has one folder.
+        folder: where the records go, a folder or a URL (``s3://bucket/name/run``); one training has one folder.
         settings: keys of ``monitor``, see :class:`kd.settings.MonitorSettings`.
 
     Raises:
@@ -59,17 +60,17 @@ class Monitor(Callback):
     """
 
     def __init__(self, folder: str | Path, **settings: Any) -> None:
-        self._folder = Path(folder)
+        self._place = str(folder)
         self._loop: PlainLoop | None = None
-        self._begin(Watched(self._folder), _spec_of(settings))
+        self._begin(Watched(on_disk(self._place)), _spec_of(settings))
 
     def _begin(self, watched: Watched, spec: MonitorSpec) -> None:
         """The parts of a training that is not kd's."""
         self._stopping = Stopping()
-        self._results = Results(self._folder, _changed(spec), self._stopping)
+        self._results = Results(self._place, _changed(spec), self._stopping)
         self._watch(watched, spec, self._stopping.stop_for)
         if spec.enabled:
-            self.parts = [self._results, self._stopping, *self.parts]
+            self.parts = [Begin(self._results), self._stopping, *self.parts, self._results]
 
     @classmethod
     def of_own_run(
@@ -120,7 +121,7 @@ class Monitor(Callback):
 
     # -- a plain loop --------------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
-        self._begin(WatchedLoop(self._folder), self.spec)
+        self._begin(WatchedLoop(on_disk(self._place)), self.spec)
         return self
 
     def __call__(self, loader: Iterable[Batch]) -> Iterator[Batch]:

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,9 @@ from kd.monitor.watched import device_of
 from kd.processes import from_first
 from kd.report.html import write_explained
 from kd.report.records import is_run
+from kd.storage.mirror import Mirror
+from kd.storage.objects import is_url
+from kd.storage.run_urls import on_disk
 from kd.storage.writing import folder_for, guard, write_json, write_text
 
 
@@ -27,25 +29,27 @@ class Results(Callback):
     """Writes ``config.yaml`` and ``metrics.csv`` while a training runs, ``summary.json`` and the report at its end.
 
     Args:
-        folder: of the run.
+        place: the run's folder, or its URL in an object store, of which ``folder`` is then the copy on this disk.
         settings: of the monitor, those that are not the defaults.
         stopping: says which rule has stopped the training.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any], stopping: Stopping) -> None:
-        self.folder, self.settings, self.stopping = folder, settings, stopping
+    def __init__(self, place: str, settings: dict[str, Any], stopping: Stopping) -> None:
+        self.place, self.settings, self.stopping = place, settings, stopping
+        self.folder = on_disk(place)
+        self._mirror: Mirror | None = None
         self._started = time.monotonic()
         self._losses: HostCopies[dict[str, int]] = HostCopies()
         self._metrics: MetricsCSV | None = None
         self._began = False
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Makes the folder and writes the settings.
+    def begin(self, trainer: Trainer, module: LightningModule | None) -> None:
+        """Makes the folder and writes the settings, before any part writes.
 
         Raises:
             UserError: the folder holds another run, or can't be written.
         """
-        problem = self._begin(trainer, pl_module) if trainer.is_global_zero else ""
+        problem = self._begin(trainer, module) if trainer.is_global_zero else ""
         problem = from_first(trainer.strategy, problem)
         if problem:
             raise UserError(problem)
@@ -72,11 +76,26 @@ class Results(Callback):
         }
         try:
             folder_for(guard(self.folder))
+            self._follow(resumes)
             write_text(self.folder / "config.yaml", yaml.safe_dump(content, sort_keys=False))
+        except FileExistsError:
+            return f"{self.place}: holds the records of an earlier training; give another place"
+        except UserError as error:
+            return str(error)
         except OSError as error:
             reason = error.strerror or first_line(error)
-            return f"{self.folder}: can't be written: {reason}"
+            return f"{self.place}: can't be written: {reason}"
         return ""
+
+    def _follow(self, resumes: bool) -> None:
+        """Begins to copy the folder to the object store, where the place is a URL."""
+        if not is_url(self.place):
+            return
+        runs = self.place.rstrip("/").rpartition("/")[0].rpartition("/")[0]
+        self._mirror = Mirror(runs, of_kd=False)
+        if not resumes:
+            self._mirror.claim(self.folder.parent.name, self.folder.name)
+        self._mirror.follow(self.folder)
 
     def on_train_batch_end(
         self,
@@ -149,6 +168,21 @@ class Results(Callback):
             write_explained(self.folder, summary)
         except OSError as problem:  # the training is worth more than its report
             print(f"kd.Monitor: {self.folder}: {first_line(problem)}", file=sys.stderr)
+        if self._mirror is not None:
+            self._mirror.close()
+
+
+class Begin(Callback):
+    """Begins :class:`Results` before the parts that write; results themselves come after the parts, whose files are
+    closed then.
+    """
+
+    def __init__(self, results: Results) -> None:
+        self.results = results
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Makes the folder."""
+        self.results.begin(trainer, pl_module)
 
 
 def _settings_of(module: LightningModule | None) -> dict[str, object]:

@@ -26,12 +26,14 @@ class Mirror:
 
     Args:
         url: ``runs_dir``.
+        of_kd: whether ``kd-train`` can resume the run.
 
     Raises:
         UserError: nothing can be written there.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, of_kd: bool = True) -> None:
+        self.of_kd = of_kd
         self.url = url.rstrip("/")
         self.files, self.root = file_system(self.url, "runs_dir")
         self.sent_bytes, self.sent_files = 0, 0
@@ -104,13 +106,14 @@ class Mirror:
             self._send(self._files())
         except Exception as error:  # the object stores' clients raise many kinds
             left = f"{self._copies.url} lacks the last files: {first_line(error)}"
-            more = "" if self._lost else f"; kd-train resume={self.folder} sends them"
+            more = ""
+            if self.of_kd and not self._lost:
+                more = f"; kd-train resume={self.folder} sends them"
             print(f"runs_dir: {left}{more}", file=sys.stderr)
             return False
         sent = f"{self.sent_files} files, {self.sent_bytes / 1e6:.1f} MB"
-        print(
-            f"uploaded: {self._copies.url} ({sent}); kd-train resume={self._copies.url}", flush=True
-        )
+        resume = f"; kd-train resume={self._copies.url}" if self.of_kd else ""
+        print(f"uploaded: {self._copies.url} ({sent}){resume}", flush=True)
         return True
 
     def _run(self) -> None:

@@ -190,6 +190,49 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
+DDP = """
+import sys, time, torch, kd
+import pytorch_lightning as pl
+from torch import nn
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(48, 4))
+    def training_step(self, batch, batch_idx):
+        if self.global_rank == 1:
+            time.sleep(0.05)
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+data = torch.utils.data.TensorDataset(torch.rand(120, 3, 4, 4), torch.zeros(120, dtype=torch.long))
+trainer = pl.Trainer(max_epochs=100, accelerator="cpu", devices=2, strategy="ddp", logger=False,
+                     enable_checkpointing=False, enable_progress_bar=False,
+                     callbacks=[kd.Monitor("runs/mine", max_hours=0.0005, rules_every_s=0)])
+trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=2))
+"""
+
+
+@pytest.mark.slow  # kd's own runs on two ranks go the same way: test_phases.py, test_control.py
+def test_two_ranks_of_somebody_else_stop_at_the_same_step(tmp_path: Path) -> None:
+    """One waits for the other's gradients; a limit that rank 0 sees stops both."""
+    (tmp_path / "train.py").write_text(DDP)
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True,
+        env=_environment(), timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = read_run(tmp_path / "runs" / "mine")
+    assert run.summary["status"] == "stopped: MaxHours"
+    assert run.summary["world_size"] == 2
+    assert {rank: steps[-1]["step"] for rank, steps in run.steps.items()} == {
+        rank: run.summary["steps"] - 1 for rank in (0, 1)
+    }
+    waits = [step["p"].get("communication", 0.0) for step in run.steps[0]]
+    assert percentile(waits, 50) > 25
+
+
 def test_a_loader_that_starves_is_named_and_its_cure_too(tmp_path: Path) -> None:
     """Hyundai's story: batches from a loader of their own; no number of loader processes is guessed."""
     before = trained(tmp_path / "before", Classifier(), Starving(0.25))
