@@ -8,6 +8,8 @@ Without a recipe a tiny pair learns drawn pictures (batch 8, 100 steps an epoch)
 the models, and shows best where a step takes little else. On one core, as above, the thread that samples the machine
 takes its time from the training; that is the worst case. Needs a machine to itself.
 
+``--foreign`` watches a training that is not kd's: a plain LightningModule with torchvision's ResNet-18, by ``kd.Monitor``.
+
 ``--everything`` names NVTX ranges, serves Prometheus and scrapes it every second as well. What the rules take a minute
 is timed apart.
 """
@@ -84,12 +86,15 @@ class Watching:
         from kd.monitor.control import Control
         from kd.monitor.health import Health
         from kd.monitor.kernels import Kernels
+        from kd.monitor.results import Results
+        from kd.monitor.stopping import Stopping
 
         phases, system = self._find(module.trainer)
         run_clock(None)
         module.trainer.profiler = phases.profiler.users
         system.on = False
-        rest = [c for c in self.all if not isinstance(c, Health | Kernels | Control)]
+        parts = Health | Kernels | Control | Results | Stopping
+        rest = [c for c in self.all if not isinstance(c, parts)]
         module.trainer.callbacks = [c for c in rest if c not in (phases, system)]
         if self.scraper:
             self.scraper.on.clear()
@@ -117,6 +122,42 @@ def tiny_pair(place: Path) -> str:
     return str(write_recipe(place / "pair.yaml", pictures, teacher, trainer__log_every_n_steps=10))
 
 
+def train_foreign(folder: Path, turns: Turns, epochs: int) -> Any:
+    """Trains torchvision's ResNet-18 on noise of 32 x 32 pixels, batches of 8, 40 steps an epoch; returns the trainer."""
+    import pytorch_lightning as pl
+    import torch
+    import torchvision
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import kd
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torchvision.models.resnet18(num_classes=10)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            pictures, labels = batch
+            return nn.functional.cross_entropy(self.net(pictures), labels)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    data = TensorDataset(torch.rand(320, 3, 32, 32), torch.arange(320) % 10)
+    watch = kd.Monitor(folder, rules_every_s=0)
+    trainer = pl.Trainer(
+        max_epochs=epochs,
+        callbacks=[watch, turns],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Module(), DataLoader(data, batch_size=8))
+    return trainer
+
+
 def main() -> None:
     """Prints the table, and writes it where asked."""
     parser = argparse.ArgumentParser(
@@ -125,6 +166,7 @@ def main() -> None:
     parser.add_argument("recipe", nargs="?")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--everything", action="store_true")
+    parser.add_argument("--foreign", action="store_true")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     asked = options(parser)
     scraper = Scraper() if asked.everything else None
@@ -132,21 +174,26 @@ def main() -> None:
     watching = Watching(scraper)
     turns = Turns({"off": watching.off, "on": watching.on}, after=2, before=watching.on)
     with tempfile.TemporaryDirectory() as place:
-        recipe = asked.recipe or tiny_pair(Path(place))
-        if scraper:
-            scraper.start()  # it waits for the first epoch that is watched
-        cli = train(
-            recipe,
-            [*ALWAYS, *items, *asked.set, f"trainer.max_epochs={2 + 2 * asked.rounds}"],
-            turns,
-        )
-        looks = statistics.median(rules_s(cli.folder.path) for _ in range(3))
-    steps = cli.trainer.num_training_batches
+        epochs = 2 + 2 * asked.rounds
+        if asked.foreign:
+            folder, name, batch_size = Path(place, "run"), "torchvision's ResNet-18", 8
+            trainer = train_foreign(folder, turns, epochs)
+        else:
+            recipe = asked.recipe or tiny_pair(Path(place))
+            name = f"`{asked.recipe or 'tiny pair'}` {' '.join(asked.set)}"
+            if scraper:
+                scraper.start()  # it waits for the first epoch that is watched
+            cli = train(
+                recipe, [*ALWAYS, *items, *asked.set, f"trainer.max_epochs={epochs}"], turns
+            )
+            trainer, folder, batch_size = cli.trainer, cli.folder.path, cli.datamodule.batch_size
+        looks = statistics.median(rules_s(folder) for _ in range(3))
+    steps = trainer.num_training_batches
     ms = {name: [1000 * s / steps for s in seconds] for name, seconds in turns.seconds.items()}
     pairs = [on - off for on, off in zip(ms["on"], ms["off"], strict=True)]
     quarters = statistics.quantiles(pairs, n=4)
     lines = [
-        f"`{asked.recipe or 'tiny pair'}` {' '.join(asked.set)}: batch {cli.datamodule.batch_size}, {steps} steps an "
+        f"{name}: batch {batch_size}, {steps} steps an "
         f"epoch, {asked.rounds} epochs of each in turn in one run, behind two to warm up.",
         "",
         "| monitor | ms a step: median (least to most) |",
@@ -164,7 +211,7 @@ def main() -> None:
             " Everything on: NVTX ranges, and Prometheus scraped every second in the watched epochs."
         )
         lines.append(f"A scrape is answered in {spread(scraper.ms, 1)} ms.")
-    theme = "observe_everything" if scraper else "observe"
+    theme = "observe_everything" if scraper else "observe_foreign" if asked.foreign else "observe"
     write(theme, asked.hardware, asked.date, "Cost of watching", lines, asked.write)
 
 
