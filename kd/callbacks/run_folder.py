@@ -1,6 +1,5 @@
 """The run's folder: ``<runs_dir>/<recipe>/<version>/`` with config, metrics and checkpoints."""
 
-import csv
 import os
 from collections.abc import Mapping
 from contextlib import suppress

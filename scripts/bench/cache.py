@@ -121,10 +121,10 @@ def main() -> None:
     cli = train(asked.recipe, items, turns)
     seconds = {"filling": turns.first, **turns.seconds}
     median = {name: statistics.median(values) for name, values in seconds.items()}
-    pictures = cli.trainer.num_training_batches * cli.datamodule.batch_size
+    pictures = cli.trainer.num_training_batches * cli.data.batch_size
     report = modes.cached.report()
     lines = [
-        f"{asked.recipe} {' '.join(asked.set)}: batch {cli.datamodule.batch_size}, {pictures} pictures an epoch, "
+        f"{asked.recipe} {' '.join(asked.set)}: batch {cli.data.batch_size}, {pictures} pictures an epoch, "
         f"{asked.views} view(s), {report['format']}, {modes.cached.record_bytes} bytes an answer, "
         f"{report['disk_mb']} MB. {asked.rounds} epochs of each in turn, behind the filling.",
         "",

@@ -137,7 +137,7 @@ def train(
     recipe: str,
     items: Sequence[str],
     turns: Turns,
-    prepare: Callable[[Any], None] = lambda cli: None,
+    prepare: Callable[[Any], None] = lambda run: None,
 ) -> Any:
     """A whole ``kd-train`` run in this process with ``turns`` among its callbacks; returns the run."""
     from kd.run.objects import build
@@ -152,8 +152,7 @@ def train(
     run = Run.of(translate([f"recipe={recipe}", *quiet, *items]))
     run.with_teacher()
     build(run)
-    cli = run.cli
-    cli.trainer.callbacks.append(turns)
-    prepare(cli)
-    cli.trainer.fit(cli.model, datamodule=cli.datamodule)
-    return cli
+    run.trainer.callbacks.append(turns)
+    prepare(run)
+    run.trainer.fit(run.module, datamodule=run.data)
+    return run

@@ -183,10 +183,10 @@ def main() -> None:
             name = f"`{asked.recipe or 'tiny pair'}` {' '.join(asked.set)}"
             if scraper:
                 scraper.start()  # it waits for the first epoch that is watched
-            cli = train(
+            watched = train(
                 recipe, [*ALWAYS, *items, *asked.set, f"trainer.max_epochs={epochs}"], turns
             )
-            trainer, folder, batch_size = cli.trainer, cli.folder.path, cli.datamodule.batch_size
+            trainer, folder, batch_size = watched.trainer, watched.folder.path, watched.data.batch_size
         looks = statistics.median(rules_s(folder) for _ in range(3))
     steps = trainer.num_training_batches
     ms = {name: [1000 * s / steps for s in seconds] for name, seconds in turns.seconds.items()}

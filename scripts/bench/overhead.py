@@ -28,7 +28,7 @@ class HandWritten:
 
     def build(self) -> None:
         """After the run's own models are on their device."""
-        module, trainer = self.cli.model, self.cli.trainer
+        module, trainer = self.cli.module, self.cli.trainer
         self.device = module.device
         self.student = copy.deepcopy(module.student).to(self.device).train()
         self.teacher, self.low = (
@@ -46,7 +46,7 @@ class HandWritten:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: 1 / (1 + step)
         )
-        self.loader = self.cli.datamodule.train_dataloader()
+        self.loader = self.cli.data.train_dataloader()
 
     def _input(self, wanted: Any) -> Any:
         """uint8 pictures -> a model's input, in two operations; its constants are on the device already."""
@@ -98,7 +98,7 @@ def main() -> None:
     hand: list[HandWritten] = []
 
     def prepare(cli: Any) -> None:
-        objective = cli.model.student_of_one.objective
+        objective = cli.module.student_of_one.objective
         loss = objective.losses["kd"]
         hand.append(HandWritten(cli, loss.temperature, (objective.task_loss_weight, loss.weight)))
 
@@ -109,7 +109,7 @@ def main() -> None:
     ms = {name: [1000 * s / steps for s in seconds] for name, seconds in turns.seconds.items()}
     ratios = [a / b for a, b in zip(ms["kd-train"], ms["hand-written"], strict=True)]
     lines = [
-        f"{asked.recipe} {' '.join(asked.set)}: batch {cli.datamodule.batch_size}, {steps} steps an epoch, "
+        f"{asked.recipe} {' '.join(asked.set)}: batch {cli.data.batch_size}, {steps} steps an epoch, "
         f"{asked.rounds} epochs of each in turn after one of each to warm up. The hand-written loop has the same "
         "pictures, models, precision, loss, clipping, fused AdamW and schedule, and logs nothing.",
         "",
