@@ -186,10 +186,12 @@ def _gain(counts: Tensor, order: Tensor, columns: Tensor) -> tuple[int, int]:
 
     ``b`` pictures are right in the new order alone, ``c`` in the data's alone.
     """
-    moved = columns[order[columns] != columns]
-    new_alone = counts[moved, order[moved]].sum()
-    old_alone = counts[moved, moved].sum()
-    return int(new_alone - old_alone), int(new_alone + old_alone)
+    moves = order[columns] != columns
+    moved = columns[moves]
+    classes = order[moved]
+    new_alone = int(counts[moved, classes].sum())
+    old_alone = int(counts[moved, moved].sum())
+    return new_alone - old_alone, new_alone + old_alone
 
 
 def _matched(counts: Tensor) -> Tensor:

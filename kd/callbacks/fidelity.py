@@ -102,10 +102,13 @@ def write(
     folder: Path, found: Compared, data: DistillationDataModule, split: str, classes: Sequence[str]
 ) -> None:
     """Writes ``fidelity.json``: :meth:`kd.tasks.fidelity.Fidelity.result`, and ``examples`` with thumbnails."""
-    content = {**found.result(classes), "examples": examples(found, data, split, classes)}
+    content = found.result(classes)
+    content["examples"] = examples(found, data, split, classes)
     if found.kind == "segmentation":
-        named = zip(classes, colours(len(classes)), strict=False)
-        content["colours"] = {name: f"#{bytes(c).hex()}" for name, c in named}
+        palette = colours(len(classes))
+        content["colours"] = {
+            name: f"#{bytes(colour).hex()}" for name, colour in zip(classes, palette, strict=False)
+        }
     write_text(folder / FILE, json.dumps(content) + "\n")
 
 
@@ -113,33 +116,48 @@ def examples(
     found: Compared, data: DistillationDataModule, split: str, classes: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
     """The kept mistakes, worst first: ``name``, ``image`` (a data URL), and the models' answers by class name."""
-    pictures, view = data.split(split), EvalView(data.size, data.crop_ratio)
-    made: dict[str, list[dict[str, Any]]] = {}
-    for kind, kept in found.mistakes.items():
-        made[kind] = []
-        for _, place, entry in sorted(kept, key=lambda item: item[:2], reverse=True):
-            picture = view(decode(pictures.read(-place))).permute(1, 2, 0).numpy()
-            named = {"name": "/".join(Path(pictures.name(-place)).parts[-2:])}
+    pictures = data.split(split)
+    view = EvalView(data.size, data.crop_ratio)
+    shown: dict[str, list[dict[str, Any]]] = {}
+    for kind, mistakes in found.mistakes.items():
+        shown[kind] = []
+        worst_first = sorted(mistakes, key=lambda mistake: mistake[:2], reverse=True)
+        for _, place, entry in worst_first:
+            number = -place
+            picture = view(decode(pictures.read(number))).permute(1, 2, 0).numpy()
+            folder_and_name = Path(pictures.name(number)).parts[-2:]
+            example: dict[str, Any] = {"name": "/".join(folder_and_name)}
             if found.kind == "segmentation":
-                made[kind].append({**named, **_panels(picture, entry, len(classes))})
-                continue
-            truth = [classes[c] for c in entry.pop("truth") if 0 <= c < len(classes)]
-            answers = {
-                model: [[classes[c], round(p, 4)] for c, p in top] for model, top in entry.items()
-            }
-            made[kind].append({**named, "image": thumbnail(picture), "truth": truth, **answers})
-    return made
+                example |= _panels(picture, entry, len(classes))
+            else:
+                example["image"] = thumbnail(picture)
+                example |= _named(entry, classes)
+            shown[kind].append(example)
+    return shown
+
+
+def _named(entry: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
+    """The truth and each model's answers of a mistake, by class name."""
+    named: dict[str, Any] = {"truth": []}
+    for class_id in entry.pop("truth"):
+        if 0 <= class_id < len(classes):
+            named["truth"].append(classes[class_id])
+    for model, answers in entry.items():
+        named[model] = [[classes[class_id], round(share, 4)] for class_id, share in answers]
+    return named
 
 
 def _panels(picture: np.ndarray, maps: dict[str, Any], classes: int) -> dict[str, Any]:
     """Picture, truth, student and teacher side by side; pixels that don't count are black."""
-    palette, counts = (
-        colours(classes),
-        (maps["truth"].numpy() >= 0) & (maps["truth"].numpy() < classes),
-    )
-    parts = [palette[np.where(counts, ids.numpy(), 255)] for ids in maps.values()]
-    sheet = np.concatenate([picture, *parts], axis=1)
-    return {"image": thumbnail(sheet, SIDE * (len(parts) + 1)), "panels": ["picture", *maps]}
+    palette = colours(classes)
+    truth_HW = maps["truth"].numpy()
+    counts_HW = (truth_HW >= 0) & (truth_HW < classes)
+    panels = [picture]
+    for ids in maps.values():
+        shown_HW = np.where(counts_HW, ids.numpy(), 255)
+        panels.append(palette[shown_HW])
+    sheet = np.concatenate(panels, axis=1)
+    return {"image": thumbnail(sheet, SIDE * len(panels)), "panels": ["picture", *maps]}
 
 
 def thumbnail(picture: np.ndarray, side: int = SIDE) -> str:

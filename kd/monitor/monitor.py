@@ -21,7 +21,7 @@ from kd.monitor.numbers import RunNumbers
 from kd.monitor.otlp import Otlp
 from kd.monitor.phases import Phases
 from kd.monitor.prometheus import Prometheus
-from kd.monitor.results import Begin, Results
+from kd.monitor.results import BeginResults, WatchedResults
 from kd.monitor.stopping import Stopping
 from kd.monitor.system import System
 from kd.monitor.watch import Watch
@@ -67,10 +67,10 @@ class Monitor(Callback):
     def _begin(self, watched: Watched, spec: MonitorSpec) -> None:
         """The parts of a training that is not kd's."""
         self._stopping = Stopping()
-        self._results = Results(self._place, _changed(spec), self._stopping)
+        self._results = WatchedResults(self._place, _changed(spec), self._stopping)
         self._watch(watched, spec, self._stopping.stop_for)
         if spec.enabled:
-            self.parts = [Begin(self._results), self._stopping, *self.parts, self._results]
+            self.parts = [BeginResults(self._results), self._stopping, *self.parts, self._results]
 
     @classmethod
     def of_own_run(

@@ -354,8 +354,11 @@ def _no_steps() -> dict[str, Any]:
 
 def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
     total["steps"] += 1
-    for key in ("ms", "host_ms", "ready_ms", "data_cpu_ms", "launch_ms"):
-        total[key] = total.get(key, 0.0) + record[key]
     total["max_ms"] = max(total["max_ms"], record["ms"])
+    for key in ("ms", "host_ms", "ready_ms", "data_cpu_ms", "launch_ms"):
+        before = total.get(key, 0.0)
+        total[key] = before + record[key]
+    phases = total["p"]
     for name, ms in record["p"].items():
-        total["p"][name] = total["p"].get(name, 0.0) + ms
+        before = phases.get(name, 0.0)
+        phases[name] = before + ms

@@ -25,7 +25,7 @@ from kd.storage.run_urls import on_disk
 from kd.storage.writing import folder_for, guard, write_json, write_text
 
 
-class Results(Callback):
+class WatchedResults(Callback):
     """Writes ``config.yaml`` and ``metrics.csv`` while a training runs, ``summary.json`` and the report at its end.
 
     Args:
@@ -172,12 +172,12 @@ class Results(Callback):
             self._mirror.close()
 
 
-class Begin(Callback):
-    """Begins :class:`Results` before the parts that write; results themselves come after the parts, whose files are
+class BeginResults(Callback):
+    """Begins :class:`WatchedResults` before the parts that write; results themselves come after the parts, whose files are
     closed then.
     """
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: WatchedResults) -> None:
         self.results = results
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

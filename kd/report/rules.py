@@ -380,10 +380,13 @@ def _apply_metric_rules(run: RunRecords, student: str, book: Rulebook) -> None:
 
     def distill_losses() -> dict[str, list[float]]:
         train = f"{prefix}train/"
-        columns = {column for row in run.metrics for column in row if column.startswith(train)}
-        names = [column for column in columns if column.endswith("_loss")]
-        names = [column for column in names if column != f"{train}task_loss"]
-        return {name: list(by_epoch(run, name).values()) for name in sorted(names)}
+        task_loss = f"{train}task_loss"
+        losses = {}
+        for column in sorted({column for row in run.metrics for column in row}):
+            is_loss = column.startswith(train) and column.endswith("_loss")
+            if is_loss and column != task_loss:
+                losses[column] = list(by_epoch(run, column).values())
+        return losses
 
     metric = f"{prefix}val/{run.primary}"
     # The rules read a metric that should rise; of an error they get nothing.

@@ -86,14 +86,14 @@ class Watching:
         from kd.monitor.control import Control
         from kd.monitor.health import Health
         from kd.monitor.kernels import Kernels
-        from kd.monitor.results import Results
+        from kd.monitor.results import WatchedResults
         from kd.monitor.stopping import Stopping
 
         phases, system = self._find(module.trainer)
         run_clock(None)
         module.trainer.profiler = phases.profiler.users
         system.on = False
-        parts = Health | Kernels | Control | Results | Stopping
+        parts = Health | Kernels | Control | WatchedResults | Stopping
         rest = [c for c in self.all if not isinstance(c, parts)]
         module.trainer.callbacks = [c for c in rest if c not in (phases, system)]
         if self.scraper:
@@ -186,7 +186,11 @@ def main() -> None:
             watched = train(
                 recipe, [*ALWAYS, *items, *asked.set, f"trainer.max_epochs={epochs}"], turns
             )
-            trainer, folder, batch_size = watched.trainer, watched.folder.path, watched.data.batch_size
+            trainer, folder, batch_size = (
+                watched.trainer,
+                watched.folder.path,
+                watched.data.batch_size,
+            )
         looks = statistics.median(rules_s(folder) for _ in range(3))
     steps = trainer.num_training_batches
     ms = {name: [1000 * s / steps for s in seconds] for name, seconds in turns.seconds.items()}
