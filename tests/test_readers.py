@@ -103,7 +103,7 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.storage.run_urls": {"files.get_file": BYTES},
     "kd.strategies.ddp": {"importlib.import_module": NAMES},
     "kd.fleet.tuning.trials": {"csv.DictReader": ROWS},
-    "kd.callbacks.run_folder": {"csv.DictReader": ROWS},
+    "kd.callbacks.metrics_csv": {"csv.DictReader": ROWS},
     "kd": {"importlib.import_module": NAMES},
 }  # fmt: skip
 LIBRARIES = {

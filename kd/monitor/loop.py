@@ -12,6 +12,7 @@ from pytorch_lightning.profilers import PassThroughProfiler, Profiler
 from torch import Tensor
 
 Batch = TypeVar("Batch")
+Value = TypeVar("Value")
 FETCH = "[PlainLoop].train_dataloader_next"
 """The action of waiting for a batch, named as Lightning names its own."""
 _NO_MORE = object()
@@ -27,7 +28,7 @@ class LoopStrategy:
         if torch.cuda.is_initialized():  # a program that has placed nothing on a GPU trains on none
             self.root_device = torch.device("cuda", torch.cuda.current_device())
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: Value) -> Value:
         """Rank 0's value, on all ranks."""
         box = [value]
         dist.broadcast_object_list(box, src=0)

@@ -1,6 +1,6 @@
 """``kd.Monitor``: watches a training, its machine and its learning; of kd's own runs and of any other."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -59,7 +59,7 @@ class Monitor(Callback):
     kd.errors.UserError: kd.Monitor: no key 'max_hour'; did you mean 'max_hours'?
     """
 
-    def __init__(self, folder: str | Path, **settings: Any) -> None:
+    def __init__(self, folder: str | Path, **settings: object) -> None:
         self._place = str(folder)
         self._loop: PlainLoop | None = None
         self._begin(Watched(on_disk(self._place)), _spec_of(settings))
@@ -190,14 +190,14 @@ class Monitor(Callback):
             getattr(part, hook)(self._loop, None, *values)
 
 
-def _spec_of(settings: dict[str, Any]) -> MonitorSpec:
+def _spec_of(settings: Mapping[str, object]) -> MonitorSpec:
     """The settings, checked."""
     known = [field.name for field in fields(MonitorSettings)]
     for name in settings:
         if name not in known:
             raise UserError(f"kd.Monitor: no key '{name}'{did_you_mean(name, known)}")
     try:
-        return MonitorSpec(**settings)
+        return MonitorSpec(**cast(dict[str, Any], settings))
     except (TypeError, ValueError) as error:
         raise UserError(f"kd.Monitor: {first_line(error)}") from error
 

@@ -303,7 +303,7 @@ def test_one_folder_holds_one_training(tmp_path: Path) -> None:
         ({"budget": 3}, "budget"),
     ):
         with pytest.raises(UserError, match=message):
-            kd.Monitor(tmp_path / "other", **settings)  # type: ignore[arg-type]
+            kd.Monitor(tmp_path / "other", **settings)
 
 
 def test_a_training_that_fails_leaves_its_reason(tmp_path: Path) -> None:
