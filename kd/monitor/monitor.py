@@ -62,6 +62,7 @@ class Monitor(Callback):
     def __init__(self, folder: str | Path, **settings: object) -> None:
         self._place = str(folder)
         self._loop: PlainLoop | None = None
+        self._between_epochs = False  # of a plain loop
         self._begin(Watched(on_disk(self._place)), _spec_of(settings))
 
     def _begin(self, watched: Watched, spec: MonitorSpec) -> None:
@@ -141,12 +142,14 @@ class Monitor(Callback):
         loop = self._loop
         loop.expect(loader)
         self.phases.clock.within(None)
+        self._between_epochs = False
         for index, batch in enumerate(loop.fetch(loader)):
             self._call("on_train_batch_start", batch, index)
             yield batch
             self._call("on_train_batch_end", None, batch, index)
             loop.global_step += 1
         loop.current_epoch += 1
+        self._between_epochs = True
         self.phases.clock.within(BETWEEN)
 
     @contextmanager
@@ -157,8 +160,14 @@ class Monitor(Callback):
             name: one of :data:`kd.report.records.PHASES`; ``validation``, which is no part of a step; any other name
                 shows in kernel profiles alone.
         """
-        with aside(name) if name == "validation" else annotate(name):
+        if name != "validation":
+            with annotate(name):
+                yield
+            return
+        with aside(name):
             yield
+        if self._between_epochs:
+            self.phases.clock.within(BETWEEN)
 
     def log(self, loss: Tensor) -> None:
         """Records the loss of the present step, for the page and the rules; nothing waits for a GPU.
