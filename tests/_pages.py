@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kd.report.records import PHASES, SCHEMA, RunRecords
+from kd.report.records import SCHEMA, RunRecords
 
 BROWSER = next(
     (b for b in ("chromium", "chromium-browser", "google-chrome") if shutil.which(b)), None
@@ -50,7 +50,8 @@ def write_run(
     def save(name: str, lines: list[dict[str, Any]]) -> None:
         (records / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    mean = dict(zip(PHASES, (10 * slow, 1, 90, 20, 3, 40, 5, 6, 2, 1), strict=True))
+    mean = {"data": 10 * slow, "h2d": 1, "teacher": 90, "student": 20, "loss": 3, "backward": 40, "communication": 5,
+            "optimizer": 6, "logging": 2, "checkpoint": 1}  # fmt: skip
     rows = [
         {"kind": "step", "step": n, "epoch": n // 100, "t": 1e9 + n, "p": (p := {k: v * rng.uniform(0.8, 1.3)
          for k, v in mean.items()}), "ms": sum(p.values())} for n in range(steps)
