@@ -1,4 +1,4 @@
-"""The command line: translation, one-line errors, and what was found out about LightningCLI (a contract)."""
+"""The command line: translation, one-line errors, and the spellings of LightningCLI (a contract)."""
 
 import subprocess
 import sys
@@ -57,7 +57,7 @@ def test_value_with_an_equals_sign() -> None:
     assert translate(["data.source.root=/a=b"]).overrides == ["data.source.root=/a=b"]
 
 
-# -- contracts with jsonargparse and Lightning --------
+# -- contracts of the one engine --------
 
 
 def test_interpolation_is_resolved_after_overrides(tmp_path: Path, pictures: Path) -> None:

@@ -68,21 +68,27 @@ def type_of(node: ast.expr | None) -> object:
 
 def _subscripted(node: ast.Subscript) -> object:
     name = ast.unparse(node.value).rpartition(".")[2]
-    inside = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    parts = [node.slice]
+    if isinstance(node.slice, ast.Tuple):
+        parts = node.slice.elts
     if name == "Literal":
-        return Literal[tuple(ast.literal_eval(word) for word in inside)]
+        words = [ast.literal_eval(part) for part in parts]
+        return Literal[tuple(words)]
     if name == "Annotated":
-        limits = tuple(limit for limit in map(_limit, inside[1:]) if limit is not None)
-        kind = type_of(inside[0])
+        kind = type_of(parts[0])
+        limits = [_limit(part) for part in parts[1:]]
+        limits = [limit for limit in limits if limit is not None]
         return Annotated[(kind, *limits)] if limits else kind
     if name == "Optional":
-        return union([type_of(inside[0]), NoneType])
+        return union([type_of(parts[0]), NoneType])
     if name == "Union":
-        return union(type_of(part) for part in inside)
+        return union(type_of(part) for part in parts)
     if name in CONTAINERS:
-        any_length = isinstance(inside[-1], ast.Constant) and inside[-1].value is ...
-        kinds = [type_of(part) for part in (inside[:-1] if any_length else inside)]
-        return CONTAINERS[name][tuple([*kinds, ...] if any_length else kinds)]
+        inside: list[object] = []
+        for part in parts:
+            repeats = isinstance(part, ast.Constant) and part.value is ...
+            inside.append(... if repeats else type_of(part))
+        return CONTAINERS[name][tuple(inside)]
     return foreign(ast.unparse(node))
 
 

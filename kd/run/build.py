@@ -195,10 +195,13 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Sequence[s
 def _check_base(cls: type, kind: str, key: str) -> None:
     """Refuses a class that is not of the kind that a place takes."""
     base = BASES.get(kind)
-    if base is Builder and not _builds(cls):
-        raise UserError(f"{key}: {cls.__name__} is no Builder: it needs the method {BUILD}")
-    if base not in (None, Builder) and not issubclass(cls, base):
+    if base is None:
+        return
+    if base is not Builder and not issubclass(cls, base):
         raise UserError(f"{key}: {cls.__name__} is no {base.__name__}")
+    if base is Builder and not _builds(cls):
+        needs = f"it needs the method {BUILD}"
+        raise UserError(f"{key}: {cls.__name__} is no Builder: {needs}")
 
 
 def _builds(cls: type) -> bool:

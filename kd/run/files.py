@@ -107,15 +107,6 @@ def check_whole(file: Path) -> None:
         raise UserError(f"resume: {file} is truncated; give the run's settings (recipe=FILE)")
 
 
-def structure(text: str) -> list[Any] | dict[Any, Any] | None:
-    """The list or mapping that a text is, as YAML; None for other text."""
-    try:
-        found = yaml_of(text) if re.search(r"[\[{\n:-]", text) else None
-    except ValueError:  # whoever needs it says so
-        return None
-    return found if isinstance(found, (list, dict)) else None
-
-
 def leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """All values of nested dicts and lists with their dotted keys; a list's items have its own key."""
     if isinstance(tree, dict) and tree:

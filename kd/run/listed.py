@@ -133,13 +133,6 @@ FIELDS = {
 }
 """Fields of classes of other packages, and of ours that take ``**kwargs``; those of all others are in their source."""
 
-DEFAULTS = {
-    "pytorch_lightning.loggers.WandbLogger": {"save_dir": "."},
-    "pytorch_lightning.loggers.MLFlowLogger": {"save_dir": "./mlruns"},
-}
-"""Defaults that a run replaces by its own folder (:func:`kd.callbacks.loggers.placed`)."""
-
-
 OF_A_RUN = {
     "pytorch_lightning.loggers.CSVLogger": {"save_dir": "RUN"},
     "pytorch_lightning.loggers.TensorBoardLogger": {"save_dir": "RUN"},
@@ -176,11 +169,6 @@ class Listed:
     def paths(self) -> set[str]:
         """The names of :attr:`names` that are class paths."""
         return paths_of(self.name)
-
-    @property
-    def defaults(self) -> Mapping[str, object]:
-        """Values of :data:`FIELDS` that are as good as none, though they look like paths."""
-        return DEFAULTS.get(self.name, {})
 
     @property
     def arguments(self) -> Mapping[str, keys.Key]:

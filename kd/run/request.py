@@ -1,7 +1,7 @@
 """A command line, sorted by kind. Imports nothing heavy: a wrong word is reported at once."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from kd.run.paths import SETTINGS, find, holds_settings, is_file, part_of
 from kd.run.resolve import Value, Word, keys_of_classes, merged, resolve
 from kd.run.shorthand import written_out
 from kd.run.suggest import as_question, suggest
-from kd.run.trust import check_file, check_names, check_resolved, vouched
+from kd.run.trust import check_file, check_resolved, vouched
 from kd.run.unread import check_read
 from kd.storage.elsewhere import yaml_of
 
@@ -74,11 +74,19 @@ class Request:
             UserError: a file that is missing, is not YAML, or names code that the user does not trust; a wrong key or
                 value.
         """
-        contents, words = self._read()
-        layers: list[Mapping[str, Any]] = [*contents.values()]
+        contents = self._contents()
+        words = self._words(contents.values())
+        values = [{key: word.value} for key, word in words]
+        self.vouched = vouched(contents, values, self.trust, "trust" in self.flags)
+        layers: list[Mapping[str, Any]] = []
+        for file, content in contents.items():
+            layers.append(self._with_files("", content, file.parent))
         if self.recipe and layers[0].get("recipe") is None:
             layers.append({"recipe": next(iter(contents)).stem})
-        layers += [self.cluster, *sorted(words, key=_is_argument)]
+        layers.append(self.cluster)
+        for key, word in sorted(words, key=_is_argument):
+            value = self._with_files(key, word.value)
+            layers.append({key: word if value == word.value else value})
         if self.here:
             layers = [with_folders(layer) for layer in layers]
         config = resolve(layers, self.vouched)
@@ -87,8 +95,10 @@ class Request:
 
     def class_keys(self) -> dict[str, keys.Key]:
         """The keys of the classes that the recipe, the overlays and the command line name."""
-        contents, words = self._read()
-        return keys_of_classes(merged([*contents.values(), *sorted(words, key=_is_argument)]))
+        contents = self._contents()
+        words = self._words(contents.values())
+        typed_layers = [{key: word} for key, word in sorted(words, key=_is_argument)]
+        return keys_of_classes(merged([*contents.values(), *typed_layers]))
 
     def recipe_lr(self) -> float | None:
         """The learning rate of the recipe's own file, without overlays and overrides; None where it has none."""
@@ -99,7 +109,7 @@ class Request:
         except (TypeError, ValueError):
             return None
 
-    def _with_files(self, key: str, value: object, folder: Path | None = None) -> object:
+    def _with_files(self, key: str, value: Value, folder: Path | None = None) -> Value:
         """What a setting is given: the content of a YAML file where it names one, else the value itself.
 
         Args:
@@ -121,42 +131,34 @@ class Request:
         if not is_file(str(file)):
             raise UserError(f"{name}: there is no file {file}")
         content = files.read(file)
-        check_names(content, f"{file}: ")
         if "trust" not in self.flags:
             check_file(file, {key: content}, self.trust)
         return self._with_files(key, content, file.parent)
 
-    def _read(self) -> tuple[dict[Path, dict[Any, Any]], list[dict[str, Any]]]:
-        """The settings of files, and the words of the command line as ``{key: Word}``: neither names foreign code."""
+    def _contents(self) -> dict[Path, dict[Any, Any]]:
+        """The settings of each file, in rising priority; none names code that the user does not trust."""
         contents = {file: files.read(file) for file in self._files()}
         for file, content in contents.items():
             files.check_text(content, f"{file}: ")
-            check_names(content, f"{file}: ")
+            _check_no_files(content)
             for group in GROUPS:
-                if not isinstance(content.get(group) or {}, dict):
-                    raise UserError(
-                        f"{file}: {group}: must be a group of settings, got '{content[group]}'"
-                    )
-        self.overrides = written_out(self.overrides, [*contents.values()])
-        words = [self._word(item) for item in self.overrides]
-        for layer in (*contents.values(), *({key: word.text} for key, word in words)):
-            _check_no_files(layer)
-        for key, word in words:
-            files.check_text({key: word.value})
-            check_names({key: word.value})
-            _check_says_something(key, word)
-        if "trust" not in self.flags:
-            for file, content in contents.items():
+                value = content.get(group)
+                if value and not isinstance(value, dict):
+                    problem = f"must be a group of settings, got '{value}'"
+                    raise UserError(f"{file}: {group}: {problem}")
+            if "trust" not in self.flags:
                 check_file(file, content, self.trust)
-        for file, content in contents.items():
-            contents[file] = self._with_files("", content, file.parent)  # type: ignore[assignment]
-        layers: list[dict[str, Any]] = []
+        return contents
+
+    def _words(self, contents: Iterable[Mapping[Any, Any]]) -> list[tuple[str, Word]]:
+        """The words of the command line, with all that they imply."""
+        self.overrides = written_out(self.overrides, [*contents])
+        words = [self._word(item) for item in self.overrides]
         for key, word in words:
-            value = self._with_files(key, word.value)
-            layers.append({key: word if value is word.value else value})
-        values = [{key: word.value} for key, word in words]
-        self.vouched = vouched(contents, values, self.trust, "trust" in self.flags)
-        return contents, layers
+            _check_no_files({key: word.text})
+            files.check_text({key: word.value})
+            _check_says_something(key, word)
+        return words
 
     def _word(self, item: str) -> tuple[str, Word]:
         key, _, text = item.partition("=")
@@ -220,12 +222,13 @@ def _check_says_something(key: str, word: Word) -> None:
         raise UserError(f"{key}: must not be empty; null is none")
 
 
-def _is_argument(layer: Mapping[str, Any]) -> bool:
+def _is_argument(word: tuple[str, Word]) -> bool:
     """Whether a word of the command line names no class: arguments follow their class, in whichever order typed."""
-    ((key, value),) = layer.items()
-    value = value.value if isinstance(value, Word) else value
-    is_group = isinstance(value, dict) and key in ABOVE_CLASSES
-    return not (is_group or kind_at(key.removesuffix(".class_path")))
+    key, value = word[0], word[1].value
+    if isinstance(value, dict) and key in ABOVE_CLASSES:
+        return False
+    place = key.removesuffix(".class_path")
+    return not kind_at(place)
 
 
 def _check_no_files(layer: Mapping[Any, Any]) -> None:

@@ -16,7 +16,7 @@ from kd.run import files, listed, typed
 from kd.run.annotations import foreign, inner_kind, members, takes_class
 from kd.run.keys import FILLED, Key, fields, group_in, plain, schema
 from kd.run.suggest import hint, suggest
-from kd.run.trust import WORDS, class_named, is_trusted, parameters_of, unlisted
+from kd.run.trust import NAME, WORDS, class_named, is_trusted, parameters_of, unlisted
 from kd.settings import Settings
 
 Value: TypeAlias = Any
@@ -41,7 +41,7 @@ class Word:
         """The value, or the text where the type takes text and nothing else that YAML reads: a folder called 007."""
         kinds = set(members(kind))
         texts = {str, foreign("Path")}
-        if self.value is None or kinds.isdisjoint(texts):
+        if kinds.isdisjoint(texts) or (self.value is None and self.text):
             return self.value
         others = kinds - texts - {NoneType}
         return self.value if any(typed.takes(other, self.value) for other in others) else self.text
@@ -118,18 +118,21 @@ def check_student(name: str, differences: Mapping[str, Any]) -> None:
 
 
 def merged(layers: Iterable[Mapping[str, Any]]) -> Tree:
-    """What layers give, without defaults, types and checks."""
-    return _Merge([]).all_of({}, [DEFAULTS, *layers])
+    """What layers give, without defaults and types; nothing is imported."""
+    return _Merge(None).all_of({}, [DEFAULTS, *layers])
 
 
 def keys_of_classes(tree: Tree) -> dict[str, Key]:
     """The keys that the classes in a tree bring with them, by their names as ``--keys`` has them."""
-    found: dict[str, Key] = {}
+    known: dict[str, Key] = {}
     for key, node in _class_nodes(tree, ""):
-        one = listed.listed(str(node.get("class_path")), listed.kind_at(key))
-        for name, argument in (one.arguments if one is not None else {}).items():
-            found[f"{key}.{name}"] = replace(argument, name=f"{key}.{name}")
-    return found
+        one = listed.listed(node["class_path"], listed.kind_at(key))
+        if one is None:
+            continue
+        for name, argument in one.arguments.items():
+            whole_name = f"{key}.{name}"
+            known[whole_name] = replace(argument, name=whole_name)
+    return known
 
 
 def _class_nodes(tree: Mapping[str, Any], key: str) -> Iterable[tuple[str, Tree]]:
@@ -141,10 +144,14 @@ def _class_nodes(tree: Mapping[str, Any], key: str) -> Iterable[tuple[str, Tree]
 
 
 class _Merge:
-    """Puts values into a tree of settings, by the types of the places that they are for."""
+    """Puts values into a tree of settings, by the types of the places that they are for.
 
-    def __init__(self, trusted: Sequence[str]) -> None:
-        self.trusted = list(trusted)
+    Args:
+        trusted: what the user trusts beside the list of classes; None: no class is imported.
+    """
+
+    def __init__(self, trusted: Sequence[str] | None) -> None:
+        self.trusted = trusted
         self.unknown: list[str] = []
         self.losses: list[str] = []
 
@@ -216,17 +223,23 @@ class _Merge:
         self, before: object, value: Mapping[str, Any], kind: object, key: str
     ) -> object:
         """A mapping in a file: it is added to a group of settings, and takes the place of a dict."""
-        present: Mapping[str, Any] = before if isinstance(before, Mapping) else {}
-        is_group = group_in(kind) is not None
-        node: object = dict(present) if is_group else {}
-        for name, inner in value.items():
+        for name in value:
             if not isinstance(name, str):  # YAML reads 007 as 7
                 raise UserError(f"{plain(key)}: a name is text, got {name}")
-            path = name.split(".") if is_group else [name]
-            if isinstance(node, dict) and path[0] not in node and path[0] in present:
-                node[path[0]] = present[path[0]]
-            node = self._put_below(node, path, inner, kind, key)
-        return node
+        present: Mapping[str, Any] = {}
+        if isinstance(before, Mapping):
+            present = before
+        if group_in(kind) is not None:
+            node: object = dict(present)
+            for name, inner in value.items():
+                node = self._put_below(node, name.split("."), inner, kind, key)
+            return node
+        entries: Tree = {}
+        kind_below = inner_kind(kind, dict)
+        for name, inner in value.items():
+            inner_key = _join(key, name)
+            entries[name] = self.put(present.get(name), [], inner, kind_below, inner_key)
+        return entries
 
     def _put_class(
         self, before: Value, path: list[str], value: Value, kind: str, key: str
@@ -253,7 +266,13 @@ class _Merge:
             return value
         node = _node(before)
         if "class_path" in value:
-            node = self._renamed(node, str(value["class_path"]), kind, key)
+            path = value["class_path"]
+            if not isinstance(path, str):
+                problem = f"must be the name of a class, got {str(path)[:80]}"
+                raise UserError(f"{key}.class_path: {problem}")
+            if not (NAME.fullmatch(path) or "${" in path):
+                raise UserError(f"{key}: {typed.no_class(kind, key, path[:80])}")
+            node = self._renamed(node, path, kind, key)
         for name, inner in value.items():
             if name == "class_path":
                 continue
@@ -292,6 +311,8 @@ class _Merge:
         return {"class_path": path, "init_args": arguments}
 
     def _parameters(self, path: str, kind: str, key: str) -> set[str]:
+        if self.trusted is None:
+            return set()
         return {*parameters_of(class_named(path, kind, key, self.trusted))}
 
     # -- with defaults, in the settings' types --------
@@ -334,18 +355,26 @@ class _Merge:
         if isinstance(value, list) and class_kind in listed.SEVERAL:
             return [self._whole_class(item, class_kind, kind, key) for item in value]
         if not isinstance(value, Mapping):
-            if value is not None and class_kind not in (*WORDS, "logger"):
-                raise UserError(f"{key}: {typed.no_class(class_kind, key, str(value))}")
-            return typed.checked(plain(key), value, kind)
-        path, given = value["class_path"], value["init_args"]
-        if not path and class_kind == "loss" and key.count(".") == 2:
-            raise no_such_loss(key.rpartition(".")[2], self.losses)
+            takes_words = class_kind in (*WORDS, "logger")
+            if value is None or takes_words:
+                return typed.checked(plain(key), value, kind)
+            raise UserError(f"{key}: {typed.no_class(class_kind, key, str(value))}")
+        path = value["class_path"]
+        given = value["init_args"]
         if not path:
-            got = ", ".join(map(str, given))[:80]
-            raise UserError(f"{key}: takes no settings without a class_path, got {got}")
+            raise self._nameless(class_kind, given, key)
         one = listed.listed(path, class_kind)
-        arguments = dict(given) if one is None else self._whole_arguments(one, given, key)
-        return {"class_path": path, "init_args": arguments}
+        if one is None:
+            return {"class_path": path, "init_args": dict(given)}
+        return {"class_path": path, "init_args": self._whole_arguments(one, given, key)}
+
+    def _nameless(self, class_kind: str, given: Mapping[str, Any], key: str) -> UserError:
+        """The mistake of giving arguments to a class that has no name."""
+        name = key.removeprefix("model.distill_losses.")
+        if class_kind == "loss" and "." not in name:
+            return no_such_loss(name, self.losses)
+        got = ", ".join(map(str, given))[:80]
+        return UserError(f"{key}: takes no settings without a class_path, got {got}")
 
     def _whole_arguments(self, one: listed.Listed, given: Mapping[str, Any], key: str) -> Tree:
         """The arguments of a listed class in their order, with those defaults that are known without an import."""
@@ -359,7 +388,7 @@ class _Merge:
             elif one.all_known:
                 raise UserError(f"{key}: needs {name}")
         others = {name: value for name, value in given.items() if name not in arguments}
-        if is_trusted(one.name, self.trusted):
+        if is_trusted(one.name, self.trusted or []):
             return arguments | others
         for name, value in others.items():  # null is as good as not given
             if value is not None:

@@ -58,22 +58,12 @@ def check_plain(tree: object) -> None:
             raise UserError(f"{key}: a class path is not allowed here, only plain values and lists")
 
 
-def check_names(tree: object, where: str = "") -> None:
-    """Rejects a ``class_path`` that is no text, in anybody's settings: the parser would fail without naming the key."""
-    for key, value in _mappings(tree):
-        name = value.get("class_path", "")
-        if not isinstance(name, str):
-            raise UserError(
-                f"{where}{key}.class_path: must be the name of a class, got {str(name)[:80]}"
-            )
-
-
 def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -> None:
     """Rejects what a file from elsewhere must not say.
 
     Args:
         file: where ``content`` is from.
-        content: settings by key, nested, dotted or both; lists and mappings may be written as text.
+        content: settings by key, nested, dotted or both.
         trusted: modules and classes that the user trusts beside the list.
 
     Raises:
@@ -92,7 +82,7 @@ def vouched(
     names: list[str] = [ALL] if len(own_files) == len(contents) else []
     names += trusted
     for part in (*own_files.values(), *overrides):
-        for key, value in _leaves(part):
+        for key, value in files.leaves(part):
             if not isinstance(value, str):
                 continue
             kind = listed.kind_at(key.removesuffix(".class_path"))
@@ -109,7 +99,7 @@ def vouched(
 
 def check_resolved(config: Mapping[Any, Any], trusted: list[str]) -> None:
     """Refuses in settings as they will be built, whatever they were written as, what :func:`check_file` refuses."""
-    problem = None if ALL in trusted else _refusal(config, trusted, resolved=True)
+    problem = None if ALL in trusted else _refusal(config, trusted)
     if problem:
         raise UserError(problem)
 
@@ -220,34 +210,28 @@ def unlisted(one: Listed, field: str, key: str) -> str:
     return f"{key}.{field}: {one.short} of a file from elsewhere takes {takes}; if you trust this file: --trust"
 
 
-def _refusal(content: Mapping[Any, Any], trusted: list[str], resolved: bool = False) -> str | None:
+def _refusal(content: Mapping[Any, Any], trusted: list[str]) -> str | None:
     check_plain(content)
-    return next(_problems(content, "", "", trusted, resolved), None)
+    return next(_problems(content, "", "", trusted), None)
 
 
-def _problems(
-    value: object, key: str, kind: str, trusted: list[str], resolved: bool
-) -> Iterator[str]:
+def _problems(value: object, key: str, kind: str, trusted: list[str]) -> Iterator[str]:
     """What is wrong with a value.
 
     Args:
-        value: of ``key``, as it is or as YAML in text.
+        value: of ``key``.
         key: whole, dotted, without ``init_args``.
         kind: the kind of class that is taken there, or an empty text.
         trusted: names that the user trusts.
-        resolved: the parser's own result, which may hold ``dict_kwargs``.
     """
-    if isinstance(value, str):
-        inner = files.structure(value)
-        value = value if inner is None else inner
     if isinstance(value, list):
         for item in value:
-            yield from _problems(item, key, kind, trusted, resolved)
+            yield from _problems(item, key, kind, trusted)
     elif isinstance(value, dict) and (kind or not value.keys().isdisjoint(OF_A_CLASS)):
-        yield from _problems_of_class(value, key, kind, trusted, resolved)
+        yield from _problems_of_class(value, key, kind, trusted)
     elif isinstance(value, dict):
         for name, inner in _nested(value, key):
-            yield from _problems(inner, name, listed.kind_at(name), trusted, resolved)
+            yield from _problems(inner, name, listed.kind_at(name), trusted)
     elif isinstance(value, str):
         problem = _problem_of_text(value, key, kind, trusted)
         if problem:
@@ -255,7 +239,7 @@ def _problems(
 
 
 def _problems_of_class(
-    value: dict[Any, Any], key: str, kind: str, trusted: list[str], resolved: bool
+    value: dict[Any, Any], key: str, kind: str, trusted: list[str]
 ) -> Iterator[str]:
     name = value.get("class_path")
     if name is not None and (not isinstance(name, str) or not NAME.fullmatch(name)):
@@ -266,39 +250,27 @@ def _problems_of_class(
     if name and one is None and not own:
         yield f"{key} {_refused_at(name, kind)}"
         return
-    if value.get("dict_kwargs") and not own and not resolved:
+    if value.get("dict_kwargs") and not own:
         yield f"{key}.dict_kwargs: is not allowed in a file from elsewhere, only init_args; if you trust it: --trust"
         return
     if not name and not kind:
         yield f"{key} takes no class, got {', '.join(map(str, value))}; if you trust this file: --trust"
         return
-    usual = _defaults(name, one) if name else {}
     for field, inner in _arguments(value, key):
         short = field.rpartition(".")[2]
-        if short in usual and inner == usual[short]:
-            continue
-        if (
-            one is None or own
-        ):  # a class of the user's, or arguments of the class that another file names
+        if one is None or own:  # the user's class, or arguments of one that another file names
             kinds = {
                 "" if own else listed.kind_of(other.fields[short])
                 for other in listed.classes()
                 if other.kind == kind and short in other.fields
             }
-            yield from _problems(inner, field, max(kinds, default=""), trusted, resolved)
+            yield from _problems(inner, field, max(kinds, default=""), trusted)
         elif short in one.fields:
             if problem := typed.wrong(one.fields[short], inner):
                 yield f"{field}: {problem}"
-            yield from _problems(inner, field, listed.kind_of(one.fields[short]), trusted, resolved)
+            yield from _problems(inner, field, listed.kind_of(one.fields[short]), trusted)
         elif inner is not None:
             yield unlisted(one, short, key)
-
-
-def _defaults(name: str, one: Listed | None) -> dict[str, object]:
-    """Values of arguments that say nothing: the class's own defaults, as far as they are known without an import."""
-    kind = _loaded(name)
-    own = {p.name: p.default for p in parameters_of(kind).values()} if kind else {}
-    return {**own, **(one.defaults if one else {})}
 
 
 def _problem_of_text(value: str, key: str, kind: str, trusted: list[str]) -> str:
@@ -340,34 +312,15 @@ def _nested(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
 def _arguments(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
     """The arguments of a class, beside its ``class_path`` or in ``init_args``, with their whole keys."""
     for name, inner in _nested(value, ""):
-        inside = files.structure(inner) if isinstance(inner, str) else inner
-        if name in ("init_args", "dict_kwargs") and isinstance(inside, dict):
-            for argument, given in _nested(inside, ""):
+        if name in ("init_args", "dict_kwargs") and isinstance(inner, dict):
+            for argument, given in _nested(inner, ""):
                 yield f"{key}.{argument}", given
         elif name != "class_path":
             yield f"{key}.{name}", inner
 
 
-def _leaves(tree: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """All values; of text that the parser takes for a list or a mapping those in it."""
-    for key, value in files.leaves(tree, path):
-        inner = files.structure(value) if isinstance(value, str) else None
-        yield from [(key, value)] if inner is None else _leaves(inner, key)
-
-
-def _mappings(tree: object, path: str = "") -> Iterator[tuple[str, dict[Any, Any]]]:
-    """All mappings in nested values, also those written as text, with their dotted keys."""
-    tree = (files.structure(tree) or tree) if isinstance(tree, str) else tree
-    if isinstance(tree, dict):
-        yield path, tree
-        for key, value in tree.items():
-            yield from _mappings(value, f"{path}.{key}" if path else str(key))
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _mappings(value, path)
-
-
 def is_trusted(value: str, trusted: Iterable[str]) -> bool:
+    """Whether the user stands for a class, by its path or by the name of a module above it."""
     trusted = list(trusted)
     if ALL in trusted:
         return True

@@ -3,7 +3,7 @@
 import pytest
 
 from kd.errors import UserError
-from kd.run.resolve import Word, change, resolve
+from kd.run.resolve import Word, change, merged, resolve
 
 RECIPE = {
     "model": {
@@ -45,6 +45,19 @@ def test_a_folder_may_be_called_007() -> None:
     words = [{"data.source": "ImageFolder"}, {"data.source.root": Word("007", 7)}]
     assert resolve(words)["data"]["source"]["init_args"]["root"] == "007"
     assert resolve([{"seed": Word("007", 7)}])["seed"] == 7
+    assert resolve([{"runs_dir": Word("a: b", {"a": "b"})}])["runs_dir"] == "a: b"
+    config = resolve([{"data.unlabeled": Word("", None)}, {"model.ema_decay": Word("null", None)}])
+    assert config["data"]["unlabeled"] == "" and config["model"]["ema_decay"] is None
+
+
+def test_a_class_of_ones_own_is_imported_where_it_replaces_one_with_arguments() -> None:
+    overlay = {"model": {"distill_losses": {"kd": "tests.losses.test_losses.Nothing"}}}
+    loss = merged([RECIPE, overlay])["model"]["distill_losses"]["kd"]
+    assert loss == {"class_path": "tests.losses.test_losses.Nothing", "init_args": {}}
+    with pytest.raises(UserError, match="which is not among the classes"):
+        resolve([RECIPE, overlay])
+    with pytest.raises(UserError, match="no class 'tests.losses.test_losses.Nothing'"):
+        resolve([RECIPE, overlay], ["tests"])
 
 
 def test_resolved_settings_change() -> None:

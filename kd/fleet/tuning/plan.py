@@ -19,7 +19,7 @@ from kd.run.paths import folder
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.run.trust import check_file
-from kd.storage.elsewhere import json_of, text_of
+from kd.storage.elsewhere import json_of, text_of, yaml_of
 from kd.storage.run_urls import folder_of_runs
 
 OF_THE_SUMMARY = ("params", "images_per_s", "step_ms_median", "peak_memory_mb", "wall_s")
@@ -208,8 +208,22 @@ def _from_file(
         key: space for key, space in flatten(content.get("search", {})).items() if space != {}
     }
     if "trust" not in request.flags:
-        check_file(file, spaces, request.trust)
+        values = {key: _as_on_a_command_line(space) for key, space in spaces.items()}
+        check_file(file, values, request.trust)
     return {**content, "search": {**spaces, **typed_spaces}}
+
+
+def _as_on_a_command_line(space: object) -> object:
+    """A space with its texts read: a trial gets each choice as a word of its command line."""
+    if isinstance(space, list):
+        return [_as_on_a_command_line(choice) for choice in space]
+    if not isinstance(space, str):
+        return space
+    try:
+        value = yaml_of(space)
+    except ValueError:  # the trial says what is wrong
+        return space
+    return _as_on_a_command_line(value) if isinstance(value, list) else value
 
 
 def _objectives(
