@@ -291,6 +291,8 @@ def main() -> None:
     folder, run = map(Path, sys.argv[1:])
     import kd.run.objects  # noqa: F401 (imports what every command needs)
 
+    logger = {"class_path": "CSVLogger", "init_args": {"save_dir": str(folder)}}
+    built(Any, logger, "trainer.logger")  # fsspec imports its parts where a first path is looked at
     classes = dangerous()
     trial = Trial(folder, Watch())
     try_files(trial, classes)
