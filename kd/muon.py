@@ -6,8 +6,8 @@ operators in place of 2,700, of each of which a GPU would wait for the host.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any
@@ -31,6 +31,7 @@ def own_muon() -> type[Optimizer]:
     spec.loader.exec_module(module)
     orthogonalise = module.zeropower_via_newtonschulz
     one_by_one = module.muon
+    together: Callable[..., None] = partial(step_by_shapes, module)
 
     def in_the_devices_dtype(gradient: Tensor, *args: object, **kwargs: object) -> Tensor:
         dtype = torch.float32 if gradient.is_cpu else torch.bfloat16
@@ -45,7 +46,7 @@ def own_muon() -> type[Optimizer]:
         if params[0].is_cpu or not plain_tensors:
             one_by_one(params, grads, momentum_bufs, **settings)
         else:
-            step_by_shapes(module, params, grads, momentum_bufs, **settings)
+            together(params, grads, momentum_bufs, **settings)
 
     module.zeropower_via_newtonschulz = in_the_devices_dtype  # type: ignore[attr-defined]
     module.muon = step  # type: ignore[attr-defined]
