@@ -121,9 +121,11 @@ def candidates(
     for arch, side in product(archs, all_sizes):
         chosen.append(_named(arch, side, student, teacher, several_sizes=bool(sizes)))
 
-    problems = {
-        name: not_inheritable(member.model, member) for name, member in teacher.members.items()
-    }
+    problems = {}
+    for name, member in teacher.members.items():
+        is_vit = hasattr(backbone_of(member.model), "blocks")  # of no other family is there a grid
+        problem = "its sizes are drawn up for vision transformers alone"
+        problems[name] = not_inheritable(member.model, member) if is_vit else problem
     parent = next((name for name, problem in problems.items() if not problem), None)
     if parent is None and not archs:
         raise UserError(

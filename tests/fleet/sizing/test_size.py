@@ -348,7 +348,8 @@ def test_a_teacher_that_gives_no_layers(
     assert size_main([f"recipe={recipe}", *cnn]) == 2
     said = capsys.readouterr().err
     assert (
-        "model.teacher: no size can start from its layers: the student must be a plain timm" in said
+        "model.teacher: no size can start from its layers: its sizes are drawn up for vision"
+        in said
     )
     assert "archs=NAME,... are scored by a short distillation" in said
 
