@@ -167,10 +167,11 @@ def main() -> None:
     pictures, targets = drawn_pictures("train", chosen.pictures)
     held_out = drawn_pictures("val", 0)
     classes = int(targets.max()) + 1
+    shown = sorted({1, chosen.epochs})
+    after = " | ".join(f"after epoch {epoch}" for epoch in shown)
     lines = [
-        "| family (teacher, student parameters) | teacher | start | before the first step | after 1 epoch | "
-        f"after {chosen.epochs} |",
-        "|---|---|---|---|---|---|",
+        f"| family (parameters) | teacher | start | before the first step | {after} |",
+        "|---" * (4 + len(shown)) + "|",
     ]
     for family in chosen.families:
         teacher = build(family, True, chosen.seed, classes)
@@ -202,7 +203,7 @@ def main() -> None:
             for epoch in train(
                 student, pictures, targets, chosen.epochs, rate, chosen.seed, answering
             ):
-                if epoch in (1, chosen.epochs):
+                if epoch in shown:
                     points.append(accuracy(student, *held_out))
                     print(family, start, epoch, f"{points[-1]:.1f}", flush=True)
             sizes = [
