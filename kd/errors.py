@@ -70,9 +70,15 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 def needs_extra(extra: str) -> str:
     """The end of a message for a missing package: the extra, and the command that installs it for this Python."""
-    python, here = Path(sys.executable), Path.cwd()  # "pip" alone may be another Python's
+    package = f"'kd-train[{extra}]'"
+    return f"needs the extra {extra}: {pip_install(package)}"
+
+
+def pip_install(package: str) -> str:
+    """The command that installs a package for this Python: ``pip`` alone may be another one's."""
+    python, here = Path(sys.executable), Path.cwd()
     shown = python.relative_to(here) if python.is_relative_to(here) else python
-    return f"needs the extra {extra}: {shown} -m pip install 'kd-train[{extra}]'"
+    return f"{shown} -m pip install {package}"
 
 
 def first_line(error: BaseException) -> str:

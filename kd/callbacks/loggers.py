@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -21,33 +20,12 @@ from kd.callbacks.tracked_runs import (
     save_run_ids,
     with_run_ids,
 )
-from kd.errors import UserError
 from kd.lightning_internals import purge_from, write_with
 
 RUN = "RUN"  # in a logger's arguments: the run's folder
 LIGHTNINGS = "lightning_logs"  # the name that Lightning's loggers give where none is given
 Tree = TypeVar("Tree")  # nested dicts and lists of plain values
 NEED_A_FOLDER = ("CSVLogger", "TensorBoardLogger")
-PACKAGES = {
-    "TensorBoardLogger": ("tensorboard", "tensorboardX"),
-    "WandbLogger": ("wandb",),
-    "MLFlowLogger": ("mlflow", "mlflow_skinny"),
-    "CometLogger": ("comet_ml",),
-}
-
-
-def check_packages(spec: dict[str, Any]) -> None:
-    """Refuses a logger whose package is not installed.
-
-    Raises:
-        UserError: names it.
-    """
-    name = spec["class_path"].rpartition(".")[2]
-    needed = PACKAGES.get(name, ())
-    if needed and not any(find_spec(package) for package in needed):
-        raise UserError(
-            f"trainer.logger: {name} needs the package {needed[0]} (pip install {needed[0]})"
-        )
 
 
 def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:

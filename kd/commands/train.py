@@ -10,12 +10,16 @@ from kd.launch.cluster import recognise
 from kd.launch.ray_nodes import check_secret, nodes_of, prepare_data
 from kd.machine import in_job
 from kd.run import keys
-from kd.run.paths import listed, listing, names
+from kd.run.files import as_yaml
+from kd.run.paths import SETTINGS, listed, listing, names
 from kd.run.place import resumed_by
 from kd.run.request import Request
+from kd.run.resolve import without_nulls
 from kd.run.run import Run
 from kd.run.start import join_cluster, take_over, to_train
 
+ASKS = frozenset(["help", "keys", "list", "version"])
+"""Flags that ask for something else than a run."""
 HELP = """\
 kd-train: trains a small, fast student from a big vision model.
 
@@ -30,7 +34,7 @@ kd-train: trains a small, fast student from a big vision model.
   --keys [PART]     every setting, or those with PART in their names; with recipe=, data.source=, ... those of
                     its classes too
   --help GROUP      the settings of a group: --help data.augment
-  --print_config    the resolved settings; saved to a file they can be run again
+  --print_config    the resolved settings; saved to a file they can be run again (--print_config=skip_null: fewer)
   --version         kd's version
 
 Often used keys:
@@ -66,6 +70,7 @@ def run(request: Request) -> int:
     container = sagemaker.container()
     if container:
         take_over(container, request)
+    _as_lightning_cli(request)
     if request.rest:
         raise _unknown_word(request.rest[0])
     if "version" in request.flags:
@@ -73,13 +78,15 @@ def run(request: Request) -> int:
 
         print(f"kd {kd.__version__}")
         return 0
-    if {"list", "keys", "help"} & request.flags or not (request.recipe or request.resume):
+    if ASKS & request.flags or not (request.recipe or request.resume):
         print(_information(request), end="")
         return 0
     if "print_config" in request.flags:
         join_cluster(request)
         resumed_by(request)
-        print(Run.of(request).as_yaml(), end="")
+        run = Run.of(request)
+        tree = without_nulls(run.written) if request.about == "skip_null" else run.written
+        print(as_yaml(tree), end="")
         return 0
     cluster = recognise()
     check_secret(cluster)
@@ -101,6 +108,19 @@ def run(request: Request) -> int:
         assert run.folder.path is not None
         container.deliver(run.folder.path)
     return status
+
+
+def _as_lightning_cli(request: Request) -> None:
+    """Takes what a user of LightningCLI types: ``fit --config FULL.yaml``."""
+    if request.rest[:1] == ["fit"]:
+        del request.rest[0]
+    if request.recipe or request.resume or not request.overlays or request.flags & ASKS:
+        return
+    if not request.overlays[0].endswith(SETTINGS):
+        raise UserError(
+            f"config={request.overlays[0]}: an overlay needs a recipe (recipe=NAME; kd-train --list)"
+        )
+    request.recipe = request.overlays.pop(0)
 
 
 def _unknown_word(word: str) -> UserError:

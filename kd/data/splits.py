@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from kd.data.sources import (
     FileSplit,
     ImageFolder,
     Joined,
+    Manifest,
     Source,
     Split,
     Subset,
@@ -22,7 +24,7 @@ from kd.data.sources import (
     printable,
 )
 from kd.data.sources.folder import labelled_folder
-from kd.data.sources.places import expanded, joined, place_of
+from kd.data.sources.places import IMAGE_SUFFIXES, expanded, joined, place_of
 from kd.data.sources.unlabelled import unlabelled_folder
 from kd.errors import UserError
 from kd.settings import Augment, DataSettings, Probe
@@ -163,6 +165,8 @@ class Splits:
         return split
 
     def _checked(self, split: Split, name: str) -> Split:
+        if isinstance(self.source, Manifest) and name in ("train", "val"):
+            _check_some_exist(split, f"data.source.{name}")
         damaged, digests = scan(split, name, self.check or usual(split), self.max_pixels)
         intact_digests = [digest for i, digest in enumerate(digests) if i not in damaged]
         paths = split.paths if isinstance(split, FileSplit) else ()
@@ -350,4 +354,24 @@ def info_of(
         probed=probed,
         counts=None if balance_classes else counts,
         scales=source.kind.scales(targets, len(source.classes)),
+    )
+
+
+def _check_some_exist(split: Split, key: str) -> None:
+    """Refuses a list of which no file is on this disk: its paths start at another folder, or lack their endings."""
+    while isinstance(split, Subset):
+        split = split.split
+    if not isinstance(split, FileSplit) or split.store is not None:
+        return
+    paths = [Path(path) for path in split.paths]
+    if not paths or any(path.exists() for path in paths):
+        return
+    root = os.path.commonpath([path.parent for path in paths])
+    endings = [ending for ending in IMAGE_SUFFIXES if Path(f"{paths[0]}{ending}").exists()]
+    other = "another one: data.source.image_dir=FOLDER"
+    if endings:
+        other = f"there is {paths[0].name}{endings[0]}: the list's paths need their endings"
+    raise UserError(
+        f"{key}: none of the {len(paths)} files exists: paths start at {printable(root)} "
+        f"(the first is {printable(str(paths[0]))}); {other}"
     )

@@ -129,6 +129,9 @@ def run(request: Request) -> int:
     folder = finished_at(request.rest[0], "config.yaml")
     endpoint = _read(folder, options)
     if "delete" in request.flags:
+        if "dry-run" in request.flags:
+            print(f"kd-launch: {endpoint.name}: would be removed: {', '.join(PARTS)} of this name")
+            return 0
         return delete(endpoint.name)
     calls = endpoint.requests()
     missing = endpoint.what_is_missing()

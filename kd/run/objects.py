@@ -19,7 +19,7 @@ from kd.callbacks.fidelity import FidelityRecord
 from kd.callbacks.finite import Finite
 from kd.callbacks.last_checkpoint import LastCheckpoint
 from kd.callbacks.learning_rate import LastStep, LearningRate
-from kd.callbacks.loggers import Loggers, check_packages, in_folder
+from kd.callbacks.loggers import Loggers, in_folder
 from kd.callbacks.nodes import Nodes
 from kd.callbacks.predictions import Predictions
 from kd.callbacks.preemption import Preemption
@@ -155,8 +155,6 @@ def _trainer_arguments(run: Run) -> dict[str, Any]:
     loggers = run.config["trainer"]["logger"]
     specs = loggers if isinstance(loggers, list) else [loggers]
     run.loggers = [spec for spec in specs if isinstance(spec, dict)]
-    for spec in run.loggers:
-        check_packages(spec)
     if run.loggers:
         settings = {**settings, "logger": False}
     return arguments_of(TrainerSettings, settings, "trainer", run.trusted)

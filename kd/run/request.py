@@ -12,7 +12,7 @@ from kd.run import files, keys
 from kd.run.listed import kind_at
 from kd.run.paths import SETTINGS, find, holds_settings, is_file, part_of
 from kd.run.resolve import Value, Word, keys_of_classes, merged, resolve
-from kd.run.shorthand import written_out
+from kd.run.shorthand import notes, written_out
 from kd.run.suggest import as_question, suggest
 from kd.run.trust import check_file, check_resolved, vouched
 from kd.run.unread import check_read
@@ -66,6 +66,9 @@ class Request:
     """Whether it runs on this machine, where ``channel:NAME`` has a folder."""
     vouched: list[str] = field(default_factory=list)
     """What the user trusts beside the list of classes, known once the files are read."""
+
+    notes: list[str] = field(default_factory=list)
+    """What is said of settings that nobody has typed, once the files are read."""
 
     def resolved(self) -> dict[str, Any]:
         """All settings of the run, merged, in their types.
@@ -152,7 +155,9 @@ class Request:
 
     def _words(self, contents: Iterable[Mapping[Any, Any]]) -> list[tuple[str, Word]]:
         """The words of the command line, with all that they imply."""
-        self.overrides = written_out(self.overrides, [*contents])
+        typed = self.overrides
+        self.overrides = written_out(typed, [*contents])
+        self.notes += notes(typed, self.overrides)
         words = [self._word(item) for item in self.overrides]
         for key, word in words:
             _check_no_files({key: word.text})
@@ -353,6 +358,11 @@ def _sort_in(request: Request, key: str, value: str) -> None:
         request.recipe = value
     elif key == "resume":
         request.resume = value
+    elif key == "print_config":
+        if value != "skip_null":
+            raise UserError(f"--print_config: must be alone or skip_null, got '{value}'")
+        request.flags.add(key)
+        request.about = value
     elif key in ("config", "trust"):
         (request.overlays if key == "config" else request.trust).append(value)
     else:

@@ -117,6 +117,24 @@ def check_student(name: str, differences: Mapping[str, Any]) -> None:
         raise UserError(f"students: a name is made of letters, digits, _ and -, got '{name}'")
 
 
+def without_nulls(tree: Tree, key: str = "") -> Tree:
+    """Resolved settings without those that are null, but for settings that are something else where nothing is given.
+
+    Args:
+        tree: a group of settings.
+        key: of the group.
+    """
+    kept: Tree = {}
+    for name, value in tree.items():
+        inner_key = _join(key, name)
+        declared = schema().get(inner_key)
+        if isinstance(value, dict) and "class_path" not in value and value:
+            kept[name] = without_nulls(value, inner_key)
+        elif value is not None or (declared is not None and declared.default != "None"):
+            kept[name] = value
+    return kept
+
+
 def merged(layers: Iterable[Mapping[str, Any]]) -> Tree:
     """What layers give, without defaults and types; nothing is imported."""
     return _Merge(None).all_of({}, [DEFAULTS, *layers])

@@ -13,6 +13,8 @@ from kd.storage.objects import is_url
 
 SOURCE = "data.source"
 LISTS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson")
+TASK = "model.task"
+MIXING = ("data.augment.mixup", "data.augment.cutmix")
 OF_A_FOLDER = ("Pictures", "SegmentationFolder")
 """A recipe's sources that stay what they are when a folder is given."""
 
@@ -37,7 +39,43 @@ def written_out(overrides: Sequence[str], contents: Sequence[Mapping[Any, Any]])
     is_list = given.get(f"{SOURCE}.train", "").lower().endswith(LISTS)
     if is_list and SOURCE not in given and source_name in ("", "ImageFolder"):
         words.insert(0, f"{SOURCE}=Manifest")
+    if _several_labels(given, files_say):
+        if is_list or given.get(SOURCE, source_name).endswith("Manifest"):
+            words.insert(0, f"{SOURCE}.multi_label=true")
+        for key in MIXING:
+            if TASK in given and key not in given and _at(files_say, key):
+                words.append(f"{key}=0")
     return [*_without_arguments(given, files_say), *words]
+
+
+def notes(typed: Sequence[str], written: Sequence[str]) -> list[str]:
+    """What is said of words that nobody has typed, each in a line.
+
+    Args:
+        typed: ``key=value`` items.
+        written: the same, :func:`written_out`.
+    """
+    mixing = [word for word in written if word.partition("=")[0] in MIXING and word not in typed]
+    if not mixing:
+        return []
+    return [
+        f"{' '.join(mixing)}, as pictures with several labels are not mixed (the recipe mixes them)"
+    ]
+
+
+def _several_labels(given: Mapping[str, str], files_say: Mapping[str, Any]) -> bool:
+    """Whether the task is MultiLabel, by the command line or by a file."""
+    task = _at(files_say, TASK)
+    named = task.get("class_path") if isinstance(task, Mapping) else task
+    return given.get(TASK, str(named)).rpartition(".")[2] == "MultiLabel"
+
+
+def _at(settings: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key of nested settings; None where there is none."""
+    value: Any = settings
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def _source(word: str, source_name: str) -> list[str]:
@@ -69,9 +107,7 @@ def _without_arguments(given: Mapping[str, str], files_say: Mapping[str, Any]) -
     words: list[str] = []
     for key, arch in given.items():
         *groups, name = key.split(".")
-        model: Any = files_say
-        for group in groups:
-            model = model.get(group) if isinstance(model, dict) else None
+        model = _at(files_say, ".".join(groups)) if groups else files_say
         if name != "arch" or not isinstance(model, dict) or not model.get("kwargs"):
             continue
         if _family(arch) != _family(str(model.get("arch"))):

@@ -11,6 +11,7 @@ from kd.launch.child import PARENT
 from kd.launch.cluster import Cluster, is_rank_zero, recognise
 from kd.machine import cache_dir, log_nccl
 from kd.run.keys import arguments
+from kd.run.needs import check_needs
 from kd.run.place import check_start, place_of, resumed_by
 from kd.run.request import Request, merge
 from kd.run.resolve import Tree
@@ -39,7 +40,10 @@ def to_train(request: Request) -> Run:
     resumed = resumed_by(request, together)
     run = Run.of(request)
     request.check_read(run.config)
+    check_needs(run.config, request.overlays)
     if is_rank_zero():
+        for line in request.notes:
+            print(line, flush=True)
         _draw_ahead(run.config["data"]["source"], cache_dir())
     by_url = is_url(run.config["runs_dir"]) or bool(resumed and resumed.url)
     job = cluster.job if cluster else None

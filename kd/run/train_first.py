@@ -23,11 +23,13 @@ from kd.launch.child import start_kd_train
 from kd.launch.cluster import is_rank_zero
 from kd.machine import cache_dir, signals_kept
 from kd.models import TeacherSpec, completed
+from kd.models.hub import check_weights
 from kd.models.weights import about, weights_file
+from kd.report.metric import format_metric
 from kd.run.build import data_of, teachers_in
 from kd.run.paths import find
 from kd.storage.checkpoints import newest_whole
-from kd.storage.elsewhere import LARGEST_WEIGHTS, bytes_of, json_of, open_regular, regular
+from kd.storage.elsewhere import LARGEST_WEIGHTS, bytes_of, json_of, open_regular, regular, text_of
 from kd.storage.writing import appended, make_folder
 
 TRAIN = "train"  # as ``model.teacher.checkpoint``: train the teacher even where one ships with its recipe
@@ -96,6 +98,9 @@ def teacher_settings(
     ):  # few pictures or little memory: that holds for the teacher too
         items.append(f"data.batch_size={size}")
     own = resolved(items)
+    backbone = own["model"]["student"]
+    if backbone["pretrained"] and not backbone["checkpoint"] and not backbone["builder"]:
+        check_weights(backbone["arch"], "model.teacher.backbone")
     trained = trained_teacher(items, key_of(own, source), own["recipe"], is_rank_zero())
     fewer = {"data.batch_size": size} if size < asked else {}
     return {
@@ -325,7 +330,17 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
         shutil.rmtree(final, ignore_errors=True)
         (part / name / "000").rename(final)
         shutil.rmtree(part, ignore_errors=True)
+        if say:
+            print(f"teacher: it is ready{_score(final)}; now the student", flush=True)
     return final
+
+
+def _score(folder: Path) -> str:
+    """A trained teacher's best validation metric, for a message: ``: acc1 60.0``; empty without one."""
+    summary = json_of(text_of(folder / "summary.json"))
+    metric = summary["primary"]
+    best = summary["student"]["best_val"].get(metric)
+    return "" if best is None else f": {format_metric(metric, best)}"
 
 
 def _begin(items: list[str], part: Path, name: str) -> list[str]:

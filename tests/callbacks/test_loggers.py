@@ -16,10 +16,11 @@ import yaml
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers import WandbLogger
 
-from kd.callbacks.loggers import PACKAGES, placed
+from kd.callbacks.loggers import placed
 from kd.callbacks.tracked_runs import log_each_step_once, rows_of_wandb_file, with_run_ids
 from kd.cli import train_main
 from kd.optim import warmup_cosine
+from kd.run import needs
 from tests._forks import start, status_of
 
 LOGGERS = {"CSVLogger": "metrics.csv", "TensorBoardLogger": "events.out.*"}
@@ -114,7 +115,7 @@ def test_mlflow_keeps_all_runs_in_one_database(recipe: Path) -> None:
 
 def test_a_missing_package_is_named(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = next(
-        name for name, packages in PACKAGES.items() if not any(find_spec(p) for p in packages)
+        name for name, packages in needs.LOGGERS.items() if not any(find_spec(p) for p in packages)
     )
     assert train_main([f"recipe={recipe}", f"trainer.logger={missing}"]) == 2
     assert f"trainer.logger: {missing} needs the package" in capsys.readouterr().err

@@ -194,6 +194,10 @@ def test_an_endpoint_from_creation_to_deletion(
     assert main("launch", ["endpoint", str(folder), *items]) == 2, "a second one of the same name"
     assert "job: there is a model 'food' already; --delete removes it" in capsys.readouterr().err
     assert boto3.client("s3").head_object(Bucket="kd-test", Key="models/food/model.tar.gz")
+    only_shown = ["endpoint", str(folder), "job=food", "--delete", "--dry-run"]
+    assert main("launch", only_shown) == 0
+    assert "food: would be removed: endpoint" in capsys.readouterr().out
+    assert cloud.list_endpoints()["Endpoints"] and cloud.list_models()["Models"]
     assert main("launch", ["endpoint", str(folder), "job=food", "--delete"]) == 0
     told = capsys.readouterr().out
     assert [f"food: {part} removed" in told for part in endpoint.PARTS] == [True] * 3
@@ -201,6 +205,15 @@ def test_an_endpoint_from_creation_to_deletion(
     assert not cloud.list_endpoints()["Endpoints"] and not cloud.list_models()["Models"]
     assert main("launch", ["endpoint", str(folder), "job=food", "--delete"]) == 0
     assert "food: endpoint not found" in capsys.readouterr().out
+
+
+def test_a_dry_run_of_a_deletion_needs_no_credentials(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(endpoint, "aws_session", lambda: pytest.fail("it takes credentials"))
+    words = ["endpoint", str(run), "job=food", "--delete", "--dry-run"]
+    assert main("launch", words) == 0
+    assert "endpoint, endpoint_config, model" in capsys.readouterr().out
 
 
 def test_a_batch_transform_is_sent_and_followed(cloud: Any, tmp_path: Path) -> None:

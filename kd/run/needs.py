@@ -1,0 +1,123 @@
+"""What a run's settings need of this Python and machine: checked before torch is imported and pictures are drawn."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kd.errors import UserError, needs_extra, pip_install
+from kd.launch.cluster import recognise
+from kd.run.files import leaves
+from kd.run.keys import plain
+from kd.storage.objects import is_url
+
+LOGGERS = {
+    "TensorBoardLogger": ("tensorboard", "tensorboardX"),
+    "WandbLogger": ("wandb",),
+    "MLFlowLogger": ("mlflow", "mlflow_skinny"),
+    "CometLogger": ("comet_ml",),
+}
+"""Lightning's loggers: packages of which one has to be there. kd has no extra for them."""
+SMDDP = "smdistributed.dataparallel.torch.torch_smddp"
+GPU_FILES = ("nvidia[0-9]*", "kfd", "dxg", "nvhost-gpu", "nvgpu")
+"""Below ``/dev``, one of which is there on a machine with a GPU: NVIDIA's, AMD's, WSL's, Jetson's."""
+
+
+class Need(NamedTuple):
+    """A package that a setting needs."""
+
+    setting: str
+    """The setting, and its value where that says more."""
+    package: str
+    """As it is imported."""
+    extra: str
+    """kd's extra that installs it."""
+
+
+def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
+    """Refuses settings for which a package or a GPU is missing.
+
+    Args:
+        config: the resolved settings.
+        overlays: of the command line, for the message.
+
+    Raises:
+        UserError: names the setting and the command that installs the package.
+    """
+    for name in _class_names(config["trainer"]["logger"]):
+        packages = LOGGERS.get(name, ())
+        if packages and not any(map(_installed, packages)):
+            raise UserError(
+                f"trainer.logger: {name} needs the package {packages[0]}: {pip_install(packages[0])}"
+            )
+    for need in _needs(config):
+        if not _installed(need.package):
+            raise UserError(f"{need.setting} {needs_extra(need.extra)}")
+    strategy = str(config["trainer"]["strategy"])
+    if (SMDDP in strategy or "SMDDPStrategy" in strategy) and not _installed(SMDDP):
+        raise UserError(
+            f"trainer.strategy: {_by(overlays, 'smddp')}needs SageMaker's package smdistributed, which this Python "
+            "lacks; config=nodes_4x8 trains on the same machines over NCCL"
+        )
+    _check_gpus(config["trainer"], overlays)
+
+
+def _needs(config: Mapping[str, Any]) -> Iterator[Need]:
+    data, trainer, monitor = config["data"], config["trainer"], config["monitor"]
+    if data["engine"] in ("dali", "ray"):
+        package = {"dali": "nvidia.dali", "ray": "ray"}[data["engine"]]
+        yield Need(f"data.engine: {data['engine']}", package, data["engine"])
+    if "HuggingFace" in _class_names(data["source"]):
+        yield Need("data.source: HuggingFace", "datasets", "hf")
+    if "DeepSpeed" in _class_names(trainer["strategy"]):
+        yield Need("trainer.strategy: DeepSpeed", "deepspeed", "deepspeed")
+    if monitor["prometheus_port"]:
+        yield Need("monitor.prometheus_port:", "prometheus_client", "prometheus")
+    if monitor["otlp"]:
+        yield Need("monitor.otlp:", "opentelemetry", "otel")
+    if monitor["cloudwatch"]:
+        yield Need("monitor.cloudwatch:", "boto3", "aws")
+    for key, value in leaves(config):
+        if key.endswith("class_path") and str(value).endswith(".HuggingFaceBuilder"):
+            yield Need(
+                f"{plain(key.removesuffix('.class_path'))}: HuggingFaceBuilder",
+                "transformers",
+                "hf",
+            )
+        elif isinstance(value, str) and is_url(value) and value.startswith(("s3://", "gs://")):
+            yield Need(f"{plain(key)}: {value}", "fsspec", "stream")
+
+
+def _check_gpus(trainer: Mapping[str, Any], overlays: list[str]) -> None:
+    """Refuses a run on GPUs where the machine surely has none; how many there are is known once torch is imported."""
+    if trainer["accelerator"] not in ("gpu", "cuda") or sys.platform != "linux" or recognise():
+        return
+    if not any(any(Path("/dev").glob(pattern)) for pattern in GPU_FILES):
+        devices, machines = trainer["devices"], trainer["num_nodes"]
+        raise UserError(
+            f"trainer.accelerator: {_by(overlays, 'x8', '8gpu')}needs GPUs (trainer.devices={devices}, "
+            f"trainer.num_nodes={machines}, trainer.accelerator={trainer['accelerator']}) and this machine has none; "
+            "trainer.accelerator=cpu trainer.devices=1 trainer.num_nodes=1 trains here, kd-launch sends the run to others"
+        )
+
+
+def _by(overlays: list[str], *parts: str) -> str:
+    """The overlay that most likely set a value, by its name; else the run."""
+    names = [name for name in overlays if any(part in name for part in parts)]
+    return f"config={names[-1]} " if names else "this run "
+
+
+def _class_names(value: object) -> list[str]:
+    """The short names of a class, or of a list of classes."""
+    nodes = value if isinstance(value, list) else [value]
+    return [node["class_path"].rpartition(".")[2] for node in nodes if isinstance(node, dict)]
+
+
+def _installed(package: str) -> bool:
+    if package in sys.modules:
+        return True
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of a package that holds it
+        return False
