@@ -59,6 +59,9 @@ class Monitor(Callback):
     kd.errors.UserError: kd.Monitor: no key 'max_hour'; did you mean 'max_hours'?
     """
 
+    parts: list[Callback]
+    """What records and acts, in the order in which the trainer calls it; [] where monitoring is off."""
+
     def __init__(self, folder: str | Path, **settings: object) -> None:
         self._place = str(folder)
         self._loop: PlainLoop | None = None
@@ -92,7 +95,7 @@ class Monitor(Callback):
         """Makes the parts, in the order in which the trainer calls them."""
         self.spec = spec
         self.phases = Phases(watched, spec.costs(), spec.nvtx)
-        self.parts: list[Callback] = []
+        self.parts = []
         if not spec.enabled:
             return
         system = System(watched, spec.interval_s)

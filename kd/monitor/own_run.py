@@ -25,6 +25,8 @@ class OwnRun(Watched):
     """A run of ``kd-train``."""
 
     step_phase = "loss"  # what training_step takes without the teacher and the student
+    program = "kd-train"
+    resume = "kd-train resume=RUN with more of it"
 
     def __init__(self) -> None:
         super().__init__(Path())

@@ -117,7 +117,10 @@ class WatchedResults(Callback):
     def _write_losses(self, wait: bool) -> None:
         for step, [loss] in self._losses.take(wait):
             if self._metrics is not None:
-                row = {"epoch": float(step["epoch"]), "train/loss": float(loss)}
+                row: dict[str, Tensor | float] = {
+                    "epoch": float(step["epoch"]),
+                    "train/loss": float(loss),
+                }
                 self._metrics.log_metrics(row, step["step"])
 
     def log_loss(self, trainer: Trainer, loss: Tensor) -> None:

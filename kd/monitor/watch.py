@@ -81,7 +81,7 @@ class Watch(Closing):
         for seconds, name, limit in sorted(limits):
             if self._end.wait(max(0.0, seconds - self._spent_s())):
                 return
-            self._act(name, f"{limit} spent", "kd-train resume=RUN with more of it", "stop")
+            self._act(name, f"{limit} spent", self.watched.resume, "stop")
 
     def _spent_s(self) -> float:
         return self._earlier_s + time.monotonic() - self._began
@@ -101,7 +101,7 @@ class Watch(Closing):
             "step": self._trainer.global_step,
         }
         if action is not None:
-            tqdm.write(f"kd-train: {rule}: {text}; {lever}", file=sys.stderr)
+            tqdm.write(f"{self.watched.program}: {rule}: {text}; {lever}", file=sys.stderr)
         try:
             with self._writing:
                 self._writer.write(
@@ -114,7 +114,9 @@ class Watch(Closing):
                 )
         except Exception as error:
             key = "monitor.webhook" if action == "webhook" else "monitor"
-            tqdm.write(f"kd-train: {key}: {rule}: {first_line(error)}", file=sys.stderr)
+            tqdm.write(
+                f"{self.watched.program}: {key}: {rule}: {first_line(error)}", file=sys.stderr
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Seconds that the run has trained, those before a resume included."""

@@ -24,6 +24,11 @@ class Watched:
     rest_phase = "logging"
     """The phase of what no other claims: callbacks, loggers, the trainer's own loop."""
 
+    program = "kd.Monitor"
+    """Who speaks, in messages."""
+    resume = "train on from its checkpoint with more of it"
+    """What to do where the time or the budget of the training is spent."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
