@@ -1,0 +1,194 @@
+"""``kd.Monitor`` on trainings that are not kd's: what it needs, what it names, what it leaves out."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import kd
+from kd.errors import UserError
+from kd.report.records import RunRecords, read_run
+from kd.report.rules import Explained
+
+torchvision = pytest.importorskip("torchvision")
+STEPS = 24  # a verdict needs 20 after the first
+SIDE = 32
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+}
+
+
+class Swing(torch.autograd.Function):
+    """Its backward pass takes 5 or 500 ms in turn, as one whose threads wait for a core."""
+
+    count = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        Swing.count += 1
+        time.sleep(0.5 if Swing.count % 2 else 0.005)
+        return grads[0]
+
+
+class Classifier(LightningModule):
+    """A plain module, as its author would write it."""
+
+    def __init__(self, width: int = 8, swings: bool = False) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = torchvision.models.ResNet(
+            torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=4, width_per_group=64
+        )
+        self.swings = swings
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        pictures, labels = batch
+        logits = self.net(pictures)
+        if self.swings:
+            logits = Swing.apply(logits)
+        return nn.functional.cross_entropy(logits, labels)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        pictures, labels = batch
+        right = (self.net(pictures).argmax(1) == labels).float().mean()
+        self.log("val/acc1", right)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Starving:
+    """A loader of the user's own, which neither says how large its batches are nor how it makes them."""
+
+    def __init__(self, wait_s: float) -> None:
+        self.wait_s = wait_s
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(STEPS):
+            time.sleep(self.wait_s)
+            yield torch.rand(2, 3, SIDE, SIDE), torch.randint(0, 4, (2,))
+
+
+def pictures(count: int = 2 * STEPS) -> DataLoader:
+    return DataLoader(
+        TensorDataset(torch.rand(count, 3, SIDE, SIDE), torch.arange(count) % 4), batch_size=2
+    )
+
+
+def trained(folder: Path, module: LightningModule, loader: Any, **settings: Any) -> RunRecords:
+    watch = kd.Monitor(folder, interval_s=0.1, rules_every_s=0, **settings)
+    Trainer(max_epochs=1, callbacks=[watch], **QUIET).fit(module, loader)
+    return read_run(folder)
+
+
+def shares(run: RunRecords) -> dict[str, float]:
+    phases = Explained(run).facts.phases
+    step = sum(phases.values())
+    return {name: ms / step for name, ms in phases.items()}
+
+
+def test_validation_is_no_part_of_a_step_and_metrics_are_kept(tmp_path: Path) -> None:
+    watch = kd.Monitor(tmp_path / "run", rules_every_s=0)
+    trainer = Trainer(max_epochs=2, callbacks=[watch], log_every_n_steps=4, **QUIET)
+    trainer.fit(Classifier(), pictures(16), pictures(8))
+    run = read_run(tmp_path / "run")
+    assert [row["val/acc1"] for row in run.metrics if "val/acc1" in row]
+    assert [row["step"] for row in run.metrics if "train/loss" in row] == [3, 7, 11, 15]
+    assert any(step["p"].get("validation") for step in run.steps[0])
+    assert run.config["module"] == {"width": 8, "swings": False}
+    assert run.config["trainer"]["max_epochs"] == 2
+
+
+def test_a_limit_stops_a_training_of_somebody_else(tmp_path: Path) -> None:
+    watch = kd.Monitor(tmp_path / "run", max_hours=1e-4, rules_every_s=0)
+    trainer = Trainer(max_epochs=100, callbacks=[watch], **QUIET)
+    trainer.fit(Classifier(), Starving(0.05))
+    run = read_run(tmp_path / "run")
+    assert run.summary["status"] == "stopped: MaxHours"
+    assert trainer.current_epoch < 99
+
+
+def test_one_folder_holds_one_training(tmp_path: Path) -> None:
+    trained(tmp_path / "run", Classifier(), pictures(4))
+    with pytest.raises(UserError, match="holds the records of an earlier training"):
+        trained(tmp_path / "run", Classifier(), pictures(4))
+    for settings, message in (
+        ({"kernel_at": 3}, "no key 'kernel_at'; did you mean 'kernels_at'"),
+        ({"interval_s": 0.0}, "interval_s must be >= 0.05"),
+        ({"budget": 3}, "budget"),
+    ):
+        with pytest.raises(UserError, match=message):
+            kd.Monitor(tmp_path / "other", **settings)
+
+
+def test_a_training_that_fails_leaves_its_reason(tmp_path: Path) -> None:
+    def broken() -> Iterator[tuple[Tensor, Tensor]]:
+        yield torch.rand(2, 3, SIDE, SIDE), torch.tensor([0, 1])
+        raise RuntimeError("planted")
+
+    class Broken:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            return broken()
+
+    with pytest.raises(RuntimeError, match="planted"):
+        trained(tmp_path / "run", Classifier(), Broken())
+    summary = read_run(tmp_path / "run").summary
+    assert summary["status"] == "failed"
+    assert summary["error"] == "RuntimeError: planted"
+
+
+def test_a_plain_loop_is_watched(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with kd.Monitor(tmp_path / "run", interval_s=0.1) as watch:
+        for _ in range(2):
+            for batch, labels in watch(Starving(0.02)):
+                with watch.phase("forward"):
+                    loss = nn.functional.cross_entropy(net(batch), labels)
+                with watch.phase("backward"):
+                    loss.backward()
+                with watch.phase("optimizer"):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                watch.log(loss)
+            with watch.phase("validation"):
+                time.sleep(0.1)
+    run = read_run(tmp_path / "run")
+    assert run.summary["status"] == "done"
+    assert run.summary["epochs"] == 2
+    assert [step["step"] for step in run.steps[0]] == list(range(2 * STEPS))
+    assert shares(run)["data"] > 0.3
+    for step in run.steps[0]:
+        assert {"data", "forward", "backward", "optimizer", "rest"} <= set(step["p"])
+        assert step["p"]["rest"] < 90  # the time between two epochs is no part of a step
+    assert len([row for row in run.metrics if "train/loss" in row]) == 2 * STEPS
+    assert "logging" not in shares(run)
+
+
+def test_a_loop_that_stops_says_why(tmp_path: Path) -> None:
+    with kd.Monitor(tmp_path / "run", max_hours=5e-5, rules_every_s=0) as watch:
+        epochs = 0
+        while not watch.stopped:
+            for _ in watch(Starving(0.02)):
+                pass
+            epochs += 1
+    assert watch.stopped == "MaxHours"
+    assert epochs < 100
+    assert read_run(tmp_path / "run").summary["status"] == "stopped: MaxHours"
