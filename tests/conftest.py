@@ -7,6 +7,7 @@ workers wait for it.
 import functools
 import gc
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -115,6 +116,22 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = write_recipe(root / "tiny.yaml", data, weights, data__img_size=40)
     assert main("train", [f"recipe={file}", "trainer.max_epochs=1"]) == 0
     return root / "runs" / "tiny" / "000"
+
+
+@pytest.fixture()
+def with_test(finished: Path, tmp_path: Path) -> Path:
+    """The finished run's pictures beside a test split of others, and a copy of the run."""
+    from tests._helpers import draw_folder
+
+    data = tmp_path / "data"
+    shutil.copytree(finished.parents[2] / "data", data)
+    other = draw_folder(tmp_path / "other", train=8, val=16, size=44)
+    shutil.copytree(other / "val", data / "test")
+    run = tmp_path / "run"
+    shutil.copytree(
+        finished, run, ignore=shutil.ignore_patterns("eval_*", "looks.json", "cascade.json")
+    )
+    return run
 
 
 @pytest.fixture(scope="session")

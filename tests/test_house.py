@@ -15,7 +15,7 @@ from tests._helpers import ROOT
 
 LAYERS = [
     {"kd", "kd.errors", "kd.settings"},
-    {"kd.progress", "kd.machine", "kd.lightning_internals", "kd.losses.functional"},
+    {"kd.progress", "kd.machine", "kd.lightning_internals", "kd.losses.functional", "kd.proof"},
     {"kd.processes", "kd.muon"},
     {"kd.storage"},
     {"kd.report"},

@@ -30,7 +30,7 @@ from kd.optim import each_of
 from kd.processes import total
 from kd.report.html import write_explained
 from kd.storage.writing import write_json, write_text
-from kd.teachers import RunTeacher
+from kd.teachers import Address, OwnTeacher, RunTeacher
 from kd.teachers.answer import ALL
 
 
@@ -164,7 +164,13 @@ class Summary(Callback):
             name: _model(t.arch, t.model, self.preflight.members.get(name, {}))
             for name, t in teacher.members.items()
         }
-        return whole | ({"members": each} if len(each) > 1 else {})
+        asked = {
+            name: t.given.report()
+            for name, t in teacher.members.items()
+            if isinstance(t, OwnTeacher) and isinstance(t.given, Address)
+        }
+        several = {"members": each} if len(each) > 1 else {}
+        return whole | several | ({"asked": asked} if asked else {})
 
     def _content(self, trainer: Trainer, run: RunContext, status: str) -> dict[str, Any]:
         info, data, memory = run.students.data_info, run.data, run.module.memory

@@ -5,6 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kd.errors import UserError
+from kd.run.cascade_wish import KEYS as CASCADE
+from kd.run.cascade_wish import wish_of
+from kd.run.claim import KEYS as CERTIFICATE
+from kd.run.claim import claim_of
 from kd.run.own_keys import take_all, truth
 from kd.run.request import Request
 
@@ -21,12 +25,22 @@ kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSO
   split=NAME     the data's split: val (default), train, or for an ImageFolder any folder below its root
   folder=DIR     other pictures: DIR/<class>/*.jpg, with class names of the model
   out=FILE       FILE.csv: a line a picture, with its label and what each model says; FILE.json: the figures
+  margin=1       whether the student is not worse than its teacher by more than a point: shown, or not (of several
+                 models each against the first; of a regression: per cent of the teacher's error)
+  confidence=0.95, groups=REGEX (brackets around what the names of pictures that belong together share)
+  cascade=true   the student answers where it is sure, else the teacher: accuracy against milliseconds, and the threshold
+                 for a goal, chosen on half of the pictures: accuracy=teacher (default; less margin=1 point),
+                 accuracy=0.99*teacher, accuracy=0.85, share=0.1 (asked for), or latency_ms=9 (mean of a picture)
+  score=         of sureness: probability (default), margin, entropy or head
   robust=true    also on damaged pictures: blur, noise, JPEG, brightness, three strengths each
   arch=NAME      timm's name for the model of a weights file that lacks it; likewise img_size=N, kwargs.NAME=VALUE,
                  mean=[R,G,B], std=[R,G,B], classes=FILE, checkpoint_key=NAME (which of several models in the file),
                  builder=CLASS, as for model.teacher
   recipe=NAME    whose pictures a weights file is measured on, without a run beside it
   data.key=...   as for kd-train: data.source.root=DIR, data.batch_size=N, ...
+
+A certificate takes split=test where the data has one. Pictures that chose the student's epoch are refused
+(despite_choice=true). How often a run was measured on pictures is counted in RUN_FOLDER/looks.json.
 
 Of a student without a classifier: the directions that its features use (RankMe) and, with data.probe.root=DIR, the
 accuracy of k nearest neighbours and of a ridge probe, its teachers beside it.
@@ -37,7 +51,7 @@ calibration, classes, confusions. Computed in float32, as plain timm would.
 """
 
 
-KEYS = ("split", "folder", "out", "robust")
+KEYS = ("split", "folder", "out", "robust", *CERTIFICATE, *CASCADE, "despite_choice")
 FILE_KEYS = (
     "arch", "img_size", "kwargs", "mean", "std", "builder", "classes", "checkpoint_key",
 )  # fmt: skip
@@ -87,6 +101,11 @@ def _options(request: Request) -> "Options":
     of_files = _take_file_settings(request)
     options = take_all(request, *KEYS)
     robust = truth(options, "robust")
+    wish = wish_of(options)
+    claim = None if wish else claim_of(options)
+    despite_choice = truth(options, "despite_choice")
+    if despite_choice and not (claim or wish):
+        raise UserError("despite_choice: has no effect without margin=POINTS or cascade=true")
     out = None
     if "out" in options:
         out = Path(options["out"])
@@ -104,11 +123,14 @@ def _options(request: Request) -> "Options":
             f"{_group_of(of_files[0])}: is for a weights file; a run's folder has it in its config.yaml"
         )
     return Options(
-        options.get("split", "val"),
+        options.get("split", ""),
         options.get("folder"),
         robust,
         of_files,
         out,
+        claim,
+        wish,
+        despite_choice,
     )
 
 

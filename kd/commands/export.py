@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kd.errors import UserError
+from kd.run.claim import claim_of
 from kd.run.own_keys import take_all, truth, whole_number
 from kd.run.request import Request
 from kd.run.run import Run
@@ -25,18 +26,31 @@ kd-export: a run's student for other programs, compared with the student in torc
   to=sagemaker      model.tar.gz for SageMaker's Triton images
   to=hub            config.json, model.safetensors: timm.create_model("local-dir:FOLDER", pretrained=True)
   to=backbone       backbone.safetensors: the layers below the classifier, for detectors built on timm
+  to=cascade        student.onnx, teacher.onnx and the rule of kd-eval cascade=true, with ten lines of Python that run them
   int8=true         int8 weights and activations, calibrated on training pictures (extra openvino)
   layout=nhwc       or nchw: layout of the input pictures
   out=FOLDER        default: RUN_FOLDER/export/FORMAT, with _int8 after it
   calibrate=300     number of training pictures for the calibration
   min_agreement=99.9    per cent of the validation pictures for which a float export must answer as the student does
+  margin=1              instead of these: kept only if the export is shown to lose less than a point, by the same pictures
+  confidence=0.95       of that certificate
   max_drop=1            points of the main metric that an int8 export may lose
   data.key=...      as for kd-train: data.source.root=DIR, ...
 
 An export that loses more is not kept: exit status 1. The comparison goes to RUN_FOLDER/export/export.json either way.
 """
 
-KEYS = ("to", "int8", "out", "layout", "calibrate", "min_agreement", "max_drop")
+KEYS = (
+    "to",
+    "int8",
+    "out",
+    "layout",
+    "calibrate",
+    "min_agreement",
+    "max_drop",
+    "margin",
+    "confidence",
+)
 
 
 def run(request: Request) -> int | None:
@@ -59,9 +73,16 @@ def run(request: Request) -> int | None:
     int8 = truth(options, "int8")
     calibrate = whole_number(options, "calibrate", 300)
     min_agreement = _share(options, "min_agreement", 99.9)
-    limits = ExportLimits(min_agreement, drop=_share(options, "max_drop", 1))
+    claim = claim_of(options)
+    for key in ("min_agreement", "max_drop"):
+        if claim is not None and key in options:
+            raise UserError(f"{key}: has no effect beside margin=, which decides alone")
+    certificate = None if claim is None else claim.wanted
+    limits = ExportLimits(min_agreement, _share(options, "max_drop", 1), certificate)
     layout = _layout(options)
     export_format = find_format(name)
+    if claim is not None and export_format.features:
+        raise UserError(f"margin: needs a classifier, and to={name} has none")
     if int8 and not export_format.quantises:
         raise UserError(f"int8: to={name} has no int8 (to=onnx, openvino, triton, sagemaker have)")
     export_format.check(f"to={name}", int8)  # before torch is loaded

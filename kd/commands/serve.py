@@ -10,6 +10,7 @@ from kd.run.run import Run
 from kd.storage.run_urls import run_at
 
 if TYPE_CHECKING:
+    from kd.ship.cascade_rule import CascadeRule
     from kd.ship.export.base import Runtime
     from kd.ship.export.manifest import ExportManifest
 
@@ -33,11 +34,14 @@ kd-serve: a run's student, or an export of it, behind HTTP (extra serve; ONNX Ru
   timeout_s=30                     of a request
   max_upload_mb=16  max_pixels=40000000  max_pictures=32     of a request, of a picture, of a request
   teacher=true                     the run's teacher answers too (in torch)
+  defer=true                       beside teacher=true: it answers only the pictures of which the student is not sure, by
+                                   the threshold of kd-eval cascade=true; defer=0.1: for that share of the pictures.
+                                   /metrics counts who answered, and kd_deferral_alert is 1 when the share has changed
 
 A run without an ONNX export is exported first (kd-export). SIGTERM finishes what was taken and ends with status 0.
 """
 
-KEYS = ("host", "hosts", "port", "threads", "teacher", "int8")
+KEYS = ("host", "hosts", "port", "threads", "teacher", "int8", "defer")
 
 
 def run(request: Request) -> int | None:
@@ -72,6 +76,7 @@ def run(request: Request) -> int | None:
     threads = whole_number(options, "threads", 0, low=0)
     port = whole_number(options, "port", 8000, low=0)
     request.rest = [str(run_at(request.rest[0]))]  # fetched once
+    rule = _rule(request, options)
     file = _model(request, truth(options, "int8"))
     listening = bind(options.get("host", "127.0.0.1"), port)
     try:
@@ -83,7 +88,9 @@ def run(request: Request) -> int | None:
             try_out(model, manifest, str(file) if name == "student" else "teacher: it")
         listed = f"{options.get('host', '')},{options.get('hosts', '')}".lower().split(",")
         names = {name.strip() for name in listed} - {""}
-        server = Server(manifest, models, limits, names)
+        if rule is not None and manifest.task != "classification":
+            raise UserError(f"defer: needs one class a picture, {file} has {manifest.task}")
+        server = Server(manifest, models, limits, names, rule)
         host, port = listening.getsockname()[:2]
         if ":" in host:  # IPv6
             host = f"[{host}]"
@@ -115,6 +122,18 @@ def _model(request: Request, int8: bool) -> Path:
         if export.run(replace(request, rest=[str(place)], overrides=settings)):
             raise UserError(f"{place}: its export was not kept, see above")
     return file
+
+
+def _rule(request: Request, options: dict[str, str]) -> "CascadeRule | None":
+    """When the teacher is asked; None without ``defer``."""
+    from kd.run.own_keys import truth
+    from kd.ship.cascade_rule import read_rule
+
+    if options.get("defer", "false") == "false":
+        return None
+    if not truth(options, "teacher"):
+        raise UserError("defer: has no effect without teacher=true")
+    return read_rule(Path(request.rest[0]), options["defer"])
 
 
 def _teacher(request: Request, manifest: "ExportManifest") -> "Runtime":

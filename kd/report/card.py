@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment
 
+from kd.report.certified import certificates_of
 from kd.report.metric import format_metric, is_share, lost_classes
 from kd.report.records import RunRecords
 from kd.storage.elsewhere import mapping_of
@@ -87,6 +88,7 @@ def card(
         unseen=unseen,
         licenses=[(what, text or "not stated") for what, text in licenses.items()],
         few=rare,
+        certificates=[line for _, lines in certificates_of(run) for line in lines],
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kd.report import traces
+from kd.report.certified import certified
 from kd.report.charts import Section, health_lines, heat, machine_lines, phase_chart, table
 from kd.report.facts import Facts
 from kd.report.faithful import faithful
@@ -38,6 +39,7 @@ def report(explained: Explained) -> list[Section]:
     }
     results: dict[str, Parts] = {
         "learning": lambda: learning(facts),
+        "certificates": lambda: certified(run),
         "faithfulness": lambda: faithful(run),
     }
     first: dict[str, Parts] = {

@@ -18,7 +18,7 @@ def print_features(results: list[dict[str, Any]]) -> None:
     Args:
         results: the content of ``eval_*.json``, one for each model.
     """
-    names = _without_common_folders([result["run"] for result in results])
+    names = without_common_folders([result["run"] for result in results])
     _print_models(results[0], _feature_rows(results, names))
     if "probe" not in results[0]:
         print(
@@ -37,6 +37,8 @@ def print_evaluation(result: dict[str, Any]) -> None:
     )
     for line in _faithful(result.get("fidelity")):
         print(line)
+    print_certificate(result.get("certificate"))
+    print_cascade(result.get("cascade"))
     if "robust" in result:
         _print_robust(result["robust"])
 
@@ -44,7 +46,7 @@ def print_evaluation(result: dict[str, Any]) -> None:
 def print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int]]) -> None:
     """Each model, each teacher once, and the differences to the first in points."""
     first = results[0]
-    names = _without_common_folders([result["run"] for result in results])
+    names = without_common_folders([result["run"] for result in results])
 
     # Each teacher once, then all students.
     models: list[tuple[str, Any]] = []
@@ -67,8 +69,19 @@ def print_side_by_side(results: list[dict[str, Any]], pairs: list[tuple[int, int
     for name, result in zip(names, results, strict=True):
         for line in _faithful(result.get("fidelity")):
             print(f"{name}: {line}")
+        print_certificate(result.get("certificate"))
         if "robust" in result:
             _print_robust(result["robust"], f"{name}: ")
+
+
+def print_certificate(certificate: dict[str, Any] | None) -> None:
+    """Prints a certificate, its answer first.
+
+    Args:
+        certificate: of :func:`kd.proof.certificate.certify`; None: nothing is printed.
+    """
+    for line in (certificate or {}).get("text", []):
+        print(line)
 
 
 def _paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str:
@@ -89,7 +102,7 @@ def _paired(first: str, other: str, pair: tuple[int, int], pictures: int) -> str
     )
 
 
-def _without_common_folders(names: list[str]) -> list[str]:
+def without_common_folders(names: list[str]) -> list[str]:
     """Names without the leading folders that all of them share; each keeps its last part."""
     paths = [Path(name).parts for name in names]
     while all(len(path) > 1 for path in paths):
@@ -250,3 +263,48 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         else "nothing was trained, no student is exported"
     )
     print(f"run folder: {folder} ({held})", flush=True)
+
+
+def print_cascade(found: dict[str, Any] | None) -> None:
+    """Prints a cascade's table, and the threshold with what is guaranteed.
+
+    Args:
+        found: of :func:`kd.run.cascade.cascade_of`; None: nothing is printed.
+    """
+    if found is None:
+        return
+    rows = []
+    for row in found["curve"]:
+        part = row["ms"] / found["teacher_ms"]
+        cells = [f"{row['share']:.0%}", f"{row['accuracy']:.1%}", f"{row['ms']:.2f}", f"{part:.0%}"]
+        rows.append(cells)
+    title = (
+        f"student where it is sure, else teacher ({found['score']}; {found['pictures']:,} pictures)"
+    )
+    print_table(title, ["teacher asked", "accuracy", "ms", "of the teacher's ms"], rows, left=())
+    for line in cascade_lines(found):
+        print(line)
+
+
+def cascade_lines(found: dict[str, Any]) -> list[str]:
+    """A cascade's threshold in words.
+
+    Args:
+        found: of :func:`kd.run.cascade.cascade_of`.
+    """
+    sure = f"{100 * found['confidence']:.4g} % confidence"
+    gains = ", ".join(f"{name} {100 * gain:.2f}" for name, gain in found["compared"].items())
+    compared = f"points gained over asking at random, mean over all shares: {gains}"
+    if found["threshold"] is None:
+        few = f"{found['goal']}: no threshold is sure to reach it ({sure}) on {found['chosen_on']:,} pictures"
+        return [few, compared]
+    chosen, checked = found["chosen"], found["checked"]
+    low, high = found["share_interval"]
+    return [
+        f"{found['goal']}: threshold {found['threshold']:.4f}, guaranteed with {sure} on {found['chosen_on']:,} pictures "
+        f"({chosen['accuracy']:.1%}, {chosen['share']:.1%} asked)",
+        f"checked on {checked['pictures']:,} others: {checked['accuracy']:.1%} (the teacher {checked['teacher']:.1%}), "
+        f"{checked['share']:.1%} asked, {checked['ms']:.2f} ms a picture",
+        f"share asked on such pictures: {low:.1%} to {high:.1%}",
+        compared,
+    ]

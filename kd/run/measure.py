@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,9 +18,15 @@ from kd.data.transforms import CORRUPTIONS, STRENGTHS, corrupted
 from kd.errors import UserError
 from kd.models import Prepare, TeacherSpec, count_parameters
 from kd.models.weights import about, weights_file
-from kd.module.evaluation import Answers, look_at, metrics_of_student
+from kd.module.evaluation import Answers, Listener, look_at, metrics_of_student
+from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar
+from kd.report.terminal import without_common_folders
 from kd.run.build import data_of, student_in, task_in, task_of, teacher_specs
+from kd.run.cascade import Sureness, cascade_of, check_cascade
+from kd.run.cascade_wish import CascadeWish
+from kd.run.certify import Judged, certificates, check_pictures, count_look, group_of, usual_split
+from kd.run.claim import Claim
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.ship.export.student import read_metadata
@@ -30,7 +37,7 @@ from kd.storage.shown import Table
 from kd.storage.writing import write_json, write_text
 from kd.tasks import Task
 from kd.tasks.features import rank_of_gram
-from kd.teachers import FrozenTeacher, RunTeacher, build_teacher
+from kd.teachers import FrozenTeacher, RunTeacher, build_teacher, match_answers
 
 Models = dict[str, Callable[[Tensor], Tensor]]
 """By name, what gives features ``(N, D)`` of pictures."""
@@ -40,8 +47,8 @@ Models = dict[str, Callable[[Tensor], Tensor]]
 class Options:
     """What ``kd-eval`` was given, checked."""
 
-    split: str = "val"
-    """Split of the data."""
+    split: str = ""
+    """Split of the data; "": ``val``, and for a certificate or a cascade ``test`` where the data has one."""
     folder: str | None = None
     """Folder of other pictures."""
     robust: bool = False
@@ -50,11 +57,22 @@ class Options:
     """Words such as ``arch=NAME``, settings of ``model.teacher`` that say how a bare weights file is read."""
     out: Path | None = None
     """File of a table of the pictures (``.csv``), or of the figures (``.json``)."""
+    claim: Claim | None = None
+    """What a certificate must show (``margin=``)."""
+    cascade: CascadeWish | None = None
+    """What a cascade of student and teacher should reach (``cascade=true``)."""
+    despite_choice: bool = False
+    """Pictures that chose a student's epoch are taken for both all the same."""
 
     @property
     def place(self) -> str:
         """Name of the pictures' loader: the split, or ``folder`` for other pictures."""
-        return "folder" if self.folder else self.split
+        return "folder" if self.folder else self.split or "val"
+
+    @property
+    def proves(self) -> bool:
+        """Whether it needs pictures that have not chosen the student."""
+        return self.claim is not None or self.cascade is not None
 
     @property
     def file(self) -> str:
@@ -261,21 +279,32 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
         UserError: see :func:`subjects`; models with other pictures or classes; ``out`` where there is no table.
     """
     if any(_gives_features(word) for word in request.rest):
-        return _evaluate_features(request, options)
+        if options.proves:
+            key = "cascade" if options.cascade else "margin"
+            raise UserError(f"{key}: needs a classifier, and a student has none")
+        return _evaluate_features(request, replace(options, split=options.split or "val"))
     measured = subjects(request, options)
+    if options.proves and not options.split:
+        options = replace(options, split=usual_split(measured[0].data))
+    options = replace(options, split=options.split or "val")
     _check_same_pictures(measured, options)
     task = measured[0].task
     to_table = options.out is not None and options.out.suffix == ".csv"
     if to_table and not task.in_rows:
         raise UserError("out: is not available for segmentation; kd-predict writes the masks")
+    for subject in measured:
+        match_answers(subject.teacher, subject.data, options.place)
+    proof = _Proof.of(measured, options)
     own_data = not any(item.startswith("data.source") for item in request.overrides)
     results = []
     answers: list[Answers] = []  # of each model, where the task's answers are rows of a table
-    for subject in measured:
+    for subject, listeners in zip(measured, proof.listeners, strict=True):
         of_subject = Answers(task, subject.classes) if task.in_rows else None
-        results.append(measure(subject, options, of_subject, own_data))
+        readers = listeners if of_subject is None else [of_subject, *listeners]
+        results.append(measure(subject, options, readers, own_data))
         if of_subject is not None:
             answers.append(of_subject)
+    proof.add_to(results)
     evaluation = Evaluation.written(results, [subject.run for subject in measured], options)
     if to_table and options.out is not None:
         _write_answers(options.out, measured, answers, options)
@@ -283,6 +312,114 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
     notes = [note for subject in measured for note in subject.data.source.notes]
     evaluation.notes = list(dict.fromkeys(notes))
     return evaluation
+
+
+@dataclass
+class _Proof:
+    """What beside the figures is worked out from each picture's outcome: certificates and the cascade."""
+
+    measured: Sequence[Subject]
+    options: Options
+    cautions: list[list[str]]
+    """What to say of the pictures in each model's certificate."""
+    outcomes: list[PictureOutcomes] = field(default_factory=list)
+    """For certificates, of each model."""
+    sureness: Sureness | None = None
+    """For the cascade of a single model."""
+
+    @classmethod
+    def of(cls, measured: Sequence[Subject], options: Options) -> "_Proof":
+        """Refuses pictures and models that prove nothing, before anything is measured."""
+        proof = cls(measured, options, _cautions(measured, options))
+        if options.claim is not None:
+            proof.outcomes = [PictureOutcomes(subject.task) for subject in measured]
+        if options.cascade is not None:
+            proof.sureness = Sureness()
+        return proof
+
+    @property
+    def listeners(self) -> list[list[Listener]]:
+        """What takes in the batches of each model."""
+        if self.sureness is not None:
+            return [[self.sureness]]
+        if self.outcomes:
+            return [[outcome] for outcome in self.outcomes]
+        return [[] for _ in self.measured]
+
+    def add_to(self, results: list[dict[str, Any]]) -> None:
+        """Puts certificates and the cascade into the models' figures, and counts the looks at these pictures."""
+        options = self.options
+        if self.outcomes:
+            _certify(results, self.measured, self.outcomes, options)
+        if options.cascade is not None and self.sureness is not None:
+            cascade = cascade_of(self.measured[0], self.sureness, options.cascade, options.place)
+            results[0]["cascade"] = cascade
+        for subject, result, caution in zip(self.measured, results, self.cautions, strict=True):
+            _complete(result, options, _look(subject, options), caution)
+
+
+def _cautions(measured: Sequence[Subject], options: Options) -> list[list[str]]:
+    """What to say of the pictures in each model's certificate; they are refused where they can't certify it."""
+    if not options.proves:
+        return [[] for _ in measured]
+    if options.cascade is not None:
+        check_cascade(measured)
+    if measured[0].task.certified is None:
+        raise UserError("margin: needs a classifier, masks or numbers to compare")
+    if len(measured) == 1 and measured[0].teacher is None:
+        raise UserError("margin: needs a teacher that answers in classes, or two models to compare")
+    if options.claim is not None and options.claim.groups is not None:
+        split = measured[0].data.split(options.place)
+        group_of(split, np.arange(len(split.targets)), options.claim.groups)
+    cautions = []
+    for subject in measured:
+        cautions.append(
+            check_pictures(subject.data, options.place, subject.run, options.despite_choice)
+        )
+    return cautions
+
+
+def _look(subject: Subject, options: Options) -> dict[str, int] | None:
+    """Counts a look at pictures that a run is judged by; those of ``train`` and ``val`` were seen while it trained."""
+    if subject.run is None or options.place in ("train", "val"):
+        return None
+    judged = subject.data.splits.listed(options.place)[0]
+    return count_look(subject.run, judged, "kd-eval")
+
+
+def _certify(
+    results: list[dict[str, Any]],
+    measured: Sequence[Subject],
+    outcomes: Sequence[PictureOutcomes],
+    options: Options,
+) -> None:
+    """Puts the certificates into the models' figures."""
+    judged = []
+    names = without_common_folders([subject.name for subject in measured])
+    for subject, name, outcome in zip(measured, names, outcomes, strict=True):
+        split = subject.data.split(options.place)
+        judged.append(Judged(name, outcome, subject.classes, split))
+    assert options.claim is not None
+    for result, certificate in zip(results, certificates(judged, options.claim), strict=True):
+        if certificate is not None:
+            result["certificate"] = certificate
+
+
+def _complete(
+    result: dict[str, Any], options: Options, look: dict[str, int] | None, caution: Sequence[str]
+) -> None:
+    """Adds to a certificate which pictures it is about, and what speaks against it."""
+    certificate = result.get("certificate")
+    if certificate is None:
+        return
+    place = f"folder {options.folder}" if options.folder else f"split {options.split}"
+    certificate["pictures_of"] = place
+    certificate["text"] += caution
+    if look is not None:
+        certificate |= look
+        times = "once" if look["looks"] == 1 else f"{look['looks']} times"
+        students = f", {look['students']} different students" if look["students"] > 1 else ""
+        certificate["text"].append(f"{place}: measured {times} for this run{students} (looks.json)")
 
 
 def _check_same_pictures(measured: Sequence[Subject], options: Options) -> None:
@@ -300,14 +437,14 @@ def _check_same_pictures(measured: Sequence[Subject], options: Options) -> None:
 
 
 def measure(
-    subject: Subject, options: Options, answers: Answers | None, own_data: bool
+    subject: Subject, options: Options, listeners: Sequence[Listener], own_data: bool
 ) -> dict[str, Any]:
     """Measures a model, and its teacher where it has one: metrics, fidelity and, where wanted, damaged pictures.
 
     Args:
         subject: the model and its pictures.
         options: of the command.
-        answers: takes each picture's answer; None: not kept.
+        listeners: take in each batch's answers.
         own_data: the pictures are the run's own, so ``fidelity.json``, which the report shows, is written too.
 
     Returns:
@@ -317,7 +454,7 @@ def measure(
     data, task, classes = subject.data, subject.task, subject.classes
     task.name_metrics(classes)
     fidelity = task.fidelity(len(classes))
-    readers = [reader for reader in (fidelity, answers) if reader is not None]
+    readers = listeners if fidelity is None else [fidelity, *listeners]
     batches = data.eval_dataloader(options.place)
     metrics = metrics_of_student(
         subject.model, subject.prepare, batches, task, subject.teacher, device, readers

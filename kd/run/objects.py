@@ -60,7 +60,7 @@ from kd.settings import (
 from kd.ship.export import save_student
 from kd.storage.run_urls import on_disk
 from kd.strategies.checkpoint_files import CheckpointFiles
-from kd.teachers import shared_teachers
+from kd.teachers import match_answers, shared_teachers
 from kd.teachers.open_cache import check_precision
 
 
@@ -91,6 +91,7 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
                 run.data = built(DataSettings, data, "data", run.trusted)
                 run.module = _together(run) if run.config["students"] else _module(run, run.config)
                 run.trainer = make_trainer(run)
+                match_answers(run.module.teacher, run.data)
         except Exception as error:
             raise with_key(error, run.config) from error
         _check_built(run)

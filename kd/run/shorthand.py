@@ -34,7 +34,7 @@ def written_out(overrides: Sequence[str], contents: Sequence[Mapping[Any, Any]])
     source_name = str(source.get("class_path", "")).rpartition(".")[2]
     words: list[str] = []
     for word in overrides:
-        words += _source(word, source_name)
+        words += _answers(word) or _source(word, source_name)
     given = dict(word.split("=", 1) for word in words if "=" in word)
     is_list = given.get(f"{SOURCE}.train", "").lower().endswith(LISTS)
     if is_list and SOURCE not in given and source_name in ("", "ImageFolder"):
@@ -76,6 +76,35 @@ def _at(settings: Mapping[str, Any], key: str) -> Any:
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
+
+
+def _answers(word: str) -> list[str]:
+    """``model.teacher.answers=PLACE`` as the class that gives the answers, and its argument; empty for other words.
+
+    Args:
+        word: ``model.teacher.answers=PLACE`` or ``model.teachers.NAME.answers=PLACE``: an address, a file, or the class
+            path of a teacher of one's own.
+
+    Raises:
+        UserError: none of these.
+    """
+    key, _, place = word.partition("=")
+    if not re.fullmatch(r"model\.(teacher|teachers\.[^.]+)\.answers", key):
+        return []
+    teacher = key.removesuffix(".answers")
+    builder = f"{teacher}.builder"
+    # the recipe's own teacher is not used
+    words = [f"{teacher}.checkpoint=null", f"{teacher}.recipe=null"]
+    if re.match(r"https?://", place):
+        return [*words, f"{builder}=kd.teachers.asked.Address", f"{builder}.url={place}"]
+    if place.endswith((".csv", ".parquet", ".safetensors")):
+        kind = "kd.teachers.answers_file.AnswersFile"
+        return [*words, f"{builder}={kind}", f"{builder}.file={place}"]
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", place):
+        return [*words, f"{builder}={place}"]
+    raise UserError(
+        f"{key}: must be an address (http://...), a file (.csv, .parquet, .safetensors) or a class path, got '{place}'"
+    )
 
 
 def _source(word: str, source_name: str) -> list[str]:

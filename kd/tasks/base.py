@@ -12,6 +12,7 @@ from torch import Tensor, distributed, nn
 from torchmetrics import Metric
 
 from kd.losses import LogitLoss
+from kd.proof.certificate import Measure
 from kd.tasks.fidelity import KINDS, Fidelity
 from kd.tasks.fidelity_numbers import NumbersFidelity
 
@@ -59,6 +60,7 @@ class Task(KeepsDtype):
     link = ""  # what makes probabilities of its logits, "softmax" or "sigmoid"; "": they are numbers or features
     no_class_id = ""  # why a picture of its data has no single class id, for losses that need one
     primary = "acc1"  # the metric that describes a model best
+    certified: Measure | None = None  # the measure that a certificate is about
 
     def __init__(self, num_classes: int | None = None, ignore_index: int | None = None) -> None:
         super().__init__()
@@ -176,6 +178,15 @@ class Task(KeepsDtype):
 
     def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
         """Logits, or targets, of N pictures as columns of a table, by the ending of their names."""
+        raise NotImplementedError
+
+    def outcome(self, answer: Tensor, target: Tensor) -> Tensor:
+        """What a certificate counts of each picture, float32 ``(N, ...)`` (:class:`kd.proof.certificate.Outcomes`).
+
+        Args:
+            answer: logits of the model, at the target's size.
+            target: as the task's data has it.
+        """
         raise NotImplementedError
 
     def drawn(

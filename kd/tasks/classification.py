@@ -27,6 +27,7 @@ class Classification(Task):
 
     answers = "classification"
     link = "softmax"
+    certified = "accuracy"
     one_class = in_rows = True
     weights: Tensor | None
 
@@ -137,6 +138,11 @@ class Classification(Task):
             **self.rows(p.argmax(1), classes),
             "_p": [str(round(value, 6)) for value in p.amax(1).tolist()],
         }
+
+    def outcome(self, answer: Tensor, target: Tensor) -> Tensor:
+        """1 where the answer is right and 0 where it is wrong, NaN without a label: ``(N,)``."""
+        right = (answer.argmax(1) == target).float()
+        return right.masked_fill(target < 0, torch.nan)
 
     def judged(self, value: float, total: int) -> str:
         """So many validation pictures that a teacher is right on, in words."""

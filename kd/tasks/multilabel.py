@@ -35,6 +35,7 @@ class MultiLabel(Task):
     kind = "several labels a picture"
     answers = "multilabel"
     link = "sigmoid"
+    certified = "mean average precision"
     in_rows = True
     no_class_id = "has several labels a picture"
     primary = "map"
@@ -85,6 +86,10 @@ class MultiLabel(Task):
         """The labels. Of a model those whose probability is above 1/2; targets are 0 or 1 themselves."""
         chosen = [torch.nonzero(row).flatten().tolist() for row in answer > 0]
         return {"": [";".join(classes[i] for i in ids) for ids in chosen]}
+
+    def outcome(self, answer: Tensor, target: Tensor) -> Tensor:
+        """Logits, and labels of 0 and 1: ``(N, 2, C)``."""
+        return torch.stack([answer.float(), target.float()], 1)
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
         """Adds a batch: ``(N, C)``, labels ``(N, C)``, and the teacher's decisions ``(N, C)``."""

@@ -26,6 +26,7 @@ class Regression(Task):
 
     kind = "numbers"
     primary = "r2"
+    certified = "mean absolute error"
     in_rows = True
     no_class_id = "has numbers in place of classes"
     means: Tensor
@@ -115,6 +116,10 @@ class Regression(Task):
     def judged(self, value: float, total: int) -> str:
         """The coefficient of determination in words: 0 is as good as the targets' mean, 1 without an error."""
         return f"reaches R2 {value:.3f} on {total} validation pictures (0: the targets' mean, 1: without an error)"
+
+    def outcome(self, answer: Tensor, target: Tensor) -> Tensor:
+        """Absolute errors in the targets' units, NaN where a target is missing: ``(N, C)``."""
+        return (answer.float() - target).abs()
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
         """Adds the errors of a batch of numbers ``(N, C)``; the teacher's answer is not used."""

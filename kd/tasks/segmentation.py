@@ -38,6 +38,7 @@ class Segmentation(Task):
     link = "softmax"
     dense = draws = True
     primary = "miou"
+    certified = "mean IoU"
     weights: Tensor | None
 
     def __init__(
@@ -123,6 +124,22 @@ class Segmentation(Task):
             maps[name] = np.where(takes_part_HW, ids.numpy(), 255)
         maps["truth"] = truth_HW
         return side_by_side(picture, maps, classes)
+
+    def outcome(self, answer: Tensor, target: Tensor) -> Tensor:
+        """Of each class the pixels that are right, and those in the union of target and answer: ``(N, 2, C)``."""
+        class_ids_NHW = answer.argmax(1)
+        known_NHW = self._valid(target)
+        counts = []
+        for class_id in range(self.num_classes):
+            is_target = (target == class_id) & known_NHW
+            is_answer = (class_ids_NHW == class_id) & known_NHW
+            right = (is_target & is_answer).sum((1, 2))
+            union = (is_target | is_answer).sum((1, 2))
+            counts.append(torch.stack([right, union], 1))
+        counts_N2C = torch.stack(counts, 2).float()
+        if self.ignore_index is not None and 0 <= self.ignore_index < self.num_classes:
+            counts_N2C[..., self.ignore_index] = 0
+        return counts_N2C
 
     def update(self, logits: Tensor, target: Tensor, teacher_answer: Tensor | None) -> None:
         """Adds a batch: ``(N, C, H, W)``, ids ``(N, H, W)``, and the teacher's classes ``(N, H, W)``."""

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from kd.errors import UserError, did_you_mean, needs_extra
+from kd.proof.certificate import Wanted
 from kd.ship.export.manifest import ExportManifest, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from kd.ship.export.prepared import Prepared
+    from kd.teachers import RunTeacher
 
 INPUT, OUTPUT = "pictures", "answer"  # Names of the exported graph's input and output
 
@@ -28,6 +30,7 @@ FORMATS = {
     "sagemaker": "kd.ship.export.sagemaker.SageMakerArchive",
     "hub": "kd.ship.export.hub.Hub",
     "backbone": "kd.ship.export.backbone.Backbone",
+    "cascade": "kd.ship.export.cascade.Cascade",
 }
 """By the names that ``kd-export to=`` takes; another format is given by its class path."""
 
@@ -57,6 +60,8 @@ class ExportJob:
     """The run's ``student.safetensors``."""
     calibration: Calibration
     """Training pictures, for int8."""
+    teacher: "Callable[[], RunTeacher | None]" = lambda: None
+    """Loads the run's teacher, for a format that ships it too."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ class ExportLimits:
     """Least share of answers equal to the student's, of a float export, in 0..1."""
     drop: float = 0.01
     """Most that an int8 export may lose of the task's main metric, in 0..1."""
+    certificate: Wanted | None = None
+    """The export must be shown to be not worse than the student by a margin."""
 
 
 class Format(ABC):

@@ -16,7 +16,10 @@ import torch
 from torch import nn
 
 from kd.data.batch import Batch
+from kd.errors import UserError
+from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar
+from kd.proof.certificate import Wanted, certify
 from kd.ship.export.base import ExportJob, ExportLimits, Format, Runtime
 from kd.ship.export.manifest import FILE, ExportManifest, Layout
 from kd.ship.finished import FinishedRun
@@ -34,6 +37,7 @@ def compare(
     manifest: ExportManifest,
     batches: Iterable[Batch],
     task: Task,
+    wanted: Wanted | None = None,
 ) -> dict[str, Any]:
     """Runs the student and its export on the same pictures on the CPU.
 
@@ -43,11 +47,12 @@ def compare(
         manifest: of the export.
         batches: with targets; padding (index -1) is left out.
         task: compares the answers; of features the task is :class:`kd.tasks.Features`.
+        wanted: of a certificate that the export is not worse than the student; None: without one.
 
     Returns:
         ``pictures`` (how many), ``max_difference`` and ``mean_difference`` of the numbers, ``agreement`` in 0..1; the
             task's ``metric`` by name with its values of ``student`` and ``export`` in 0..1, where it has one;
-            ``student_ms`` and ``export_ms`` of one picture.
+            ``student_ms`` and ``export_ms`` of one picture; the ``certificate``, where one is wanted.
     """
     judges: dict[str, Task] = {}
     if manifest.task == "features":
@@ -61,6 +66,7 @@ def compare(
     agreed = 0
     answered = 0
     first: torch.Tensor | None = None
+    outcomes = PictureOutcomes(task)
     for batch in bar(batches, label="comparing with the student", unit=" batches"):
         real = batch["index"] >= 0
         target = batch["target"][real]
@@ -85,6 +91,8 @@ def compare(
         answered += same.numel()
         for name, judge in judges.items():
             judge.update(answers[name], target, None)
+        if wanted is not None:
+            outcomes.update(answers["export"], answers["student"], target, batch["index"][real])
 
     assert first is not None
     measured: dict[str, Any] = {
@@ -97,7 +105,24 @@ def compare(
         measured["metric"] = task.primary
     for name, judge in judges.items():
         measured[name] = float(judge.compute()[task.primary])
+    if wanted is not None:
+        measured["certificate"] = _certificate(outcomes, wanted)
     return measured | _latency(student, runtime, first)
+
+
+def _certificate(outcomes: PictureOutcomes, wanted: Wanted) -> dict[str, Any]:
+    """Whether the export is not worse than the student.
+
+    Raises:
+        UserError: too few pictures.
+    """
+    student, exported = outcomes.of("teacher"), outcomes.of("student")
+    assert student is not None
+    assert exported is not None
+    try:
+        return certify(student, exported, wanted, ("the student", "the export"))
+    except ValueError as error:
+        raise UserError(f"margin: {error}") from error
 
 
 def _latency(student: nn.Module, runtime: Runtime, picture: torch.Tensor) -> dict[str, float]:
@@ -123,12 +148,15 @@ def failure(measured: dict[str, Any], int8: bool, limits: ExportLimits) -> str:
     Args:
         measured: the numbers of :func:`compare` (shares in 0..1).
         int8: whether the export is quantised: then the task's main metric decides where there is one, else the
-            agreement.
+            agreement. A certificate that was asked for decides alone.
         limits: the bounds.
 
     Returns:
         The reason in words, with the bound's key; "" where the export may ship.
     """
+    if "certificate" in measured:
+        certificate = measured["certificate"]
+        return "" if certificate["shown"] else f"{certificate['text'][0]} (margin)"
     if int8 and "metric" in measured:
         if measured["student"] - measured["export"] > limits.drop:
             before, after = _score(measured, "student"), _score(measured, "export")
@@ -194,7 +222,7 @@ def export(
         manifest = replace(manifest, task="features", classes=[])
     weights = run.folder / "student.safetensors"
     calibration = partial(run.calibration, layout, wanted.calibrate)
-    job = ExportJob(run.prepared(layout), run.model, manifest, weights, calibration)
+    job = ExportJob(run.prepared(layout), run.model, manifest, weights, calibration, run.teacher)
     # before the work: missing pictures are reported at once
     batches = run.data.eval_dataloader("val")
 
@@ -204,7 +232,9 @@ def export(
         file = kind.write(job, part)
         if not (part / FILE).exists():
             manifest.write(part)
-        measured = compare(kind.reference(job), kind.open(file), manifest, batches, run.task)
+        certificate = wanted.limits.certificate
+        reference, exported = kind.reference(job), kind.open(file)
+        measured = compare(reference, exported, manifest, batches, run.task, certificate)
         problem = failure(measured, wanted.int8, wanted.limits)
         record = {
             "to": wanted.to,
@@ -241,7 +271,8 @@ def lines(record: dict[str, Any]) -> list[str]:
     student_ms, export_ms = record["student_ms"], record["export_ms"]
     rows["one picture"] = f"student {student_ms:.2f} ms, export {export_ms:.2f} ms"
     rows["size"] = f"{record['size_mb']:.1f} MB"
-    return [f"{name:<22} {value}" for name, value in rows.items()]
+    certificate = record.get("certificate", {}).get("text", [])
+    return [*(f"{name:<22} {value}" for name, value in rows.items()), *certificate]
 
 
 def _score(record: dict[str, Any], name: str) -> str:

@@ -41,7 +41,7 @@ class Onnx(Format):
         """
         onnx = need("onnx", EXTRA, "to=onnx")
         file = folder / "model.onnx"
-        _program(job).save(file)
+        onnx_program(job).save(file)
         model = onnx.load(file)
         if job.manifest.int8:
             model = quantized(model, job)
@@ -91,7 +91,12 @@ def open_model(file: Path, threads: int) -> tuple[ExportManifest, Runtime]:
     return from_metadata(metadata, file), as_runtime(session)
 
 
-def _program(job: ExportJob) -> "torch.onnx.ONNXProgram":
+def onnx_program(job: ExportJob) -> "torch.onnx.ONNXProgram":
+    """The ONNX program of ``job.prepared``, for batches of any size.
+
+    Raises:
+        UserError: the model has an operator that ONNX lacks.
+    """
     import torch
 
     # Two pictures: of a batch of one the exporter takes the 1 for a constant.

@@ -2,6 +2,7 @@
 KServe's ``/v2`` and SageMaker's ``/ping`` and ``/invocations``."""
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
@@ -18,10 +19,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from kd.ship.cascade_rule import CascadeRule, ShareWatch
 from kd.ship.export.base import Runtime
 from kd.ship.export.manifest import ExportManifest
 from kd.ship.serving import open_inference
-from kd.ship.serving.answers import answer
+from kd.ship.serving.answers import answer, probabilities
 from kd.ship.serving.batcher import Batcher, Daemons
 from kd.ship.serving.bodies import Busy, Limits, Refused, Room, Share, read_body, read_uploads
 from kd.ship.serving.hosts import KnownHosts
@@ -50,6 +52,7 @@ class Server:
         models: what runs each, by name: ``student``, and ``teacher`` where it is served beside it.
         limits: what is accepted.
         hosts: names by which the server may be reached, beside ``localhost`` and IP addresses.
+        rule: the teacher answers only the pictures of which the student is not sure; None: all models answer.
     """
 
     def __init__(
@@ -58,7 +61,10 @@ class Server:
         models: dict[str, Runtime],
         limits: Limits,
         hosts: Collection[str] = (),
+        rule: CascadeRule | None = None,
     ) -> None:
+        self.rule = rule
+        self.watch = None if rule is None else ShareWatch(rule)
         self.manifest = manifest
         self.limits = limits
         self.hosts = hosts
@@ -116,6 +122,8 @@ class Server:
             uploads = await read_uploads(request, self.limits, share, self._in_decoder)
             pictures.take(len(uploads))
             views = [await self._view(name, data) for name, data in uploads]
+            if self.rule is not None:
+                return self._deferred_answer(await self._cascade(views, self.rule), uploads, top)
             # all models get the pictures before the first answer is awaited: they run side by side
             futures = {
                 name: [batcher.submit(picture) for picture in views]
@@ -132,6 +140,48 @@ class Server:
         return JSONResponse(
             {"arch": self.manifest.arch, "task": self.manifest.task, "predictions": predictions}
         )
+
+    async def _cascade(
+        self, views: list[np.ndarray], rule: CascadeRule
+    ) -> list[tuple[str, np.ndarray]]:
+        """Who answered each picture, and the logits: both models' batches gather pictures of all requests."""
+        students = await asyncio.gather(*[self.batchers["student"].submit(v) for v in views])
+        asks = rule.asks(probabilities(np.stack(students), self.manifest))
+        futures = {i: self.batchers["teacher"].submit(views[i]) for i in np.flatnonzero(asks)}
+        teachers = dict(zip(futures, await asyncio.gather(*futures.values()), strict=True))
+        for asked in asks.tolist():
+            self._count(asked)
+        answers = []
+        for i, student in enumerate(students):
+            name = "teacher" if i in teachers else "student"
+            answers.append((name, teachers.get(i, student)))
+        return answers
+
+    def _count(self, asked: bool) -> None:
+        """Counts who answered, and reports when the share of the teacher's answers leaves what was measured."""
+        assert self.watch is not None
+        self.metrics.answers.labels("teacher" if asked else "student").inc()
+        if self.watch.add(asked):
+            shares = self.watch.described()
+            print(
+                f"kd-serve: the teacher is asked for {shares['now']:.1%} of the newest pictures, "
+                f"{shares['measured']:.1%} were measured: the pictures have changed",
+                file=sys.stderr,
+                flush=True,
+            )
+        self.metrics.drift.set(self.watch.alert)
+
+    def _deferred_answer(
+        self,
+        answers: list[tuple[str, np.ndarray]],
+        uploads: list[tuple[str, bytes]],
+        top: int,
+    ) -> Response:
+        predictions = []
+        for (by, numbers), (file, _) in zip(answers, uploads, strict=True):
+            predictions.append({"file": file, "by": by, **self._answer(numbers, top)})
+        about = {"arch": self.manifest.arch, "task": self.manifest.task}
+        return JSONResponse({**about, "predictions": predictions})
 
     async def _infer(self, request: Request) -> Response:
         """``POST /v2/models/NAME/infer`` of the Open Inference Protocol: tensors in, one model's tensors out."""

@@ -1,0 +1,58 @@
+"""What models made of each picture, kept while they are evaluated: for certificates and the cascade."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from kd.proof.certificate import Outcomes
+from kd.tasks import Task
+
+
+@dataclass
+class PictureOutcomes:
+    """Takes in batches of logits (:class:`kd.module.evaluation.Listener`) and keeps each picture's outcome."""
+
+    task: Task
+    """Counts what an answer is worth."""
+    values: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """By model, ``student`` and ``teacher``: rows of :meth:`kd.tasks.Task.outcome`, batch by batch."""
+    numbers: list[np.ndarray] = field(default_factory=list)
+    """The pictures' numbers ``(N,)``, batch by batch."""
+    class_ids: list[np.ndarray] = field(default_factory=list)
+    """Class ids ``(N,)``, batch by batch, where a picture has one."""
+
+    def update(
+        self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
+    ) -> None:
+        """Adds a batch: logits ``(N, C, ...)`` of both, targets, the pictures' numbers ``(N,)``."""
+        logits = {"student": student}
+        if teacher is not None:
+            logits["teacher"] = teacher
+        for model, answer in logits.items():
+            outcome = self.task.outcome(answer, target).cpu().numpy()
+            self.values.setdefault(model, []).append(outcome.astype(np.float64))
+        self.numbers.append(index.cpu().numpy())
+        if self.task.one_class:
+            self.class_ids.append(target.cpu().numpy())
+
+    def order(self) -> np.ndarray:
+        """The places of the labelled pictures, ordered by their numbers."""
+        places = np.argsort(np.concatenate(self.numbers))
+        values = np.concatenate(self.values["student"])
+        if self.task.certified == "mean absolute error":
+            return places
+        labelled = ~np.isnan(values.reshape(len(values), -1)).any(1)
+        return places[labelled[places]]
+
+    def of(self, model: str) -> Outcomes | None:
+        """The outcomes of ``student`` or ``teacher``, ordered by the pictures' numbers; None without that model."""
+        if model not in self.values or self.task.certified is None:
+            return None
+        order = self.order()
+        class_ids = np.concatenate(self.class_ids)[order] if self.class_ids else None
+        return Outcomes(self.task.certified, np.concatenate(self.values[model])[order], class_ids)
+
+    def picture_numbers(self) -> np.ndarray:
+        """The numbers of these pictures, ascending, ``(N,)``."""
+        return np.concatenate(self.numbers)[self.order()]

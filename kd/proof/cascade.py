@@ -1,0 +1,328 @@
+"""The cascade: the student answers where it is sure, else the teacher. Its threshold, chosen with a guarantee."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from kd.proof.binomial import at_least, both_bounds, lower_bound
+from kd.proof.paired import PairedCounts, loss_p_value
+
+Score = Literal["probability", "margin", "entropy", "head"]
+SCORES: tuple[Score, ...] = ("probability", "margin", "entropy", "head")
+"""How sure a student is: its largest probability, the distance to the next one, 1 less the entropy over its maximum, or
+what a small classifier of these makes of them."""
+SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
+"""Shares of pictures that the teacher is asked for, in the table."""
+THRESHOLDS = tuple(1 / (1 + np.exp(-np.linspace(-8, 14, 111)))) + (1.01,)
+"""Fixed before any picture is seen, as fixed-sequence testing needs; a score below one of them asks the teacher."""
+TOP = 5
+"""Probabilities that the head reads."""
+
+
+@dataclass
+class Measured:
+    """What student and teacher made of N pictures."""
+
+    scores: np.ndarray
+    """How sure the student is, ``(N,)`` in 0..1."""
+    student_right: np.ndarray
+    """bool ``(N,)``."""
+    teacher_right: np.ndarray
+    """bool ``(N,)``."""
+
+    def part(self, chosen: np.ndarray) -> "Measured":
+        """Some of the pictures.
+
+        Args:
+            chosen: their numbers, or bool ``(N,)``.
+        """
+        return Measured(self.scores[chosen], self.student_right[chosen], self.teacher_right[chosen])
+
+    def right(self, threshold: float) -> np.ndarray:
+        """Whether the cascade is right, bool ``(N,)``."""
+        return np.where(self.scores < threshold, self.teacher_right, self.student_right)
+
+    def asked(self, threshold: float) -> int:
+        """Pictures that the teacher is asked for."""
+        return int((self.scores < threshold).sum())
+
+    def at(self, threshold: float) -> dict[str, float]:
+        """``accuracy`` and ``share`` asked under a threshold, in 0..1."""
+        count = len(self.scores)
+        return {
+            "threshold": threshold,
+            "accuracy": float(self.right(threshold).mean()),
+            "share": self.asked(threshold) / count,
+        }
+
+
+def threshold_of(scores: np.ndarray, share: float) -> float:
+    """The threshold below which this share of the scores lies."""
+    count = round(share * len(scores))
+    ordered = np.append(np.sort(scores), 1.01)
+    return float(ordered[count])
+
+
+def curve(measured: Measured) -> list[dict[str, float]]:
+    """Accuracy at the shares of :data:`SHARES`."""
+    return [measured.at(threshold_of(measured.scores, share)) for share in SHARES]
+
+
+def gain_area(measured: Measured) -> float:
+    """What the cascade gains over asking for as many pictures at random, mean over all shares; in accuracy, 0..1."""
+    order = np.argsort(measured.scores, kind="stable")
+    gains = (measured.teacher_right.astype(float) - measured.student_right)[order]
+    reached = np.concatenate([[0.0], gains.cumsum()]) / len(gains)
+    at_random = np.linspace(0, reached[-1], len(reached))
+    return float((reached - at_random).mean())
+
+
+# -- the threshold ---------------------------------------------------------------------------------------------------
+Test = Callable[[Measured, float], float]
+"""The p-value, at a threshold, of the cascade not being what it should be."""
+
+
+@lru_cache(maxsize=65536)
+def _paired_p_value(counts: PairedCounts, margin: float) -> float:
+    return loss_p_value(counts, margin)
+
+
+def near_teacher(margin: float) -> Test:
+    """The cascade is worse than the teacher by ``margin`` (in 0..1) or more."""
+
+    def p_value(measured: Measured, threshold: float) -> float:
+        right, teacher = measured.right(threshold), measured.teacher_right
+        b, c = int((teacher & ~right).sum()), int((right & ~teacher).sum())
+        return _paired_p_value(PairedCounts(len(right), b, c), margin)
+
+    return p_value
+
+
+def at_least_accurate(accuracy: float) -> Test:
+    """The cascade's accuracy is below ``accuracy``: ``P(X >= right)``, ``X ~ Bin(n, accuracy)``."""
+
+    def p_value(measured: Measured, threshold: float) -> float:
+        right = measured.right(threshold)
+        return float(at_least(int(right.sum()), len(right), accuracy))
+
+    return p_value
+
+
+def at_most_asked(share: float) -> Test:
+    """The teacher is asked for more than ``share`` of the pictures: ``P(X <= asked)``, ``X ~ Bin(n, share)``."""
+
+    def p_value(measured: Measured, threshold: float) -> float:
+        return 1 - float(at_least(measured.asked(threshold) + 1, len(measured.scores), share))
+
+    return p_value
+
+
+def first_to_last(test: Test, measured: Measured, error: float, rising: bool) -> float | None:
+    """The last threshold of a fixed sequence that the test accepts, before the first that it does not.
+
+    The thresholds are tried in an order that was fixed before, each at the whole ``error``: one that does not hold is
+    accepted with a chance of at most ``error`` (fixed-sequence testing; Angelopoulos, Bates, Candes, Jordan and Lei,
+    "Learn then Test", arXiv 2110.01052, section 4).
+
+    Args:
+        test: the p-value of a threshold.
+        measured: pictures that chose nothing else.
+        error: 1 less the confidence.
+        rising: begins where the teacher is never asked, to ask it more and more; else where it is always asked.
+
+    Returns:
+        None where the first threshold is not accepted.
+    """
+    accepted = None
+    for threshold in _sequence(rising):
+        if test(measured, threshold) > error:
+            return accepted
+        accepted = threshold
+    return accepted
+
+
+def _sequence(rising: bool) -> Iterator[float]:
+    thresholds = [0.0, *(float(threshold) for threshold in THRESHOLDS)]
+    yield from thresholds if rising else reversed(thresholds)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the cascade should reach; one of the three."""
+
+    accuracy: float | None = None
+    """At least so accurate, in 0..1."""
+    of_teacher: float | None = None
+    """Worse than the teacher by less than this, in 0..1."""
+    share_of_teacher: float | None = None
+    """At least this share of the teacher's accuracy, in 0..1."""
+    share: float | None = None
+    """The teacher is asked for at most this share of the pictures, in 0..1."""
+
+    @property
+    def test(self) -> Test:
+        """The p-value of a threshold."""
+        if self.accuracy is not None:
+            return at_least_accurate(self.accuracy)
+        if self.of_teacher is not None:
+            return near_teacher(self.of_teacher)
+        assert self.share is not None
+        return at_most_asked(self.share)
+
+    def holds(self, accuracy: float, teacher: float, share: float) -> bool:
+        """Whether true values, or those of other pictures, meet the goal.
+
+        Args:
+            accuracy: of the cascade, in 0..1.
+            teacher: accuracy of the teacher.
+            share: that the teacher is asked for.
+        """
+        if self.accuracy is not None:
+            return accuracy >= self.accuracy
+        if self.of_teacher is not None:
+            return accuracy > teacher - self.of_teacher
+        if self.share_of_teacher is not None:
+            return accuracy > self.share_of_teacher * teacher
+        assert self.share is not None
+        return share <= self.share
+
+    def choose(self, measured: Measured, confidence: float) -> float | None:
+        """The threshold; None where none is sure to meet the goal on so few pictures."""
+        goal, error = self, 1 - confidence
+        if self.share_of_teacher is not None:
+            # A tenth of the error bounds the teacher's accuracy A from below: a loss of (1 - s) A is allowed.
+            right = int(measured.teacher_right.sum())
+            least = lower_bound(right, len(measured.teacher_right), error / 10)
+            goal, error = Goal(of_teacher=(1 - self.share_of_teacher) * least), 0.9 * error
+        return first_to_last(goal.test, measured, error, self.share is not None)
+
+
+# -- how sure --------------------------------------------------------------------------------------------------------
+def features_of(probabilities: np.ndarray) -> np.ndarray:
+    """What the scores are made of: the largest five probabilities and the entropy, ``(N, C)`` -> ``(N, 6)``."""
+    top = -np.sort(-probabilities, axis=1)[:, :TOP]
+    top = np.pad(top, ((0, 0), (0, TOP - top.shape[1])))
+    clipped = np.clip(probabilities, 1e-12, 1)
+    entropy = -(clipped * np.log(clipped)).sum(1) / np.log(max(2, probabilities.shape[1]))
+    return np.column_stack([top, entropy])
+
+
+def score_of(features: np.ndarray, score: Score, head: list[float] | None = None) -> np.ndarray:
+    """How sure the student is, ``(N,)`` in 0..1.
+
+    Args:
+        features: of :func:`features_of`.
+        score: which.
+        head: weights of :func:`fit_head`, for ``head``.
+    """
+    if score == "probability":
+        return features[:, 0]
+    if score == "margin":
+        return features[:, 0] - features[:, 1]
+    if score == "entropy":
+        return np.clip(1 - features[:, TOP], 0, 1)
+    assert head is not None
+    return 1 / (1 + np.exp(_inputs(features) @ np.asarray(head)))
+
+
+def _inputs(features: np.ndarray) -> np.ndarray:
+    """The head's inputs: 1, log-probabilities and the entropy, ``(N, 7)``."""
+    return np.column_stack(
+        [np.ones(len(features)), np.log(np.clip(features[:, :TOP], 1e-6, 1)), features[:, TOP]]
+    )
+
+
+def fit_head(features: np.ndarray, student: np.ndarray, teacher: np.ndarray) -> list[float]:
+    """A logistic regression of "the teacher is right and the student is wrong", by Newton's method.
+
+    Args:
+        features: ``(N, 6)``.
+        student: whether it is right, bool ``(N,)``.
+        teacher: likewise.
+    """
+    x_ND, y_N = _inputs(features), (teacher & ~student).astype(float)
+    weights = np.zeros(x_ND.shape[1])
+    ridge = np.eye(len(weights))
+    for _ in range(30):
+        p_N = 1 / (1 + np.exp(-np.clip(x_ND @ weights, -30, 30)))
+        gradient = x_ND.T @ (p_N - y_N) + weights
+        hessian = (x_ND * (p_N * (1 - p_N))[:, None]).T @ x_ND + ridge
+        weights -= np.linalg.solve(hessian, gradient)
+    return [float(weight) for weight in weights]
+
+
+# -- all together ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Plan:
+    """How a cascade is chosen."""
+
+    goal: Goal
+    """What it should reach."""
+    confidence: float = 0.95
+    """With which it does."""
+    score: Score = "probability"
+    """How sure a student is."""
+    seed: int = 0
+    """Of the halves."""
+
+
+def choose(
+    features: np.ndarray, student: np.ndarray, teacher: np.ndarray, plan: Plan
+) -> dict[str, Any]:
+    """Chooses the threshold on one half of the pictures and checks it on the other.
+
+    Args:
+        features: of :func:`features_of`, ``(N, 6)``.
+        student: whether it is right, bool ``(N,)``.
+        teacher: likewise.
+        plan: the goal, the confidence, and the score.
+
+    Returns:
+        ``threshold`` (None: no threshold is sure to meet the goal), ``chosen`` and ``checked`` with ``accuracy`` and
+        ``share`` on each half, ``share_interval`` of the share on new pictures, ``compared`` with what each score
+        gains, ``head``, and ``scores``, their percentiles.
+    """
+    order = np.random.default_rng(plan.seed).permutation(len(student))
+    half = len(order) // 2
+    first, second = order[:half], order[half:]
+    fitted = first[: half // 2]  # the head learns from one quarter
+    head = fit_head(features[fitted], student[fitted], teacher[fitted])
+    if plan.score == "head":
+        first = first[half // 2 :]
+    everything = Measured(score_of(features, plan.score, head), student, teacher)
+    chooser, checker = everything.part(first), everything.part(second)
+    threshold = plan.goal.choose(chooser, plan.confidence)
+    compared = {}
+    for score in SCORES:
+        scored = Measured(score_of(features, score, head), student, teacher).part(second)
+        compared[score] = gain_area(scored)
+    found: dict[str, Any] = {
+        "score": plan.score,
+        "head": head if plan.score == "head" else None,
+        "confidence": plan.confidence,
+        "threshold": threshold,
+        "pictures": len(student),
+        "chosen_on": len(first),
+        "student": float(student.mean()),
+        "teacher": float(teacher.mean()),
+        "curve": curve(everything),
+        "compared": compared,
+        "scores": [float(q) for q in np.quantile(everything.scores, np.linspace(0, 1, 101))],
+    }
+    if threshold is not None:
+        asked = everything.asked(threshold)
+        found["chosen"] = chooser.at(threshold)
+        found["checked"] = {
+            **checker.at(threshold),
+            "pictures": len(second),
+            "teacher": float(checker.teacher_right.mean()),
+            "least_accuracy": lower_bound(
+                int(checker.right(threshold).sum()), len(second), 1 - plan.confidence
+            ),
+        }
+        found["asked"] = asked
+        found["share_interval"] = both_bounds(asked, len(student), 1 - plan.confidence)
+    return found

@@ -1,0 +1,308 @@
+"""A certificate: that a model is not worse than another by more than a margin, on the same pictures, and in words."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from kd.proof.paired import (
+    PairedCounts,
+    holm,
+    largest_loss,
+    loss_p_value,
+    mcnemar_mid_p,
+    pictures_needed,
+    tango_interval,
+    worse_p_value,
+)
+from kd.proof.resample import (
+    FEWEST,
+    Statistic,
+    error_gain,
+    iou_gain,
+    mean_gain,
+    precision_gain,
+    smallest_gain,
+    summed,
+)
+
+Measure = Literal["accuracy", "mean IoU", "mean average precision", "mean absolute error"]
+FEW_DIFFERENCES = 10
+"""Groups of pictures that differ; below, a bootstrap can't tell how many differ elsewhere."""
+NAMED = 5
+"""Classes that are named in a line."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be shown."""
+
+    margin: float
+    """In 0..1: so much less of the measure is allowed, of an error so much more as a share of the reference's."""
+    confidence: float = 0.95
+    """One-sided, in 0.5..1."""
+
+
+@dataclass
+class Outcomes:
+    """What a model made of each picture, and what the pictures are."""
+
+    measure: Measure
+    """What is computed from the values."""
+    values: np.ndarray
+    """A row for each picture: right or not ``(N,)``; right pixels and those in the union ``(N, 2, C)``; scores and labels
+    ``(N, 2, C)``; absolute errors ``(N, T)``."""
+    class_ids: np.ndarray | None = None
+    """The class of each picture ``(N,)``, where it has one."""
+
+
+def certify(
+    reference: Outcomes,
+    candidate: Outcomes,
+    wanted: Wanted,
+    names: tuple[str, str],
+    group: np.ndarray | None = None,
+    classes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Compares two models by the same pictures in the same order.
+
+    Args:
+        reference: what the model did that the other must not be worse than.
+        candidate: what the other did.
+        wanted: the margin and the confidence.
+        names: of reference and candidate, for the text.
+        group: pictures of one number belong together, ``(N,)``; None: each picture is by itself.
+        classes: names by class id.
+
+    Returns:
+        ``shown``, ``margin``, ``confidence``, ``pictures``, ``groups``, ``measure``, ``difference``, ``largest_loss``,
+        all shares in 0..1; the counts of an accuracy; ``classes``; and ``text``, lines for people.
+
+    Raises:
+        ValueError: too few groups.
+    """
+    found: dict[str, Any] = {
+        "reference": names[0],
+        "candidate": names[1],
+        "measure": reference.measure,
+        "margin": wanted.margin,
+        "confidence": wanted.confidence,
+        "pictures": len(reference.values),
+    }
+    if reference.measure == "accuracy":
+        found |= _counts(reference.values, candidate.values)
+    if reference.measure == "accuracy" and group is None:
+        found |= _exact(found, wanted)
+    else:
+        found |= _resampled(reference, candidate, wanted, group)
+    if reference.class_ids is not None and reference.measure == "accuracy":
+        found["classes"] = by_class(reference, candidate, wanted, classes)
+    found["text"] = lines(found)
+    return found
+
+
+def _counts(reference: np.ndarray, candidate: np.ndarray) -> dict[str, int]:
+    return {
+        "both_right": int(((reference > 0) & (candidate > 0)).sum()),
+        "only_reference": int(((reference > 0) & ~(candidate > 0)).sum()),
+        "only_candidate": int((~(reference > 0) & (candidate > 0)).sum()),
+        "both_wrong": int((~(reference > 0) & ~(candidate > 0)).sum()),
+    }
+
+
+def _exact(found: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
+    """The exact test of two accuracies, its bound, and the tests that are usual beside it."""
+    b, c = found["only_reference"], found["only_candidate"]
+    counts = PairedCounts(found["pictures"], b, c)
+    p_value = loss_p_value(counts, wanted.margin)
+    shown = p_value <= 1 - wanted.confidence
+    loss = largest_loss(counts, wanted.confidence)
+
+    # The bound is found by halving: at the margin itself the test decides.
+    loss = min(loss, wanted.margin) if shown else max(loss, wanted.margin)
+    return {
+        "method": "exact test of paired accuracies, ordered by Tango's score",
+        "shown": shown,
+        "p_value": p_value,
+        "difference": counts.difference,
+        "largest_loss": loss,
+        "tango": tango_interval(counts, wanted.confidence),
+        "mcnemar_mid_p": mcnemar_mid_p(b, c),
+        "pictures_needed": None
+        if shown
+        else pictures_needed(counts, wanted.margin, wanted.confidence),
+    }
+
+
+def _resampled(
+    reference: Outcomes, candidate: Outcomes, wanted: Wanted, group: np.ndarray | None
+) -> dict[str, Any]:
+    """The bootstrap of a measure that is no count of independent pictures."""
+    numbers = np.arange(len(reference.values)) if group is None else group
+    groups = int(numbers.max()) + 1
+    if groups < FEWEST:
+        what = "pictures" if group is None else "groups of pictures"
+        raise ValueError(f"a certificate needs {FEWEST} {what} or more, got {groups}")
+    statistic = gain_of(reference, candidate, numbers)
+    difference = float(statistic(np.ones((1, groups)))[0])
+    loss = -smallest_gain(statistic, groups, wanted.confidence)
+    differing = summed(np.nan_to_num(np.abs(candidate.values - reference.values)), numbers)
+    if int((differing.reshape(groups, -1).sum(1) > 0).sum()) < FEW_DIFFERENCES:
+        # Where no group differs, a share p of all may: (1 - p)^G = error.
+        loss = max(loss, 1 - (1 - wanted.confidence) ** (1 / groups))
+    return {
+        "method": "paired bootstrap over "
+        + ("pictures" if group is None else "groups of pictures"),
+        "groups": groups,
+        "shown": loss < wanted.margin,
+        "difference": difference,
+        "largest_loss": loss,
+        "pictures_needed": _needed(len(reference.values), difference, loss, wanted),
+    }
+
+
+def gain_of(reference: Outcomes, candidate: Outcomes, group: np.ndarray) -> Statistic:
+    """The candidate's gain as a function of how often each group of pictures counts."""
+    first, second = reference.values, candidate.values
+    if reference.measure == "mean IoU":
+        return iou_gain(first, second, group)
+    if reference.measure == "mean average precision":
+        return precision_gain(first[:, 0], second[:, 0], first[:, 1], group)
+    if reference.measure == "mean absolute error":
+        return error_gain(first, second, group)
+    return mean_gain(first, second, group)
+
+
+def _needed(pictures: int, difference: float, loss: float, wanted: Wanted) -> int | None:
+    """So many pictures would make the bound meet the margin: its distance falls with the root of their number."""
+    if loss < wanted.margin or difference <= -wanted.margin:
+        return None
+    return math.ceil(pictures * ((loss + difference) / (wanted.margin + difference)) ** 2)
+
+
+def by_class(
+    reference: Outcomes, candidate: Outcomes, wanted: Wanted, names: Sequence[str]
+) -> dict[str, Any]:
+    """Which classes are proven worse, and how many have too few pictures to tell.
+
+    Each class is tested by the exact conditional McNemar test, with Holm's correction over all classes.
+
+    Args:
+        reference: right or wrong by picture, with the pictures' classes.
+        candidate: likewise, on the same pictures.
+        wanted: the confidence counts.
+        names: by class id.
+
+    Returns:
+        ``tested`` classes; ``worse``, rows with ``name``, ``pictures``, both accuracies and ``p_value``; ``too_few``,
+        classes that could not be proven worse if the candidate lost all that the reference is right on.
+    """
+    assert reference.class_ids is not None
+    rows: list[dict[str, Any]] = []
+    for class_id in np.unique(reference.class_ids):
+        chosen = reference.class_ids == class_id
+        counts = _counts(reference.values[chosen], candidate.values[chosen])
+        b, c = counts["only_reference"], counts["only_candidate"]
+        of_reference = b + counts["both_right"]
+        row = {
+            "name": names[class_id] if class_id < len(names) else str(class_id),
+            "pictures": int(chosen.sum()),
+            "reference": of_reference / int(chosen.sum()),
+            "candidate": (c + counts["both_right"]) / int(chosen.sum()),
+            "p_value": worse_p_value(b, c),
+            # even if the candidate lost all that the reference is right on
+            "least_p_value": 0.5**of_reference,
+        }
+        rows.append(row)
+    adjusted = holm(np.array([row["p_value"] for row in rows]))
+    error = 1 - wanted.confidence
+    worse = []
+    for row, p_value in zip(rows, adjusted.tolist(), strict=True):
+        if p_value <= error:
+            worse.append({**row, "p_value": p_value})
+    worse.sort(key=lambda row: row["p_value"])
+    too_few = sum(row["least_p_value"] * len(rows) > error for row in rows)
+    return {"tested": len(rows), "worse": worse, "too_few": too_few}
+
+
+def in_points(share: float, measure: str) -> str:
+    """A share as points, of an error as per cent of the reference's.
+
+    >>> in_points(0.01, "accuracy"), in_points(0.016, "accuracy"), in_points(0.05, "mean absolute error")
+    ('1 point', '1.6 points', '5 %')
+    """
+    number = f"{100 * share:.1f}".removesuffix(".0")
+    if measure == "mean absolute error":
+        return f"{number} %"
+    return f"{number} point{'' if number == '1' else 's'}"
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """A certificate in words.
+
+    Args:
+        found: of :func:`certify`.
+    """
+    measure, loss = found["measure"], found["largest_loss"]
+    claim = f"{found['candidate']} not worse than {found['reference']} by more than"
+    claim = f"{claim} {in_points(found['margin'], measure)} of {measure}"
+    sure = f"{100 * found['confidence']:.4g} % confidence"
+    bound = in_points(abs(loss), measure)
+    if found["shown"] and loss <= 0:
+        result = f"shown: it is better by {bound} or more ({sure})"
+    elif found["shown"]:
+        result = f"shown: it loses at most {bound} ({sure})"
+    else:
+        result = f"not shown: a loss of {bound} can't be excluded ({sure})"
+    text = [f"{claim}: {result}{_what_would_do(found)}"]
+    if "only_reference" in found:
+        text.append(_counted(found))
+    if "groups" in found and found["groups"] != found["pictures"]:
+        text.append(
+            f"{found['pictures']:,} pictures in {found['groups']:,} groups, resampled by group"
+        )
+    if "classes" in found:
+        text.append(_class_line(found["classes"]))
+    return text
+
+
+def _what_would_do(found: dict[str, Any]) -> str:
+    """The end of a sentence: how many pictures would give a certificate, where it was not given."""
+    if found["shown"]:
+        return ""
+    needed, here = found["pictures_needed"], found["pictures"]
+    if needed is None:
+        return f"; it is worse by {in_points(-found['difference'], found['measure'])} here, more pictures would not help"
+    digits = max(0, len(str(needed)) - 2)
+    rounded = math.ceil(needed / 10**digits) * 10**digits
+    return f"; about {rounded:,} pictures would do, {here:,} are here"
+
+
+def _counted(found: dict[str, Any]) -> str:
+    here = found["pictures"]
+    text = (
+        f"of {here:,} pictures {found['reference']} alone is right on {found['only_reference']:,}, "
+        f"{found['candidate']} alone on {found['only_candidate']:,} "
+        f"({100 * found['difference']:+.1f} points"
+    )
+    if "mcnemar_mid_p" in found:
+        text += f"; McNemar's mid-p of equal accuracy {found['mcnemar_mid_p']:.3g}"
+    return text + ")"
+
+
+def _class_line(classes: dict[str, Any]) -> str:
+    worse, tested = classes["worse"], classes["tested"]
+    few = (
+        f"; {classes['too_few']} of {tested} have too few pictures to tell"
+        if classes["too_few"]
+        else ""
+    )
+    if not worse:
+        return f"no class is proven worse{few}"
+    named = []
+    for row in worse[:NAMED]:
+        named.append(f"{row['name']} {row['reference']:.0%} -> {row['candidate']:.0%}")
+    more = f" and {len(worse) - NAMED} more" if len(worse) > NAMED else ""
+    return f"classes proven worse (of {tested}, Holm): {', '.join(named)}{more}{few}"

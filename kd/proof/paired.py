@@ -1,0 +1,247 @@
+"""Two models on the same pictures: how much worse one may be, by the pictures that only one of them is right on.
+
+Of n pictures the reference alone is right on b and the candidate alone on c. With probabilities ``p_b`` and ``p_c`` of
+these the candidate's accuracy is the reference's plus ``p_c - p_b``. Whether ``p_b - p_c`` reaches a margin m is tested
+by Tango's score, whose distribution is computed exactly: a test that is conditional on b + c can't bound a difference
+(with b + c = 0 it would exclude every loss), and the normal approximation fails where b and c are small.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from kd.proof.binomial import at_least, both_bounds, pmf
+
+NUISANCE = 1e-4
+"""Chance that the true share of pictures on which the models differ is outside of the interval that is searched."""
+GRID = 32
+"""Shares of such pictures that are tried in this interval."""
+NEGLIGIBLE = 1e-10
+"""Chance of a number of such pictures that is left out."""
+LARGEST_EXACT = 20_000
+"""Pictures; above, the normal approximation of the score is used."""
+POWER = 0.8
+"""Chance of a certificate that :func:`pictures_needed` asks for."""
+
+
+@dataclass(frozen=True)
+class PairedCounts:
+    """Pictures by which of two models is right."""
+
+    pictures: int
+    """n: of all kinds."""
+    only_reference: int
+    """b: the reference alone is right."""
+    only_candidate: int
+    """c: the candidate alone is right."""
+
+    @property
+    def difference(self) -> float:
+        """Accuracy of the candidate less that of the reference, in -1..1."""
+        return (self.only_candidate - self.only_reference) / self.pictures
+
+    @property
+    def discordant(self) -> int:
+        """Pictures that one model alone is right on."""
+        return self.only_reference + self.only_candidate
+
+
+def tango_score(n: int, b: np.ndarray, c: np.ndarray, margin: float) -> np.ndarray:
+    """How strongly counts speak against ``p_b - p_c = margin``: normal with variance 1 there, large where b is small.
+
+    ``T = (c - b + n m) / sqrt(n (2 q + m (1 - m)))`` where q is the likeliest ``p_c`` under the margin:
+    ``q = (sqrt(B^2 - 4 A C) - B) / (2 A)``, ``A = 2 n``, ``B = -b - c + (2 n - b + c) m``, ``C = -c m (1 - m)``
+    (Tango, Statistics in Medicine 17:891-908, 1998, equations 10 to 12).
+
+    Args:
+        n: pictures.
+        b: the reference alone is right, any shape.
+        c: the candidate alone is right, the same shape.
+        margin: m, in -1..1.
+    """
+    b, c = np.asarray(b, np.float64), np.asarray(c, np.float64)
+    B = -b - c + (2 * n - b + c) * margin
+    C = -c * margin * (1 - margin)
+    root = np.sqrt(np.maximum(B**2 - 8 * n * C, 0))
+    q = np.maximum((root - B) / (4 * n), max(0.0, -margin))
+    variance = n * (2 * q + margin * (1 - margin))
+    return (c - b + n * margin) / np.sqrt(np.maximum(variance, 1e-12))
+
+
+def tango_interval(counts: PairedCounts, confidence: float) -> tuple[float, float]:
+    """Tango's two-sided interval of ``p_c - p_b``, the candidate's accuracy less the reference's.
+
+    Args:
+        counts: of the pictures.
+        confidence: of the interval, in 0..1.
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    swapped = PairedCounts(counts.pictures, counts.only_candidate, counts.only_reference)
+    return -_tango_margin(counts, z), _tango_margin(swapped, z)
+
+
+def _tango_margin(counts: PairedCounts, z: float) -> float:
+    """The smallest margin whose score reaches z; the score rises with the margin."""
+    n, b, c = counts.pictures, counts.only_reference, counts.only_candidate
+    low, high = -counts.difference, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if float(tango_score(n, b, c, middle)) < z:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def loss_p_value(counts: PairedCounts, margin: float) -> float:
+    """The largest chance of counts as good as these where the candidate is worse by exactly ``margin``.
+
+    Counts are ordered by :func:`tango_score`. With k = b + c of n pictures, ``k ~ Bin(n, pi)`` and
+    ``c | k ~ Bin(k, (pi - m) / (2 pi))``; for each k the counts at least as good are those with c from some number
+    upwards. The unknown share pi is searched in its interval of confidence ``1 - gamma``, and gamma
+    (:data:`NUISANCE`) is added (Berger and Boos, JASA 89:1012-1016, 1994), so that a candidate that is worse by the
+    margin or more gets a p-value <= x with a chance of at most x. Above :data:`LARGEST_EXACT` pictures the score is
+    taken for normal.
+
+    Args:
+        counts: of the pictures.
+        margin: m, in -1..1: by so much the candidate is worse.
+    """
+    n, b, c = counts.pictures, counts.only_reference, counts.only_candidate
+    score = float(tango_score(n, b, c, margin))
+    if n > LARGEST_EXACT:
+        return 1 - NormalDist().cdf(score)
+    shares = _shares_to_search(counts, margin)
+    if not len(shares):  # fewer pictures differ than the margin alone would make differ
+        return NUISANCE
+    k_K = _likely_numbers(n, shares)
+    least_K = _least_candidate(n, k_K, margin, score)
+    chance_of_k_SK = pmf(k_K[None, :], n, shares[:, None])
+    theta_S = (shares - margin) / (2 * shares)
+
+    # The tail of c is computed where k is not practically impossible.
+    share, number = np.nonzero(chance_of_k_SK > NEGLIGIBLE)
+    chance_of_c = at_least(least_K[number], k_K[number], theta_S[share])
+    weighted = chance_of_k_SK[share, number] * chance_of_c
+    by_share_S = np.bincount(share, weighted, minlength=len(shares))
+    return min(1.0, float(by_share_S.max()) + NUISANCE)
+
+
+def _shares_to_search(counts: PairedCounts, margin: float) -> np.ndarray:
+    """Shares of pictures on which the models may differ, ``(GRID,)``; empty where none is possible."""
+    low, high = both_bounds(counts.discordant, counts.pictures, NUISANCE)
+    low = max(low, abs(margin))
+    if high < low:
+        return np.empty(0)
+    return np.linspace(max(low, 1e-12), max(high, 1e-12), GRID)
+
+
+def _likely_numbers(n: int, shares: np.ndarray) -> np.ndarray:
+    """Numbers k of n that are not practically impossible (8 standard deviations and more) under all shares."""
+    spread = 8 * np.sqrt(n * shares * (1 - shares)) + 20
+    first = max(0, math.floor((n * shares - spread).min()))
+    last = min(n, math.ceil((n * shares + spread).max()))
+    return np.arange(first, last + 1)
+
+
+def _least_candidate(n: int, k: np.ndarray, margin: float, score: float) -> np.ndarray:
+    """For each k = b + c the smallest c whose score is ``score`` or more; k + 1 where none is. By halving."""
+    low, high = np.zeros_like(k), k + 1
+    while (low < high).any():
+        middle = (low + high) // 2
+        reaches = tango_score(n, k - middle, middle, margin) >= score - 1e-9
+        high = np.where((low < high) & reaches, middle, high)
+        low = np.where((low < high) & ~reaches, middle + 1, low)
+    return high
+
+
+def largest_loss(counts: PairedCounts, confidence: float) -> float:
+    """The candidate is worse by less than this with ``confidence``: the margin where :func:`loss_p_value` meets it.
+
+    Args:
+        counts: of the pictures.
+        confidence: one-sided, in 0.5..1.
+
+    Returns:
+        In -1..1; negative where the candidate is proven better.
+    """
+    error = 1 - confidence
+    guess = _tango_margin(counts, NormalDist().inv_cdf(confidence))
+    width = 0.25 * (guess + counts.difference) + 1 / counts.pictures
+    low, high = max(guess - width, -1.0), min(guess + width, 1.0)
+    while low > -1 and loss_p_value(counts, low) <= error:
+        low = max(-1.0, low - width)
+    while high < 1 and loss_p_value(counts, high) > error:
+        high = min(1.0, high + width)
+    for _ in range(12):
+        middle = (low + high) / 2
+        if loss_p_value(counts, middle) > error:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def mcnemar_mid_p(b: int, c: int) -> float:
+    """Two-sided mid-p McNemar test of equal accuracies.
+
+    ``2 P(X <= min(b, c)) - P(X = b)`` with ``X ~ Bin(b + c, 1/2)``; ``1 - P(X = b) / 2`` where b = c (Fagerland,
+    Lydersen and Laake, BMC Medical Research Methodology 13:91, 2013).
+
+    >>> round(mcnemar_mid_p(1, 7), 4)
+    0.0391
+    """
+    point = float(pmf(np.array(b), b + c, 0.5))
+    if b == c:
+        return 1 - point / 2
+    at_most = 1 - float(at_least(min(b, c) + 1, b + c, 0.5))
+    return min(1.0, 2 * at_most - point)
+
+
+def mcnemar_exact(b: int, c: int) -> float:
+    """Two-sided exact conditional McNemar test: ``2 P(X <= min(b, c))``, at most 1.
+
+    >>> round(mcnemar_exact(1, 7), 4)
+    0.0703
+    """
+    return min(1.0, 2 * (1 - float(at_least(min(b, c) + 1, b + c, 0.5))))
+
+
+def worse_p_value(b: int, c: int) -> float:
+    """One-sided exact conditional McNemar test that the candidate is not worse: ``P(X >= b)``."""
+    return float(at_least(b, b + c, 0.5))
+
+
+def holm(p_values: np.ndarray) -> np.ndarray:
+    """P-values that hold for all tests together (Holm, Scandinavian Journal of Statistics 6:65-70, 1979).
+
+    >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
+    [0.03, 0.06, 0.06]
+    """
+    order = np.argsort(p_values, kind="stable")
+    tests = len(p_values)
+    scaled = p_values[order] * (tests - np.arange(tests))
+    adjusted = np.empty(tests)
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return adjusted
+
+
+def pictures_needed(counts: PairedCounts, margin: float, confidence: float) -> int | None:
+    """So many pictures give a certificate with a chance of 80 % if the models differ as often as here.
+
+    ``n = ((z_error + z_power)^2 (pi - d^2)) / (m + d)^2`` for a difference d and a share pi of pictures on which the
+    models differ (Nam, Biometrics 53:1422-1430, 1997), and never fewer than pictures without any difference need:
+    ``(1 - m)^n = error``.
+
+    Returns:
+        None where no number of pictures would: the candidate is worse by the margin here.
+    """
+    difference, error = counts.difference, 1 - confidence
+    if difference <= -margin:
+        return None
+    least = math.log(error) / math.log1p(-margin) if margin < 1 else 1.0
+    z = NormalDist().inv_cdf(confidence) + NormalDist().inv_cdf(POWER)
+    variance = counts.discordant / counts.pictures - difference**2
+    return math.ceil(max(least, z**2 * variance / (margin + difference) ** 2))

@@ -1,0 +1,45 @@
+"""What was proven of a run's student and of its exports, for the page and the card."""
+
+from typing import Any
+
+from kd.report.charts import Section, table
+from kd.report.records import RunRecords
+from kd.storage.elsewhere import mapping_of
+
+
+def certificates_of(run: RunRecords) -> list[tuple[str, list[str]]]:
+    """What was compared, and the certificate's lines: of each ``eval_*.json`` and of the exports that were kept.
+
+    Args:
+        run: read from its folder.
+    """
+    found = []
+    for file in sorted(run.folder.glob("eval_*.json")):
+        lines = _lines(mapping_of(file))
+        if lines:
+            found.append((file.stem.removeprefix("eval_"), lines))
+    for name, exported in mapping_of(run.folder / "export" / "export.json").items():
+        if isinstance(exported, dict) and exported.get("kept"):
+            lines = _lines(exported)
+            if lines:
+                found.append((f"export {name}", lines))
+    return found
+
+
+def _lines(measured: dict[str, Any]) -> list[str]:
+    """The certificate's text in the figures of an evaluation or an export; empty without one."""
+    certificate = measured.get("certificate")
+    text = certificate.get("text") if isinstance(certificate, dict) else None
+    return [str(line) for line in text] if isinstance(text, list) else []
+
+
+def certified(run: RunRecords) -> list[Section]:
+    """The table of the page; none where nothing was certified."""
+    rows = []
+    for name, lines in certificates_of(run):
+        for number, line in enumerate(lines):
+            rows.append(["" if number else name, line])
+    if not rows:
+        return []
+    note = "By kd-eval RUN margin=POINTS and kd-export margin=POINTS, on the same pictures for both models."
+    return [table("Not worse, and by how much", ["pictures", "what is proven"], rows, note=note)]

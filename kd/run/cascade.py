@@ -1,0 +1,131 @@
+"""``kd-eval cascade=true``: how sure the student is of each picture, both models' times, and the rule for serving."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kd.data.datamodule import DistillationDataModule
+from kd.errors import UserError
+from kd.models import Prepare
+from kd.proof.cascade import Goal, Plan, choose, features_of
+from kd.run.cascade_wish import CascadeWish
+from kd.ship.cascade_rule import FILE
+from kd.storage.writing import write_json
+from kd.tasks import Task
+from kd.teachers import RunTeacher
+
+REPEATS = 15
+FEWEST = 40  # pictures
+
+
+class Pair(Protocol):
+    """A student and its teacher (:class:`kd.run.measure.Subject`)."""
+
+    run: Path | None
+    model: nn.Module
+    prepare: Prepare
+    data: DistillationDataModule
+    task: Task
+    teacher: RunTeacher | None
+
+
+@dataclass
+class Sureness:
+    """Takes in batches of logits (:class:`kd.module.evaluation.Listener`) and keeps what scores are made of."""
+
+    features: list[np.ndarray] = field(default_factory=list)
+    """``(N, 6)`` (:func:`kd.proof.cascade.features_of`), batch by batch."""
+    student: list[np.ndarray] = field(default_factory=list)
+    """Whether it is right, bool ``(N,)``."""
+    teacher: list[np.ndarray] = field(default_factory=list)
+    """Likewise."""
+
+    def update(
+        self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
+    ) -> None:
+        """Adds a batch: logits ``(N, C)`` of both, class ids ``(N,)``; pictures without a label are left out."""
+        assert teacher is not None
+        known = target >= 0
+        probabilities = student[known].double().softmax(1)
+        self.features.append(features_of(probabilities.cpu().numpy()))
+        self.student.append((student.argmax(1) == target)[known].cpu().numpy())
+        self.teacher.append((teacher.argmax(1) == target)[known].cpu().numpy())
+
+
+def check_cascade(pairs: Sequence[Pair]) -> None:
+    """Refuses what has no cascade.
+
+    Raises:
+        UserError: several models, no teacher, or a task without one class a picture.
+    """
+    if len(pairs) > 1:
+        raise UserError("cascade: takes one run, with its teacher")
+    if pairs[0].teacher is None:
+        raise UserError("cascade: there is no teacher to ask; it needs one that answers in classes")
+    if not pairs[0].task.one_class:
+        raise UserError("cascade: needs one class a picture (model.task=Classification)")
+
+
+def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) -> dict[str, Any]:
+    """The curve, the threshold and its check, and milliseconds; the rule goes to the run's ``cascade.json``.
+
+    Args:
+        pair: the models.
+        sureness: of the student on each picture.
+        wish: the goal.
+        place: the pictures' split.
+
+    Raises:
+        UserError: too few pictures, or no time for the teacher.
+    """
+    student, teacher = np.concatenate(sureness.student), np.concatenate(sureness.teacher)
+    if len(student) < FEWEST:
+        raise UserError(f"cascade: needs {FEWEST} labelled pictures or more, got {len(student)}")
+    student_ms, teacher_ms = _times(pair, place)
+    goal = wish.goal
+    if goal is None:
+        assert wish.latency_ms is not None
+        share = (wish.latency_ms - student_ms) / teacher_ms
+        if share <= 0:
+            raise UserError(
+                f"latency_ms: must be above the student's {student_ms:.3g} ms, got {wish.latency_ms:g}"
+            )
+        goal = Goal(share=min(share, 1.0))
+    plan = Plan(goal, wish.confidence, wish.score)
+    found = choose(np.concatenate(sureness.features), student, teacher, plan)
+    found |= {"goal": wish.text, "student_ms": student_ms, "teacher_ms": teacher_ms}
+    rows = [*found["curve"], *(found[part] for part in ("chosen", "checked") if part in found)]
+    for row in rows:
+        row["ms"] = student_ms + row["share"] * teacher_ms
+    if pair.run is not None:
+        write_json(pair.run / FILE, found)
+    return found
+
+
+@torch.inference_mode()
+def _times(pair: Pair, place: str) -> tuple[float, float]:
+    """Median milliseconds of one picture, of student and teacher; in turns, so that both meet the same machine."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    image = next(iter(pair.data.eval_dataloader(place)))["image"][:1].to(device)
+    model, teacher = pair.model.to(device).eval(), pair.teacher
+    assert teacher is not None
+    calls: list[Callable[[], object]] = [
+        lambda: model(pair.prepare(image)),
+        lambda: teacher(image),
+    ]
+    taken: list[list[float]] = [[], []]
+    for _ in range(REPEATS):
+        for call, times in zip(calls, taken, strict=True):
+            start = time.perf_counter()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(1000 * (time.perf_counter() - start))
+    return round(median(taken[0][1:]), 3), round(median(taken[1][1:]), 3)

@@ -1,0 +1,213 @@
+"""Which pictures may certify a run, how often they were measured, and the certificates of ``kd-eval margin=``."""
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kd.data.datamodule import DistillationDataModule
+from kd.data.sources import FileSplit, Split, identity
+from kd.errors import UserError
+from kd.module.outcomes import PictureOutcomes
+from kd.proof.certificate import Outcomes, certify
+from kd.proof.resample import FEWEST, group_numbers
+from kd.run.claim import Claim
+from kd.storage.elsewhere import bytes_of, mapping_of
+from kd.storage.writing import write_json
+
+LOOKS = "looks.json"
+"""File of a run's folder: when its student was measured on pictures that it is judged by."""
+LARGEST_WEIGHTS = 2**34
+
+
+def group_of(split: Split, numbers: np.ndarray, pattern: re.Pattern[str]) -> np.ndarray:
+    """The group of each picture, ``(N,)``, by the first brackets of a pattern in its name.
+
+    Raises:
+        UserError: a name in which the pattern is not found, or too few groups.
+    """
+    names = []
+    for number in numbers.tolist():
+        match = pattern.search(split.name(number))
+        if match is None:
+            raise UserError(f"groups: '{pattern.pattern}' is not in {split.name(number)}")
+        names.append(match[1] or "")
+    group = group_numbers(names)
+    count = int(group.max()) + 1
+    if count < FEWEST:
+        raise UserError(
+            f"groups: a certificate needs {FEWEST} groups of pictures or more, '{pattern.pattern}' gives {count}"
+        )
+    return group
+
+
+# -- which pictures --------------------------------------------------------------------------------------------------
+def usual_split(data: DistillationDataModule) -> str:
+    """The split that certifies where none was named: ``test`` where the source has one of its own, else ``val``."""
+    with suppress(UserError, OSError):
+        if not data.source.has("test"):
+            return "val"
+        splits = data.splits
+        if identity(splits.listed("test")[0]) != identity(splits.listed("val")[0]):
+            return "test"
+    return "val"
+
+
+def check_pictures(
+    data: DistillationDataModule, place: str, run: Path | None, despite_choice: bool
+) -> list[str]:
+    """Refuses pictures that can't certify a run's student.
+
+    Args:
+        data: the run's, with the pictures loaded.
+        place: the pictures' split, or ``folder``.
+        run: the run's folder; None for a bare weights file, of which nobody knows how it was chosen.
+        despite_choice: pictures that chose the student's epoch are taken all the same.
+
+    Returns:
+        Notes for the certificate.
+
+    Raises:
+        UserError: the student was trained on these pictures, or they chose its epoch.
+    """
+    if run is None:
+        return ["how the weights were chosen is not known: no run is beside them"]
+    if place == "train":
+        raise UserError("split: train can't certify: the student was trained on these pictures")
+    judged = data.splits.listed(place)[0]
+    both = sum(name in set(_files(data, "train")) for name in _paths(judged))
+    if both:
+        raise UserError(
+            f"{_key(place)}: can't certify: {both:,} of its {len(judged.targets):,} pictures are training pictures"
+        )
+    shared = _shared_with_val(data, place, judged)
+    if not shared or not _chose(run):
+        return []
+    what = "chose" if shared == len(judged.targets) else f"({shared:,} of them) chose"
+    if not despite_choice:
+        raise UserError(
+            f"{_key(place)}: these pictures {what} the best epoch of {run}, so they can't certify it; give split=test "
+            "or folder=DIR with others, or despite_choice=true for a certificate that says so"
+        )
+    return [f"no certificate of new pictures: these {what} the student's epoch, which favours it"]
+
+
+def _key(place: str) -> str:
+    return "folder" if place == "folder" else "split"
+
+
+def _shared_with_val(data: DistillationDataModule, place: str, judged: Split) -> int:
+    """How many of the pictures validated the run."""
+    if place == "val":
+        return len(judged.targets)
+    val = data.splits.listed("val")[0]
+    if identity(judged) == identity(val):
+        return len(judged.targets)
+    return sum(name in set(_paths(val)) for name in _paths(judged))
+
+
+def _files(data: DistillationDataModule, name: str) -> Iterator[str]:
+    for part in data.splits.listed(name):
+        yield from _paths(part)
+
+
+def _paths(split: Split) -> list[str]:
+    """The files of a split, links resolved; none where its pictures are no files."""
+    if not isinstance(split, FileSplit):
+        return []
+    return [os.path.realpath(split.name(i)) for i in range(len(split.targets))]
+
+
+def _chose(run: Path) -> bool:
+    """Whether validation chose the epoch whose weights a run holds."""
+    name = run.name if run.parent.name == "students" else ""
+    summary = mapping_of((run.parents[1] if name else run) / "summary.json")
+    student = (summary.get("students") or {}).get(name) if name else summary.get("student")
+    return not student or bool(student.get("best_val"))
+
+
+# -- how often they were looked at -----------------------------------------------------------------------------------
+def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
+    """Adds a look at pictures to a run's ``looks.json``.
+
+    Args:
+        run: the run's folder.
+        judged: the pictures.
+        what: was measured, for the reader of the file.
+
+    Returns:
+        ``looks`` at these pictures so far, this one included, and how many different ``students`` were measured.
+    """
+    file = run / LOOKS
+    looks = mapping_of(file).get("looks")
+    looks = looks if isinstance(looks, list) else []
+    weights = hashlib.sha256(bytes_of(run / "student.safetensors", LARGEST_WEIGHTS)).hexdigest()
+    look = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "what": what,
+        "pictures": len(judged.targets),
+        "identity": identity(judged),
+        "student": weights[:12],
+    }
+    looks = [*looks, look]
+    write_json(file, {"looks": looks})
+    same = [each for each in looks if each.get("identity") == look["identity"]]
+    return {"looks": len(same), "students": len({each.get("student") for each in same})}
+
+
+# -- certificates ----------------------------------------------------------------------------------------------------
+@dataclass
+class Judged:
+    """A model that was measured, with what it made of each picture."""
+
+    name: str
+    """For the text."""
+    outcomes: PictureOutcomes
+    """Of the model, and of its teacher where it has one."""
+    classes: Sequence[str]
+    """Names by class id."""
+    split: Split
+    """The pictures."""
+
+
+def certificates(judged: Sequence[Judged], claim: Claim) -> list[dict[str, Any] | None]:
+    """A certificate for each model: of a single one against its teacher, of several each against the first.
+
+    Raises:
+        UserError: nothing to compare with, or a task without a certificate.
+    """
+    first = judged[0]
+    if first.outcomes.task.certified is None:
+        raise UserError("margin: needs a classifier, masks or numbers to compare")
+    student = first.outcomes.of("student")
+    assert student is not None
+    if len(judged) == 1:
+        teacher = first.outcomes.of("teacher")
+        if teacher is None:
+            raise UserError("margin: there is no teacher to compare with; give two models")
+        return [_certified(first, teacher, student, ("the teacher", "the student"), claim)]
+    found: list[dict[str, Any] | None] = [None]
+    for other in judged[1:]:
+        candidate = other.outcomes.of("student")
+        assert candidate is not None
+        found.append(_certified(first, student, candidate, (first.name, other.name), claim))
+    return found
+
+
+def _certified(
+    judged: Judged, reference: Outcomes, candidate: Outcomes, names: tuple[str, str], claim: Claim
+) -> dict[str, Any]:
+    group = None
+    if claim.groups is not None:
+        group = group_of(judged.split, judged.outcomes.picture_numbers(), claim.groups)
+    try:
+        return certify(reference, candidate, claim.wanted, names, group, judged.classes)
+    except ValueError as error:
+        raise UserError(f"margin: {error}") from error

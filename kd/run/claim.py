@@ -1,0 +1,86 @@
+"""The keys of a certificate: ``margin=``, ``confidence=``, ``groups=``. Imports nothing heavy."""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kd.errors import UserError
+from kd.proof.certificate import Wanted
+
+KEYS = ("margin", "confidence", "groups")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What ``margin=`` asks for, checked."""
+
+    wanted: Wanted
+    """Margin and confidence."""
+    groups: re.Pattern[str] | None = None
+    """What pictures that belong together share in their names."""
+
+
+def claim_of(options: Mapping[str, str]) -> Claim | None:
+    """The claim of a command's own keys; None without ``margin``.
+
+    Raises:
+        UserError: a value out of range, or a key that has no effect without ``margin``.
+    """
+    if "margin" not in options:
+        for key in ("confidence", "groups"):
+            if key in options:
+                raise UserError(f"{key}: has no effect without margin=POINTS")
+        return None
+    margin = number_between(options, "margin", 0, 100, "a number of points > 0 and < 100")
+    confidence = confidence_of(options)
+    groups = None
+    if "groups" in options:
+        groups = _pattern(options["groups"])
+    return Claim(Wanted(margin / 100, confidence), groups)
+
+
+def confidence_of(options: Mapping[str, str]) -> float:
+    """The confidence of a command's own keys, one-sided, in 0.5..1.
+
+    Raises:
+        UserError: out of range.
+    """
+    given = {"confidence": "0.95", **options}
+    return number_between(given, "confidence", 0.5, 1, "a number > 0.5 and < 1")
+
+
+def number_between(
+    options: Mapping[str, str], key: str, low: float, high: float, allowed: str
+) -> float:
+    """A number between two bounds, without these.
+
+    Args:
+        options: a command's own keys.
+        key: of the number.
+        low: it is larger.
+        high: it is smaller.
+        allowed: what is allowed, in words.
+
+    Raises:
+        UserError: anything else.
+    """
+    with suppress(ValueError):
+        value = float(options[key])
+        if low < value < high:
+            return value
+    raise UserError(f"{key}: must be {allowed}, got '{options[key]}'")
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """The regular expression of ``groups=``; it has one group in brackets at least."""
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise UserError(f"groups: '{text}' is not a regular expression: {error}") from error
+    if pattern.groups < 1:
+        raise UserError(
+            f"groups: must have brackets around what pictures that belong together share, "
+            f"such as groups='(.*)_\\d+\\.jpg', got '{text}'"
+        )
+    return pattern

@@ -1,0 +1,119 @@
+"""The rule of a cascade as ``kd-eval cascade=true`` has measured it: when the teacher is asked."""
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kd.errors import UserError
+from kd.proof.binomial import both_bounds
+from kd.proof.cascade import SCORES, Score, features_of, score_of
+from kd.storage.elsewhere import mapping_of
+
+FILE = "cascade.json"
+"""The rule, in the run's folder."""
+WINDOW = 500
+"""The newest answers, whose share of asked ones is compared with what was measured."""
+ALARM = 1e-4
+"""Chance of an alert where the pictures are like those measured, on each side."""
+
+
+@dataclass(frozen=True)
+class CascadeRule:
+    """Asks the teacher for pictures whose score is below a threshold."""
+
+    score: Score
+    """How sure the student is."""
+    threshold: float
+    """In 0..1 (1.01: always asks)."""
+    asked: int
+    """Pictures that asked the teacher where the rule was measured."""
+    pictures: int
+    """Of so many."""
+    head: list[float] | None = None
+    """Weights of the score ``head``."""
+
+    def asks(self, probabilities: np.ndarray) -> np.ndarray:
+        """Which pictures ask the teacher, bool ``(N,)``, by the student's probabilities ``(N, C)``."""
+        features = features_of(np.asarray(probabilities, np.float64))
+        return score_of(features, self.score, self.head) < self.threshold
+
+
+def read_rule(run: Path, defer: str) -> CascadeRule:
+    """A run's rule.
+
+    Args:
+        run: its folder.
+        defer: ``true`` for the threshold that was chosen, or the share of pictures to ask the teacher for.
+
+    Raises:
+        UserError: nothing was measured, no threshold was found, or ``defer`` is out of range.
+    """
+    found = mapping_of(run / FILE)
+    measures = f"kd-eval {run} cascade=true measures it"
+    if not found:
+        raise UserError(f"defer: {run} has no {FILE}; {measures}")
+    try:
+        score, pictures = found["score"], int(found["pictures"])
+        percentiles = np.array(found["scores"], np.float64)
+        head = None if found["head"] is None else [float(weight) for weight in found["head"]]
+        if score not in SCORES or percentiles.shape != (101,) or pictures < 1:
+            raise ValueError(score)
+        if defer == "true":
+            if found["threshold"] is None:
+                raise UserError(
+                    f"defer: no threshold reached {found['goal']} there; give a share (defer=0.1), or {measures} anew"
+                )
+            return CascadeRule(
+                score, float(found["threshold"]), int(found["asked"]), pictures, head
+            )
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"defer: {run / FILE} can't be read; {measures} anew") from error
+    share = _share(defer)
+    threshold = float(np.interp(share, np.linspace(0, 1, 101), percentiles))
+    return CascadeRule(score, threshold, round(share * pictures), pictures, head)
+
+
+def _share(text: str) -> float:
+    if re.fullmatch(r"0?\.\d+|0", text) and float(text) < 1:
+        return float(text)
+    raise UserError(f"defer: must be true or a share >= 0 and < 1, got '{text}'")
+
+
+@dataclass
+class ShareWatch:
+    """Whether the newest pictures ask as often as those that were measured; it needs no labels."""
+
+    rule: CascadeRule
+    """What was measured."""
+    newest: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """Whether each of the last :data:`WINDOW` pictures asked the teacher."""
+    alert: bool = False
+    """The share has left what was measured: the pictures have changed."""
+
+    def add(self, asked: bool) -> bool:
+        """Takes in a picture; says whether the alert has begun with it.
+
+        The alert begins where the intervals of both shares, of the measured pictures and of a full window of new ones,
+        do not meet, and ends where they do.
+        """
+        self.newest.append(asked)
+        if len(self.newest) < WINDOW:
+            return False
+        before = self.alert
+        low, high = both_bounds(self.rule.asked, self.rule.pictures, 0.05)
+        now_low, now_high = both_bounds(sum(self.newest), WINDOW, 2 * ALARM)
+        self.alert = now_low > high or now_high < low
+        return self.alert and not before
+
+    def described(self) -> dict[str, Any]:
+        """The shares, in 0..1, for a message."""
+        return {
+            "now": sum(self.newest) / max(1, len(self.newest)),
+            "measured": self.rule.asked / self.rule.pictures,
+        }

@@ -1,0 +1,141 @@
+"""Student and teacher with the rule of who answers: two ONNX files and ten lines of Python for ONNX Runtime."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kd.errors import UserError
+from kd.ship.cascade_rule import FILE, CascadeRule, read_rule
+from kd.ship.export.base import ExportJob, Format, Runtime
+from kd.ship.export.onnx import EXTRA, as_runtime, onnx_program, open_session
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SCORE_LINES = {
+    "probability": "p.max(1)",
+    "margin": "np.diff(np.sort(p, 1)[:, -2:], axis=1)[:, 0]",
+    "entropy": "1 + (p * np.log(p.clip(1e-12))).sum(1) / np.log(p.shape[1])",
+}
+"""Each score of the probabilities ``p (N, C)`` as NumPy computes it."""
+PROGRAM = '''\
+"""Answers of the student where it is sure, else of the teacher. Needs numpy and onnxruntime."""
+
+import json
+import numpy as np
+import onnxruntime as ort
+rule = json.load(open("cascade.json"))
+student, teacher = (ort.InferenceSession(f"{name}.onnx") for name in ("student", "teacher"))
+def answer(pictures):  # uint8 SHAPE -> logits (N, classes), and which pictures the teacher answered
+    z = student.run(["answer"], {"pictures": pictures})[0]
+    p = np.exp(z - z.max(1, keepdims=True)) / np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)
+    asks = SCORE < rule["threshold"]
+    if asks.any():
+        z[asks] = teacher.run(["answer"], {"pictures": pictures[asks]})[0]
+    return z, asks
+'''
+
+
+class Cascade(Format):
+    """``student.onnx``, ``teacher.onnx``, ``cascade.json`` and ``answer.py``; the same pictures for both models."""
+
+    needs: Mapping[str, Sequence[str]] = {EXTRA: ("onnx", "onnxscript", "onnxruntime")}
+
+    def write(self, job: ExportJob, folder: Path) -> Path:
+        """Writes both models and the rule.
+
+        Raises:
+            UserError: no rule, a rule that plain NumPy can't compute, or a teacher that can't be exported.
+        """
+        rule = _rule(job)
+        onnx_program(job).save(folder / "student.onnx")
+        onnx_program(_teachers_job(job)).save(folder / "teacher.onnx")
+        shape = f"(N, {', '.join(str(side) for side in job.manifest.shape)})"
+        program = PROGRAM.replace("SHAPE", shape).replace("SCORE", SCORE_LINES[rule.score])
+        (folder / "answer.py").write_text(program)
+        file = folder / FILE
+        content = {
+            "score": rule.score,
+            "threshold": rule.threshold,
+            "asked": rule.asked,
+            "pictures": rule.pictures,
+            "classes": job.manifest.classes,
+        }
+        file.write_text(json.dumps(content, indent=2) + "\n")
+        self._read_rule = rule
+        return file
+
+    def open(self, file: Path, threads: int = 0) -> Runtime:
+        """Both models under the rule, on the CPU."""
+        student, teacher = (
+            as_runtime(open_session(file.with_name(f"{name}.onnx"), threads))
+            for name in ("student", "teacher")
+        )
+        return _runtime(student, teacher, self._read_rule)
+
+    def reference(self, job: ExportJob) -> "nn.Module":
+        """Both models under the rule, in torch."""
+        import torch
+        from torch import nn
+
+        teacher = _teachers_job(job).prepared
+        runtime = _runtime(
+            lambda pictures: job.prepared(torch.from_numpy(pictures)).numpy(),
+            lambda pictures: teacher(torch.from_numpy(pictures)).numpy(),
+            _rule(job),
+        )
+
+        class InTorch(nn.Module):
+            """Pictures -> logits of whoever answers."""
+
+            def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+                """uint8 pictures in the manifest's layout -> logits ``(N, C)``."""
+                return torch.from_numpy(runtime(pictures.numpy()))
+
+        return InTorch()
+
+
+def _rule(job: ExportJob) -> CascadeRule:
+    try:
+        rule = read_rule(job.weights.parent, "true")
+    except UserError as error:
+        raise UserError(f"to=cascade: {str(error).removeprefix('defer: ')}") from error
+    if rule.score not in SCORE_LINES:
+        raise UserError(
+            f"to=cascade: score={rule.score} needs kd to be computed; measure with score=probability"
+        )
+    return rule
+
+
+def _teachers_job(job: ExportJob) -> ExportJob:
+    """The same job for the teacher.
+
+    Raises:
+        UserError: no single teacher whose weights kd loads.
+    """
+    from kd.ship.export.prepared import Prepared
+    from kd.teachers import FrozenTeacher
+
+    teacher = job.teacher()
+    if not isinstance(teacher, FrozenTeacher):
+        raise UserError("to=cascade: needs one teacher, with weights that kd loads")
+    prepared = Prepared(
+        teacher.in_the_datas_classes(), teacher.prepare, job.manifest.size, job.manifest.layout
+    )
+    return replace(job, prepared=prepared, manifest=replace(job.manifest, arch=teacher.arch))
+
+
+def _runtime(student: Runtime, teacher: Runtime, rule: CascadeRule) -> Runtime:
+    def run(pictures: np.ndarray) -> np.ndarray:
+        logits = np.array(student(pictures))
+        shifted = np.exp(logits - logits.max(1, keepdims=True))
+        asks = rule.asks(shifted / shifted.sum(1, keepdims=True))
+        if asks.any():
+            logits[asks] = teacher(np.ascontiguousarray(pictures[asks]))
+        return logits
+
+    return run

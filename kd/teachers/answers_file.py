@@ -1,0 +1,241 @@
+"""A teacher whose answers are in a file: of another program, of people, or of a model that is no longer there."""
+
+import csv
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kd.data.batch import Batch
+from kd.errors import UserError, did_you_mean, needs_extra
+from kd.storage.elsewhere import bytes_of, json_of, lines_of
+from kd.teachers.answer import ALL, Answer, Wanted
+from kd.teachers.probabilities import SMALLEST
+
+KEY = "model.teacher.answers"
+LARGEST_FILE = 2**36
+ENDINGS = (".csv", ".parquet", ".safetensors")
+LONG = ("label", "p")
+"""Columns of a file with a line for each class of a picture, beside ``picture``."""
+Rows = dict[str, dict[str, float]]
+"""Numbers by class, by picture."""
+
+
+class AnswersFile:
+    """Answers by picture: probabilities or logits, the same for each view of a picture.
+
+    Used as ``model.teacher.answers=FILE``. A picture is named as the data names it, by the last folders of its path
+    (``class/file.jpg``) or, where no two pictures share it, by the file's name alone.
+
+    | file | holds |
+    |---|---|
+    | ``.csv``, ``.parquet`` | ``picture`` and a column for each class |
+    | the same, long | ``picture``, ``label``, ``p``: a line for each class, of any of them |
+    | ``.safetensors`` | ``answers`` ``(N, C)``, with metadata ``pictures`` and ``classes``: lists in JSON |
+
+    Numbers within 0 and 1 that add up to at most 1 are probabilities: what is missing of 1 is spread evenly over the
+    classes that are missing. Others are logits, of all classes.
+
+    Args:
+        file: the file.
+    """
+
+    def __init__(self, file: str) -> None:
+        if not file.endswith(ENDINGS):
+            raise ValueError(f"file must be one of {', '.join(ENDINGS)}, got '{file}'")
+        self.file = file
+        self._logits: dict[str, np.ndarray] = {}
+        self._count = 0
+        self._digest = ""
+
+    def build(self, num_classes: int, img_size: Any = None) -> "AnswersFile":
+        """Remembers how many classes the data has; :meth:`match` reads the file.
+
+        Raises:
+            UserError: no such file.
+        """
+        if not Path(self.file).is_file():
+            raise UserError(f"{KEY}: there is no file {self.file}")
+        self._count = num_classes
+        self._digest = hashlib.sha256(bytes_of(self.file, LARGEST_FILE)).hexdigest()[:16]
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """A digest of the file."""
+        return {"answers": self._digest}
+
+    def match(self, split: str, names: Sequence[str], classes: Sequence[str]) -> None:
+        """Finds the answer to each picture of a split.
+
+        Args:
+            split: its name.
+            names: of its pictures.
+            classes: of the data, by class id.
+
+        Raises:
+            UserError: a picture without an answer, a class that the data does not have, or a number that is NaN.
+        """
+        rows = read_rows(self.file)
+        logits = _logits_of(self.file, rows, classes)
+        found = []
+        missing = []
+        place_of = _places(list(rows), self.file)
+        for name in names:
+            place = place_of.get(name, place_of.get(_short(name), place_of.get(Path(name).name)))
+            if place is None:
+                missing.append(name)
+            else:
+                found.append(logits[place])
+        if missing:
+            raise UserError(
+                f"{KEY}: {self.file} has no answer to {len(missing):,} of {len(names):,} pictures of {split}, such as "
+                f"{missing[0]}"
+            )
+        self._logits[split] = np.stack(found)
+
+    def answer(self, batch: Batch, wanted: Wanted) -> Answer:
+        """The logits of the batch's pictures, float32 ``(N, C)``.
+
+        Raises:
+            UserError: the pictures' numbers are not known (``model.teacher.cache``, a loader of one's own).
+        """
+        split = "train" if "view" in batch else "val"
+        if "index" not in batch or split not in self._logits:
+            raise UserError(
+                f"{KEY}: answers of a file need kd's own loaders, and model.teacher.cache=off: they are read, not computed"
+            )
+        numbers = batch["index"].clamp_min(0).cpu().numpy()
+        rows = self._logits[split][numbers]
+        return Answer({ALL: torch.from_numpy(rows).to(batch["image"].device)})
+
+
+def read_rows(file: str) -> Rows:
+    """The numbers of a file of answers, by picture and class.
+
+    Raises:
+        UserError: an unreadable file, missing columns, or a line that is no answer.
+    """
+    if file.endswith(".safetensors"):
+        return _safetensors_rows(file)
+    columns, lines = _parquet(file) if file.endswith(".parquet") else _csv(file)
+    if "picture" not in columns:
+        raise UserError(f"{KEY}: {file} has no column 'picture' ({', '.join(columns[:8])})")
+    rows: Rows = {}
+    long = set(LONG) <= set(columns)
+    for number, line in enumerate(lines, 1):
+        picture = str(line["picture"])
+        if long:
+            row = rows.setdefault(picture, {})
+            given = {str(line["label"]): line["p"]}
+        else:
+            if picture in rows:
+                raise UserError(f"{KEY}: {file}: {picture} has two answers (row {number})")
+            row = rows[picture] = {}
+            given = {str(key): value for key, value in line.items() if key != "picture"}
+        for label, value in given.items():
+            row[label] = _number(value, f"{file}, row {number}, {label}")
+    return rows
+
+
+def _number(value: object, where: str) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"{KEY}: {where}: must be a finite number, got '{value}'")
+    return number
+
+
+def _csv(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
+    reader = csv.DictReader(lines_of(file, LARGEST_FILE))
+    return list(reader.fieldnames or []), iter(reader)
+
+
+def _parquet(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError(f"{KEY}: {file} {needs_extra('hf')}") from error
+    try:
+        table = parquet.read_table(file)
+    except Exception as error:  # its errors have no common class
+        raise UserError(
+            f"{KEY}: {file} can't be read: {str(error).splitlines()[0][:160]}"
+        ) from error
+    return list(table.column_names), iter(table.to_pylist())
+
+
+def _safetensors_rows(file: str) -> Rows:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "numpy") as content:
+            said = content.metadata() or {}
+            answers = np.asarray(content.get_tensor("answers"), np.float64)
+        pictures, classes = json_of(said["pictures"]), json_of(said["classes"])
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise UserError(
+            f"{KEY}: {file} must hold the tensor 'answers' and the metadata 'pictures' and 'classes': {error}"
+        ) from error
+    if answers.shape != (len(pictures), len(classes)):
+        raise UserError(
+            f"{KEY}: {file}: answers {answers.shape}, but {len(pictures)} pictures and {len(classes)} classes"
+        )
+    if len(set(pictures)) < len(pictures):
+        raise UserError(f"{KEY}: {file}: a picture has two answers")
+    rows: Rows = {}
+    for picture, numbers in zip(pictures, answers.tolist(), strict=True):
+        row = {}
+        for label, value in zip(classes, numbers, strict=True):
+            row[str(label)] = _number(value, f"{file}, {picture}, {label}")
+        rows[str(picture)] = row
+    return rows
+
+
+def _logits_of(file: str, rows: Rows, classes: Sequence[str]) -> np.ndarray:
+    """Logits ``(N, C)``, float32, in the order of the file's pictures and of the data's classes."""
+    place = {name: i for i, name in enumerate(classes)}
+    numbers = np.full((len(rows), len(classes)), np.nan)
+    for i, row in enumerate(rows.values()):
+        for label, value in row.items():
+            if label not in place:
+                raise UserError(
+                    f"{KEY}: {file}: the data has no class '{label}'{did_you_mean(label, classes)}"
+                )
+            numbers[i, place[label]] = value
+    known = ~np.isnan(numbers)
+    total = np.nansum(numbers, axis=1)
+    inside = (np.nan_to_num(numbers) >= 0).all() and (total <= 1.01).all()
+    if inside:
+        missing = len(classes) - known.sum(1)
+        rest = np.clip(1 - total, 0, 1) / np.maximum(missing, 1)
+        return np.log(np.clip(np.where(known, numbers, rest[:, None]), SMALLEST, 1)).astype(
+            np.float32
+        )
+    if not known.all():
+        lacking = classes[int(np.argmin(known.all(0)))]
+        raise UserError(f"{KEY}: {file} has logits, which all classes need; '{lacking}' is missing")
+    return numbers.astype(np.float32)
+
+
+def _short(name: str) -> str:
+    """The last two parts of a path."""
+    return "/".join(Path(name).parts[-2:])
+
+
+def _places(pictures: Iterable[str], file: str) -> dict[str, int]:
+    """The row of each picture, by its name, its last two parts, and its file's name where that is the only one."""
+    places: dict[str, int] = {}
+    shared: set[str] = set()
+    for i, picture in enumerate(pictures):
+        for name in {picture, _short(picture), Path(picture).name}:
+            if places.setdefault(name, i) != i:
+                shared.add(name)
+    for name in shared:
+        del places[name]
+    return places

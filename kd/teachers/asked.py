@@ -1,0 +1,332 @@
+"""A teacher behind an address: asked once for each view of a picture, and never twice, whatever ends the run."""
+
+import hashlib
+import http.client
+import json
+import os
+import time
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+
+from kd.data.batch import Batch
+from kd.errors import UserError
+from kd.machine import cache_dir
+from kd.storage.elsewhere import json_of
+from kd.teachers.answer import ALL, Answer, Wanted
+
+HEADER = "Inference-Header-Content-Length"
+DIGEST = 32
+"""Bytes of SHA-256."""
+CHECK = 4
+"""Bytes of a record's checksum."""
+LARGEST_ANSWER = 2**30
+AGAIN = (408, 425, 429, 500, 502, 503, 504)
+"""Status codes after which the same request is sent again."""
+LONGEST_WAIT_S = 30.0
+
+
+class AnswerJournal:
+    """Logits by the content of a view, in one file that only grows.
+
+    A record is the view's SHA-256, C numbers in float32, and the first four bytes of the SHA-256 of both. A record that
+    was cut off is overwritten; several processes may add to it.
+
+    Args:
+        file: made if it is missing.
+        classes: C.
+    """
+
+    def __init__(self, file: Path, classes: int) -> None:
+        self.file, self.classes = file, classes
+        self._size = DIGEST + 4 * classes + CHECK
+        self._known: dict[bytes, np.ndarray] = {}
+        self._read_bytes = 0
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(f"{file}.lock")
+        with self._lock:
+            self._read_new()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, digest: bytes) -> np.ndarray | None:
+        """The logits ``(C,)`` of a view; None where it was never asked for."""
+        return self._known.get(digest)
+
+    def refresh(self) -> None:
+        """Reads what other processes have added."""
+        with self._lock:
+            self._read_new()
+
+    def add(self, digests: list[bytes], logits: np.ndarray) -> None:
+        """Appends answers ``(N, C)``, float32, and forces them to the disk."""
+        parts = []
+        for digest, row in zip(digests, logits, strict=True):
+            content = digest + row.astype("<f4").tobytes()
+            parts.append(content + hashlib.sha256(content).digest()[:CHECK])
+        with self._lock:
+            self._read_new()
+            with self.file.open("r+b") as file:
+                file.seek(self._read_bytes)  # over a record that was cut off
+                file.write(b"".join(parts))
+                file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
+            self._read_new()
+
+    def _read_new(self) -> None:
+        """Reads whole records from where the last reading ended."""
+        self.file.touch()
+        with self.file.open("rb") as file:
+            file.seek(self._read_bytes)
+            content = file.read()
+        for start in range(0, len(content) - self._size + 1, self._size):
+            record = content[start : start + self._size]
+            if hashlib.sha256(record[:-CHECK]).digest()[:CHECK] != record[-CHECK:]:
+                break
+            numbers = np.frombuffer(record[DIGEST:-CHECK], "<f4")
+            self._known[record[:DIGEST]] = numbers.astype(np.float32)
+            self._read_bytes += self._size
+
+
+class Address:
+    """Asks a server of the KServe v2 protocol (``kd-serve RUN teacher=true``, Triton) for logits of views.
+
+    Used as ``model.teacher.answers=http://HOST:PORT/v2/models/NAME``. The answer to each view is kept by the view's
+    content below the user's cache folder, in float32: a later epoch, a resumed run and another run with the same views
+    do not ask again. Views are sent as uint8 pixels in binary.
+
+    Args:
+        url: of the model; of a server alone, its model ``teacher``.
+        rate: pictures a second at most; default: as fast as it answers.
+        budget: pictures that this process may ask for; the run then ends, and continues with a larger budget.
+        price: of 1,000 pictures, in any currency; for the run's page.
+        retries: requests that are sent again after a failure, with pauses that double up to 30 s.
+        timeout_s: of a request.
+        batch: pictures of a request.
+        output: name of the tensor with the logits (or probabilities).
+        folder: of the answers; default: one in the user's cache folder.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        rate: float | None = None,
+        budget: int | None = None,
+        price: float | None = None,
+        retries: int = 8,
+        timeout_s: float = 60.0,
+        batch: int = 16,
+        output: str = "logits",
+        folder: str | None = None,
+    ) -> None:
+        for name, value in (("rate", rate), ("budget", budget), ("timeout_s", timeout_s)):
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0, got {value}")
+        if retries < 0:
+            raise ValueError(f"retries must be >= 0, got {retries}")
+        if batch < 1:
+            raise ValueError(f"batch must be >= 1, got {batch}")
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"url must be http(s)://HOST:PORT/v2/models/NAME, got '{url}'")
+        path = parts.path.rstrip("/")
+        self.path = path if "/models/" in path else f"{path.removesuffix('/v2')}/v2/models/teacher"
+        self.url, self._parts = url, parts
+        self.rate, self.budget, self.price = rate, budget, price
+        self.retries, self.timeout_s, self.batch, self.output = retries, timeout_s, batch, output
+        self._folder = Path(folder) if folder else cache_dir() / "answers"
+        self.asked = self.requests = self.repeated = 0
+        self.seconds = 0.0
+        self._next_time = 0.0
+        self._journal: AnswerJournal | None = None
+        self._probe = ""
+
+    # -- what a teacher is -------------------------------------------------------------------------------------------
+    def build(self, num_classes: int, img_size: Any = None) -> "Address":
+        """Checks that the server answers in so many classes, and opens the answers that were kept.
+
+        Raises:
+            UserError: no such server or model, or another number of classes.
+        """
+        about = self._json("GET", self.path)
+        outputs = {out.get("name"): out.get("shape") for out in about.get("outputs") or []}
+        if self.output not in outputs:
+            names = ", ".join(map(str, outputs))
+            raise UserError(
+                f"model.teacher.answers: {self.url} has no output '{self.output}' ({names})"
+            )
+        shape = outputs[self.output]
+        if not isinstance(shape, list) or shape[-1] not in (num_classes, -1):
+            raise UserError(
+                f"model.teacher.answers: {self.url} answers in {shape}, the data has {num_classes} classes"
+            )
+        # The answer to a fixed picture tells a model from another one at the same address.
+        ramp = np.arange(3 * 64 * 64, dtype=np.uint32).reshape(1, 64, 64, 3) % 251
+        answer = self._infer(ramp.astype(np.uint8), num_classes)
+        self._probe = hashlib.sha256(answer.tobytes()).hexdigest()[:16]
+        self._journal = AnswerJournal(
+            self._folder / f"{self._probe}-{num_classes}.bin", num_classes
+        )
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """What the server answers to a fixed picture: the same model elsewhere has the same identity."""
+        return {"answers_to_a_fixed_picture": self._probe}
+
+    def answer(self, batch: Batch, wanted: Wanted) -> Answer:
+        """The logits of the batch's views, float32 ``(N, C)``, on their device; only unknown views are asked for.
+
+        Raises:
+            UserError: the server refuses, or the budget is used up.
+        """
+        images = batch["image"]
+        views = np.ascontiguousarray(images.permute(0, 2, 3, 1).cpu().numpy())
+        if views.dtype != np.uint8:
+            raise UserError("model.teacher.answers: takes uint8 pictures, of kd's own loaders")
+        return Answer({ALL: torch.from_numpy(self.logits_of(views)).to(images.device)})
+
+    def logits_of(self, views: np.ndarray) -> np.ndarray:
+        """Logits ``(N, C)``, float32, of views uint8 ``(N, H, W, 3)``."""
+        journal = self._journal
+        assert journal is not None, "build() comes first"
+        digests = [hashlib.sha256(f"{v.shape}".encode() + v.tobytes()).digest() for v in views]
+        missing = [i for i, digest in enumerate(digests) if journal.get(digest) is None]
+        if missing:
+            journal.refresh()
+            missing = [i for i in missing if journal.get(digests[i]) is None]
+        first_of = {digests[i]: i for i in reversed(missing)}  # equal views are asked for once
+        places = sorted(first_of.values())
+        for start in range(0, len(places), self.batch):
+            part = places[start : start + self.batch]
+            self._check_budget(len(part))
+            answers = self._infer(views[part], journal.classes)
+            self.asked += len(part)
+            journal.add([digests[i] for i in part], answers)
+        rows = [journal.get(digest) for digest in digests]
+        return np.stack([row for row in rows if row is not None])
+
+    def _check_budget(self, count: int) -> None:
+        if self.budget is not None and self.asked + count > self.budget:
+            raise UserError(
+                f"model.teacher.answers: the budget of {self.budget:,} pictures is used up ({self.asked:,} asked); "
+                "they are kept: resume the run with a larger model.teacher.builder.budget"
+            )
+
+    def report(self) -> dict[str, Any]:
+        """Pictures asked, requests, repeated requests, seconds, kept answers and the price, for the run's page."""
+        found = {
+            "url": self.url,
+            "asked": self.asked,
+            "requests": self.requests,
+            "repeated": self.repeated,
+            "seconds": round(self.seconds, 1),
+            "kept": 0 if self._journal is None else len(self._journal),
+        }
+        if self.price is not None:
+            found["price"] = round(self.price * self.asked / 1000, 4)
+        return found
+
+    # -- the protocol ------------------------------------------------------------------------------------------------
+    def _infer(self, views: np.ndarray, classes: int) -> np.ndarray:
+        """One request: logits ``(N, C)``, float32."""
+        shape = list(views.shape)
+        tensor = {
+            "name": "pictures",
+            "datatype": "UINT8",
+            "shape": shape,
+            "parameters": {"binary_data_size": views.nbytes},
+        }
+        wanted = {"name": self.output, "parameters": {"binary_data": True}}
+        text = json.dumps({"inputs": [tensor], "outputs": [wanted]}).encode()
+        self._keep_rate(len(views))
+        start = time.monotonic()
+        body, header = self._send("POST", f"{self.path}/infer", text + views.tobytes(), len(text))
+        self.seconds += time.monotonic() - start
+        return self._logits(body, header, len(views), classes)
+
+    def _logits(self, body: bytes, header: str | None, count: int, classes: int) -> np.ndarray:
+        """The tensor in a response: in binary after the JSON, or in it."""
+        size = int(header) if header and header.isdigit() else len(body)
+        try:
+            outputs = json_of(body[:size])["outputs"]
+            output = next(each for each in outputs if each["name"] == self.output)
+            if "data" in output:
+                numbers = np.array(output["data"], np.float32)
+            else:
+                numbers = np.frombuffer(body[size : size + 4 * count * classes], "<f4")
+            logits = numbers.reshape(count, classes).astype(np.float32)
+        except (ValueError, KeyError, TypeError, StopIteration) as error:
+            raise UserError(
+                f"model.teacher.answers: {self.url} did not answer with {count} x {classes} numbers in '{self.output}'"
+            ) from error
+        if not np.isfinite(logits).all():
+            raise UserError(f"model.teacher.answers: {self.url} answers NaN or infinity")
+        return logits
+
+    def _json(self, method: str, path: str) -> dict[str, Any]:
+        body, _ = self._send(method, path, b"", 0)
+        try:
+            found = json_of(body)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise UserError(f"model.teacher.answers: {self.url} does not speak KServe v2")
+        return found
+
+    def _keep_rate(self, pictures: int) -> None:
+        """Waits until so many pictures may be asked for."""
+        if self.rate is None:
+            return
+        now = time.monotonic()
+        time.sleep(max(0.0, self._next_time - now))
+        self._next_time = max(now, self._next_time) + pictures / self.rate
+
+    def _send(
+        self, method: str, path: str, body: bytes, json_bytes: int
+    ) -> tuple[bytes, str | None]:
+        """A request, again after failures that may pass; the body and the length of its JSON."""
+        pause = 0.5
+        for attempt in range(self.retries + 1):
+            self.requests += 1
+            self.repeated += attempt > 0
+            try:
+                status, answer, headers = self._once(method, path, body, json_bytes)
+            except (OSError, http.client.HTTPException) as error:
+                status, answer, headers = 0, str(error).encode() or b"no connection", {}
+            if status == 200:
+                return answer, headers.get(HEADER.lower())
+            if status and status not in AGAIN:
+                break
+            if attempt < self.retries:
+                wait = headers.get("retry-after", "")
+                time.sleep(min(LONGEST_WAIT_S, float(wait) if wait.isdigit() else pause))
+                pause = min(LONGEST_WAIT_S, 2 * pause)
+        reason = " ".join(answer[:200].decode("utf-8", "replace").split())
+        raise UserError(
+            f"model.teacher.answers: {self.url} can't be asked: {status or 'no answer'}, {reason}"
+        )
+
+    def _once(
+        self, method: str, path: str, body: bytes, json_bytes: int
+    ) -> tuple[int, bytes, dict[str, str]]:
+        secure = self._parts.scheme == "https"
+        kind: Callable[..., http.client.HTTPConnection]
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = kind(self._parts.hostname, self._parts.port, timeout=self.timeout_s)
+        headers = {"Content-Type": "application/octet-stream"}
+        if json_bytes:
+            headers[HEADER] = str(json_bytes)
+        try:
+            connection.request(method, path, body or None, headers)
+            response = connection.getresponse()
+            content = response.read(LARGEST_ANSWER)
+            return response.status, content, {k.lower(): v for k, v in response.getheaders()}
+        finally:
+            connection.close()

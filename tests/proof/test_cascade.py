@@ -1,0 +1,108 @@
+"""The cascade's threshold: its guarantee over many splits, the curve, and the scores."""
+
+import numpy as np
+import pytest
+
+from kd.proof.cascade import (
+    SCORES,
+    Goal,
+    Measured,
+    Plan,
+    choose,
+    curve,
+    features_of,
+    fit_head,
+    gain_area,
+    score_of,
+    threshold_of,
+)
+
+
+def drawn(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Probabilities of a calibrated student of ten classes, and who is right: 86 % and 91 %."""
+    random = np.random.default_rng(seed)
+    sure = 1 / (1 + np.exp(-random.normal(3, 2, count)))
+    probabilities = np.repeat((1 - sure)[:, None] / 9, 10, axis=1)
+    probabilities[:, 0] = sure
+    student = random.random(count) < sure
+    teacher = random.random(count) < np.where(student, 0.97, 0.55)
+    return probabilities, student, teacher
+
+
+def test_the_curve_begins_with_the_student_and_ends_with_the_teacher() -> None:
+    probabilities, student, teacher = drawn(4000)
+    measured = Measured(probabilities.max(1), student, teacher)
+    rows = curve(measured)
+    assert (rows[0]["share"], rows[-1]["share"]) == (0, 1)
+    assert rows[0]["accuracy"] == pytest.approx(student.mean())
+    assert rows[-1]["accuracy"] == pytest.approx(teacher.mean())
+    tenth = measured.at(threshold_of(measured.scores, 0.1))
+    assert tenth["share"] == pytest.approx(0.1)
+    assert tenth["accuracy"] > 0.9 * student.mean() + 0.1 * teacher.mean() + 0.01
+    assert gain_area(measured) > 0.015
+    by_chance = Measured(np.random.default_rng(1).random(4000), student, teacher)
+    assert abs(gain_area(by_chance)) < 0.005
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [Goal(accuracy=0.89), Goal(share=0.15), Goal(of_teacher=0.02), Goal(share_of_teacher=0.97)],
+)
+def test_over_200_splits_the_goal_is_missed_as_seldom_as_promised(goal: Goal) -> None:
+    """100,000 pictures stand for all there are; 800 of them choose the threshold, with 90 % confidence."""
+    probabilities, student, teacher = drawn(100_000)
+    everything = Measured(probabilities.max(1), student, teacher)
+    random = np.random.default_rng(0)
+    missed = found = 0
+    for _ in range(200):
+        part = everything.part(random.choice(100_000, 800, replace=False))
+        threshold = goal.choose(part, 0.9)
+        if threshold is None:
+            continue
+        found += 1
+        true = everything.at(threshold)
+        missed += not goal.holds(true["accuracy"], float(teacher.mean()), true["share"])
+    assert found >= 150
+    assert 0 < missed <= 20 + 13  # a tenth of 200, and three standard errors
+
+
+def test_too_few_pictures_give_no_threshold() -> None:
+    probabilities, student, teacher = drawn(200)
+    measured = Measured(probabilities.max(1), student, teacher)
+    assert Goal(of_teacher=0.01).choose(measured, 0.95) is None  # 0.99^200 > 0.05
+    assert Goal(accuracy=0.99).choose(measured, 0.95) is None
+
+
+def test_scores_are_how_sure_the_student_is() -> None:
+    probabilities = np.array([[0.7, 0.2, 0.1], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]])
+    features = features_of(probabilities)
+    np.testing.assert_allclose(score_of(features, "probability"), [0.7, 1, 1 / 3])
+    np.testing.assert_allclose(score_of(features, "margin"), [0.5, 1, 0], atol=1e-12)
+    entropy = -(0.7 * np.log(0.7) + 0.2 * np.log(0.2) + 0.1 * np.log(0.1)) / np.log(3)
+    np.testing.assert_allclose(score_of(features, "entropy"), [1 - entropy, 1, 0], atol=1e-9)
+
+
+def test_the_head_learns_where_the_teacher_is_worth_asking() -> None:
+    """On pictures where the teacher knows no more, though the student is unsure, it is not asked."""
+    probabilities, student, teacher = drawn(6000)
+    in_the_middle = (probabilities.max(1) > 0.5) & (probabilities.max(1) < 0.8)
+    teacher = np.where(in_the_middle, student, teacher)
+    features = features_of(probabilities)
+    head = fit_head(features[:3000], student[:3000], teacher[:3000])
+    scored = Measured(score_of(features, "head", head), student, teacher).part(
+        np.arange(3000, 6000)
+    )
+    assert gain_area(scored) > 0.01
+
+
+def test_what_is_chosen_on_one_half_is_checked_on_the_other() -> None:
+    probabilities, student, teacher = drawn(4000)
+    found = choose(features_of(probabilities), student, teacher, Plan(Goal(of_teacher=0.02)))
+    assert found["chosen_on"] == found["checked"]["pictures"] == 2000
+    assert set(found["compared"]) == set(SCORES)
+    low, high = found["share_interval"]
+    assert low < found["asked"] / 4000 < high
+    assert found["checked"]["accuracy"] > found["checked"]["teacher"] - 0.03
+    assert np.diff(found["scores"]).min() >= 0
+    again = choose(features_of(probabilities), student, teacher, Plan(Goal(of_teacher=0.02)))
+    assert again == found

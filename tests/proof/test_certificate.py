@@ -1,0 +1,163 @@
+"""Certificates in numbers and words, and the bootstrap behind those that are no counts."""
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics.functional.classification import multilabel_average_precision
+
+from kd.proof.certificate import Outcomes, Wanted, by_class, certify
+from kd.proof.resample import (
+    error_gain,
+    iou_gain,
+    mean_gain,
+    mean_precision,
+    smallest_gain,
+)
+from kd.tasks import Classification, MultiLabel, Regression, Segmentation
+
+NAMES = ("the teacher", "the student")
+
+
+def answers(b: int, c: int, both: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Whether reference and candidate are right, ``(N,)`` each."""
+    reference = np.zeros(n)
+    candidate = np.zeros(n)
+    reference[: both + b] = 1
+    candidate[:both] = 1
+    candidate[both + b : both + b + c] = 1
+    return reference, candidate
+
+
+def accuracy(reference: np.ndarray, candidate: np.ndarray, **more: object) -> dict:
+    ids = more.pop("class_ids", None)
+    first = Outcomes("accuracy", reference, ids)  # type: ignore[arg-type]
+    second = Outcomes("accuracy", candidate, ids)  # type: ignore[arg-type]
+    wanted = more.pop("wanted", Wanted(0.01))
+    return certify(first, second, wanted, NAMES, **more)  # type: ignore[arg-type]
+
+
+def test_the_words() -> None:
+    found = accuracy(*answers(40, 34, 1056, 1265))
+    assert found["shown"] is False
+    first, second = found["text"]
+    assert first.startswith(
+        "the student not worse than the teacher by more than 1 point of accuracy: not shown: a loss of 1.6 points "
+        "can't be excluded (95 % confidence); about "
+    )
+    assert first.endswith(" pictures would do, 1,265 are here")
+    assert second.startswith(
+        "of 1,265 pictures the teacher alone is right on 40, the student alone on 34 (-0.5 points; McNemar's mid-p "
+    )
+    shown = accuracy(*answers(40, 34, 1056, 1265), wanted=Wanted(0.02))
+    assert (
+        "2 points of accuracy: shown: it loses at most 1.6 points (95 % confidence)"
+        in shown["text"][0]
+    )
+    better = accuracy(*answers(5, 80, 900, 1265))
+    assert ": shown: it is better by " in better["text"][0]
+    worse = accuracy(*answers(80, 10, 900, 1265))
+    assert "it is worse by 5.5 points here, more pictures would not help" in worse["text"][0]
+
+
+def test_classes_proven_worse_and_those_that_can_not_be_told() -> None:
+    """One class lost all of 40, one lost 3 of 5 (too few), one nothing of 40."""
+    ids = np.repeat([0, 1, 2], [40, 5, 40])
+    reference, candidate = np.ones(85), np.ones(85)
+    candidate[:40], candidate[40:43] = 0, 0
+    found = accuracy(reference, candidate, class_ids=ids, classes=["milk", "kiwi", "pear"])
+    classes = found["classes"]
+    assert [row["name"] for row in classes["worse"]] == ["milk"]
+    assert classes["worse"][0]["p_value"] == pytest.approx(3 * 0.5**40)
+    assert (classes["tested"], classes["too_few"]) == (3, 1)
+    assert "classes proven worse (of 3, Holm): milk 100% -> 0%" in found["text"][-1]
+    few = accuracy(np.ones(8), np.zeros(8), class_ids=np.arange(8) % 4, classes=list("abcd"))
+    assert (few["classes"]["worse"], few["classes"]["too_few"]) == ([], 4)
+
+
+def test_no_class_is_alarmed_where_nothing_is_wrong() -> None:
+    """Of 200 pairs of equal models with 20 classes hardly more than five in a hundred name a class."""
+    random = np.random.default_rng(0)
+    alarms = 0
+    ids = np.repeat(np.arange(20), 30)
+    for _ in range(200):
+        reference = (random.random(600) < 0.8).astype(float)
+        flipped = random.random(600) < 0.1
+        candidate = np.where(flipped, (random.random(600) < 0.8).astype(float), reference)
+        outcomes = [Outcomes("accuracy", values, ids) for values in (reference, candidate)]
+        alarms += bool(by_class(*outcomes, Wanted(0.01), ())["worse"])
+    assert alarms <= 10
+
+
+def test_a_bootstrap_of_accuracies_is_near_the_exact_bound() -> None:
+    reference, candidate = answers(40, 33, 1056, 1265)
+    group = np.arange(1265)
+    bound = smallest_gain(mean_gain(reference, candidate, group), 1265, 0.95)
+    assert bound == pytest.approx(-accuracy(reference, candidate)["largest_loss"], abs=1e-3)
+
+
+def test_pictures_of_one_kind_count_as_one() -> None:
+    """Each picture ten times over: by picture it would be sure, by group it is as unsure as before."""
+    reference, candidate = answers(6, 3, 80, 100)
+    group = np.repeat(np.arange(100), 10)
+    ten = accuracy(np.repeat(reference, 10), np.repeat(candidate, 10), group=group)
+    alone = accuracy(reference, candidate)
+    naive = accuracy(np.repeat(reference, 10), np.repeat(candidate, 10))
+    assert ten["largest_loss"] == pytest.approx(alone["largest_loss"], abs=0.01)
+    assert naive["largest_loss"] < 0.6 * ten["largest_loss"]
+    assert "1,000 pictures in 100 groups, resampled by group" in ten["text"]
+    same = accuracy(np.ones(1000), np.ones(1000), group=group)
+    assert same["largest_loss"] == pytest.approx(1 - 0.05 ** (1 / 100))
+    with pytest.raises(ValueError, match="needs 20 groups of pictures or more, got 10"):
+        accuracy(np.ones(100), np.ones(100), group=np.arange(100) // 10)
+
+
+def test_tasks_count_what_their_metrics_say() -> None:
+    torch.manual_seed(0)
+    one = np.ones((1, 30))
+    group = np.arange(30)
+
+    task = Segmentation(4, 255)
+    task.build(4, 255)
+    target = torch.randint(0, 4, (30, 6, 6), dtype=torch.uint8)
+    target[:, 0] = 255
+    logits = [torch.randn(30, 4, 6, 6) for _ in range(2)]
+    counts = [task.outcome(each, target).numpy() for each in logits]
+    iou = []
+    for each in logits:
+        task.reset()
+        task.update(each, target, None)
+        iou.append(float(task.compute()["miou"]))
+    assert iou_gain(*counts, group)(one)[0] == pytest.approx(iou[1] - iou[0], abs=1e-6)
+
+    labels = (torch.rand(30, 5) < 0.4).float()
+    scores = torch.randn(30, 5)
+    both = MultiLabel(5).outcome(scores, labels).numpy()
+    expected = multilabel_average_precision(scores.sigmoid(), labels.long(), 5, thresholds=None)
+    assert mean_precision(one, both[:, 0], both[:, 1])[0] == pytest.approx(
+        float(expected), abs=1e-6
+    )
+
+    numbers = torch.rand(30, 2)
+    numbers[3, 1] = torch.nan
+    errors = [Regression(2).outcome(numbers + shift, numbers).numpy() for shift in (0.1, 0.2)]
+    assert error_gain(*errors, group)(one)[0] == pytest.approx(-1, abs=1e-5)
+
+    ids = torch.tensor([0, 1, -1])
+    right = Classification(2).outcome(torch.eye(2)[[0, 0, 0]], ids)
+    assert right[:2].tolist() == [1, 0]
+    assert right[2].isnan()
+
+
+def test_mean_precision_of_weights_is_that_of_repeated_pictures() -> None:
+    """With equal scores too, which count together."""
+    random = np.random.default_rng(0)
+    labels = (random.random((80, 3)) < 0.3).astype(int)
+    scores = np.round(random.random((80, 3)), 1)
+    weights = random.multinomial(80, np.full(80, 1 / 80), 2)
+    for row in weights:
+        places = np.repeat(np.arange(80), row)
+        expected = multilabel_average_precision(
+            torch.tensor(scores[places]), torch.tensor(labels[places]), 3, thresholds=None
+        )
+        found = mean_precision(row[None].astype(float), scores, labels)[0]
+        assert found == pytest.approx(float(expected), abs=1e-6)

@@ -1,0 +1,180 @@
+"""``kd-eval cascade=true`` and what follows from it: ``kd-serve defer=``, ``kd-export to=cascade``."""
+
+import json
+import runpy
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kd.cli import main
+from kd.errors import UserError
+from kd.ship.cascade_rule import CascadeRule, ShareWatch, read_rule
+from tests._serving import serving
+
+
+@pytest.fixture()
+def measured(with_test: Path) -> Path:
+    """A copy of the finished run with a rule that asks for at most 80 % of the pictures."""
+    root = f"data.source.root={with_test.parent / 'data'}"
+    assert main("eval", [str(with_test), "cascade=true", "share=0.8", root]) == 0
+    return with_test
+
+
+def test_the_curve_and_the_rule(with_test: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measured = with_test
+    root = f"data.source.root={with_test.parent / 'data'}"
+    assert main("eval", [str(with_test), "cascade=true", "share=0.8", root]) == 0
+    out = capsys.readouterr().out
+    assert "student where it is sure, else teacher (probability; 64 pictures)" in out
+    assert "share=0.8: threshold " in out
+    assert "checked on 32 others: " in out
+    found = json.loads((measured / "eval_test.json").read_text())
+    cascade = found["cascade"]
+    assert json.loads((measured / "cascade.json").read_text()) == cascade
+    assert cascade["curve"][0]["accuracy"] == pytest.approx(found["student"]["acc1"])
+    assert cascade["curve"][-1]["accuracy"] == pytest.approx(found["teacher"]["acc1"])
+    last = cascade["curve"][-1]
+    assert last["ms"] == pytest.approx(cascade["student_ms"] + cascade["teacher_ms"])
+    assert json.loads((measured / "looks.json").read_text())["looks"][0]["pictures"] == 64
+    rule = read_rule(measured, "true")
+    assert rule.threshold == cascade["threshold"]
+    tenth = read_rule(measured, "0.1")
+    assert tenth.asked == 6
+    assert cascade["scores"][0] <= tenth.threshold <= cascade["scores"][50]
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        (["cascade=yes"], "cascade: must be true or false, got 'yes'"),
+        (["share=0.1"], "share: has no effect without cascade=true"),
+        (["cascade=true", "share=2"], "share: must be a number > 0 and < 1, got '2'"),
+        (
+            ["cascade=true", "share=0.1", "latency_ms=3"],
+            "latency_ms: can't be given together with share=",
+        ),
+        (
+            ["cascade=true", "accuracy=best"],
+            "accuracy: must be teacher, a share of it such as 0.99*teacher",
+        ),
+        (
+            ["cascade=true", "score=x"],
+            "score: must be one of probability, margin, entropy, head, got 'x'",
+        ),
+        (["cascade=true", "accuracy=0.9", "margin=1"], "margin: has no effect on accuracy=0.9"),
+        (["cascade=true", "groups=(a)"], "groups: has no effect on cascade=true"),
+        (["cascade=true"], "split: these pictures chose the best epoch"),
+        (
+            ["cascade=true", "split=val", "despite_choice=true"],
+            "cascade: needs 40 labelled pictures or more, got 16",
+        ),
+    ],
+)
+def test_a_wrong_key_is_one_line(
+    finished: Path, items: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("eval", [str(finished), *items]) == 2
+    err = [line for line in capsys.readouterr().err.splitlines() if line.startswith("kd-eval")]
+    assert len(err) == 1
+    assert err[0].startswith(f"kd-eval: {text}")
+    assert not (finished / "cascade.json").exists()
+
+
+def test_the_share_that_has_changed_is_noticed() -> None:
+    """5,000 pictures like those measured never alert; of other pictures it alerts within a window."""
+    random = np.random.default_rng(0)
+    watch = ShareWatch(CascadeRule("probability", 0.5, 120, 1000))
+    assert not any(watch.add(bool(random.random() < 0.12)) for _ in range(5000))
+    begun = [watch.add(bool(random.random() < 0.4)) for _ in range(500)]
+    assert sum(begun) == 1
+    assert watch.alert
+    for _ in range(500):
+        watch.add(bool(random.random() < 0.12))
+    assert not watch.alert
+
+
+def test_served_the_answer_says_who_gave_it(measured: Path) -> None:
+    """Of all pictures of the test split those below the threshold are the teacher's, as both models say alone."""
+    pytest.importorskip("onnxruntime")
+    pictures = sorted((measured.parent / "data" / "test").rglob("*.*"))[:24]
+    rule = read_rule(measured, "0.5")
+    with serving(measured, "teacher=true", "defer=0.5") as (port, _):
+        with_rule = [posted(port, picture) for picture in pictures]
+        metrics = (
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
+        )
+    with serving(measured, "teacher=true") as (port, _):
+        alone = [posted(port, picture) for picture in pictures]
+    by = []
+    for mine, both in zip(with_rule, alone, strict=True):
+        asks = both["labels"][0]["p"] < rule.threshold
+        expected = both["teacher"]["labels"] if asks else both["labels"]
+        assert mine["labels"] == expected
+        by.append("teacher" if asks else "student")
+    assert [mine["by"] for mine in with_rule] == by
+    assert len(set(by)) == 2
+    assert f'kd_answers_total{{by="teacher"}} {by.count("teacher"):.1f}' in metrics
+    assert "kd_deferral_alert 0.0" in metrics
+
+
+def posted(port: int, picture: Path) -> dict:
+    """The server's prediction for a picture."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/predict",
+        picture.read_bytes(),
+        {"Content-Type": "image/png" if picture.suffix == ".png" else "image/jpeg"},
+    )
+    answer = json.load(urllib.request.urlopen(request, timeout=60))
+    return answer["predictions"][0]
+
+
+def test_serving_refuses_what_it_can_not_defer(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for items, text in (
+        (["defer=0.1"], "defer: has no effect without teacher=true"),
+        (
+            ["teacher=true", "defer=0.1"],
+            f"defer: {finished} has no cascade.json; kd-eval {finished} cascade=true",
+        ),
+    ):
+        assert main("serve", [str(finished), *items]) == 2
+        assert capsys.readouterr().err.startswith(f"kd-serve: {text}")
+    (finished / "cascade.json").write_text('{"score": 3}')
+    with pytest.raises(UserError, match="can't be read"):
+        read_rule(finished, "true")
+    (finished / "cascade.json").unlink()
+
+
+def test_exported_both_models_answer_under_ten_lines(
+    measured: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    root = f"data.source.root={measured.parent / 'data'}"
+    assert main("export", [str(measured), "to=cascade", root]) == 0, capsys.readouterr().err
+    folder = measured / "export" / "cascade"
+    names = {file.name for file in folder.iterdir()}
+    assert names >= {"student.onnx", "teacher.onnx", "cascade.json", "answer.py"}
+    monkeypatch.chdir(folder)
+    answer = runpy.run_path("answer.py")["answer"]
+    height, width = json.loads((folder / "manifest.json").read_text())["size"]
+    files = sorted((measured.parent / "data" / "test").rglob("*.*"))[:16]
+    views = [np.asarray(Image.open(file).convert("RGB").resize((width, height))) for file in files]
+    logits, asks = answer(np.stack(views))
+    assert logits.shape == (16, 4)
+    expected = read_rule(measured, "true")
+    import onnxruntime
+
+    student = onnxruntime.InferenceSession("student.onnx").run(
+        ["answer"], {"pictures": np.stack(views)}
+    )[0]
+    shifted = np.exp(student - student.max(1, keepdims=True))
+    assert asks.tolist() == expected.asks(shifted / shifted.sum(1, keepdims=True)).tolist()
+    np.testing.assert_array_equal(logits[~asks], student[~asks])
+    teacher = onnxruntime.InferenceSession("teacher.onnx").run(
+        ["answer"], {"pictures": np.stack(views)}
+    )[0]
+    np.testing.assert_allclose(logits[asks], teacher[asks], atol=1e-5)

@@ -1,0 +1,127 @@
+"""``kd-eval margin=``: which pictures may certify a run, what is counted, and the words."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import kd
+from kd.cli import main
+
+
+def test_a_run_is_certified_on_test_and_each_look_is_counted(
+    with_test: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = f"data.source.root={with_test.parent / 'data'}"
+    assert main("eval", [str(with_test), "margin=40", root]) == 0
+    out = capsys.readouterr().out
+    assert "the student not worse than the teacher by more than 40 points of accuracy: " in out
+    assert "split test: measured once for this run (looks.json)" in out
+    found = json.loads((with_test / "eval_test.json").read_text())
+    certificate = found["certificate"]
+    assert certificate["pictures"] == found["pictures"] == 64
+    counts = [certificate[k] for k in ("both_right", "only_reference", "only_candidate")]
+    assert sum(counts) + certificate["both_wrong"] == 64
+    assert (counts[0] + counts[2]) / 64 == pytest.approx(found["student"]["acc1"])
+    assert (counts[0] + counts[1]) / 64 == pytest.approx(found["teacher"]["acc1"])
+    assert certificate["shown"] == (certificate["largest_loss"] <= 0.4)
+    again = kd.evaluate(with_test, {"margin": 40, "data.source.root": with_test.parent / "data"})
+    assert again["certificate"]["looks"] == 2
+    assert again["certificate"]["students"] == 1
+
+
+def test_pictures_that_chose_the_student_certify_nothing(
+    with_test: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = with_test.parent / "data"
+    shutil.copytree(data / "val", data / "copy_of_val")
+    shutil.copytree(data / "train", data / "copy_of_train")
+    before = sorted(with_test.rglob("*"))
+    for items, text in (
+        (["split=val"], "split: these pictures chose the best epoch of "),
+        ([f"folder={data / 'copy_of_val'}"], "folder: these pictures chose the best epoch of "),
+        (["split=train"], "split: train can't certify"),
+        ([f"folder={data / 'train'}"], "folder: can't certify: 48 of its 48 pictures are training"),
+    ):
+        words = [str(with_test), "margin=1", f"data.source.root={data}", *items]
+        assert main("eval", words) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"kd-eval: {text}")
+        assert err.count("\n") == 1
+    assert sorted(with_test.rglob("*")) == before
+    words = [str(with_test), "margin=1", "split=val", "despite_choice=true"]
+    assert main("eval", words) == 0
+    assert (
+        "no certificate of new pictures: these chose the student's epoch" in capsys.readouterr().out
+    )
+
+
+def test_a_test_folder_that_serves_as_val_has_chosen_too(
+    with_test: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = with_test.parent / "data"
+    shutil.rmtree(data / "val")
+    assert main("eval", [str(with_test), "margin=1", f"data.source.root={data}"]) == 2
+    assert "chose the best epoch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        (["margin=0"], "margin: must be a number of points > 0 and < 100, got '0'"),
+        (["margin=one"], "margin: must be a number of points > 0 and < 100, got 'one'"),
+        (["margin=1", "confidence=95"], "confidence: must be a number > 0.5 and < 1, got '95'"),
+        (["confidence=0.9"], "confidence: has no effect without margin=POINTS"),
+        (["margin=1", "groups=["], "groups: '[' is not a regular expression"),
+        (["margin=1", "groups=a"], "groups: must have brackets around"),
+        (["margin=1", "despite_choice=yes"], "despite_choice: must be true or false, got 'yes'"),
+    ],
+)
+def test_a_wrong_key_is_one_line(
+    finished: Path, items: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("eval", [str(finished), *items]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"kd-eval: {text}")
+    assert err.count("\n") == 1
+
+
+def test_two_students_and_groups(with_test: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each against the first: the same student again can't be worse; pictures in groups are resampled together."""
+    data = with_test.parent / "data"
+    same = str(with_test / "student.safetensors")
+    words = [str(with_test), same, "margin=12", f"data.source.root={data}"]
+    assert main("eval", words) == 0
+    out = capsys.readouterr().out
+    assert "student.safetensors not worse than " in out
+    assert "by more than 12 points of accuracy: shown: it loses at most 4.6 points" in out
+    assert "how the weights were chosen is not known" in out
+    for pattern, status in (("/([^/]*)/[^/]*$", 2), (r"([^/]+/\d+)\.\w+$", 0)):
+        words = [str(with_test), "margin=12", f"data.source.root={data}", f"groups={pattern}"]
+        assert main("eval", words) == status
+    assert "needs 20 groups of pictures or more" in capsys.readouterr().err
+
+
+def test_an_export_is_kept_if_it_is_shown_to_be_no_worse(
+    with_test: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """16 equal answers exclude a loss of 17 points, not of 5; the page and the card show what was shown."""
+    pytest.importorskip("onnxruntime")
+    words = [str(with_test), "to=onnx"]
+    assert main("export", [*words, "margin=5"]) == 1
+    err = capsys.readouterr().err
+    assert (
+        "not kept: the export not worse than the student by more than 5 points of accuracy" in err
+    )
+    assert "(margin)" in err
+    assert not (with_test / "export" / "onnx").exists()
+    assert main("export", [*words, "margin=5", "max_drop=2"]) == 2
+    assert "max_drop: has no effect beside margin=" in capsys.readouterr().err
+    assert main("export", [*words, "margin=20"]) == 0
+    line = "the export not worse than the student by more than 20 points of accuracy: shown: it loses at most 17.1"
+    assert line in capsys.readouterr().out
+    assert main("card", [str(with_test)]) == 0
+    assert line in (with_test / "README.md").read_text()
+    assert main("report", [str(with_test)]) == 0
+    assert line in (with_test / "report.html").read_text()

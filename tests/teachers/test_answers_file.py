@@ -1,0 +1,110 @@
+"""Answers from a file: any of the forms teaches the same, and a wrong file is one line."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from kd.cli import main, train_main
+from kd.errors import UserError
+from kd.teachers.answer import Wanted
+from kd.teachers.answers_file import AnswersFile
+from tests._helpers import CLASSES, write_recipe
+
+NAMES = [f"train/{label}/{i}.png" for label in CLASSES for i in range(2)]
+
+
+def shares(count: int) -> np.ndarray:
+    return np.random.default_rng(0).dirichlet(np.ones(len(CLASSES)), count).round(6)
+
+
+def wide(file: Path, names: list[str], numbers: np.ndarray) -> Path:
+    with file.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(["picture", *CLASSES])
+        writer.writerows([name, *row] for name, row in zip(names, numbers.tolist(), strict=True))
+    return file
+
+
+def logits_of(file: Path) -> np.ndarray:
+    teacher = AnswersFile(str(file)).build(len(CLASSES))
+    teacher.match("train", [f"/data/{name}" for name in NAMES], CLASSES)
+    batch = {"image": torch.zeros(8, 3, 4, 4), "index": torch.arange(8), "view": 0}
+    return teacher.answer(batch, Wanted()).logits[""].numpy()  # type: ignore[arg-type, union-attr]
+
+
+def test_four_forms_of_the_same_answers(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    p = shares(8)
+    expected = np.log(p).astype(np.float32)
+    np.testing.assert_allclose(logits_of(wide(tmp_path / "a.csv", NAMES, p)), expected, rtol=1e-5)
+    long = tmp_path / "long.csv"
+    lines = [f"{n},{c},{p[i, j]}" for i, n in enumerate(NAMES) for j, c in enumerate(CLASSES)]
+    long.write_text("\n".join(["picture,label,p", *lines]))
+    np.testing.assert_allclose(logits_of(long), expected, rtol=1e-5)
+    columns = {"picture": NAMES, **{c: p[:, j] for j, c in enumerate(CLASSES)}}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    np.testing.assert_allclose(logits_of(tmp_path / "a.parquet"), expected, rtol=1e-5)
+    metadata = {"pictures": json.dumps(NAMES), "classes": json.dumps(list(CLASSES))}
+    save_file({"answers": p}, tmp_path / "a.safetensors", metadata)
+    np.testing.assert_allclose(logits_of(tmp_path / "a.safetensors"), expected, rtol=1e-5)
+    raw = np.random.default_rng(1).normal(0, 3, (8, 4))
+    np.testing.assert_allclose(logits_of(wide(tmp_path / "raw.csv", NAMES, raw)), raw, rtol=1e-5)
+
+
+def test_of_the_largest_two_the_rest_is_spread_over_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "top.csv"
+    lines = [f"{name},bread,0.6\n{name},cake,0.2" for name in NAMES]
+    file.write_text("\n".join(["picture,label,p", *lines]))
+    found = np.exp(logits_of(file))
+    np.testing.assert_allclose(found, np.tile([0.1, 0.6, 0.2, 0.1], (8, 1)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda s: s.replace("bread", "bred", 1), "the data has no class 'bred'; did you mean 'bread'?"),
+        (lambda s: "\n".join(s.splitlines()[:-1]), "has no answer to 1 of 8 pictures of train, such as /data/train/dates"),
+        (lambda s: s.replace(s.splitlines()[2].split(",")[1], "nan"), "row 2, apple: must be a finite number, got 'nan'"),
+        (lambda s: s + s.splitlines()[-1] + "\n", "train/dates/1.png has two answers (row 9)"),
+        (lambda s: s.replace("picture", "file", 1), "has no column 'picture' (file, apple"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_one_line(change, text: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    file = wide(tmp_path / "a.csv", NAMES, shares(8))
+    file.write_text(change(file.read_text().replace("\r\n", "\n")))
+    with pytest.raises(UserError) as caught:
+        logits_of(file)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_learns_from_a_file(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = sorted(
+        str(file.relative_to(pictures)) for file in pictures.rglob("*.*") if file.is_file()
+    )
+    right = np.array([[float(label in name) * 0.96 + 0.01 for label in CLASSES] for name in names])
+    file = wide(tmp_path / "answers.csv", names, right)
+    losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
+    recipe = write_recipe(tmp_path / "file.yaml", pictures, None, model__distill_losses=losses)
+    items = [f"recipe={recipe}", f"model.teacher.answers={file}", "trainer.max_epochs=1"]
+    assert train_main(items) == 0
+    assert "answers for whole pictures" in "".join(capsys.readouterr())
+    run = tmp_path / "runs" / "tiny" / "000"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["teacher"]["val"]["acc1"] == 1
+    assert main("eval", [str(run)]) == 0
+    assert json.loads((run / "eval_val.json").read_text())["teacher"]["acc1"] == 1
+    before = sorted(tmp_path.rglob("*"))
+    assert train_main([*items, "data.augment.mixup=0.5"]) == 2
+    assert "a file has no answer to mixed pictures" in capsys.readouterr().err
+    assert train_main([*items, f"data.source.root={tmp_path}"]) == 2
+    assert sorted(tmp_path.rglob("*")) == before
