@@ -101,6 +101,9 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.strategies.fsdp": {"self.checkpoint_io.load_checkpoint": "kd.strategies.checkpoint_files"},
     "kd.report.records": {"csv.DictReader": ROWS},
     "kd.storage.run_urls": {"files.get_file": BYTES},
+    "kd.teachers.answers_file": {"csv.DictReader": ROWS, "safetensors.safe_open": WEIGHTS,
+                                 "pyarrow.parquet": "the user's own file of answers",
+                                 "pyarrow.parquet.read_table": "numbers and texts, each checked by its reader"},
     "kd.strategies.ddp": {"importlib.import_module": NAMES},
     "kd.fleet.tuning.trials": {"csv.DictReader": ROWS},
     "kd.callbacks.metrics_csv": {"csv.DictReader": ROWS},
@@ -110,7 +113,7 @@ LIBRARIES = {
     "jinja2",  # fills in the card's template, which is ours
     "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "google", "hta",
     "lightning_fabric", "lightning_utilities", "mlflow", "numpy", "nvidia", "omegaconf", "onnx", "onnxruntime",
-    "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pydantic_core", "pynvml",
+    "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pyarrow", "pydantic_core", "pynvml",
     "pytorch_lightning", "ray", "rich", "safetensors", "starlette", "timm", "torch", "torchcodec", "torchmetrics",
     "torchvision", "tqdm", "transformers", "uvicorn", "wandb", "yaml",
 }  # fmt: skip

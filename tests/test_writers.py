@@ -144,9 +144,13 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.run.streams": {"os.open": SYSTEM},
     "kd.run.train_first": {"(part / name / '000').rename": CACHE, "safe_open": DOOR, "shutil.rmtree": CACHE},
     "kd.run.typed": {"f.read_text": OURS, "file.read_text": OURS},
+    "kd.ship.export.cascade": {
+        "onnx_program(_teachers_job(job)).save": NEW,
+        "onnx_program(job).save": NEW,
+    },
     "kd.ship.export.backbone": {"load_file": DOOR, "save": STREAM},
     "kd.ship.export.gate": {"kind.open": NO_FILE, "mkdtemp": NEW, "part.chmod": NEW, "shutil.rmtree": NEW},
-    "kd.ship.export.onnx": {"_program(job).save": NEW, "onnx.save": NEW},
+    "kd.ship.export.onnx": {"onnx_program(job).save": NEW, "onnx.save": NEW},
     "kd.ship.export.openvino": {"openvino.save_model": NEW},
     "kd.ship.export.sagemaker": {"Triton().open": NO_FILE, "tarfile.open": NEW},
     "kd.ship.export.stopwatch": {"find_format(to).open": NO_FILE, "status.read_text": SYSTEM},
@@ -157,6 +161,13 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.ship.serving.answers": {"Image.fromarray(ids).save": STREAM},
     "kd.ship.serving.app": {"PAGE.read_text": OURS},
     "kd.strategies.checkpoint_files": {"torch.save": STREAM},
+    "kd.teachers.answers_file": {"safe_open": USERS},
+    "kd.teachers.asked": {
+        "file.parent.mkdir": CACHE,
+        "file.truncate": CACHE,
+        "self.file.open": CACHE,
+        "self.file.touch": CACHE,
+    },
     "kd.teachers.answer_store": {"os.open": OWN_FILES, "os.truncate": OWN_FILES},
     "kd.teachers.published": {"files.makedirs": STORE, "files.pipe_file": STORE},
 }  # fmt: skip

@@ -52,7 +52,7 @@ class AnswersFile:
         self._count = 0
         self._digest = ""
 
-    def build(self, num_classes: int, img_size: Any = None) -> "AnswersFile":
+    def build(self, num_classes: int, img_size: object = None) -> "AnswersFile":
         """Remembers how many classes the data has; :meth:`match` reads the file.
 
         Raises:

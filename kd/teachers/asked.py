@@ -149,7 +149,7 @@ class Address:
         self._probe = ""
 
     # -- what a teacher is -------------------------------------------------------------------------------------------
-    def build(self, num_classes: int, img_size: Any = None) -> "Address":
+    def build(self, num_classes: int, img_size: object = None) -> "Address":
         """Checks that the server answers in so many classes, and opens the answers that were kept.
 
         Raises:

@@ -1,6 +1,5 @@
 """Student and teacher with the rule of who answers: two ONNX files and ten lines of Python for ONNX Runtime."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from kd.errors import UserError
 from kd.ship.cascade_rule import FILE, CascadeRule, read_rule
 from kd.ship.export.base import ExportJob, Format, Runtime
 from kd.ship.export.onnx import EXTRA, as_runtime, onnx_program, open_session
+from kd.storage.writing import write_json, write_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,7 +56,7 @@ class Cascade(Format):
         onnx_program(_teachers_job(job)).save(folder / "teacher.onnx")
         shape = f"(N, {', '.join(str(side) for side in job.manifest.shape)})"
         program = PROGRAM.replace("SHAPE", shape).replace("SCORE", SCORE_LINES[rule.score])
-        (folder / "answer.py").write_text(program)
+        write_text(folder / "answer.py", program)
         file = folder / FILE
         content = {
             "score": rule.score,
@@ -65,7 +65,7 @@ class Cascade(Format):
             "pictures": rule.pictures,
             "classes": job.manifest.classes,
         }
-        file.write_text(json.dumps(content, indent=2) + "\n")
+        write_json(file, content)
         self._read_rule = rule
         return file
 
