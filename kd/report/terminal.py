@@ -281,7 +281,8 @@ def print_cascade(found: dict[str, Any] | None) -> None:
     title = (
         f"student where it is sure, else teacher ({found['score']}; {found['pictures']:,} pictures)"
     )
-    print_table(title, ["teacher asked", "accuracy", "ms", "of the teacher's ms"], rows, left=())
+    print(title)
+    print_table(None, ["teacher asked", "accuracy", "ms", "of the teacher's ms"], rows, left=())
     for line in cascade_lines(found):
         print(line)
 

@@ -19,12 +19,11 @@ from kd.module.outcomes import PictureOutcomes
 from kd.proof.certificate import Outcomes, certify
 from kd.proof.resample import FEWEST, group_numbers
 from kd.run.claim import Claim
-from kd.storage.elsewhere import bytes_of, mapping_of
+from kd.storage.elsewhere import LARGEST_STUDENT, mapping_of, open_regular
 from kd.storage.writing import write_json
 
 LOOKS = "looks.json"
 """File of a run's folder: when its student was measured on pictures that it is judged by."""
-LARGEST_WEIGHTS = 2**34
 
 
 def group_of(split: Split, numbers: np.ndarray, pattern: re.Pattern[str]) -> np.ndarray:
@@ -148,7 +147,8 @@ def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
     file = run / LOOKS
     looks = mapping_of(file).get("looks")
     looks = looks if isinstance(looks, list) else []
-    weights = hashlib.sha256(bytes_of(run / "student.safetensors", LARGEST_WEIGHTS)).hexdigest()
+    with open_regular(run / "student.safetensors", LARGEST_STUDENT) as file_of_weights:
+        weights = hashlib.file_digest(file_of_weights, "sha256").hexdigest()
     look = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "what": what,

@@ -12,12 +12,17 @@ import torch
 
 from kd.data.batch import Batch
 from kd.errors import UserError, did_you_mean, needs_extra
-from kd.storage.elsewhere import bytes_of, json_of, lines_of
+from kd.storage.elsewhere import (
+    LARGEST_LIST,
+    LARGEST_WEIGHTS,
+    json_of,
+    lines_of,
+    open_regular,
+)
 from kd.teachers.answer import ALL, Answer, Wanted
 from kd.teachers.probabilities import SMALLEST
 
 KEY = "model.teacher.answers"
-LARGEST_FILE = 2**36
 ENDINGS = (".csv", ".parquet", ".safetensors")
 LONG = ("label", "p")
 """Columns of a file with a line for each class of a picture, beside ``picture``."""
@@ -61,7 +66,8 @@ class AnswersFile:
         if not Path(self.file).is_file():
             raise UserError(f"{KEY}: there is no file {self.file}")
         self._count = num_classes
-        self._digest = hashlib.sha256(bytes_of(self.file, LARGEST_FILE)).hexdigest()[:16]
+        with open_regular(self.file, LARGEST_WEIGHTS) as content:
+            self._digest = hashlib.file_digest(content, "sha256").hexdigest()[:16]
         return self
 
     def identity(self) -> dict[str, Any]:
@@ -152,7 +158,7 @@ def _number(value: object, where: str) -> float:
 
 
 def _csv(file: str) -> tuple[list[str], Iterator[dict[str, Any]]]:
-    reader = csv.DictReader(lines_of(file, LARGEST_FILE))
+    reader = csv.DictReader(lines_of(file, LARGEST_LIST))
     return list(reader.fieldnames or []), iter(reader)
 
 

@@ -1,0 +1,82 @@
+"""The cascade's guarantee on real pictures, and what each score gains.
+
+python scripts/bench/cascade.py RUN [kd-eval's keys: split=test, folder=DIR, ...]
+
+The measured pictures are taken for all there are. 200 times so many of them are drawn with replacement as half of them are;
+the threshold is chosen on these, and its true accuracy and share are those on all pictures.
+"""
+
+import sys
+
+import numpy as np
+
+from kd.module.evaluation import metrics_of_student
+from kd.proof.cascade import SCORES, Goal, Measured, curve, fit_head, gain_area, score_of
+from kd.run.cascade import Sureness
+from kd.run.measure import Options, subjects
+from kd.run.own_keys import take
+from kd.run.request import translate
+
+DRAWS, CONFIDENCE = 200, 0.95
+
+
+def main() -> None:
+    """Prints the tables."""
+    request = translate(sys.argv[1:])
+    options = take(request, "split", "folder")
+    wanted = Options(options.get("split", "val"), options.get("folder"))
+    (subject,) = subjects(request, wanted)
+    sureness = Sureness()
+    batches = subject.data.eval_dataloader(wanted.place)
+    metrics_of_student(
+        subject.model, subject.prepare, batches, subject.task, subject.teacher, None, [sureness]
+    )
+    features = np.concatenate(sureness.features)
+    student, teacher = np.concatenate(sureness.student), np.concatenate(sureness.teacher)
+    count = len(student)
+    print(f"{count:,} pictures: student {student.mean():.1%}, teacher {teacher.mean():.1%}\n")
+
+    random = np.random.default_rng(0)
+    print("| score | points gained over asking at random, mean over all shares (20 halves) |")
+    print("|---|---|")
+    gains: dict[str, list[float]] = {score: [] for score in SCORES}
+    for _ in range(20):
+        order = random.permutation(count)
+        fitted, judged = order[: count // 2], order[count // 2 :]
+        head = fit_head(features[fitted], student[fitted], teacher[fitted])
+        for score in SCORES:
+            everything = Measured(score_of(features, score, head), student, teacher)
+            gains[score].append(100 * gain_area(everything.part(judged)))
+    for score, values in gains.items():
+        print(f"| {score} | {np.mean(values):.2f} ± {np.std(values) / 20**0.5:.2f} |")
+
+    everything = Measured(score_of(features, "probability"), student, teacher)
+    print("\n| teacher asked | accuracy |\n|---|---|")
+    for row in curve(everything):
+        print(f"| {row['share']:.0%} | {row['accuracy']:.1%} |")
+
+    print(f"\n| goal | thresholds found in {DRAWS} draws | missed | mean share asked |")
+    print("|---|---|---|---|")
+    goals = {
+        "share=0.1": Goal(share=0.1),
+        "accuracy=teacher margin=2": Goal(of_teacher=0.02),
+        "accuracy=0.97*teacher": Goal(share_of_teacher=0.97),
+        f"accuracy={student.mean() - 0.02:.2f}": Goal(accuracy=round(student.mean() - 0.02, 2)),
+    }
+    for name, goal in goals.items():
+        found, missed, shares = 0, 0, []
+        for _ in range(DRAWS):
+            part = everything.part(random.integers(0, count, count // 2))
+            threshold = goal.choose(part, CONFIDENCE)
+            if threshold is None:
+                continue
+            true = everything.at(threshold)
+            found += 1
+            missed += not goal.holds(true["accuracy"], float(teacher.mean()), true["share"])
+            shares.append(true["share"])
+        share = f"{np.mean(shares):.1%}" if shares else ""
+        print(f"| {name} | {found} | {missed} | {share} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
