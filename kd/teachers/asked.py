@@ -169,7 +169,7 @@ class Address:
             )
         # The answer to a fixed picture tells a model from another one at the same address.
         ramp = np.arange(3 * 64 * 64, dtype=np.uint32).reshape(1, 64, 64, 3) % 251
-        answer = self._infer(ramp.astype(np.uint8), num_classes)
+        answer = self._infer(ramp.astype(np.uint8), num_classes, exact=False)
         self._probe = hashlib.sha256(answer.tobytes()).hexdigest()[:16]
         self._journal = AnswerJournal(
             self._folder / f"{self._probe}-{num_classes}.bin", num_classes
@@ -234,14 +234,17 @@ class Address:
         return found
 
     # -- the protocol ------------------------------------------------------------------------------------------------
-    def _infer(self, views: np.ndarray, classes: int) -> np.ndarray:
-        """One request: logits ``(N, C)``, float32."""
+    def _infer(self, views: np.ndarray, classes: int, exact: bool = True) -> np.ndarray:
+        """One request: logits ``(N, C)``, float32; ``exact``: ``kd-serve`` must not scale and crop the views again."""
         shape = list(views.shape)
         tensor = {
             "name": "pictures",
             "datatype": "UINT8",
             "shape": shape,
-            "parameters": {"binary_data_size": views.nbytes},
+            "parameters": {
+                "binary_data_size": views.nbytes,
+                **({"kd_views": True} if exact else {}),
+            },
         }
         wanted = {"name": self.output, "parameters": {"binary_data": True}}
         text = json.dumps({"inputs": [tensor], "outputs": [wanted]}).encode()

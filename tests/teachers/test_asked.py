@@ -170,7 +170,9 @@ def test_killed_at_ten_moments_it_asks_for_nothing_twice(server: Model, tmp_path
         if not child:
             Address(server.url, folder=str(tmp_path), batch=3).build(CLASSES).logits_of(views)
             os._exit(0)
-        time.sleep(random.uniform(0.05, 0.25))
+        enough = min(50, len(server.seen) + int(random.integers(1, 8)))
+        while len(server.seen) < enough:
+            time.sleep(0.01)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     before = len(server.seen)

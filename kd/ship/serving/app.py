@@ -196,7 +196,9 @@ class Server:
             )
             pictures.take(len(inference.pictures))
             views = [
-                await self._view(f"pictures[{i}]", picture)
+                picture
+                if inference.are_views and not isinstance(picture, bytes)
+                else await self._view(f"pictures[{i}]", picture)
                 for i, picture in enumerate(inference.pictures)
             ]
             batcher = self.batchers[name]

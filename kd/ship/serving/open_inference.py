@@ -20,6 +20,8 @@ from kd.storage.elsewhere import json_of
 
 HEADER = "Inference-Header-Content-Length"
 EXTENSION = "binary_tensor_data"
+VIEWS = "kd_views"
+"""Parameter of the input: its pictures are views already."""
 MARKS = 1_000_000
 """More brackets, commas and colons of JSON than pixels worth sending so: parsed, they would take much memory."""
 T = TypeVar("T")
@@ -35,6 +37,8 @@ class InferenceRequest:
     """Encoded, or uint8 ``(H, W, 3)``."""
     outputs: dict[str, bool]
     """Names of the wanted tensors, and whether each is sent in binary."""
+    are_views: bool = False
+    """The pictures are views as the model takes them: they are not scaled and cropped again."""
 
 
 def metadata(name: str, manifest: ExportManifest) -> dict[str, Any]:
@@ -100,7 +104,13 @@ def read(
     request_id = _typed(content, "id", str, "") or None
     known = list(outputs_of(manifest))
     outputs = _wanted(_typed(content, "outputs", list, []), known, binary_by_default)
-    return InferenceRequest(request_id, _pictures(tensors[0], raw, max_pictures), outputs)
+    pictures = _pictures(tensors[0], raw, max_pictures)
+    are_views = _typed(_typed(tensors[0], "parameters", dict, {}), VIEWS, bool, False)
+    if are_views and any(isinstance(p, bytes) or p.shape != manifest.shape for p in pictures):
+        raise Refused(
+            400, f"{INPUT}: {VIEWS} needs UINT8 of [N, {', '.join(map(str, manifest.shape))}]"
+        )
+    return InferenceRequest(request_id, pictures, outputs, are_views)
 
 
 def _shown_name(tensor: object) -> str:
