@@ -33,8 +33,8 @@ Rows = dict[str, dict[str, float]]
 class AnswersFile:
     """Answers by picture: probabilities or logits, the same for each view of a picture.
 
-    Used as ``model.teacher.answers=FILE``. A picture is named as the data names it, by the last folders of its path
-    (``class/file.jpg``) or, where no two pictures share it, by the file's name alone.
+    Used as ``model.teacher.answers=FILE``. A picture is named by its path, or by an end of it that no other picture has:
+    ``val/class/file.jpg``, ``file.jpg``.
 
     | file | holds |
     |---|---|
@@ -89,9 +89,9 @@ class AnswersFile:
         logits = _logits_of(self.file, rows, classes)
         found = []
         missing = []
-        place_of = _places(list(rows), self.file)
+        place_of = _places(rows)
         for name in names:
-            place = place_of.get(name, place_of.get(_short(name), place_of.get(Path(name).name)))
+            place = next((place_of[end] for end in _ends(name) if end in place_of), None)
             if place is None:
                 missing.append(name)
             else:
@@ -229,17 +229,18 @@ def _logits_of(file: str, rows: Rows, classes: Sequence[str]) -> np.ndarray:
     return numbers.astype(np.float32)
 
 
-def _short(name: str) -> str:
-    """The last two parts of a path."""
-    return "/".join(Path(name).parts[-2:])
+def _ends(name: str) -> list[str]:
+    """A path, and what is left of it without its first folders, the longest first."""
+    parts = Path(name).parts
+    return ["/".join(parts[first:]) for first in range(len(parts))]
 
 
-def _places(pictures: Iterable[str], file: str) -> dict[str, int]:
-    """The row of each picture, by its name, its last two parts, and its file's name where that is the only one."""
+def _places(pictures: Iterable[str]) -> dict[str, int]:
+    """The row of each picture, by all ends of its name that no other picture has."""
     places: dict[str, int] = {}
     shared: set[str] = set()
     for i, picture in enumerate(pictures):
-        for name in {picture, _short(picture), Path(picture).name}:
+        for name in _ends(picture):
             if places.setdefault(name, i) != i:
                 shared.add(name)
     for name in shared:
