@@ -256,7 +256,7 @@ def fit_head(features: np.ndarray, student: np.ndarray, teacher: np.ndarray) -> 
 
 # -- all together ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Plan:
+class CascadePlan:
     """How a cascade is chosen."""
 
     goal: Goal
@@ -270,7 +270,7 @@ class Plan:
 
 
 def choose(
-    features: np.ndarray, student: np.ndarray, teacher: np.ndarray, plan: Plan
+    features: np.ndarray, student: np.ndarray, teacher: np.ndarray, plan: CascadePlan
 ) -> dict[str, Any]:
     """Chooses the threshold on one half of the pictures and checks it on the other.
 

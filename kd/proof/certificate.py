@@ -36,7 +36,7 @@ NAMED = 5
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ProofMargin:
     """What is to be shown."""
 
     margin: float
@@ -61,7 +61,7 @@ class Outcomes:
 def certify(
     reference: Outcomes,
     candidate: Outcomes,
-    wanted: Wanted,
+    wanted: ProofMargin,
     names: tuple[str, str],
     group: np.ndarray | None = None,
     classes: Sequence[str] = (),
@@ -112,7 +112,7 @@ def _counts(reference: np.ndarray, candidate: np.ndarray) -> dict[str, int]:
     }
 
 
-def _exact(found: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
+def _exact(found: dict[str, Any], wanted: ProofMargin) -> dict[str, Any]:
     """The exact test of two accuracies, its bound, and the tests that are usual beside it."""
     b, c = found["only_reference"], found["only_candidate"]
     counts = PairedCounts(found["pictures"], b, c)
@@ -137,7 +137,7 @@ def _exact(found: dict[str, Any], wanted: Wanted) -> dict[str, Any]:
 
 
 def _resampled(
-    reference: Outcomes, candidate: Outcomes, wanted: Wanted, group: np.ndarray | None
+    reference: Outcomes, candidate: Outcomes, wanted: ProofMargin, group: np.ndarray | None
 ) -> dict[str, Any]:
     """The bootstrap of a measure that is no count of independent pictures."""
     numbers = np.arange(len(reference.values)) if group is None else group
@@ -175,7 +175,7 @@ def gain_of(reference: Outcomes, candidate: Outcomes, group: np.ndarray) -> Stat
     return mean_gain(first, second, group)
 
 
-def _needed(pictures: int, difference: float, loss: float, wanted: Wanted) -> int | None:
+def _needed(pictures: int, difference: float, loss: float, wanted: ProofMargin) -> int | None:
     """So many pictures would make the bound meet the margin: its distance falls with the root of their number."""
     if loss < wanted.margin or difference <= -wanted.margin:
         return None
@@ -183,7 +183,7 @@ def _needed(pictures: int, difference: float, loss: float, wanted: Wanted) -> in
 
 
 def by_class(
-    reference: Outcomes, candidate: Outcomes, wanted: Wanted, names: Sequence[str]
+    reference: Outcomes, candidate: Outcomes, wanted: ProofMargin, names: Sequence[str]
 ) -> dict[str, Any]:
     """Which classes are proven worse, and how many have too few pictures to tell.
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kd.data.datamodule import DistillationDataModule
 from kd.errors import UserError
 from kd.models import Prepare
-from kd.proof.cascade import Goal, Plan, choose, features_of
+from kd.proof.cascade import CascadePlan, Goal, choose, features_of
 from kd.run.cascade_wish import CascadeWish
 from kd.ship.cascade_rule import FILE
 from kd.storage.writing import write_json
@@ -98,7 +98,7 @@ def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) ->
                 f"latency_ms: must be above the student's {student_ms:.3g} ms, got {wish.latency_ms:g}"
             )
         goal = Goal(share=min(share, 1.0))
-    plan = Plan(goal, wish.confidence, wish.score)
+    plan = CascadePlan(goal, wish.confidence, wish.score)
     found = choose(np.concatenate(sureness.features), student, teacher, plan)
     found |= {"goal": wish.text, "student_ms": student_ms, "teacher_ms": teacher_ms}
     rows = [*found["curve"], *(found[part] for part in ("chosen", "checked") if part in found)]

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kd.errors import UserError
-from kd.proof.certificate import Wanted
+from kd.proof.certificate import ProofMargin
 
 KEYS = ("margin", "confidence", "groups")
 
@@ -15,7 +15,7 @@ KEYS = ("margin", "confidence", "groups")
 class Claim:
     """What ``margin=`` asks for, checked."""
 
-    wanted: Wanted
+    wanted: ProofMargin
     """Margin and confidence."""
     groups: re.Pattern[str] | None = None
     """What pictures that belong together share in their names."""
@@ -37,7 +37,7 @@ def claim_of(options: Mapping[str, str]) -> Claim | None:
     groups = None
     if "groups" in options:
         groups = _pattern(options["groups"])
-    return Claim(Wanted(margin / 100, confidence), groups)
+    return Claim(ProofMargin(margin / 100, confidence), groups)
 
 
 def confidence_of(options: Mapping[str, str]) -> float:

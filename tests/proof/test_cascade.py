@@ -5,9 +5,9 @@ import pytest
 
 from kd.proof.cascade import (
     SCORES,
+    CascadePlan,
     Goal,
     Measured,
-    Plan,
     choose,
     curve,
     features_of,
@@ -97,12 +97,12 @@ def test_the_head_learns_where_the_teacher_is_worth_asking() -> None:
 
 def test_what_is_chosen_on_one_half_is_checked_on_the_other() -> None:
     probabilities, student, teacher = drawn(4000)
-    found = choose(features_of(probabilities), student, teacher, Plan(Goal(of_teacher=0.02)))
+    found = choose(features_of(probabilities), student, teacher, CascadePlan(Goal(of_teacher=0.02)))
     assert found["chosen_on"] == found["checked"]["pictures"] == 2000
     assert set(found["compared"]) == set(SCORES)
     low, high = found["share_interval"]
     assert low < found["asked"] / 4000 < high
     assert found["checked"]["accuracy"] > found["checked"]["teacher"] - 0.03
     assert np.diff(found["scores"]).min() >= 0
-    again = choose(features_of(probabilities), student, teacher, Plan(Goal(of_teacher=0.02)))
+    again = choose(features_of(probabilities), student, teacher, CascadePlan(Goal(of_teacher=0.02)))
     assert again == found

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multilabel_average_precision
 
-from kd.proof.certificate import Outcomes, Wanted, by_class, certify
+from kd.proof.certificate import Outcomes, ProofMargin, by_class, certify
 from kd.proof.resample import (
     error_gain,
     iou_gain,
@@ -32,7 +32,7 @@ def accuracy(reference: np.ndarray, candidate: np.ndarray, **more: object) -> di
     ids = more.pop("class_ids", None)
     first = Outcomes("accuracy", reference, ids)  # type: ignore[arg-type]
     second = Outcomes("accuracy", candidate, ids)  # type: ignore[arg-type]
-    wanted = more.pop("wanted", Wanted(0.01))
+    wanted = more.pop("wanted", ProofMargin(0.01))
     return certify(first, second, wanted, NAMES, **more)  # type: ignore[arg-type]
 
 
@@ -48,7 +48,7 @@ def test_the_words() -> None:
     assert second.startswith(
         "of 1,265 pictures the teacher alone is right on 40, the student alone on 34 (-0.5 points; McNemar's mid-p "
     )
-    shown = accuracy(*answers(40, 34, 1056, 1265), wanted=Wanted(0.02))
+    shown = accuracy(*answers(40, 34, 1056, 1265), wanted=ProofMargin(0.02))
     assert (
         "2 points of accuracy: shown: it loses at most 1.6 points (95 % confidence)"
         in shown["text"][0]
@@ -84,7 +84,7 @@ def test_no_class_is_alarmed_where_nothing_is_wrong() -> None:
         flipped = random.random(600) < 0.1
         candidate = np.where(flipped, (random.random(600) < 0.8).astype(float), reference)
         outcomes = [Outcomes("accuracy", values, ids) for values in (reference, candidate)]
-        alarms += bool(by_class(*outcomes, Wanted(0.01), ())["worse"])
+        alarms += bool(by_class(*outcomes, ProofMargin(0.01), ())["worse"])
     assert alarms <= 10
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from kd.errors import UserError, did_you_mean, needs_extra
-from kd.proof.certificate import Wanted
+from kd.proof.certificate import ProofMargin
 from kd.ship.export.manifest import ExportManifest, Layout
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class ExportLimits:
     """Least share of answers equal to the student's, of a float export, in 0..1."""
     drop: float = 0.01
     """Most that an int8 export may lose of the task's main metric, in 0..1."""
-    certificate: Wanted | None = None
+    certificate: ProofMargin | None = None
     """The export must be shown to be not worse than the student by a margin."""
 
 

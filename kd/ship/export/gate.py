@@ -19,7 +19,7 @@ from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar
-from kd.proof.certificate import Wanted, certify
+from kd.proof.certificate import ProofMargin, certify
 from kd.ship.export.base import ExportJob, ExportLimits, Format, Runtime
 from kd.ship.export.manifest import FILE, ExportManifest, Layout
 from kd.ship.finished import FinishedRun
@@ -37,7 +37,7 @@ def compare(
     manifest: ExportManifest,
     batches: Iterable[Batch],
     task: Task,
-    wanted: Wanted | None = None,
+    wanted: ProofMargin | None = None,
 ) -> dict[str, Any]:
     """Runs the student and its export on the same pictures on the CPU.
 
@@ -110,7 +110,7 @@ def compare(
     return measured | _latency(student, runtime, first)
 
 
-def _certificate(outcomes: PictureOutcomes, wanted: Wanted) -> dict[str, Any]:
+def _certificate(outcomes: PictureOutcomes, wanted: ProofMargin) -> dict[str, Any]:
     """Whether the export is not worse than the student.
 
     Raises:
