@@ -112,7 +112,7 @@ def look(
     if "decided" in batch:
         seen.decided = batch["decided"][real].to(images.device)
     elif teacher is not None:
-        taught = teacher.logits(images)
+        taught = teacher.logits(images, None if index is None else index[real])
         if ALL in taught:
             if not members:
                 taught = {ALL: taught[ALL]}

@@ -129,11 +129,19 @@ class RunTeacher:
         """The answer to a batch, with at least what is wanted; a member's under its name."""
         raise NotImplementedError
 
-    def logits(self, images: Images) -> dict[str, Tensor]:
-        """Each teacher's logits, and the mean under :data:`ALL`; empty without a classifier, which runs nothing."""
+    def logits(self, images: Images, index: Tensor | None = None) -> dict[str, Tensor]:
+        """Each teacher's logits, and the mean under :data:`ALL`; empty without a classifier, which runs nothing.
+
+        Args:
+            images: as a batch has them.
+            index: their numbers ``(N,)`` in their split, which answers of a file need.
+        """
         if not self.has_head:
             return {}
-        logits = self.answer({"image": images}, Wanted()).logits
+        batch: Batch = {"image": images}
+        if index is not None:
+            batch["index"] = index
+        logits = self.answer(batch, Wanted()).logits
         return {name: x for name, x in logits.items() if isinstance(x, Tensor)}
 
     def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
