@@ -52,6 +52,29 @@ class Canvas:
     __hash__ = object.__hash__
 
 
+class WholeItems(tqdm):
+    """A bar that loses whole items, the last first, where a terminal is too narrow for all of them."""
+
+    def __str__(self) -> str:
+        """The bar as it is drawn: its picture goes first, then what stands after the last comma."""
+        facts = self.format_dict
+        columns = facts["ncols"]
+        whole = self.format_meter(**{**facts, "ncols": None})
+        if not columns or len(whole) <= columns:
+            return str(self.format_meter(**facts))
+        shape = (facts["bar_format"] or "").replace("|{bar}|", ",")
+        if shape:
+            whole = self.format_meter(**{**facts, "ncols": None, "bar_format": shape})
+        items = whole.split(", ")
+        while items[1:] and len(", ".join(items)) > columns:
+            items.pop()
+        return ", ".join(items)[:columns]
+
+
+COUNTED = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt}{unit}, {rate_noinv_fmt}, {remaining} left"
+"""A bar whose end is known."""
+
+
 def drawn() -> dict[str, Any]:
     """Where a bar is drawn, and how often: on a terminal, or as a line every ten seconds."""
     if sys.stderr.isatty():
@@ -71,4 +94,16 @@ def bar(
     """A bar on stderr that is erased at its end; without a terminal a line every ten seconds."""
     delay = 0.0 if sys.stderr.isatty() else CALM
     label = " ".join(label.split())
-    return tqdm(iterable, desc=label, unit=unit, leave=False, delay=delay, **drawn(), **kwargs)
+    known = kwargs.get("total") is not None or hasattr(iterable, "__len__")
+    shape = COUNTED if known else None
+    return WholeItems(
+        iterable,
+        desc=label,
+        unit=unit,
+        leave=False,
+        delay=delay,
+        bar_format=shape,
+        dynamic_ncols=sys.stderr.isatty(),
+        **drawn(),
+        **kwargs,
+    )

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from kd.callbacks.context import RunContext
 from kd.callbacks.hooks import Closing
 from kd.callbacks.host_copies import HostCopies
-from kd.progress import CALM, drawn
+from kd.progress import CALM, WholeItems, drawn
 
 
 class Progress(Closing):
@@ -36,7 +36,7 @@ class Progress(Closing):
         done = trainer.fit_loop.epoch_loop.total_batch_idx + 1
         terminal = sys.stderr.isatty()
         shape = "|{bar}|" if terminal else ""
-        self._bar = tqdm(
+        self._bar = WholeItems(
             total=int(steps) * per_step or None,
             initial=done * per_step,
             unit=" images",

@@ -47,7 +47,7 @@ Often used keys:
   seed  name  runs_dir  resume
 
 Recipes:
-{recipes}
+{recipes}  recipe=distill                another name of grocery_vit, the recipe for your own pictures and teacher
 Exit status: 0 done, 1 failed (the run folder says why), 2 wrong use, 130 Ctrl-C, 143 SIGTERM, 129 a closed terminal
 (all three leave a checkpoint).
 """

@@ -1,5 +1,6 @@
 """What the terminal shows: a run's end, and the tables of ``kd-eval``."""
 
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -224,6 +225,44 @@ def _feature_rows(
     return teachers + students
 
 
+WITH_MODEL = 98
+"""Columns of a terminal from which on the closing table names the models."""
+
+
+def without_column(
+    name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """A table without one of its columns.
+
+    >>> without_column("model", ["", "model", "acc1"], [["student", "vit", "87 %"]])
+    (['', 'acc1'], [['student', '87 %']])
+    """
+    place = [*columns].index(name)
+    shorter = [[*row[:place], *row[place + 1 :]] for row in rows]
+    return [*columns[:place], *columns[place + 1 :]], shorter
+
+
+def fits(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
+    """Whether a table is at most ``width`` characters wide: each cell has a space on both sides and a line."""
+    widths = [max(map(len, cells)) + 3 for cells in zip(columns, *rows, strict=True)]
+    return sum(widths) + 1 <= width
+
+
+def named_values(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The cells of a table as lines ``name: value``, below the first cell of each row.
+
+    >>> named_values(["", "parameters", "val acc1"], [["student", "0.16 M", "87.2 %"]])
+    ['student', '  parameters: 0.16 M', '  val acc1: 87.2 %']
+    """
+    lines: list[str] = []
+    for first, *cells in rows:
+        lines.append(first)
+        lines += [
+            f"  {name}: {cell}" for name, cell in zip(columns[1:], cells, strict=True) if cell
+        ]
+    return lines
+
+
 def print_summary(summary: dict[str, Any], folder: Path) -> None:
     """Prints a table of ``summary.json``, its findings, and where the run is."""
     shown = [name for name in summary["student"]["val"] if in_tables(name)]
@@ -244,7 +283,13 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         for name, m, val in rows
     ]
     title = f"{summary['recipe']}: {summary['epochs']} epochs in {duration(summary['wall_s'])}"
-    print_table(title, columns, cells, left=("", "model"))
+    terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() else WITH_MODEL
+    if terminal < WITH_MODEL:
+        columns, cells = without_column("model", columns, cells)
+    if fits(columns, cells, terminal):
+        print_table(title, columns, cells, left=("", "model"))
+    else:
+        print(on_terminal("\n".join([title, *named_values(columns, cells)])))
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
     print(
         f"{speed}{summary['device']}, {summary['precision']}, {summary['world_size']} process(es)"

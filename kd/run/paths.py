@@ -48,6 +48,10 @@ def folder(kind: str) -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / kind
 
 
+OTHER_NAMES = {"distill": "grocery_vit"}
+"""Other names of recipes."""
+
+
 def names(kind: str) -> dict[str, str]:
     """All recipes or overlays by name, with the first line of the file where that is a comment.
 
@@ -92,6 +96,8 @@ def find(kind: str, name: str) -> Path:
         if path.is_file():
             return path
         raise UserError(f"no file {name}")
+    if kind == "recipes":
+        name = OTHER_NAMES.get(name, name)
     found = folder(kind) / f"{name}.yaml"
     if found.is_file():
         return found

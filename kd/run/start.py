@@ -44,6 +44,12 @@ def to_train(request: Request) -> Run:
     if is_rank_zero():
         for line in request.notes:
             print(line, flush=True)
+        parts = (
+            "torch, pictures and teacher"
+            if run.config["model"]["teacher"]
+            else "torch and pictures"
+        )
+        print(f"{run.config['recipe']}: loading {parts} ...", flush=True)
         _draw_ahead(run.config["data"]["source"], cache_dir())
     by_url = is_url(run.config["runs_dir"]) or bool(resumed and resumed.url)
     job = cluster.job if cluster else None

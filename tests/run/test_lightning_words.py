@@ -59,3 +59,8 @@ def test_settings_without_nulls_mean_the_same(
         settings.append(translate([f"recipe={file}"]).resolved())
     assert settings[0] == settings[1]
     assert read(tmp_path / "fewer" / "same.yaml")["trainer"]["gradient_clip_val"] is None
+
+
+def test_distill_is_another_name_of_the_recipe_for_your_pictures() -> None:
+    config = translate(["recipe=distill"]).resolved()
+    assert config == translate(["recipe=grocery_vit"]).resolved()

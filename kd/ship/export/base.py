@@ -34,6 +34,20 @@ FORMATS = {
 }
 """By the names that ``kd-export to=`` takes; another format is given by its class path."""
 
+ELSEWHERE = {
+    "coreml": "to=torch_export, then coremltools.convert(torch.export.load(FILE).run_decompositions({}))",
+    "litert": "litert_torch.convert(timm.create_model('local-dir:RUN/student', pretrained=True).eval(), (picture,))",
+    "tensorrt": "to=onnx, then trtexec --onnx=model.onnx --saveEngine=model.plan, on the GPU that runs it",
+}
+"""Formats that kd does not write: how another program makes them today. kd does not compare what they make."""
+OTHER_NAMES = {
+    "mlmodel": "coreml",
+    "mlpackage": "coreml",
+    "tflite": "litert",
+    "trt": "tensorrt",
+    "engine": "tensorrt",
+}
+
 Calibration = Callable[
     [], Iterator[np.ndarray]
 ]  # Training pictures, one at a time: uint8 ``(1, *manifest.shape)``
@@ -123,6 +137,11 @@ def find_format(name: str) -> Format:
     Raises:
         UserError: no such name or class; the message lists the names and the nearest one.
     """
+    elsewhere = OTHER_NAMES.get(name.lower(), name.lower())
+    if elsewhere in ELSEWHERE:
+        raise UserError(
+            f"to: kd does not write {elsewhere}; another program does: {ELSEWHERE[elsewhere]}"
+        )
     module, _, kind = FORMATS.get(name, name).rpartition(".")
     try:
         return getattr(import_module(module), kind)()

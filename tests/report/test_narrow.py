@@ -1,0 +1,60 @@
+"""Terminals that are narrow: whole items go, no word is cut."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kd.progress import COUNTED, WholeItems
+from kd.report import terminal
+from kd.report.terminal import fits, print_summary
+
+SUMMARY = {
+    "recipe": "food", "epochs": 5, "wall_s": 120.0, "images_per_s": 300.0, "device": "cpu", "precision": "32-true",
+    "world_size": 1, "steps": 10,
+    "teacher": {"arch": "vit_small_patch14_dinov2", "params": 22e6, "val": {"acc1": 0.86, "acc5": 0.97}},
+    "student": {"arch": "vit_tiny_patch16_224", "params": 5e6, "val": {"acc1": 0.85, "acc5": 0.96, "agreement": 0.9},
+                "best_val": {"epoch": 4, "acc1": 0.86, "acc5": 0.96, "agreement": 0.9}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [20, 34, 50, 64, 80, 200])
+def test_a_bar_ends_with_a_whole_item(columns: int) -> None:
+    items = ["epoch 1/5  50%", "30.0 images/s", "00:10 left", "loss 0.300", "teacher-bound"]
+    shape = "{desc} {percentage:3.0f}%|{bar}| 30.0 images/s, 00:10 left{postfix}"
+    with WholeItems(
+        total=100, initial=50, bar_format=shape, ncols=columns, file=Path(os.devnull).open("w")
+    ) as bar:
+        bar.set_description_str("epoch 1/5", refresh=False)
+        bar.set_postfix_str("loss 0.300, teacher-bound", refresh=False)
+        text = str(bar)
+    assert len(text) <= columns
+    last = text.split(", ")[-1].split("| ")[-1]
+    assert any(item.endswith(last.strip()) for item in items), text
+    assert columns < 80 or text.endswith("teacher-bound")
+
+
+def test_a_counted_bar_has_total_percentage_and_unit() -> None:
+    with WholeItems(total=200, initial=50, unit=" images", desc="checking", bar_format=COUNTED,
+                    file=Path(os.devnull).open("w")) as bar:  # fmt: skip
+        text = str(bar)
+    assert "25%" in text and "50 of 200 images" in text and "left" in text
+
+
+@pytest.mark.parametrize(
+    ("columns", "model", "table"), [(120, True, True), (97, False, True), (40, False, False)]
+)
+def test_the_closing_table(
+    columns: int,
+    model: bool,
+    table: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_summary(SUMMARY, Path("runs/food/000"))
+    shown = capsys.readouterr().out
+    assert ("vit_tiny_patch16_224" in shown) == model
+    assert ("val acc1: 86.0%" in shown) != table
+    assert "86.0%" in shown and fits(["", "a"], [["student", "1"]], 16)

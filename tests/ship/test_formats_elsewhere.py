@@ -1,0 +1,20 @@
+"""Formats that kd does not write lead to the program that does."""
+
+import pytest
+
+from kd.cli import export_main
+from kd.ship.export.base import ELSEWHERE, FORMATS, OTHER_NAMES
+from tests._helpers import ROOT
+
+
+@pytest.mark.parametrize("name", [*ELSEWHERE, *OTHER_NAMES, "TensorRT"])
+def test_a_format_of_another_program(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export_main(["runs/none", f"to={name}"]) == 2
+    message = capsys.readouterr().err
+    assert "to: kd does not write" in message and "another program does: " in message
+    assert not {*ELSEWHERE, *OTHER_NAMES} & {*FORMATS}
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    page = (ROOT / "kd/ship/export/README.md").read_text().lower()
+    assert all(f"| {name}" in page for name in ELSEWHERE)
