@@ -79,6 +79,7 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.ship.export.backbone": {"safetensors.torch.load_file": WEIGHTS, "timm.create_model": BUILT},
     "kd.ship.export.base": {"importlib.import_module": NAMES},
     "kd.ship.export.hub": {"timm.create_model": OURS},
+    "kd.ship.export.fp16": {"onnx.load": OURS, "runtime.InferenceSession": OURS},
     "kd.ship.export.onnx": {"onnx.load": OURS,
                             "runtime.InferenceSession": "a graph without code, checked at the start"},
     "kd.ship.export.openvino": {"openvino.Core": OURS},

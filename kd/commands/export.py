@@ -12,6 +12,7 @@ from kd.run.run import Run
 from kd.run.trust import remember_made
 
 if TYPE_CHECKING:
+    from kd.ship.export.gate import Fp16
     from kd.ship.export.manifest import Layout
 
 HELP = """\
@@ -28,8 +29,10 @@ kd-export: a run's student for other programs, compared with the student in torc
   to=backbone       backbone.safetensors: the layers below the classifier, for detectors built on timm
   to=cascade        student.onnx, teacher.onnx and the rule of kd-eval cascade=true, with ten lines of Python that run them
   int8=true         int8 weights and activations, calibrated on training pictures (extra openvino)
+  fp16=true         FP16 weights and activations, proven on the CPU; layers that overflow stay in float32
+  fp16=all          FP16 without exception, for machines that have nothing else; refused where a layer overflows
   layout=nhwc       or nchw: layout of the input pictures
-  out=FOLDER        default: RUN_FOLDER/export/FORMAT, with _int8 after it
+  out=FOLDER        default: RUN_FOLDER/export/FORMAT, with _int8 or _fp16 after it
   calibrate=300     number of training pictures for the calibration
   min_agreement=99.9    per cent of the validation pictures for which a float export must answer as the student does
   margin=1              instead of these: kept only if the export is shown to lose less than a point, by the same pictures
@@ -40,9 +43,12 @@ kd-export: a run's student for other programs, compared with the student in torc
 An export that loses more is not kept: exit status 1. The comparison goes to RUN_FOLDER/export/export.json either way.
 """
 
+HALVES = "to=onnx, openvino, triton, sagemaker"
+
 KEYS = (
     "to",
     "int8",
+    "fp16",
     "out",
     "layout",
     "calibrate",
@@ -71,6 +77,7 @@ def run(request: Request) -> int | None:
         raise UserError("to: must name a format, to=onnx for example (kd-export --help lists them)")
     name = options["to"]
     int8 = truth(options, "int8")
+    fp16 = _fp16(options)
     calibrate = whole_number(options, "calibrate", 300)
     min_agreement = _share(options, "min_agreement", 99.9)
     claim = claim_of(options)
@@ -85,11 +92,15 @@ def run(request: Request) -> int | None:
         raise UserError(f"margin: needs a classifier, and to={name} has none")
     if int8 and not export_format.quantises:
         raise UserError(f"int8: to={name} has no int8 (to=onnx, openvino, triton, sagemaker have)")
+    if fp16 and not export_format.halves:
+        raise UserError(f"fp16: to={name} has no FP16 ({HALVES} have)")
+    if fp16 and int8:
+        raise UserError("fp16: an export is in FP16 or in int8, not both")
     export_format.check(f"to={name}", int8)  # before torch is loaded
     opened = Run.open(request.rest[0], request)
     from kd.ship.export.gate import ExportRequest, export, lines
 
-    export_request = ExportRequest(name, export_format, int8, layout, calibrate, limits)
+    export_request = ExportRequest(name, export_format, int8, layout, calibrate, limits, fp16)
     out = opened.folder / "export" / export_request.name
     if "out" in options:
         out = Path(options["out"])
@@ -102,6 +113,15 @@ def run(request: Request) -> int | None:
         return 1
     print(f"written to {out}")
     return 0
+
+
+def _fp16(options: dict[str, str]) -> "Fp16":
+    """What ``fp16=`` requests."""
+    if options.get("fp16", "").lower() == "all":
+        return "all"
+    if options.get("fp16", "false").lower() not in ("true", "false"):
+        raise UserError(f"fp16: must be true, false or all, got '{options['fp16']}'")
+    return "mixed" if truth(options, "fp16") else ""
 
 
 def _layout(options: dict[str, str]) -> "Layout":

@@ -15,6 +15,7 @@ from kd.proof.certificate import ProofMargin
 from kd.ship.export.manifest import ExportManifest, Layout
 
 if TYPE_CHECKING:
+    import onnx
     from torch import Tensor, nn
 
     from kd.ship.export.prepared import Prepared
@@ -76,6 +77,8 @@ class ExportJob:
     """Training pictures, for int8."""
     teacher: "Callable[[], RunTeacher | None]" = lambda: None
     """Loads the run's teacher, for a format that ships it too."""
+    halve: "Callable[[onnx.ModelProto], onnx.ModelProto] | None" = None
+    """Makes the FP16 copy of a graph; None for float32 and int8."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,13 @@ class Format(ABC):
 
     Attributes:
         quantises: whether it knows int8.
+        halves: whether it knows FP16.
         features: its answer is the features below the classifier.
         needs: modules by the extra that brings them.
     """
 
     quantises = False
+    halves = False
     features = False
     needs: Mapping[str, Sequence[str]] = {}
 
@@ -125,6 +130,10 @@ class Format(ABC):
     @abstractmethod
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """Loads what :meth:`write` wrote; ``threads`` 0 leaves their number to the runtime."""
+
+    def simulate(self, file: Path) -> Runtime:
+        """Runs an FP16 export as a machine with FP16 would, each result rounded; of formats with :attr:`halves`."""
+        raise NotImplementedError
 
     def reference(self, job: ExportJob) -> "nn.Module":
         """What the export must agree with: uint8 pictures -> answers, in torch."""

@@ -3,13 +3,13 @@
 import copy
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,13 +21,22 @@ from kd.module.outcomes import PictureOutcomes
 from kd.progress import bar
 from kd.proof.certificate import ProofMargin, certify
 from kd.ship.export.base import ExportJob, ExportLimits, Format, Runtime
+from kd.ship.export.fp16 import HalfPrecision, shortened
 from kd.ship.export.manifest import FILE, ExportManifest, Layout
 from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import LARGEST_STUDENT, bytes_of, mapping_of
 from kd.storage.writing import make_folder, move, remove, write_json
 from kd.tasks import Features, Task
 
+Fp16 = Literal["", "mixed", "all"]
+
 REPEATS = 15  # Batches of one picture that the two latencies are medians of
+
+LAYERS = "fp16.json"
+"""In the folder of an FP16 export: what each layer's numbers reach."""
+
+SIMULATED = ("agreement", "max_difference", "metric", "student", "export")
+"""Measured by :func:`compare` and recorded of the simulation too."""
 
 
 @torch.inference_mode()
@@ -70,10 +79,7 @@ def compare(
     for batch in bar(batches, label="comparing with the student", unit=" batches"):
         real = batch["index"] >= 0
         target = batch["target"][real]
-        images = batch["image"][real]
-        if manifest.layout == "nhwc":
-            images = images.permute(0, 2, 3, 1)
-        images = images.contiguous()
+        images = _images(batch, manifest.layout)
         if first is None:
             first = images[:1]
 
@@ -123,6 +129,20 @@ def _certificate(outcomes: PictureOutcomes, wanted: ProofMargin) -> dict[str, An
         return certify(student, exported, wanted, ("the student", "the export"))
     except ValueError as error:
         raise UserError(f"margin: {error}") from error
+
+
+def _images(batch: Batch, layout: Layout) -> torch.Tensor:
+    """The pictures of a batch without its padding, uint8 in an export's layout."""
+    images = batch["image"][batch["index"] >= 0]
+    if layout == "nhwc":
+        images = images.permute(0, 2, 3, 1)
+    return images.contiguous()
+
+
+def _pictures(batches: Iterable[Batch], layout: Layout) -> Iterator[np.ndarray]:
+    """The pictures of each batch as NumPy."""
+    for batch in bar(batches, label="measuring each layer", unit=" batches"):
+        yield _images(batch, layout).numpy()
 
 
 def _latency(student: nn.Module, runtime: Runtime, picture: torch.Tensor) -> dict[str, float]:
@@ -195,11 +215,18 @@ class ExportRequest:
     """How many training pictures calibrate int8."""
     limits: ExportLimits
     """How far it may be from the student."""
+    fp16: Fp16 = ""
+    """FP16 for ``all`` layers, or (``mixed``) all but those that need float32; "" for none."""
 
     @property
     def name(self) -> str:
-        """The export's folder: the format's name, with ``_int8`` where it is quantised."""
-        return self.to.rpartition(".")[2] + ("_int8" if self.int8 else "")
+        """The export's folder: the format's name, with ``_int8`` or ``_fp16``."""
+        suffix = ""
+        if self.int8:
+            suffix = "_int8"
+        elif self.fp16:
+            suffix = "_fp16"
+        return self.to.rpartition(".")[2] + suffix
 
 
 def export(
@@ -217,7 +244,7 @@ def export(
         Why the export is not kept ("": it is in ``out``), and the record that is added to ``export/export.json``.
     """
     kind, layout = wanted.kind, wanted.layout
-    manifest = run.manifest(wanted.to, layout, wanted.int8)
+    manifest = replace(run.manifest(wanted.to, layout, wanted.int8), fp16=bool(wanted.fp16))
     if kind.features:
         manifest = replace(manifest, task="features", classes=[])
     weights = run.folder / "student.safetensors"
@@ -225,6 +252,10 @@ def export(
     job = ExportJob(run.prepared(layout), run.model, manifest, weights, calibration, run.teacher)
     # before the work: missing pictures are reported at once
     batches = run.data.eval_dataloader("val")
+    half = None
+    if wanted.fp16:
+        half = HalfPrecision(wanted.fp16 == "all", partial(_pictures, batches, layout))
+        job = replace(job, halve=half.convert)
 
     make_folder(out.parent)
     part = Path(mkdtemp(prefix=".export-", dir=out.parent))
@@ -234,11 +265,23 @@ def export(
             manifest.write(part)
         certificate = wanted.limits.certificate
         reference, exported = kind.reference(job), kind.open(file)
+        second_task = copy.deepcopy(run.task)  # without the first comparison's answers
         measured = compare(reference, exported, manifest, batches, run.task, certificate)
         problem = failure(measured, wanted.int8, wanted.limits)
+        if half:
+            write_json(part / LAYERS, half.records())
+            problem = problem or half.overflow()
+            measured["float32_layers"] = half.float32_layers()
+        if half and not problem:
+            exported = kind.simulate(file)
+            simulated = compare(reference, exported, manifest, batches, second_task, certificate)
+            reason = failure(simulated, False, wanted.limits)
+            problem = f"simulated in FP16, {reason}" if reason else ""
+            measured["simulated"] = {key: simulated[key] for key in SIMULATED if key in simulated}
         record = {
             "to": wanted.to,
             "int8": wanted.int8,
+            "fp16": wanted.fp16,
             "layout": layout,
             "file": str(out / file.relative_to(part)),
             "size_mb": size_mb(part),
@@ -268,6 +311,13 @@ def lines(record: dict[str, Any]) -> list[str]:
     if "metric" in record:
         rows[f"{record['metric']} of the student"] = _score(record, "student")
         rows["of the export"] = _score(record, "export")
+    if "simulated" in record:
+        simulated = record["simulated"]
+        rows["simulated in FP16"] = f"agreement {simulated['agreement']:.2%}"
+        if "metric" in record:
+            rows["simulated in FP16"] += f", {record['metric']} {_score(simulated, 'export')}"
+    if record.get("float32_layers"):
+        rows["kept in float32"] = shortened(record["float32_layers"])
     student_ms, export_ms = record["student_ms"], record["export_ms"]
     rows["one picture"] = f"student {student_ms:.2f} ms, export {export_ms:.2f} ms"
     rows["size"] = f"{record['size_mb']:.1f} MB"

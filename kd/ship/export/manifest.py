@@ -49,6 +49,8 @@ class ExportManifest:
     """The export's format."""
     int8: bool = False
     """Whether weights and activations are quantised."""
+    fp16: bool = False
+    """Whether weights and activations are FP16, but for layers that need float32; the answer is float32."""
     facts: dict[str, list[float | None]] = field(default_factory=dict)
     """By name, a number for each class."""
 

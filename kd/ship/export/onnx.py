@@ -12,6 +12,7 @@ import numpy as np
 
 from kd.errors import UserError, causes, first_line
 from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime, need
+from kd.ship.export.fp16 import simulate
 from kd.ship.export.manifest import ExportManifest, from_metadata
 from kd.ship.export.nncf import quantized
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
@@ -31,10 +32,11 @@ class Onnx(Format):
     """``model.onnx``: uint8 pictures in, a dynamic batch, the manifest in the metadata."""
 
     quantises = True
+    halves = True
     needs: Mapping[str, Sequence[str]] = {EXTRA: ("onnx", "onnxscript", "onnxruntime")}
 
     def write(self, job: ExportJob, folder: Path) -> Path:
-        """``model.onnx``; quantised where ``job.manifest.int8``.
+        """``model.onnx``; quantised where ``job.manifest.int8``, in FP16 where the job has ``halve``.
 
         Raises:
             UserError: the extra is not installed, or the student has an operator that ONNX lacks.
@@ -45,6 +47,8 @@ class Onnx(Format):
         model = onnx.load(file)
         if job.manifest.int8:
             model = quantized(model, job)
+        if job.halve:
+            model = job.halve(model)
         for key, value in job.manifest.as_metadata().items():
             model.metadata_props.add(key=key, value=value)
         onnx.save(model, file)
@@ -53,6 +57,10 @@ class Onnx(Format):
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """Runs the file with ONNX Runtime on the CPU, on ``threads`` threads (0: its own choice)."""
         return as_runtime(open_session(file, threads))
+
+    def simulate(self, file: Path) -> Runtime:
+        """Runs an FP16 file with each result rounded to FP16 (:func:`kd.ship.export.fp16.rounded`)."""
+        return simulate(file)
 
 
 def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession":

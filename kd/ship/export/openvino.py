@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kd.ship.export.base import INPUT, ExportJob, Format, Runtime, need
+from kd.ship.export.fp16 import simulate
 from kd.ship.export.nncf import quantized
 from kd.ship.export.onnx import Onnx
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
@@ -17,6 +18,7 @@ class OpenVino(Format):
     """Converted from ONNX, so that both hold the same graph; weights stay float32."""
 
     quantises = True
+    halves = True
     needs: Mapping[str, Sequence[str]] = {**Onnx.needs, EXTRA: ("openvino",)}
 
     def write(self, job: ExportJob, folder: Path) -> Path:
@@ -28,7 +30,10 @@ class OpenVino(Format):
         openvino = need("openvino", EXTRA, "to=openvino")
         float_job = replace(job, manifest=replace(job.manifest, int8=False))
         with TemporaryDirectory(dir=folder) as part:
-            model = openvino.convert_model(Onnx().write(float_job, Path(part)))
+            onnx_file = Onnx().write(float_job, Path(part))
+            model = openvino.convert_model(onnx_file)
+            if job.halve:
+                self._simulation = simulate(onnx_file)
         if job.manifest.int8:
             model = quantized(model, job)
         for key, value in job.manifest.as_metadata().items():
@@ -47,3 +52,7 @@ class OpenVino(Format):
             str(regular(file, LARGEST_STUDENT)), "CPU", settings
         )
         return lambda pictures: compiled({INPUT: pictures})[0]
+
+    def simulate(self, file: Path) -> Runtime:
+        """The graph that :meth:`write` has just converted, with each result rounded to FP16."""
+        return self._simulation

@@ -14,6 +14,7 @@ class SageMakerArchive(Format):
     """What ``SAGEMAKER_TRITON_DEFAULT_MODEL_NAME=student`` finds below ``/opt/ml/model``."""
 
     quantises = True
+    halves = True
     needs = Onnx.needs
 
     def write(self, job: ExportJob, folder: Path) -> Path:
@@ -30,6 +31,12 @@ class SageMakerArchive(Format):
         with TemporaryDirectory() as part:
             unpack(file, Path(part))
             return Triton().open(Path(part), threads)
+
+    def simulate(self, file: Path) -> Runtime:
+        """Unpacks the archive of an FP16 export and runs its ONNX file with each result rounded to FP16."""
+        with TemporaryDirectory() as part:
+            unpack(file, Path(part))
+            return Triton().simulate(Path(part))
 
 
 def _without_owner_and_time(member: tarfile.TarInfo) -> tarfile.TarInfo:

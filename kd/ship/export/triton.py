@@ -41,6 +41,7 @@ class Triton(Format):
     """The ONNX file in Triton's model repository, with its configuration and the class names."""
 
     quantises = True
+    halves = True
     needs = Onnx.needs
 
     def write(self, job: ExportJob, folder: Path) -> Path:
@@ -58,6 +59,10 @@ class Triton(Format):
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """Runs the ONNX file of the repository ``file`` with ONNX Runtime, without Triton."""
         return Onnx().open(file / NAME / "1" / "model.onnx", threads)
+
+    def simulate(self, file: Path) -> Runtime:
+        """Runs the ONNX file of an FP16 repository with each result rounded to FP16."""
+        return Onnx().simulate(file / NAME / "1" / "model.onnx")
 
 
 def config(manifest: ExportManifest, answer: tuple[int, ...]) -> str:

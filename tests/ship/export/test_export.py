@@ -39,8 +39,8 @@ def _traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
             PROGRAMS[about] = trace(job)
         return PROGRAMS[about]
 
-    trace = onnx._program
-    monkeypatch.setattr(onnx, "_program", program)
+    trace = onnx.onnx_program
+    monkeypatch.setattr(onnx, "onnx_program", program)
 
 
 PROGRAMS: dict[tuple[str, str], Any] = {}

@@ -1,0 +1,430 @@
+"""FP16 copies of an ONNX graph, proven on the CPU.
+
+To run an FP16 file on a CPU proves nothing: ONNX Runtime computes it in float32 there, and a product of 80,000 that is
+infinite on a GPU or a phone stays 80,000. The proof has two parts instead:
+
+- :func:`measure` runs the float32 graph on real pictures and finds what each operation's numbers reach.
+- :func:`rounded` is the FP16 graph with float32 arithmetic and each result rounded to FP16. Sums inside one operation
+  are in float32, as GPUs and most phones have them.
+"""
+
+from ast import literal_eval
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kd.ship.export.base import INPUT, OUTPUT, Runtime, need
+from kd.storage.elsewhere import LARGEST_STUDENT, regular
+
+if TYPE_CHECKING:
+    import onnx
+    import onnxruntime
+
+EXTRA, KEY = "export", "fp16=true"
+
+LARGEST = 65504.0
+"""The largest number of FP16."""
+
+ROUNDING = 2.0**-10
+"""Rounding a normal number to FP16 takes at most half of this share of it; numbers below 6.1e-5 lose more."""
+
+NAMED = 8  # layers in a message
+
+DOMAIN = "kd"
+PROBE = """
+<domain: "kd", opset_import: ["" : {opset}]>
+Probe (x) => (largest, magnitude, error) {{
+    zero = Constant <value_float = 0.0> ()
+    infinite = IsInf (x)
+    finite = Where (infinite, zero, x)
+    magnitudes = Abs (finite)
+    largest = ReduceMax <keepdims = 0> (magnitudes)
+    magnitude = ReduceSum <keepdims = 0> (magnitudes)
+    half = Cast <to = 10> (finite)
+    again = Cast <to = 1> (half)
+    difference = Sub (finite, again)
+    errors = Abs (difference)
+    error = ReduceSum <keepdims = 0> (errors)
+}}
+"""
+SQUARES = """
+<domain: "kd", opset_import: ["" : {opset}]>
+Squares <axes> (x) => (squares) {{
+    along = Constant <value_ints : ints = @axes> ()
+    mean = ReduceMean (x, along)
+    deviation = Sub (x, mean)
+    squares = Mul (deviation, deviation)
+}}
+"""
+ROUND = """
+<domain: "kd", opset_import: ["" : {opset}]>
+Round (x) => (y) {{
+    half = Cast <to = 10> (x)
+    y = Cast <to = 1> (half)
+}}
+"""
+
+
+@dataclass
+class TensorRange:
+    """What one tensor of the float32 graph holds on the validation pictures."""
+
+    tensor: str
+    """Its name in the graph."""
+    layer: str
+    """The student's layer that computes it; of a weight the layer that uses it."""
+    operation: str
+    """The ONNX operation; ``weight``; or ``squares``, which a normalisation computes inside."""
+    largest: float
+    """Largest finite magnitude."""
+    lost: float
+    """Share of the sum of magnitudes that rounding to FP16 takes away, in 0..1; 1 where it overflows."""
+    float32: bool = False
+    """Whether the operations around it stay in float32."""
+
+    @property
+    def overflows(self) -> bool:
+        """Whether FP16 has no number as large."""
+        return self.largest > LARGEST
+
+    @property
+    def underflows(self) -> bool:
+        """Whether most of it lies where FP16 has few bits, or none."""
+        return not self.overflows and self.lost > ROUNDING
+
+    def __str__(self) -> str:
+        return f"{self.layer} ({self.operation})"
+
+
+class HalfPrecision:
+    """The FP16 side of one export.
+
+    Attributes:
+        ranges: of each tensor, after :meth:`convert`.
+
+    Args:
+        everything: convert every layer, for machines that compute nothing in float32; otherwise layers that overflow,
+            or lose numbers below FP16's smallest, stay in float32.
+        pictures: gives the validation pictures in batches of uint8.
+    """
+
+    def __init__(self, everything: bool, pictures: Callable[[], Iterable[np.ndarray]]) -> None:
+        self.everything = everything
+        self.pictures = pictures
+        self.ranges: list[TensorRange] = []
+
+    def convert(self, model: "onnx.ModelProto") -> "onnx.ModelProto":
+        """The FP16 copy of a float32 graph; fills :attr:`ranges`."""
+        _name_nodes(model.graph)
+        self.ranges = measure(model, self.pictures())
+        unsafe = [tensor for tensor in self.ranges if tensor.overflows or tensor.underflows]
+        if self.everything:
+            return halve(model, ())
+        for tensor in unsafe:
+            tensor.float32 = True
+        return halve(model, nodes_around(model.graph, unsafe))
+
+    def overflow(self) -> str:
+        """Why an export without float32 can't ship; "" where no number leaves FP16's range."""
+        if not self.everything:
+            return ""
+        too_large = [tensor for tensor in self.ranges if tensor.overflows]
+        if not too_large:
+            return ""
+        first = too_large[0]
+        layers = list(dict.fromkeys(tensor.layer for tensor in too_large))
+        return (
+            f"{first} reaches {first.largest:,.0f}, and FP16 ends at {LARGEST:,.0f}; "
+            f"fp16=true keeps what overflows in float32: {shortened(layers)}"
+        )
+
+    def float32_layers(self) -> list[str]:
+        """Layers that stay in float32, in the graph's order."""
+        return list(dict.fromkeys(tensor.layer for tensor in self.ranges if tensor.float32))
+
+    def records(self) -> list[dict[str, object]]:
+        """The ranges for JSON."""
+        return [asdict(tensor) for tensor in self.ranges]
+
+
+def shortened(layers: Sequence[str]) -> str:
+    """The first layers by name, and how many more there are."""
+    named = ", ".join(layers[:NAMED])
+    more = len(layers) - NAMED
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def measure(model: "onnx.ModelProto", pictures: Iterable[np.ndarray]) -> list[TensorRange]:
+    """What each float32 tensor of a graph holds.
+
+    Of a normalisation the squares of the deviations from the mean are measured too: converters take it apart
+    (onnxsim, TensorRT), and there they overflow first.
+
+    Args:
+        model: in float32, with named nodes.
+        pictures: batches for its input.
+
+    Returns:
+        Weights first, then the results of the operations in the graph's order.
+    """
+    import onnx
+    from onnx.helper import make_node, make_tensor_value_info
+
+    float32 = onnx.TensorProto.FLOAT
+    types = _types(model)
+    probed = onnx.ModelProto()
+    probed.CopyFrom(model)
+    _add_functions(probed, PROBE, SQUARES)
+    graph = probed.graph
+    ranges = _weights(graph)
+    operations: list[TensorRange] = []
+
+    def probe(tensor: str, node: "onnx.NodeProto", operation: str) -> None:
+        number = len(operations)
+        names = [f"kd/{what}/{number}" for what in ("largest", "magnitude", "error")]
+        graph.node.append(make_node("Probe", [tensor], names, domain=DOMAIN))
+        graph.output.extend(make_tensor_value_info(name, float32, []) for name in names)
+        operations.append(TensorRange(tensor, layer_of(node), operation, 0.0, 0.0))
+
+    for node in list(graph.node):
+        axes = _normalised_axes(node)
+        if axes:
+            squares = f"{node.output[0]}/squares"
+            graph.node.append(
+                make_node("Squares", [node.input[0]], [squares], domain=DOMAIN, axes=axes)
+            )
+            probe(squares, node, "squares")
+        for tensor in node.output:
+            if types.get(tensor) == float32:
+                probe(tensor, node, node.op_type)
+
+    session = _session(probed)
+    outputs = [output.name for output in graph.output if output.name.startswith("kd/")]
+    largest = np.zeros(len(operations))
+    magnitude = np.zeros(len(operations))
+    error = np.zeros(len(operations))
+    for batch in pictures:
+        values = np.array(session.run(outputs, {INPUT: batch}), np.float64).reshape(-1, 3)
+        largest = np.maximum(largest, values[:, 0])
+        magnitude += values[:, 1]
+        error += values[:, 2]
+    for number, tensor in enumerate(operations):
+        tensor.largest = float(largest[number])
+        tensor.lost = _share(error[number], magnitude[number])
+    return ranges + operations
+
+
+def _weights(graph: "onnx.GraphProto") -> list[TensorRange]:
+    """The ranges of the graph's float32 weights that an operation uses."""
+    import onnx
+    from onnx.numpy_helper import to_array
+
+    users = {tensor: node for node in reversed(graph.node) for tensor in node.input}
+    ranges = []
+    for weight in graph.initializer:
+        values = to_array(weight)
+        if weight.data_type != onnx.TensorProto.FLOAT or not values.size:
+            continue
+        if weight.name not in users:
+            continue
+        finite = np.where(np.isinf(values), 0, values).astype(np.float64)
+        with np.errstate(over="ignore"):
+            error = np.abs(finite - finite.astype(np.float16)).sum()
+        largest = float(np.abs(finite).max())
+        lost = _share(error, np.abs(finite).sum())
+        layer = layer_of(users[weight.name])
+        ranges.append(TensorRange(weight.name, layer, "weight", largest, lost))
+    return ranges
+
+
+def _share(part: float, whole: float) -> float:
+    return min(float(part / whole), 1.0) if whole else 0.0
+
+
+def nodes_around(graph: "onnx.GraphProto", ranges: Collection[TensorRange]) -> set[str]:
+    """Names of the nodes that compute or use the tensors of some ranges."""
+    tensors = {tensor.tensor for tensor in ranges}
+    names = set()
+    for node in graph.node:
+        squares = [f"{tensor}/squares" for tensor in node.output]
+        if tensors.intersection((*node.input, *node.output, *squares)):
+            names.add(node.name)
+    return names
+
+
+def halve(model: "onnx.ModelProto", float32_nodes: Collection[str]) -> "onnx.ModelProto":
+    """An FP16 copy of a graph, by ONNX Runtime's converter; its input and output keep their types.
+
+    Args:
+        model: in float32.
+        float32_nodes: names of nodes that stay in float32; between two of them nothing is rounded to FP16.
+    """
+    float16 = need("onnxruntime.transformers.float16", EXTRA, KEY)
+    half = float16.convert_float_to_float16(
+        model, keep_io_types=True, node_block_list=sorted(float32_nodes)
+    )
+    _join_casts(half.graph)
+    del half.graph.value_info[:]  # some name the types of before
+    _sort(half.graph)
+    return half
+
+
+def _sort(graph: "onnx.GraphProto") -> None:
+    """Orders nodes after what they use; the converter appends its casts at the end."""
+    makers = {tensor: place for place, node in enumerate(graph.node) for tensor in node.output}
+    before = {}
+    for place, node in enumerate(graph.node):
+        before[place] = [makers[tensor] for tensor in node.input if tensor in makers]
+    nodes = [deepcopy(graph.node[place]) for place in TopologicalSorter(before).static_order()]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _join_casts(graph: "onnx.GraphProto") -> None:
+    """Leads a float32 result to its float32 users directly; the converter casts it to FP16 and back."""
+    import onnx
+
+    to_half = {}
+    for node in graph.node:
+        if _casts_to(node) == onnx.TensorProto.FLOAT16:
+            to_half[node.output[0]] = node
+    types = _types_of_results(graph)
+    for node in graph.node:
+        if _casts_to(node) != onnx.TensorProto.FLOAT or node.input[0] not in to_half:
+            continue
+        source = to_half[node.input[0]].input[0]
+        if types.get(source) == onnx.TensorProto.FLOAT:
+            node.op_type = "Identity"
+            node.input[0] = source
+            del node.attribute[:]
+    uses = Counter(tensor for node in graph.node for tensor in node.input)
+    uses.update(output.name for output in graph.output)
+    for tensor, node in to_half.items():
+        if not uses[tensor]:
+            graph.node.remove(node)
+
+
+def _types_of_results(graph: "onnx.GraphProto") -> dict[str, int]:
+    """Element types that a converted graph states."""
+    return {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
+
+
+def _casts_to(node: "onnx.NodeProto") -> int:
+    """The element type that a Cast makes; 0 of another operation."""
+    if node.op_type != "Cast":
+        return 0
+    return next(attribute.i for attribute in node.attribute if attribute.name == "to")
+
+
+def rounded(model: "onnx.ModelProto") -> "onnx.ModelProto":
+    """An FP16 graph as float32 arithmetic with each FP16 result rounded to FP16.
+
+    Explicit casts, because ONNX Runtime leaves the results of FP16 operations unrounded on CPUs.
+    """
+    import onnx
+    from onnx.helper import make_node
+    from onnx.numpy_helper import from_array, to_array
+
+    float16, float32 = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+    types = _types(model)
+    exact = onnx.ModelProto()
+    exact.CopyFrom(model)
+    _add_functions(exact, ROUND)
+    graph = exact.graph
+    del graph.value_info[:]
+
+    def widen(tensor: "onnx.TensorProto") -> None:
+        if tensor.data_type == float16:
+            tensor.CopyFrom(from_array(to_array(tensor).astype(np.float32), tensor.name))
+
+    for weight in graph.initializer:
+        widen(weight)
+    nodes = []
+    for node in graph.node:
+        nodes.append(node)
+        for attribute in node.attribute:
+            widen(attribute.t)
+            if attribute.name in ("to", "dtype") and attribute.i == float16:
+                attribute.i = float32
+        for position, tensor in enumerate(node.output):
+            if types.get(tensor) == float16:
+                node.output[position] = f"{tensor}/exact"
+                nodes.append(make_node("Round", [f"{tensor}/exact"], [tensor], domain=DOMAIN))
+    copies = [deepcopy(node) for node in nodes]  # the graph's own end with it
+    del graph.node[:]
+    graph.node.extend(copies)
+    return exact
+
+
+def simulate(file: Path) -> Runtime:
+    """Runs an FP16 file on the CPU as a machine with FP16 would: each result rounded."""
+    onnx = need("onnx", EXTRA, str(file))
+    session = _session(rounded(onnx.load(regular(file, LARGEST_STUDENT))))
+    return lambda pictures: session.run([OUTPUT], {INPUT: pictures})[0]
+
+
+def _session(model: "onnx.ModelProto") -> "onnxruntime.InferenceSession":
+    """Runs each operation as it is: nothing fused."""
+    runtime = need("onnxruntime", EXTRA, KEY)
+    options = runtime.SessionOptions()
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    content = model.SerializeToString()
+    return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def _add_functions(model: "onnx.ModelProto", *texts: str) -> None:
+    """Adds functions of kd's domain to a graph."""
+    from onnx.helper import make_opsetid
+    from onnx.parser import parse_function
+
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    model.opset_import.append(make_opsetid(DOMAIN, 1))
+    for text in texts:
+        model.functions.append(parse_function(text.format(opset=versions[""])))
+
+
+def _types(model: "onnx.ModelProto") -> dict[str, int]:
+    """Element type of each tensor by name."""
+    from onnx.shape_inference import infer_shapes
+
+    graph = infer_shapes(model).graph
+    return {
+        value.name: value.type.tensor_type.elem_type
+        for value in (*graph.input, *graph.value_info, *graph.output)
+    }
+
+
+def _name_nodes(graph: "onnx.GraphProto") -> None:
+    """Names nodes without a name of their own: by its name the converter leaves a node in float32."""
+    names: set[str] = set()
+    for number, node in enumerate(graph.node):
+        if not node.name or node.name in names:
+            node.name = f"{node.op_type}_{number}_{len(graph.node)}"
+        names.add(node.name)
+
+
+def _normalised_axes(node: "onnx.NodeProto") -> list[int]:
+    """Axes that a normalisation takes mean and variance along; empty for any other operation."""
+    if node.op_type == "InstanceNormalization":
+        return [-1]  # the exporter flattens each group to one axis
+    if node.op_type != "LayerNormalization":
+        return []
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1)
+    return list(range(axis, 0)) if axis < 0 else []
+
+
+def layer_of(node: "onnx.NodeProto") -> str:
+    """The student's layer that a node belongs to, as torch names it; the node's name where the graph does not say."""
+    metadata = {entry.key: entry.value for entry in node.metadata_props}
+    scopes: list[str] = literal_eval(metadata.get("pkg.torch.onnx.name_scopes", "[]"))
+    if len(scopes) < 2:
+        return node.name
+    module = scopes[-2].removeprefix("model").removeprefix(".")
+    return module or scopes[-1]

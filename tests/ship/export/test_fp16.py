@@ -1,0 +1,206 @@
+"""FP16: what overflows is named, the simulation rounds as NumPy's float16 does, and norms stay in float32."""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from timm.models import register_model
+from torch import Tensor, nn
+
+from kd.cli import main
+from kd.ship.export import fp16
+from kd.ship.export import onnx as onnx_format
+from kd.ship.export.base import ExportJob
+from tests._helpers import ARCH
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+PICTURES = np.random.RandomState(0).randint(0, 256, (5, 8), dtype=np.uint8)
+
+
+def graph_of(nodes: Sequence[Any], weights: Mapping[str, Any]) -> Any:
+    """A float32 graph from uint8 ``pictures`` (N, 8) to ``answer`` (N, 8)."""
+    types = onnx.TensorProto
+    pictures = onnx.helper.make_tensor_value_info("pictures", types.UINT8, ["n", 8])
+    answer = onnx.helper.make_tensor_value_info("answer", types.FLOAT, ["n", 8])
+    initializers = [
+        onnx.numpy_helper.from_array(np.float32(value), name) for name, value in weights.items()
+    ]
+    graph = onnx.helper.make_graph(nodes, "graph", [pictures], [answer], initializers)
+    opset = onnx.helper.make_opsetid("", 20)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10)
+
+
+def node(operation: str, inputs: str, output: str, **attributes: Any) -> Any:
+    return onnx.helper.make_node(
+        operation, inputs.split(), [output], name=f"the_{output}", **attributes
+    )
+
+
+def planted() -> Any:
+    """Two results in a row overflow, and the third is small again; a norm follows."""
+    nodes = [
+        node("Cast", "pictures", "numbers", to=onnx.TensorProto.FLOAT),
+        node("Mul", "numbers thousand", "large"),
+        node("Relu", "large", "large_too"),
+        node("Mul", "large_too hundredth", "small"),
+        node("LayerNormalization", "small ones", "normed", axis=-1),
+        node("Mul", "normed third", "answer"),
+    ]
+    return graph_of(nodes, {"thousand": 1000, "hundredth": 0.01, "ones": np.ones(8), "third": 0.3})
+
+
+def in_numpy(model: Any) -> np.ndarray:
+    """ONNX's own reference, which computes FP16 graphs in NumPy's float16."""
+    from onnx.reference import ReferenceEvaluator
+
+    return ReferenceEvaluator(model).run(None, {"pictures": PICTURES})[0]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_without_float32_the_first_layer_that_overflows_is_named(tmp_path: Path) -> None:
+    half = fp16.HalfPrecision(True, lambda: [PICTURES])
+    converted = half.convert(planted())
+    assert half.overflow() == (
+        "the_large (Mul) reaches 251,000, and FP16 ends at 65,504; fp16=true keeps what overflows "
+        "in float32: the_large, the_large_too, the_normed"
+    )
+    onnx.save(converted, tmp_path / "model.onnx")
+    answers = fp16.simulate(tmp_path / "model.onnx")(PICTURES)
+    assert np.isnan(answers).all() and np.isnan(in_numpy(converted)).all()
+
+
+def test_what_overflows_stays_in_float32_and_so_does_the_way_between(tmp_path: Path) -> None:
+    half = fp16.HalfPrecision(False, lambda: [PICTURES])
+    exact = in_numpy(planted())
+    converted = half.convert(planted())
+    onnx.checker.check_model(converted, full_check=True)
+    assert half.overflow() == ""
+    assert half.float32_layers() == ["the_large", "the_large_too", "the_normed"]
+    onnx.save(converted, tmp_path / "model.onnx")
+    answers = fp16.simulate(tmp_path / "model.onnx")(PICTURES)
+    assert 0 < np.abs(answers - exact).max() < 1e-3
+    np.testing.assert_array_equal(answers, in_numpy(converted))
+
+
+def test_what_is_too_small_for_fp16_stays_in_float32(tmp_path: Path) -> None:
+    nodes = [
+        node("Cast", "pictures", "numbers", to=onnx.TensorProto.FLOAT),
+        node("Mul", "numbers billionth", "tiny"),
+        node("Mul", "tiny billion", "answer"),
+    ]
+    model = graph_of(nodes, {"billionth": 1e-9, "billion": 1e6})
+    exact = in_numpy(model)
+    answers = []
+    for everything in (True, False):
+        half = fp16.HalfPrecision(everything, lambda: [PICTURES])
+        onnx.save(half.convert(model), tmp_path / "model.onnx")
+        answers.append(fp16.simulate(tmp_path / "model.onnx")(PICTURES))
+    assert [str(tensor) for tensor in half.ranges if tensor.underflows] == [
+        "the_tiny (weight)",
+        "the_tiny (Mul)",
+    ]
+    assert np.abs(answers[0] - exact).max() > 0.05
+    np.testing.assert_allclose(answers[1], exact, rtol=2e-3)
+
+
+class TakenApart(nn.LayerNorm):
+    """A layer norm in single operations, as onnxsim and older converters leave it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(..., D)``: ``(x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias``."""
+        deviation = x - x.mean(-1, keepdim=True)
+        variance = (deviation * deviation).mean(-1, keepdim=True)
+        return deviation / torch.sqrt(variance + self.eps) * self.weight + self.bias
+
+
+@register_model
+def vit_with_norms_taken_apart(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """The tiny ViT with each of its norms in single operations."""
+    kwargs = {key: value for key, value in kwargs.items() if "pretrained" not in key}
+    return timm.create_model(ARCH, norm_layer=TakenApart, **kwargs)
+
+
+def with_large_activations(finished: Path, folder: Path, arch: str) -> Path:
+    """A copy of a run whose position embedding is in the hundreds, where squares leave FP16."""
+    run = folder / "run"
+    shutil.copytree(finished, run, ignore=shutil.ignore_patterns("export"))
+    file = run / "student.safetensors"
+    with safe_open(file, "pt") as opened:
+        metadata = {**opened.metadata(), "arch": arch}
+    weights = load_file(file)
+    weights["pos_embed"] = 400 * weights["pos_embed"] / weights["pos_embed"].std()
+    save_file(weights, file, metadata)
+    return run
+
+
+@pytest.fixture
+def _traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's exports are of one student: it becomes one ONNX program."""
+    trace, programs = onnx_format.onnx_program, []
+
+    def program(job: ExportJob) -> Any:
+        if not programs:
+            programs.append(trace(job))
+        return programs[0]
+
+    monkeypatch.setattr(onnx_format, "onnx_program", program)
+
+
+@pytest.mark.usefixtures("_traced_once")
+@pytest.mark.parametrize("arch", [ARCH, "vit_with_norms_taken_apart"])
+def test_norms_that_overflow_are_refused_and_then_kept_in_float32(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arch: str
+) -> None:
+    """A ViT in FP16 fell to 19 % where its layer norms were taken apart (onnxsim, pull request 1742)."""
+    pytest.importorskip("onnxscript")
+    run = with_large_activations(finished, tmp_path, arch)
+    assert main("export", [str(run), "to=onnx", "fp16=all"]) == 1
+    refused = capsys.readouterr().err
+    assert "not kept: blocks.0.norm1 (" in refused and "FP16 ends at 65,504" in refused
+    assert not (run / "export" / "onnx_fp16").exists()
+
+    assert main("export", [str(run), "to=onnx", "fp16=true"]) == 0
+    assert "kept in float32        blocks.0.norm1" in capsys.readouterr().out
+    record = json.loads((run / "export" / "export.json").read_text())["onnx_fp16"]
+    assert record["kept"] and record["simulated"]["agreement"] == 1.0
+    assert all("norm" in layer for layer in record["float32_layers"])
+    layers = json.loads((run / "export" / "onnx_fp16" / "fp16.json").read_text())
+    assert max(layer["largest"] for layer in layers) > fp16.LARGEST
+
+
+@pytest.mark.usefixtures("_traced_once")
+def test_an_fp16_export_is_smaller_and_agrees(finished: Path) -> None:
+    pytest.importorskip("onnxscript")
+    for options in ([], ["fp16=true"]):
+        assert main("export", [str(finished), "to=onnx", *options]) == 0
+    records = json.loads((finished / "export" / "export.json").read_text())
+    half, whole = records["onnx_fp16"], records["onnx"]
+    assert half["simulated"]["agreement"] == 1.0 and half["float32_layers"] == []
+    assert 0 < half["simulated"]["max_difference"] < 0.1
+    size = [Path(record["file"]).stat().st_size for record in (half, whole)]
+    assert size[0] < 0.8 * size[1]  # names and shapes are a third of so small a graph
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["to=onnx", "fp16=yes"], "fp16: must be true, false or all, got 'yes'"),
+        (["to=hub", "fp16=true"], "fp16: to=hub has no FP16"),
+        (["to=onnx", "fp16=true", "int8=true"], "fp16: an export is in FP16 or in int8, not both"),
+    ],
+)
+def test_mistakes_take_one_line(
+    finished: Path, capsys: pytest.CaptureFixture[str], items: list[str], message: str
+) -> None:
+    assert main("export", [str(finished), *items]) == 2
+    assert message in capsys.readouterr().err
