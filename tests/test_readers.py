@@ -89,6 +89,17 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.ship.export.torch_export": {"torch.export.load": "exported on this machine, or by --trust: kd-latency looks"},
     "kd.fleet.jobs.sagemaker": {"importlib.import_module": NAMES, "aws_session().client('s3').download_file": OURS},
     "kd.models.build": {"timm.create_model": BUILT, "kd.models.loading.load_checkpoint": "kd.models.weights"},
+    "kd.models.hub": dict.fromkeys(
+        (
+            "huggingface_hub.constants",
+            "huggingface_hub.constants.ENDPOINT",
+            "huggingface_hub.constants.HF_HUB_OFFLINE",
+            "huggingface_hub.get_session",
+            "huggingface_hub.get_session().head",
+            "huggingface_hub.try_to_load_from_cache",
+        ),
+        "whether the hub answers and a file is there: no content is read",
+    ),
     "kd.models.hugging_face": {
         "transformers.AutoConfig.from_pretrained": "trust_remote_code=False",
         "kind.from_pretrained": "trust_remote_code=False",
@@ -112,7 +123,7 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
 }  # fmt: skip
 LIBRARIES = {
     "jinja2",  # fills in the card's template, which is ours
-    "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "google", "hta",
+    "PIL", "boto3", "botocore", "datasets", "deepspeed", "filelock", "fsspec", "google", "hta", "huggingface_hub",
     "lightning_fabric", "lightning_utilities", "mlflow", "numpy", "nvidia", "omegaconf", "onnx", "onnxruntime",
     "opentelemetry", "openvino", "optuna", "prometheus_client", "psutil", "pyarrow", "pydantic_core", "pynvml",
     "pytorch_lightning", "ray", "rich", "safetensors", "starlette", "timm", "torch", "torchcodec", "torchmetrics",
