@@ -25,9 +25,9 @@ def check_weights(arch: str, key: str) -> None:
         UserError: neither; with the settings and variables that help.
     """
     config = timm.get_pretrained_cfg(arch)
-    repository = config.hf_hub_id if config else None
-    if not repository:
+    if config is None or not config.hf_hub_id:
         return
+    repository = config.hf_hub_id
     for file in [config.hf_hub_filename] if config.hf_hub_filename else FILES:
         if isinstance(try_to_load_from_cache(repository, file), str):
             return
