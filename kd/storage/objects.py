@@ -55,11 +55,12 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
     """The fsspec file system of ``url``, and the path in it. Made anew in each process: it does not survive a fork."""
     try:
         import fsspec
+        from fsspec.utils import get_protocol
     except ImportError as error:
         raise UserError(f"{key}: {url} {needs_extra('stream')}") from error
     if "::" in url:
         raise UserError(f"{key}: must be the URL of one place, got {url}")
-    if url.partition("://")[0] not in STORES:
+    if get_protocol(url) not in STORES:  # of a path: file
         raise UserError(f"{key}: must be a URL of {', '.join(STORES)}, got {url[:200]}")
     try:
         return fsspec.core.url_to_fs(url)
