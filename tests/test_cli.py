@@ -45,12 +45,14 @@ def test_order_between_kinds_does_not_matter(recipe: Path) -> None:
     assert forward["model.teacher"] is None  # an overlay beats the recipe
 
 
-@pytest.mark.parametrize("item", ["what", "--seed"])
+@pytest.mark.parametrize(
+    ("item", "named"), [("what", "what"), ("--seed", "seed: a setting needs a value")]
+)
 def test_an_item_that_is_no_setting_is_refused(
-    item: str, capsys: pytest.CaptureFixture[str]
+    item: str, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train_main([item]) == 2
-    assert item in one_line_of(capsys)
+    assert named in one_line_of(capsys)
 
 
 def test_value_with_an_equals_sign() -> None:
@@ -200,9 +202,9 @@ WRONG = [
     ("optim.name=adamww", "optim.name"),
     (
         "model.distill_losses.kd.temperature=0",
-        "model.distill_losses.kd.temperature: must be > 0, got 0.0",
+        "model.distill_losses.kd.temperature: must be > 0, got 0",
     ),
-    ("model.distill_losses.kd.weight=-1", "model.distill_losses.kd.weight: must be >= 0, got -1.0"),
+    ("model.distill_losses.kd.weight=-1", "model.distill_losses.kd.weight: must be >= 0, got -1"),
     ("model.distill_losses.kd.temprature=1", "did you mean 'model.distill_losses.kd.temperature'?"),
     ("model.task_loss_weight=-0.1", "model.task_loss_weight: must be >= 0, got -0.1"),
     ("model.student.arch=vit_tinny_patch16_224", "did you mean 'vit_tiny_patch16_224'?"),
@@ -218,7 +220,7 @@ WRONG = [
     ),
     ("data.batch_size=0", "data.batch_size: must be >= 1, got 0"),
     ("data.augment.scale=3", "data.augment.scale: must be > 0 and <= 1, got 3"),
-    ("config=smddp_4x8", "smdistributed.dataparallel.torch.torch_smddp"),
+    ("config=smddp_4x8", "needs SageMaker's package smdistributed"),
     ("config=debgu", "no overlay 'debgu'; did you mean 'debug'? (kd-train --list)"),
     ("resume=/nowhere", "resume: there is no /nowhere"),
     ("config=zero", "optim.zero: needs several processes"),
@@ -271,7 +273,7 @@ def test_wrong_use_is_told_in_one_line(
     [
         ("a: [1,\n", "overlay.yaml is no YAML"),
         ("just words", "overlay.yaml must hold settings"),
-        ("modle: {x: 1}\n", "no key 'modle.x'"),
+        ("modle: {x: 1}\n", "no key 'modle'"),
         (
             "model: {student: {archh: x}}\n",
             "no key 'model.student.archh'; did you mean 'model.student.arch'?",

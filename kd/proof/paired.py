@@ -48,7 +48,7 @@ class PairedCounts:
         return self.only_reference + self.only_candidate
 
 
-def tango_score(n: int, b: np.ndarray, c: np.ndarray, margin: float) -> np.ndarray:
+def tango_score(n: int, b: np.ndarray | int, c: np.ndarray | int, margin: float) -> np.ndarray:
     """How strongly counts speak against ``p_b - p_c = margin``: normal with variance 1 there, large where b is small.
 
     ``T = (c - b + n m) / sqrt(n (2 q + m (1 - m)))`` where q is the likeliest ``p_c`` under the margin:

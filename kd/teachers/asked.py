@@ -322,7 +322,7 @@ class Address:
         secure = self._parts.scheme == "https"
         kind: Callable[..., http.client.HTTPConnection]
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = kind(self._parts.hostname, self._parts.port, timeout=self.timeout_s)
+        connection = kind(self._parts.hostname or "", self._parts.port, timeout=self.timeout_s)
         headers = {"Content-Type": "application/octet-stream"}
         if json_bytes:
             headers[HEADER] = str(json_bytes)

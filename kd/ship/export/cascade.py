@@ -117,14 +117,20 @@ def _teachers_job(job: ExportJob) -> ExportJob:
     Raises:
         UserError: no single teacher whose weights kd loads.
     """
+    from kd.models.preprocess import Preprocess
     from kd.ship.export.prepared import Prepared
     from kd.teachers import FrozenTeacher
 
     teacher = job.teacher()
     if not isinstance(teacher, FrozenTeacher):
         raise UserError("to=cascade: needs one teacher, with weights that kd loads")
+    preprocess = teacher.prepare
+    if not isinstance(preprocess, Preprocess):
+        raise UserError(
+            "to=cascade: the teacher prepares its pictures by a function of yours, which no file can hold"
+        )
     prepared = Prepared(
-        teacher.in_the_datas_classes(), teacher.prepare, job.manifest.size, job.manifest.layout
+        teacher.in_the_datas_classes(), preprocess, job.manifest.size, job.manifest.layout
     )
     return replace(job, prepared=prepared, manifest=replace(job.manifest, arch=teacher.arch))
 

@@ -147,7 +147,9 @@ class Server:
         """Who answered each picture, and the logits: both models' batches gather pictures of all requests."""
         students = await asyncio.gather(*[self.batchers["student"].submit(v) for v in views])
         asks = rule.asks(probabilities(np.stack(students), self.manifest))
-        futures = {i: self.batchers["teacher"].submit(views[i]) for i in np.flatnonzero(asks)}
+        futures = {
+            i: self.batchers["teacher"].submit(views[i]) for i in np.flatnonzero(asks).tolist()
+        }
         teachers = dict(zip(futures, await asyncio.gather(*futures.values()), strict=True))
         for asked in asks.tolist():
             self._count(asked)
