@@ -64,6 +64,7 @@ def train(recipe: str | Path | None, settings: Mapping[str, Any] | None = None) 
     >>> settings = {"config": ["debug", "no_teacher"], "runs_dir": tempfile.mkdtemp()}
     >>> settings |= {"data.source.train_per_class": 2, "data.source.val_per_class": 2}
     >>> result = kd.train("foodtag_vit", settings)  # doctest: +ELLIPSIS
+    foodtag_vit: loading torch and pictures ...
     data: ...
     >>> result.summary["status"], result.student().training
     ('done', False)

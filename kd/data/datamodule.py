@@ -411,7 +411,8 @@ class DistillationDataModule(LightningDataModule):
     ) -> DataLoader:
         if self.tier is not None:
             return self.tier.loader(data, batches, collate)
-        on_gpu = self.trainer is None or self.trainer.strategy.root_device.type == "cuda"
+        strategy = getattr(self.trainer, "strategy", None)
+        on_gpu = strategy is None or strategy.root_device.type == "cuda"
         pinned = torch.cuda.is_available() and on_gpu
         return Loader.of(data, batches, collate, self.num_workers, pinned)
 

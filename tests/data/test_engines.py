@@ -182,8 +182,9 @@ def test_the_load_is_torchvisions_list_so_many_times() -> None:
 
 
 def test_engines_that_cut_while_they_decode_are_refused(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("kd.run.needs._installed", lambda package: True)
     assert (
         train_main([f"recipe={recipe}", "data.engine=dali", "data.augment.before_resize=true"]) == 2
     )

@@ -259,7 +259,7 @@ def test_mistakes_by_url_are_told_in_a_line(
         ),
         (ImageFolder(f"{s3}/none"), "data.source.root: no pictures below s3://food/none/train"),
         (Pictures(f"zip://x::{s3}/a.zip"), "'::' would name one file system within another"),
-        (Pictures("nix://x"), "data.source.root: nix://x: Protocol not known: nix"),
+        (Pictures("nix://x"), "data.source.root: must be a URL of s3"),
         (Pictures(f"{s3}/mini", f"{s3}/no"), "data.source.val: there is no folder s3://food/no"),
         (
             ImageFolder(f"{s3}/mini", val=f"{s3}/one"),

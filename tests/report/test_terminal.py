@@ -1,6 +1,6 @@
 """What the terminal shows of models side by side."""
 
-from kd.report.terminal import _paired, _without_common_folders
+from kd.report.terminal import _paired, without_common_folders
 
 
 def test_paired() -> None:
@@ -11,5 +11,5 @@ def test_paired() -> None:
 
 
 def test_short_of_terminal() -> None:
-    assert _without_common_folders(["runs/food/000", "runs/food/001"]) == ["000", "001"]
-    assert _without_common_folders(["a/best", "b/best"]) == ["a/best", "b/best"]
+    assert without_common_folders(["runs/food/000", "runs/food/001"]) == ["000", "001"]
+    assert without_common_folders(["a/best", "b/best"]) == ["a/best", "b/best"]

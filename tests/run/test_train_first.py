@@ -136,6 +136,7 @@ def test_photos_of_few_pictures_has_steps_enough(
     monkeypatch.setattr(
         "kd.run.train_first.trained_teacher", lambda items, *_: asked.append(items) or Path("none")
     )
+    monkeypatch.setattr("kd.run.train_first.check_weights", lambda *_: None)  # there is no internet
     for typed in ([], ["data.batch_size=12"]):
         assert (
             train_main(
@@ -144,7 +145,9 @@ def test_photos_of_few_pictures_has_steps_enough(
             == 2
         )
     assert ["data.batch_size=4" in asked[0], "data.batch_size=12" in asked[1]] == [True, True]
-    assert capfd.readouterr().out == "data.batch_size: 4 in place of 64, for 48 training pictures\n"
+    first = "photos: loading torch, pictures and teacher ...\n"
+    smaller = "data.batch_size: 4 in place of 64, for 48 training pictures\n"
+    assert capfd.readouterr().out == f"{first}{smaller}{first}"
 
 
 def test_photos_fine_tunes_a_backbone_and_distils_it(
@@ -218,7 +221,7 @@ def test_the_key_of_a_trained_teacher_follows_the_code_that_trains_alone(tmp_pat
     assert not edit("losses/base.py", "import torch", "# a comment\nimport torch")
     assert not edit("losses/base.py", '"""', '"""Another text. ')
     assert not edit("report/records.py", "import json", "import json, os")
-    assert not edit("run/request.py", "import json", "import json, os")
+    assert not edit("run/request.py", "import re", "import re, os")
     assert edit("losses/base.py", "import torch", "import os, torch")
     assert edit("optim.py", "import torch", "import os, torch")
     assert edit("distill/another.py", "", "x = 1\n")
