@@ -68,10 +68,6 @@ def set_timeout(strategy: Strategy, seconds: float) -> float:
     timeout = getattr(strategy, "_timeout", None)  # None: a strategy of a single process
     if timeout is None:
         return seconds
-    if isinstance(timeout, str):  # typed as hours:minutes:seconds
-        hours, minutes, rest = (float(part) for part in f"0:0:{timeout}".split(":")[-3:])
-        timeout = timedelta(hours=hours, minutes=minutes, seconds=rest)
-        strategy._timeout = timeout  # type: ignore[attr-defined]
     if timeout == default_pg_timeout:
         timeout = timedelta(seconds=seconds)
         strategy._timeout = timeout  # type: ignore[attr-defined]

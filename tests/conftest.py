@@ -120,7 +120,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture()
 def with_test(finished: Path, tmp_path: Path) -> Path:
-    """The finished run's pictures beside a test split of others, and a copy of the run."""
+    """The finished run's pictures beside a test split of others, and a copy of the run as training left it."""
     from tests._helpers import draw_folder
 
     data = tmp_path / "data"
@@ -129,7 +129,9 @@ def with_test(finished: Path, tmp_path: Path) -> Path:
     shutil.copytree(other / "val", data / "test")
     run = tmp_path / "run"
     shutil.copytree(
-        finished, run, ignore=shutil.ignore_patterns("eval_*", "looks.json", "cascade.json")
+        finished,
+        run,
+        ignore=shutil.ignore_patterns("eval_*", "looks.json", "cascade.json", "export"),
     )
     return run
 

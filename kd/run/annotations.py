@@ -7,6 +7,7 @@ and tasks, and of the listed classes of other packages are in text; here they be
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
+from datetime import timedelta
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -16,7 +17,7 @@ from kd.settings import AnyClass, Like, Range
 
 PLAIN: dict[str, object] = {
     "int": int, "float": float, "bool": bool, "str": str, "dict": dict, "list": list, "tuple": tuple,
-    "None": NoneType, "NoneType": NoneType, "Any": Any, "object": Any,
+    "None": NoneType, "NoneType": NoneType, "Any": Any, "object": Any, "timedelta": timedelta,
 }  # fmt: skip
 CONTAINERS: dict[str, Any] = {"dict": dict, "list": list, "tuple": tuple}
 LIMITS = {"Range": Range, "Like": Like}

@@ -5,6 +5,7 @@ Classes are those that :func:`kd.run.trust.class_named` gives for a place: the l
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias, cast, get_type_hints
 
@@ -23,7 +24,7 @@ from kd.models.own import Builder
 from kd.monitor.keys import MonitorSpec
 from kd.optim import OptimSpec
 from kd.run import keys, listed, typed
-from kd.run.annotations import foreign, inner_kind
+from kd.run.annotations import foreign, inner_kind, members
 from kd.run.trust import arguments_allowed, class_named, parameters_of, trusted_class
 from kd.settings import (
     Class,
@@ -139,6 +140,11 @@ def built(kind: object, value: object, key: str, trusted: Sequence[str] = ()) ->
     Raises:
         UserError: names ``key``, also where a class refuses its arguments.
     """
+    takes_text = str in members(
+        kind
+    )  # as Lightning's max_time, which reads days:hours:minutes:seconds itself
+    if value is not None and timedelta in members(kind) and not takes_text:
+        return typed.duration(value)
     group = keys.group_in(kind)
     if isinstance(value, dict) and "class_path" in value:
         return _instance(value, listed.kind_at(key) or listed.kind_of(kind), key, trusted)

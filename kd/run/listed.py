@@ -81,9 +81,9 @@ BASES = {
 }  # fmt: skip
 """What a base class in an annotation takes."""
 
-_GROUP = "process_group_backend: str | None, timeout: str | int | None"
+_GROUP = "process_group_backend: str | None, timeout: timedelta | None"
 _TORCH_DDP = (
-    "model_averaging_period: int | None, timeout: str | int | None, "
+    "model_averaging_period: int | None, timeout: timedelta | None, "
     "start_method: Literal['popen', 'spawn', 'fork', 'forkserver'], dim: int, broadcast_buffers: bool | None, "
     "init_sync: bool, bucket_cap_mb: float | None, find_unused_parameters: bool, check_reduction: bool, "
     "gradient_as_bucket_view: bool, static_graph: bool, skip_all_reduce_unused_params: bool, batched_grad_copy: bool"
@@ -92,8 +92,7 @@ _IN_FILES = "dirpath: str | None, filename: str | None"
 
 FIELDS = {
     "kd.models.hugging_face.HuggingFaceBuilder": "path: str | None, config: dict",
-    "kd.strategies.ddp.DDP": "backend: str | None, "
-    "module: Literal['smdistributed.dataparallel.torch.torch_smddp'] | None, "
+    "kd.strategies.ddp.DDP": "backend: str | None, module: str | None, "
     f"compression: Literal['bf16', 'powersgd'] | None, powersgd_rank: int, powersgd_start_step: int, {_TORCH_DDP}",
     "kd.strategies.ddp.SMDDPStrategy": _TORCH_DDP,
     "kd.strategies.fsdp.FSDP": _GROUP,
@@ -132,6 +131,13 @@ FIELDS = {
     "pytorch_lightning.profilers.SimpleProfiler": f"{_IN_FILES}, extended: bool",
 }
 """Fields of classes of other packages, and of ours that take ``**kwargs``; those of all others are in their source."""
+
+FROM_ELSEWHERE = {
+    "kd.strategies.ddp.DDP": {
+        "module": "Literal['smdistributed.dataparallel.torch.torch_smddp'] | None"
+    },
+}
+"""Arguments whose value is imported, and what a file from elsewhere may give them; the user may give any."""
 
 OF_A_RUN = {
     "pytorch_lightning.loggers.CSVLogger": {"save_dir": "RUN"},
@@ -185,6 +191,12 @@ class Listed:
         """The type of each argument that it may be given."""
         return {name: argument.kind for name, argument in self.arguments.items()}
 
+    @property
+    def fields_from_elsewhere(self) -> Mapping[str, object]:
+        """The type of what a file from elsewhere may give to each argument."""
+        narrower = FROM_ELSEWHERE.get(self.name, {})
+        return {**self.fields, **{name: _type(text) for name, text in narrower.items()}}
+
 
 @cache
 def classes() -> tuple[Listed, ...]:
@@ -224,8 +236,17 @@ def described() -> str:
     lines: list[str] = []
     for kind in CLASSES:
         lines += [f"{kind}\n"]
-        lines += [f"  {one.name}({_shown(one.fields)})\n" for one in classes() if one.kind == kind]
+        lines += [
+            f"  {one.name}({_shown(one.fields_from_elsewhere)})\n"
+            for one in classes()
+            if one.kind == kind
+        ]
     return "".join(lines)
+
+
+@cache
+def _type(annotation: str) -> object:
+    return type_of(ast.parse(annotation, mode="eval").body)
 
 
 def _shown(fields: Mapping[str, object]) -> str:

@@ -37,6 +37,8 @@ PLAIN = re.compile(
 LOOKS_UP = re.compile(
     r"\$\{(?!\s*[\w.-]+\s*\})"
 )  # more than another key's value: the environment, a nested one
+IMPORTS = re.compile(r"(trainer\.strategy)(\.init_args)?\.(module)")
+"""Settings whose value is imported (:data:`kd.run.listed.FROM_ELSEWHERE`)."""
 SENDS = re.compile(
     r"data\.tier\.address|monitor\.(otlp|webhook|cloudwatch|cloudwatch_topic|prometheus_host)"
 )
@@ -86,6 +88,9 @@ def vouched(
             if not isinstance(value, str):
                 continue
             kind = listed.kind_at(key.removesuffix(".class_path"))
+            imports = IMPORTS.fullmatch(key)
+            if imports:
+                names.append(f"{imports[1]}.{imports[3]}={value}")
             if SENDS.fullmatch(key):
                 names.append(f"{key}={value}")
             elif NAMED.fullmatch(value) or PATH.search(value):
@@ -266,7 +271,8 @@ def _problems_of_class(
             }
             yield from _problems(inner, field, max(kinds, default=""), trusted)
         elif short in one.fields:
-            if problem := typed.wrong(one.fields[short], inner):
+            problem = typed.wrong(one.fields_from_elsewhere[short], inner)
+            if problem and f"{field}={inner}" not in trusted:
                 yield f"{field}: {problem}"
             yield from _problems(inner, field, listed.kind_of(one.fields[short]), trusted)
         elif inner is not None:

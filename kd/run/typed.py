@@ -9,11 +9,12 @@ import math
 import re
 import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Literal, get_args, get_origin
+from typing import Annotated, Literal, cast, get_args, get_origin
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
@@ -32,6 +33,7 @@ TYPES = {
     "dict": "settings (NAME: VALUE)",
     "list": "a list",
     "tuple": "a list",
+    "timedelta": "a duration (0:30:00, or seconds)",
 }
 SETTINGS = (".yaml", ".yml")
 LOGGERS = {"csv": "CSVLogger", "mlflow": "MLFlowLogger", "tensorboard": "TensorBoardLogger", "wandb": "WandbLogger",
@@ -238,22 +240,22 @@ def _schema(kind: object) -> CoreSchema:
     container, inside = get_origin(kind) or kind, get_args(kind)
     if len(members(kind)) > 1:
         return core_schema.union_schema([_schema(part) for part in members(kind)])
-    if (
-        container is Annotated
-    ):  # ranges are checked by themselves: their messages show the value as it is
+    if container is Annotated:  # ranges are checked apart: their messages show the value as it is
         return _schema(inside[0])
     if container is Literal:
         return _after(partial(_word_of, inside), core_schema.literal_schema([*inside]))
-    if kind is int:
-        return _after(_as_number, core_schema.int_schema())
-    if kind is float:
-        return _after(_as_number, core_schema.float_schema())
     if kind is bool:
         return core_schema.bool_schema(strict=True)
-    if kind is str:
-        return _after(_as_text, core_schema.str_schema())
-    if kind is NoneType:
-        return _after(_as_null, core_schema.none_schema())
+    plain_kinds: dict[object, tuple[Callable[[object], object], CoreSchema]] = {
+        int: (_as_number, core_schema.int_schema()),
+        float: (_as_number, core_schema.float_schema()),
+        str: (_as_text, core_schema.str_schema()),
+        NoneType: (_as_null, core_schema.none_schema()),
+        # it stays as it is written, as in a run's config.yaml
+        timedelta: (_checked_duration, core_schema.any_schema()),
+    }
+    if kind in plain_kinds:
+        return _after(*plain_kinds[kind])
     items = [_schema(part) for part in inside if part is not ...]
     if container is dict:
         return _or_a_file(core_schema.dict_schema(*items))
@@ -293,6 +295,22 @@ def _as_number(value: object) -> object:
 
 def _as_text(value: object) -> object:
     return value if isinstance(value, dict | list | NoneType) else str(value)
+
+
+def duration(value: object) -> timedelta:
+    """A duration that is written as ``0:30:00``, ``1 day, 0:00:00``, ``PT30M`` or as seconds."""
+    validator = SchemaValidator(core_schema.timedelta_schema())
+    return cast(timedelta, validator.validate_python(_number(value)))
+
+
+def _checked_duration(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a truth value is no duration")
+    try:
+        duration(value)
+    except ValidationError as error:
+        raise ValueError("no duration") from error
+    return value
 
 
 def _as_null(value: object) -> object:

@@ -1,13 +1,16 @@
 """Objects of resolved settings."""
 
+from datetime import timedelta
+
 import pytest
 
 from kd.data.sources import ImageFolder
 from kd.errors import UserError
 from kd.losses import HintLoss, MLPProjection
 from kd.models import TeacherSpec
-from kd.run.build import built
-from kd.settings import Class, TeacherSettings
+from kd.run.build import arguments_of, built
+from kd.run.resolve import resolve
+from kd.settings import Class, TeacherSettings, TrainerSettings
 
 
 def test_a_group_becomes_its_object() -> None:
@@ -34,3 +37,30 @@ def test_a_class_of_another_kind_is_refused() -> None:
         built(Class, other, "data.source", ["*"])
     value = {"class_path": "ImageFolder", "init_args": {"root": "x"}}
     assert isinstance(built(Class, value, "data.source"), ImageFolder)
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("0:00:16", 16), ("0:30:00", 1800), (90, 90), ("90", 90), ("PT2M", 120)],
+)
+def test_a_duration_is_typed_once_and_built_where_it_is_needed(
+    written: object, seconds: float
+) -> None:
+    value = {"class_path": "kd.strategies.ddp.DDP", "init_args": {"timeout": written}}
+    config = resolve([{"trainer": {"strategy": value}}])
+    kept = config["trainer"]["strategy"]
+    assert kept["init_args"]["timeout"] == written  # as a run's config.yaml has it
+    strategy = built(Class, kept, "trainer.strategy")
+    assert strategy._timeout == timedelta(seconds=seconds)
+
+
+def test_a_text_that_is_taken_as_it_is_stays_text() -> None:
+    """Lightning reads its own form of durations."""
+    trainer = resolve([{"trainer.max_time": "00:12:00:00"}])["trainer"]
+    assert arguments_of(TrainerSettings, trainer, "trainer")["max_time"] == "00:12:00:00"
+
+
+def test_what_is_no_duration_is_refused() -> None:
+    value = {"class_path": "kd.strategies.ddp.DDP", "init_args": {"timeout": "soon"}}
+    with pytest.raises(UserError, match=r"trainer.strategy.timeout: must be a duration \(0:30:00"):
+        resolve([{"trainer": {"strategy": value}}])

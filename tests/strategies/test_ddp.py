@@ -46,7 +46,6 @@ def test_a_module_without_the_backend_is_named() -> None:
         DDP(backend="gone", module="json")
 
 
-@pytest.mark.xfail(reason="the list of classes knows smddp's module alone, whoever names another")
 def test_a_backend_from_elsewhere_by_name_and_import(
     recipe: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
