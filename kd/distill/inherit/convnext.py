@@ -12,7 +12,7 @@ student's stream lacks of the teacher's, so that it also does the work of blocks
 shifts of norms, and gamma, go into the layers after and before them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,13 +22,20 @@ from torch import Tensor, nn
 
 from kd.distill.inherit.anatomy import CNN, Part
 from kd.distill.inherit.channels import Readout, chosen_channels
+from kd.distill.inherit.cnn import (
+    GUIDE,
+    MOST_BYTES,
+    PART,
+    fit_at_places,
+    fit_classifier,
+    inherits_classifier,
+    positions_in,
+)
 from kd.distill.inherit.maps import (
-    Positions,
     as_reader,
     at,
     caught,
     covariance,
-    drawn_positions,
     fit_depthwise,
     fit_layer,
     groups_by_change,
@@ -36,17 +43,8 @@ from kd.distill.inherit.maps import (
     under_kernel,
     windows,
 )
-from kd.distill.inherit.pair import check_copy
-from kd.distill.inherit.ridge import fit_linear
 from kd.distill.inherit.stream import progress
 from kd.models.preprocess import Images, Preprocess
-
-PART = 32
-"""Pictures that run at once."""
-GUIDE = 4
-"""Parts of the sample that decide which channels, units and blocks are kept."""
-MOST_BYTES = 1e9
-"""Memory of one stream of maps of the whole sample; more pictures than fit in are left to the classifier alone."""
 
 
 def check_convnexts(student: CNN, teacher: CNN) -> None:
@@ -63,7 +61,7 @@ def check_convnexts(student: CNN, teacher: CNN) -> None:
         "norms": (type(small[0].blocks[0].norm).__name__, type(big[0].blocks[0].norm).__name__),
     }
     values["norms"] = tuple(name.removesuffix("2d") for name in values["norms"])
-    if _inherits_head(student, teacher):
+    if inherits_classifier(student, teacher):
         pools = student.head.global_pool.pool_type, teacher.head.global_pool.pool_type
         heads = type(student.head).__name__, type(teacher.head).__name__
         values |= {"pooling": pools, "kind of head": heads}
@@ -115,12 +113,6 @@ def _not_understood(model: CNN) -> str:
     head = model.head
     has_layer = isinstance(head, NormMlpClassifierHead) and head.hidden_size
     return "a hidden layer before its classifier" if has_layer else ""
-
-
-def _inherits_head(student: CNN, teacher: CNN) -> bool:
-    ours, theirs = student.head.fc, teacher.head.fc
-    both_linear = isinstance(ours, nn.Linear) and isinstance(theirs, nn.Linear)
-    return both_linear and student.num_classes == teacher.num_classes
 
 
 def head_norm(model: ConvNeXt) -> Part:
@@ -178,27 +170,9 @@ def inherit_convnext(
                 ours, theirs = _fit_block(block, followed, ours, theirs, kept)
                 shown.update(len(group))
 
-    # The classifier, on all pictures.
-    if not _inherits_head(student, teacher):
-        return
-    features, logits = [], []
-    for part in pictures.split(PART):
-        last = student.forward_features(student_input(part))
-        features.append(student.forward_head(last, pre_logits=True))
-        logits.append(teacher(teacher_input(part)))
-    start = (teacher.head.fc.weight * head_norm(teacher).weight)[:, chosen[-1]]
-    fit_linear(student.head.fc, [(torch.cat(features), torch.cat(logits))], start)
-    if _is_copy(student, teacher) and student_input.size == teacher_input.size:
-        answers = [student(student_input(part)) for part in pictures.split(PART)]
-        check_copy(torch.cat(answers), torch.cat(logits))
-
-
-def _is_copy(student: CNN, teacher: CNN) -> bool:
-    shapes = []
-    for model in (student, teacher):
-        values = model.state_dict().items()
-        shapes.append({name: value.shape for name, value in values if "gamma" not in name})
-    return shapes[0] == shapes[1]
+    if inherits_classifier(student, teacher):
+        start = (teacher.head.fc.weight * head_norm(teacher).weight)[:, chosen[-1]]
+        fit_classifier(student, teacher, pictures, student_input, teacher_input, start)
 
 
 def _choose(
@@ -230,7 +204,7 @@ def _choose(
         for layer in rows:
             tensor = read[layer]
             is_map = tensor.ndim == 4
-            rows[layer].append(at(tensor, _positions(tensor, number)) if is_map else tensor)
+            rows[layer].append(at(tensor, positions_in(tensor, number)) if is_map else tensor)
         for stage, of_stage in zip(teacher.stages, changes, strict=True):
             for place, block in enumerate(stage.blocks):
                 difference = (written[block] - read[block]).norm()
@@ -263,7 +237,7 @@ def _fit_stem(
     count = rows_needed(layer) // len(ours)
     for number, (pictures, teacher_pictures) in enumerate(zip(ours, theirs, strict=True)):
         maps = teacher_layer(teacher_pictures)
-        positions = _positions(maps, number, count)
+        positions = positions_in(maps, number, count)
         read = under_kernel(layer, pictures, positions)
         rows.append((read, at(maps, positions)[:, kept]))
         normed.append(at(teacher_norm(maps), positions)[:, kept])
@@ -271,7 +245,7 @@ def _fit_stem(
 
     x = torch.cat(
         [
-            at(norm(layer(pictures)), _positions(layer(pictures), number, count))
+            at(norm(layer(pictures)), positions_in(layer(pictures), number, count))
             for number, pictures in enumerate(ours)
         ]
     )
@@ -311,8 +285,9 @@ def _fit_downsample(
     """
     layer, teacher_layer = small.downsample[1], big.downsample[1]
     weight = teacher_layer.weight * big.downsample[0].weight[:, None, None]
-    _fit_layer(
+    fit_at_places(
         layer,
+        None,
         small.downsample,
         ours,
         [big.downsample(stream)[:, after] for stream in theirs],
@@ -357,13 +332,13 @@ def _fit_block(
         first_outputs.append(given[teacher_mlp.fc1])
         if number < GUIDE:
             maps = read[teacher_mlp.fc2]
-            units.append(at(maps, _positions(maps, number)))
+            units.append(at(maps, positions_in(maps, number)))
 
     # Depthwise filters, channel by channel.
     count = max(4096, rows_needed(block.conv_dw)) // len(ours)
     pairs = []
     for number, (stream, target) in enumerate(zip(ours, filtered, strict=True)):
-        positions = _positions(target, number, count)
+        positions = positions_in(target, number, count)
         inputs_RCkk = windows(block.conv_dw, stream).permute(0, 2, 3, 1, 4, 5)[positions]
         pairs.append((inputs_RCkk.flatten(2), at(target, positions)))
     fit_depthwise(block.conv_dw, pairs, first.conv_dw.weight[kept])
@@ -376,43 +351,12 @@ def _fit_block(
     places = powers.topk(len(mlp.fc1.weight)).indices.sort().values
     start = (teacher_mlp.fc1.weight.flatten(1) * first.norm.weight)[places][:, kept]
     targets = [maps[:, places] for maps in first_outputs]
-    _fit_layer(mlp.fc1, block, ours, targets, start)
+    fit_at_places(mlp.fc1, None, block, ours, targets, start)
     if isinstance(mlp, GlobalResponseNormMlp):
         mlp.grn.weight.copy_(teacher_mlp.grn.weight[places])
         mlp.grn.bias.copy_(teacher_mlp.grn.bias[places])
 
     # The second layer: what the student's stream lacks of the teacher's.
     missing = [total[:, kept] - stream for total, stream in zip(after, ours, strict=True)]
-    _fit_layer(mlp.fc2, block, ours, missing, write[:, places])
+    fit_at_places(mlp.fc2, None, block, ours, missing, write[:, places])
     return [block(stream) for stream in ours], after
-
-
-def _fit_layer(
-    layer: Part,
-    run: Callable[[Tensor], Tensor],
-    inputs: Sequence[Tensor],
-    targets: Sequence[Tensor],
-    start: Tensor,
-) -> None:
-    """Fits a layer to targets at drawn places.
-
-    Args:
-        layer: a convolution, or a linear layer.
-        run: runs the student's part that it belongs to.
-        inputs: what that part reads, part by part.
-        targets: what the layer should give, ``(N, C, h, w)`` of each part.
-        start: the weight's start, ``(C_out, C_in)`` or as the weight.
-    """
-    count = rows_needed(layer) // len(inputs)
-    rows = []
-    for number, (part, target) in enumerate(zip(inputs, targets, strict=True)):
-        with caught([layer]) as read:
-            run(part)
-        positions = _positions(target, number, count)
-        rows.append((under_kernel(layer, read[layer], positions), at(target, positions)))
-    fit_layer(layer, None, rows, start.reshape(layer.weight.shape))
-
-
-def _positions(maps: Tensor, part: int, count: int = 4096) -> Positions:
-    """Places in a part's maps, the same whenever they are drawn."""
-    return drawn_positions(len(maps), maps.shape[2], maps.shape[3], count, seed=part)

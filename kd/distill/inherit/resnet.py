@@ -13,7 +13,7 @@ The norms' statistics are measured on the student's own activations. (He, Zhang,
 Accelerating Very Deep Neural Networks", and Luo, Wu, Lin, "ThiNet", both ICCV 2017, who prune layer by layer.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -22,33 +22,28 @@ from torch import Tensor, nn
 
 from kd.distill.inherit.anatomy import CNN, Part
 from kd.distill.inherit.channels import Readout, chosen_channels
+from kd.distill.inherit.cnn import (
+    GUIDE,
+    MOST_BYTES,
+    PART,
+    fit_at_places,
+    fit_classifier,
+    inherits_classifier,
+    positions_in,
+)
 from kd.distill.inherit.maps import (
-    Positions,
     as_reader,
     at,
     caught,
     covariance,
-    drawn_positions,
-    fit_layer,
     folded_with_norm,
     groups_by_change,
-    rows_needed,
-    under_kernel,
 )
-from kd.distill.inherit.pair import check_copy
-from kd.distill.inherit.ridge import fit_linear
 from kd.distill.inherit.stream import progress
 from kd.models.preprocess import Images, Preprocess
 
 Layer: TypeAlias = tuple[nn.Conv2d, Any]
 """A convolution and the BatchNorm after it."""
-
-PART = 32
-"""Pictures that run at once."""
-GUIDE = 4
-"""Parts of the sample that decide which channels and blocks are kept."""
-MOST_BYTES = 1e9
-"""Memory of one stream of maps of the whole sample; more pictures than fit in are left to the classifier alone."""
 
 
 def stages_of(model: ResNet) -> list[nn.Sequential]:
@@ -105,7 +100,7 @@ def check_resnets(student: CNN, teacher: CNN) -> None:
         ),
         "strides": (_strides(student), _strides(teacher)),
     }
-    if _inherits_head(student, teacher):
+    if inherits_classifier(student, teacher):
         pools = student.global_pool.pool_type, teacher.global_pool.pool_type
         values["pooling"] = pools
     for name, (of_student, of_teacher) in values.items():
@@ -168,11 +163,6 @@ def _not_understood(model: CNN) -> str:
     return ""
 
 
-def _inherits_head(student: CNN, teacher: CNN) -> bool:
-    both_linear = isinstance(student.fc, nn.Linear) and isinstance(teacher.fc, nn.Linear)
-    return both_linear and student.num_classes == teacher.num_classes
-
-
 @torch.no_grad()
 def inherit_resnet(
     student: CNN,
@@ -206,28 +196,9 @@ def inherit_resnet(
                 before = chosen[number + 1]
                 shown.update(len(group))
 
-    # The classifier, on all pictures.
-    if not _inherits_head(student, teacher):
-        return
-    features, logits = [], []
-    for part in pictures.split(PART):
-        features.append(
-            student.forward_head(student.forward_features(student_input(part)), pre_logits=True)
-        )
-        logits.append(teacher(teacher_input(part)))
-    start = teacher.fc.weight[:, chosen[-1]]
-    fit_linear(student.fc, [(torch.cat(features), torch.cat(logits))], start)
-    if _is_copy(student, teacher) and student_input.size == teacher_input.size:
-        answers = [student(student_input(part)) for part in pictures.split(PART)]
-        check_copy(torch.cat(answers), torch.cat(logits))
-
-
-def _is_copy(student: CNN, teacher: CNN) -> bool:
-    shapes = [
-        {name: value.shape for name, value in model.state_dict().items()}
-        for model in (student, teacher)
-    ]
-    return shapes[0] == shapes[1]
+    if inherits_classifier(student, teacher):
+        start = teacher.fc.weight[:, chosen[-1]]
+        fit_classifier(student, teacher, pictures, student_input, teacher_input, start)
 
 
 class _Fit:
@@ -265,7 +236,7 @@ class _Fit:
         changes: dict[nn.Module, float] = dict.fromkeys(blocks, 0.0)
         for number, part in enumerate(inputs[:GUIDE]):
             stream = _stem(self.teacher, part)
-            stem_rows.append(at(stream, _positions(stream, number)))
+            stem_rows.append(at(stream, positions_in(stream, number)))
             for block in blocks:
                 after = block(stream.clone())
                 if after.shape == stream.shape:
@@ -273,7 +244,7 @@ class _Fit:
                         (after - stream).norm() / stream.norm().clamp(min=1e-12)
                     )
                 stream = after
-                rows[block].append(at(stream, _positions(stream, number)))
+                rows[block].append(at(stream, positions_in(stream, number)))
 
         chosen = [self._read(stem_rows, [stages[0][0]], stem_layers(self.student)[-1][0])]
         for number, (ours, theirs) in enumerate(zip(stages_of(self.student), stages, strict=True)):
@@ -417,19 +388,13 @@ class _Fit:
             start = torch.eye(followed.conv1.in_channels)[after][:, before, None, None]
         else:
             start = folded_with_norm(*teacher_layer)[after][:, before]
-        count = rows_needed(layer) // len(ours)
-
-        rows = []
-        for number, (stream, teacher_stream) in enumerate(zip(ours, theirs, strict=True)):
-            passed = teacher_stream
+        targets = []
+        for stream in theirs:
+            passed = stream
             if followed.downsample is not None:
-                passed = followed.downsample(teacher_stream)
-            with caught([layer]) as inputs:
-                block.downsample(stream)
-            positions = _positions(passed, number, count)
-            read = under_kernel(layer, inputs[layer], positions)
-            rows.append((read, at(passed, positions)[:, after]))
-        fit_layer(layer, norm, rows, start)
+                passed = followed.downsample(stream)
+            targets.append(passed[:, after])
+        fit_at_places(layer, norm, block.downsample, ours, targets, start)
 
 
 class _Layers:
@@ -470,21 +435,21 @@ class _Layers:
             teacher_layer, teacher_norm = self.theirs[index]
             channels = kept[index]
             is_last = index == len(self.ours) - 1
-            count = rows_needed(layer) // len(our_inputs)
-            rows = []
-            for number, (ours, theirs) in enumerate(zip(our_inputs, their_inputs, strict=True)):
-                if is_last and targets is not None:
-                    target = targets[number]
-                else:
-                    with caught([teacher_norm], output=True) as outputs:
-                        run_theirs(theirs)
-                    target = outputs[teacher_norm][:, channels]
-                with caught([layer]) as inputs:
-                    run_ours(ours)
-                positions = _positions(target, number, count)
-                rows.append((under_kernel(layer, inputs[layer], positions), at(target, positions)))
+            wanted: Iterable[Tensor] | None = targets
+            if not is_last or wanted is None:
+                wanted = self._outputs(run_theirs, teacher_norm, their_inputs, channels)
             start = folded_with_norm(teacher_layer, teacher_norm)[channels][:, kept_before[index]]
-            fit_layer(layer, norm, rows, start)
+            fit_at_places(layer, norm, run_ours, our_inputs, wanted, start)
+
+    @staticmethod
+    def _outputs(
+        run: Part, norm: nn.Module, inputs: Sequence[Tensor], channels: Tensor
+    ) -> Iterator[Tensor]:
+        """What one of the teacher's norms gives at some channels, part by part."""
+        for part in inputs:
+            with caught([norm], output=True) as outputs:
+                run(part)
+            yield outputs[norm][:, channels]
 
     def _between(self, run_theirs: Part, inputs: Sequence[Tensor], after: Tensor) -> list[Tensor]:
         """The channels of each layer's output that are kept, chosen from the last to the first by what reads them."""
@@ -494,7 +459,7 @@ class _Layers:
             with caught(readers) as tensors:
                 run_theirs(part)
             for layer in readers:
-                rows[layer].append(at(tensors[layer], _positions(tensors[layer], number)))
+                rows[layer].append(at(tensors[layer], positions_in(tensors[layer], number)))
         kept = [after]
         for index in range(len(self.ours) - 2, -1, -1):
             reader = self.theirs[index + 1]
@@ -507,8 +472,3 @@ class _Layers:
 def _stem(model: CNN, pictures: Tensor) -> Tensor:
     """The stream before the first stage."""
     return model.maxpool(model.act1(model.bn1(model.conv1(pictures))))
-
-
-def _positions(maps: Tensor, part: int, count: int = 4096) -> Positions:
-    """Places in a part's maps, the same whenever they are drawn."""
-    return drawn_positions(len(maps), maps.shape[2], maps.shape[3], count, seed=part)

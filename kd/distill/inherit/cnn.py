@@ -1,0 +1,113 @@
+"""What the starts of ConvNeXts and of ResNets have in common: their sample, fits at drawn places, the classifier."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from kd.distill.inherit.anatomy import CNN, Part
+from kd.distill.inherit.maps import (
+    Positions,
+    at,
+    caught,
+    drawn_positions,
+    fit_layer,
+    rows_needed,
+    under_kernel,
+)
+from kd.distill.inherit.pair import check_copy
+from kd.distill.inherit.ridge import fit_linear
+from kd.models.preprocess import Images, Preprocess
+
+PART = 32
+"""Pictures that run at once."""
+GUIDE = 4
+"""Parts of the sample that decide which channels, units and blocks are kept."""
+MOST_BYTES = 1e9
+"""Memory of one stream of maps of the whole sample; more pictures than fit in are left to the classifier alone."""
+
+
+def positions_in(maps: Tensor, part: int, count: int = 4096) -> Positions:
+    """Places in a part's maps ``(N, C, h, w)``, the same whenever they are drawn.
+
+    Args:
+        maps: of the part.
+        part: its number.
+        count: how many at most.
+    """
+    return drawn_positions(len(maps), maps.shape[2], maps.shape[3], count, seed=part)
+
+
+def fit_at_places(
+    layer: Part,
+    norm: Part | None,
+    run: Callable[[Tensor], Tensor],
+    inputs: Sequence[Tensor],
+    targets: Iterable[Tensor],
+    start: Tensor,
+) -> None:
+    """Fits a layer to targets at drawn places.
+
+    Args:
+        layer: a convolution, or a linear layer.
+        norm: the BatchNorm after it, whose statistics are measured; None without one.
+        run: runs the student's part that it belongs to.
+        inputs: what that part reads, part by part.
+        targets: what the layer and its norm should give, ``(N, C, h, w)`` of each part.
+        start: the weight's start, of as many numbers as the weight.
+    """
+    count = rows_needed(layer) // len(inputs)
+    rows = []
+    for number, (part, target) in enumerate(zip(inputs, targets, strict=True)):
+        with caught([layer]) as read:
+            run(part)
+        positions = positions_in(target, number, count)
+        rows.append((under_kernel(layer, read[layer], positions), at(target, positions)))
+    fit_layer(layer, norm, rows, start.reshape(layer.weight.shape))
+
+
+def inherits_classifier(student: CNN, teacher: CNN) -> bool:
+    """Whether both have a linear classifier of the same classes."""
+    both_linear = all(isinstance(model.get_classifier(), nn.Linear) for model in (student, teacher))
+    return both_linear and student.num_classes == teacher.num_classes
+
+
+def fit_classifier(
+    student: CNN,
+    teacher: CNN,
+    pictures: Images,
+    student_input: Preprocess,
+    teacher_input: Preprocess,
+    start: Tensor,
+) -> None:
+    """Fits the student's classifier to the teacher's answers to all pictures, the rest of it fitted already.
+
+    Args:
+        student: its layers are fitted.
+        teacher: in evaluation mode.
+        pictures: the sample, uint8 ``(N, 3, H, W)``.
+        student_input: how the student's pictures are resized and normalised.
+        teacher_input: how the teacher's are.
+        start: the weight's start, ``(classes, C)``.
+
+    Raises:
+        ValueError: the student is a copy of the teacher's size, and answers differently.
+    """
+    features, logits = [], []
+    for part in pictures.split(PART):
+        last = student.forward_features(student_input(part))
+        features.append(student.forward_head(last, pre_logits=True))
+        logits.append(teacher(teacher_input(part)))
+    fit_linear(student.get_classifier(), [(torch.cat(features), torch.cat(logits))], start)
+    if _same_shapes(student, teacher) and student_input.size == teacher_input.size:
+        answers = [student(student_input(part)) for part in pictures.split(PART)]
+        check_copy(torch.cat(answers), torch.cat(logits))
+
+
+def _same_shapes(student: CNN, teacher: CNN) -> bool:
+    """Whether the student is as large as the teacher; layer scales, which a model may lack, apart."""
+    shapes = []
+    for model in (student, teacher):
+        values = model.state_dict().items()
+        shapes.append({name: value.shape for name, value in values if "gamma" not in name})
+    return shapes[0] == shapes[1]
