@@ -110,9 +110,9 @@ def _together() -> bool:
 
 
 def _count_of_yes(strategy: Strategy, answer: bool) -> int:
+    if not _together():  # asked after each batch: alone, without a tensor
+        return int(answer)
     count = torch.tensor(int(answer))
-    if not _together():
-        return int(count)
     group = _host_group(strategy)
     if group is None:
         return int(total_of_tensors(strategy, count))

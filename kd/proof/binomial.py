@@ -23,16 +23,20 @@ def log_factorials(largest: int) -> np.ndarray:
 def pmf(k: np.ndarray, n: np.ndarray | int, p: np.ndarray | float) -> np.ndarray:
     """``P(X = k)`` of ``X ~ Bin(n, p)``; the arguments broadcast."""
     k, n, p = np.broadcast_arrays(k, n, p)
-    table = log_factorials(int(n.max(initial=0)))
     inside = (k >= 0) & (k <= n)
     k = np.where(inside, k, 0)
+
+    # log (n over k)
+    largest = int(n.max(initial=0))
+    table = log_factorials(largest)
     log_ways = table[n] - table[k] - table[n - k]
 
     # k log p + (n - k) log(1 - p), where 0 log 0 = 0
     with np.errstate(divide="ignore", invalid="ignore"):
         hits = np.where(k > 0, k * np.log(p), 0.0)
         misses = np.where(n - k > 0, (n - k) * np.log1p(-p), 0.0)
-    return np.where(inside, np.exp(log_ways + hits + misses), 0.0)
+    chance = np.exp(log_ways + hits + misses)
+    return np.where(inside, chance, 0.0)
 
 
 def at_least(k: np.ndarray | int, n: np.ndarray | int, p: np.ndarray | float) -> np.ndarray:
@@ -59,14 +63,23 @@ def at_least(k: np.ndarray | int, n: np.ndarray | int, p: np.ndarray | float) ->
 
 def _incomplete_beta(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
     """``I_x(a, b)`` of whole numbers >= 1 and 0 < x < 1, ``(M,)`` each."""
-    turned = x > (a + 1) / (a + b + 2)
-    first, second = np.where(turned, b, a), np.where(turned, a, b)
+    # The fraction converges fast for x below the mean; above it I_x(a, b) = 1 - I_{1-x}(b, a).
+    mean = (a + 1) / (a + b + 2)
+    turned = x > mean
+    first = np.where(turned, b, a)
+    second = np.where(turned, a, b)
     share = np.where(turned, 1 - x, x)
+
+    # log B(a, b) = log (a-1)! + log (b-1)! - log (a+b-1)!
     table = log_factorials(int((a + b).max()))
     log_beta = table[first - 1] + table[second - 1] - table[first + second - 1]
+
+    # I = x^a (1-x)^b / (a B(a, b)) * fraction
     log_front = first * np.log(share) + second * np.log1p(-share) - log_beta
-    value = np.exp(log_front) / first * _beta_fraction(first, second, share)
-    return np.clip(np.where(turned, 1 - value, value), 0.0, 1.0)
+    fraction = _beta_fraction(first, second, share)
+    value = np.exp(log_front) / first * fraction
+    value = np.where(turned, 1 - value, value)
+    return np.clip(value, 0.0, 1.0)
 
 
 def _beta_fraction(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:

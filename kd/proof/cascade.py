@@ -74,8 +74,9 @@ def curve(measured: Measured) -> list[dict[str, float]]:
 def gain_area(measured: Measured) -> float:
     """What the cascade gains over asking for as many pictures at random, mean over all shares; in accuracy, 0..1."""
     order = np.argsort(measured.scores, kind="stable")
-    gains = (measured.teacher_right.astype(float) - measured.student_right)[order]
-    reached = np.concatenate([[0.0], gains.cumsum()]) / len(gains)
+    gains = measured.teacher_right.astype(float) - measured.student_right
+    sums = gains[order].cumsum()
+    reached = np.concatenate([[0.0], sums]) / len(gains)
     at_random = np.linspace(0, reached[-1], len(reached))
     return float((reached - at_random).mean())
 
@@ -203,10 +204,15 @@ class Goal:
 # -- how sure --------------------------------------------------------------------------------------------------------
 def features_of(probabilities: np.ndarray) -> np.ndarray:
     """What the scores are made of: the largest five probabilities and the entropy, ``(N, C)`` -> ``(N, 6)``."""
-    top = -np.sort(-probabilities, axis=1)[:, :TOP]
-    top = np.pad(top, ((0, 0), (0, TOP - top.shape[1])))
+    falling = -np.sort(-probabilities, axis=1)
+    top = falling[:, :TOP]
+    missing = TOP - top.shape[1]  # with fewer classes
+    top = np.pad(top, ((0, 0), (0, missing)))
+
+    # the entropy over its maximum, log C
     clipped = np.clip(probabilities, 1e-12, 1)
-    entropy = -(clipped * np.log(clipped)).sum(1) / np.log(max(2, probabilities.shape[1]))
+    classes = max(2, probabilities.shape[1])
+    entropy = -(clipped * np.log(clipped)).sum(1) / np.log(classes)
     return np.column_stack([top, entropy])
 
 
@@ -243,13 +249,17 @@ def fit_head(features: np.ndarray, student: np.ndarray, teacher: np.ndarray) -> 
         student: whether it is right, bool ``(N,)``.
         teacher: likewise.
     """
-    x_ND, y_N = _inputs(features), (teacher & ~student).astype(float)
+    x_ND = _inputs(features)
+    teacher_alone = teacher & ~student
+    y_N = teacher_alone.astype(float)
     weights = np.zeros(x_ND.shape[1])
     ridge = np.eye(len(weights))
     for _ in range(30):
-        p_N = 1 / (1 + np.exp(-np.clip(x_ND @ weights, -30, 30)))
+        logits_N = np.clip(x_ND @ weights, -30, 30)
+        p_N = 1 / (1 + np.exp(-logits_N))
         gradient = x_ND.T @ (p_N - y_N) + weights
-        hessian = (x_ND * (p_N * (1 - p_N))[:, None]).T @ x_ND + ridge
+        variance_N = p_N * (1 - p_N)
+        hessian = (x_ND * variance_N[:, None]).T @ x_ND + ridge
         weights -= np.linalg.solve(hessian, gradient)
     return [float(weight) for weight in weights]
 

@@ -61,13 +61,20 @@ def tango_score(n: int, b: np.ndarray | int, c: np.ndarray | int, margin: float)
         c: the candidate alone is right, the same shape.
         margin: m, in -1..1.
     """
-    b, c = np.asarray(b, np.float64), np.asarray(c, np.float64)
+    b = np.asarray(b, np.float64)
+    c = np.asarray(c, np.float64)
+
+    # q, within what the margin allows
     B = -b - c + (2 * n - b + c) * margin
     C = -c * margin * (1 - margin)
-    root = np.sqrt(np.maximum(B**2 - 8 * n * C, 0))
-    q = np.maximum((root - B) / (4 * n), max(0.0, -margin))
+    discriminant = np.maximum(B**2 - 8 * n * C, 0)
+    q = (np.sqrt(discriminant) - B) / (4 * n)
+    least = max(0.0, -margin)
+    q = np.maximum(q, least)
+
     variance = n * (2 * q + margin * (1 - margin))
-    return (c - b + n * margin) / np.sqrt(np.maximum(variance, 1e-12))
+    deviation = np.sqrt(np.maximum(variance, 1e-12))
+    return (c - b + n * margin) / deviation
 
 
 def tango_interval(counts: PairedCounts, confidence: float) -> tuple[float, float]:
@@ -140,9 +147,12 @@ def _shares_to_search(counts: PairedCounts, margin: float) -> np.ndarray:
 
 def _likely_numbers(n: int, shares: np.ndarray) -> np.ndarray:
     """Numbers k of n that are not practically impossible (8 standard deviations and more) under all shares."""
+    means = n * shares
     spread = 8 * np.sqrt(n * shares * (1 - shares)) + 20
-    first = max(0, math.floor((n * shares - spread).min()))
-    last = min(n, math.ceil((n * shares + spread).max()))
+    lowest = (means - spread).min()
+    highest = (means + spread).max()
+    first = max(0, math.floor(lowest))
+    last = min(n, math.ceil(highest))
     return np.arange(first, last + 1)
 
 

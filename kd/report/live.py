@@ -29,9 +29,10 @@ class Live(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        super().__init__((HOSTS[0], port), Handler)
+        host = HOSTS[0]
+        super().__init__((host, port), Handler)
         self.folder = folder.resolve()
-        self.address = f"http://{HOSTS[0]}:{self.server_port}/"
+        self.address = f"http://{host}:{self.server_port}/"
         # By folder: the newest change of its files (ns), and the page's content.
         self._pages: dict[Path, tuple[int | None, dict[str, Any]]] = {}
 

@@ -126,9 +126,14 @@ def _paths(split: Split) -> list[str]:
 
 def _chose(run: Path) -> bool:
     """Whether validation chose the epoch whose weights a run holds."""
-    name = run.name if run.parent.name == "students" else ""
-    summary = mapping_of((run.parents[1] if name else run) / "summary.json")
-    student = (summary.get("students") or {}).get(name) if name else summary.get("student")
+    is_one_of_several = run.parent.name == "students"
+    folder = run.parents[1] if is_one_of_several else run
+    summary = mapping_of(folder / "summary.json")
+    if is_one_of_several:
+        students = summary.get("students") or {}
+        student = students.get(run.name)
+    else:
+        student = summary.get("student")
     return not student or bool(student.get("best_val"))
 
 

@@ -169,10 +169,14 @@ def groups_by_change(changes: Sequence[float], count: int) -> list[list[int]]:
         changes: of the teacher's blocks, in any unit.
         count: of the student's blocks.
     """
-    rest = sorted(range(1, len(changes)), key=lambda number: -changes[number])
-    first = sorted([0, *rest[: count - 1]])
-    ends = [*first[1:], len(changes)]
-    return [list(range(begin, end)) for begin, end in zip(first, ends, strict=True)]
+    following = range(1, len(changes))
+    by_change = sorted(following, key=lambda number: -changes[number])
+    begins = sorted([0, *by_change[: count - 1]])
+    ends = [*begins[1:], len(changes)]
+    groups = []
+    for begin, end in zip(begins, ends, strict=True):
+        groups.append(list(range(begin, end)))
+    return groups
 
 
 def covariance(rows: Tensor) -> Tensor:

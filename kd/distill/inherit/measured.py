@@ -190,11 +190,16 @@ class MeasuredTeacher:
 
         Where its blocks have just run on that grid, the stream after the last one is read.
         """
-        is_at_end = self._next == len(self.model.blocks) - 1 and self._after
-        if is_at_end and self._grid == grid_of(self.model, self.prepare.size):
-            head, norm = self.model.forward_head, self.model.norm
-            return torch.cat([head(norm(stream)) for stream in self._after])
-        return torch.cat([self.model(self.prepare(part)) for part in self.pictures.split(64)])
+        model = self.model
+        is_at_end = self._next == len(model.blocks) - 1 and self._after
+        logits = []
+        if is_at_end and self._grid == grid_of(model, self.prepare.size):
+            for stream in self._after:
+                logits.append(model.forward_head(model.norm(stream)))
+        else:
+            for part in self.pictures.split(PART):
+                logits.append(model(self.prepare(part)))
+        return torch.cat(logits)
 
     def use_grid_of(self, student: ViT, size: tuple[int, int]) -> None:
         """Cuts pictures into the student's patches from now on; measures the streams if the grid is another.

@@ -171,11 +171,17 @@ def logit_directions(features_ND: Tensor, reads_CD: Tensor, most: int) -> Tensor
     Returns:
         ``(D, R)`` with R <= ``most``, orthonormal.
     """
-    logits_NC = (features_ND - features_ND.mean(0)) @ reads_CD.T
+    centred_ND = features_ND - features_ND.mean(0)
+    logits_NC = centred_ND @ reads_CD.T
     _, sizes, right = torch.linalg.svd(logits_NC, full_matrices=False)
-    shares = sizes.square().cumsum(0) / sizes.square().sum()
-    count = min(int((shares < CLASSIFIED).sum()) + 1, most)
-    return torch.linalg.qr((right[:count] @ reads_CD).T).Q
+
+    # as many of them as give CLASSIFIED of the logits' variance
+    powers = sizes.square()
+    shares = powers.cumsum(0) / powers.sum()
+    enough = int((shares < CLASSIFIED).sum()) + 1
+    count = min(enough, most)
+    directions_RD = right[:count] @ reads_CD
+    return torch.linalg.qr(directions_RD.T).Q
 
 
 def moment_of(streams: list[Tensor], classes: int) -> Tensor:
