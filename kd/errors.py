@@ -115,7 +115,10 @@ def reason(error: BaseException) -> str:
 
 
 def _is_of_a_workers_pipe(error: BaseException) -> bool:
-    """Whether it is of the pipe to a loader worker: torch lets it through where the process is not seen dead yet."""
+    """Whether it came out of the pipe to a loader worker that has just died.
+
+    Of a worker that it sees is dead torch says so itself; where the process still counts as alive, this error arrives.
+    """
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     loads = any(file.endswith("torch/utils/data/dataloader.py") for file in files)
     return loads and any("/multiprocessing/" in file for file in files)

@@ -557,7 +557,8 @@ class DataSettings(Checked):
     """
 
     crop_ratio: Annotated[float, Range("> 0 and <= 1")] = 0.875
-    """Validation crops the centre out of a picture whose shorter side is ``img_size / crop_ratio``.
+    """Validation crops the centre out of a picture that is scaled to ``img_size / crop_ratio``: its
+    shorter side, or both of a view that is not square.
     """
 
     augment: Augment | None = None

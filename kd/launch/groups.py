@@ -184,8 +184,10 @@ def too_old(machine: str) -> str:
     """The GPU of an instance type (``ml.p3.2xlarge``) or of a name (``V100``) that no new torch supports; "" if none."""
     if machine.upper() in TOO_OLD_NAMES:
         return machine
+    if not has_gpus(machine):  # no instance type of AWS's: "p3" alone may be anybody's machine
+        return ""
     family = machine.removeprefix("ml.").partition(".")[0]
-    return TOO_OLD.get(family, "") if has_gpus(machine) else ""
+    return TOO_OLD.get(family, "")
 
 
 def gpus_of(instance_type: str) -> int | None:

@@ -17,7 +17,9 @@ _stores: list[torch.distributed.TCPStore] = []  # they live as long as the proce
 
 
 def meet_on_loopback(trainer: Trainer) -> None:
-    """Starts the store of a trainer whose processes this one will start; does nothing for any other trainer.
+    """Starts the store of a trainer whose processes this one will start, all on this machine.
+
+    With several machines these processes learn only whom to end with. For any other trainer it does nothing.
 
     Args:
         trainer: Lightning's, before its fit or validation.
@@ -35,7 +37,12 @@ def meet_on_loopback(trainer: Trainer) -> None:
     listening.listen()
     port = listening.getsockname()[1]
     store = torch.distributed.TCPStore(
-        "127.0.0.1", port, None, True, wait_for_workers=False, master_listen_fd=listening.detach()
+        "127.0.0.1",
+        port,
+        world_size=None,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
     )
     _stores.append(store)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

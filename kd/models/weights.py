@@ -79,9 +79,10 @@ def say(line: str) -> None:
 
 
 def read_weights(path: Path, key: str) -> tuple[Path, dict[str, Tensor], About]:
-    """The file, all of its tensors and the description of a weights file or folder; never executes code from the file.
+    """The file, its tensors and the description of a weights file or folder; never executes code from the file.
 
-    The tensors of nested mappings are under dotted names, see :func:`tensors_in`.
+    Of a checkpoint of kd these are the students' tensors alone; of others all, those of nested mappings under dotted
+    names, see :func:`tensors_in`.
 
     Args:
         path: the file or folder.

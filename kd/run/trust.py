@@ -79,7 +79,18 @@ def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -
 def vouched(
     contents: Mapping[Path, Any], overrides: Iterable[object], trusted: Iterable[str], all_: bool
 ) -> list[str]:
-    """What the user stands for: ``trust=``, and the names and paths in files of one's own and on the command line."""
+    """What the user stands for: ``trust=``, and the names and paths in files of one's own and on the command line.
+
+    Args:
+        contents: settings by file.
+        overrides: of the command line, ``{key: value}`` each.
+        trusted: names in ``trust=``.
+        all_: ``--trust`` was given: every file counts as one's own.
+
+    Returns:
+        Names, paths, and ``KEY=VALUE`` where a value counts for its key alone; :data:`ALL` first where all files (or
+        none) are one's own.
+    """
     own_files = {file: content for file, content in contents.items() if all_ or is_own(file)}
     names: list[str] = [ALL] if len(own_files) == len(contents) else []
     names += trusted

@@ -77,9 +77,11 @@ def frame(
     crop_ratio: float | None,
     max_pixels: int = MAX_PIXELS,
 ) -> Frame:
-    """The view of validation, prediction and server; of one scaled to 8 times its crop the middle alone counts.
+    """Where the view of validation, prediction and server lies in a picture.
 
-    The shorter side is scaled to ``floor(size / crop_ratio)`` pixels, as by timm's transform for validation.
+    Of a square view the shorter side is scaled to ``floor(size / crop_ratio)`` pixels, as by timm's transform for
+    validation. For any other view the picture is stretched: both sides become the view's over ``crop_ratio``. Of a side
+    that would be scaled to more than :data:`LONGEST` times the view's, the middle alone is read.
 
     Args:
         picture: its width and height in pixels.

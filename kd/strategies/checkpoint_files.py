@@ -52,6 +52,6 @@ class CheckpointFiles(TorchCheckpointIO):
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Reads one file. Never runs code from it: what is no tensor or plain value is refused."""
-        # then it must not push out the good one
+        # who loads previous.ckpt has a damaged last.ckpt: the next save must not keep that as previous.ckpt
         self._last_is_damaged = Path(path).name == PREVIOUS
         return read_checkpoint(path, map_location)

@@ -341,7 +341,7 @@ def resize_together(
 
 
 ROOM = 2**25
-"""Pixels that are resized together: 400 MB of memory."""
+"""Values (3 a pixel, padding too) that are resized together: 400 MB of memory."""
 
 
 def _padded(

@@ -157,7 +157,7 @@ class Pen:
             fill: colour.
             ry: radius along y; 0: a circle.
             turn: radians.
-            wobble: how far the outline leaves the ellipse at most, to the radius; 0: not at all.
+            wobble: greatest height of each of the outline's three waves, as a share of the radius; 0: none.
         """
         # The outline's radius: 1 plus three waves, of 2, 3 and 5 periods around the ellipse.
         waves = []

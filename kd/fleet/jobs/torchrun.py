@@ -84,7 +84,8 @@ class Torchrun(Target):
         """Starts the scripts in sessions of their own; they continue when this process ends.
 
         Returns:
-            The process ids, with commas between: of the training machines in order, then of the data machines.
+            The ids of the processes on this machine, with commas between, one for each machine (for another machine
+            its ssh): training machines in order, then data machines; each number is that of its ``log.N``.
         """
         hosts, data_hosts = _hosts(job)
         this_machine = ""

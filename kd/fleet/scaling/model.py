@@ -134,7 +134,7 @@ def fit_ring(times: Sequence[tuple[int, float, float]]) -> RingCost:
     which Cramer's rule solves.
 
     Args:
-        times: ``(processes, MB, ms)`` of each all-reduce; at least two different ones.
+        times: ``(processes, MB, ms)`` of each all-reduce; at least two that differ in ``processes / MB``.
     """
     sum_a = sum_b = sum_aa = sum_bb = sum_ab = 0.0
     for n, mb, ms in times:

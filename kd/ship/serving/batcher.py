@@ -80,7 +80,7 @@ class Batcher:
             self._task.cancel()
 
     def submit(self, picture: np.ndarray) -> asyncio.Future[np.ndarray]:
-        """The answer to come, of one picture.
+        """The answer to come, of one picture. Called in the event loop, which also sets it; the thread runs the model.
 
         Raises:
             Busy: the queue is full.

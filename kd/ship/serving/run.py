@@ -225,7 +225,10 @@ def serve(server: Server, listening: socket.socket) -> None:
 
 
 def connections(limits: Limits) -> tuple[int, int]:
-    """How many connections may be open (3/8 of the files of the process) and how many are accepted at a time."""
+    """How many connections may be open, and how many are accepted at a time.
+
+    Open: 3/8 of the files that the process may have, and at most 1024 or twice ``limits.queue``, whichever is more.
+    """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < 0:  # no limit
         files = 1 << 20
