@@ -23,6 +23,7 @@ from kd.callbacks.host_copies import HostCopies
 from kd.clock import part_of_the_start
 from kd.data.sources import fingerprint
 from kd.errors import UserError
+from kd.models import count_parameters
 from kd.module.evaluation import look
 from kd.processes import all_processes, total
 from kd.progress import bar
@@ -127,6 +128,9 @@ class Preflight(Callback):
         self.mode, self.lists = mode, lists
         self.teacher_val: dict[str, float] = {}
         self.members: dict[str, dict[str, float]] = {}
+        self.remedy = (
+            ""  # what mends the teacher, as the preflight has found; of several teachers each one's
+        )
         self._keep_as_it_comes = False  # with ``off``: from the validations, which run the teacher
         self.kept: KeptLogits | None = (
             None  # of all teachers together, for who compares the students with them
@@ -169,6 +173,9 @@ class Preflight(Callback):
         run.module.validation.known = findings.decided
         self.teacher_val = findings.val[""]
         self.members = {name: val for name, val in findings.val.items() if name}
+        self.remedy = "; ".join(
+            text.removeprefix("; ") for text in findings.remedies.values() if text
+        )
         note = "" if earlier is None else ", as measured before"
         for name in findings.val:
             self._judge(trainer, run, findings, name, note)
@@ -180,6 +187,15 @@ class Preflight(Callback):
         share = -(-batches.length // batches.world_size)
         pictures = min(share, batches.used * batches.batch_size)
         return KeptLogits(dtype=torch.float32 if exact else torch.float16, pictures=pictures)
+
+    def about_teacher(self, teacher: RunTeacher) -> dict[str, Any]:
+        """Architecture, parameters, validation metrics, and the remedy that was found, for the records of a run."""
+        about = {
+            "arch": teacher.arch,
+            "params": count_parameters(teacher.model),
+            "val": self.teacher_val,
+        }
+        return about | ({"remedy": self.remedy} if self.remedy else {})
 
     def keep_as_it_comes(self, run: RunContext) -> None:
         """Without a preflight: keeps what the teacher has answered to the validation batch that was just measured.

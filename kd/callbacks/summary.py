@@ -159,7 +159,7 @@ class Summary(Callback):
     def _teacher(self, teacher: RunTeacher | None) -> dict[str, Any] | None:
         if teacher is None:
             return None
-        whole = _model(teacher.arch, teacher.model, self.preflight.teacher_val)
+        whole = self.preflight.about_teacher(teacher)
         each = {
             name: _model(t.arch, t.model, self.preflight.members.get(name, {}))
             for name, t in teacher.members.items()

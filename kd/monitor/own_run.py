@@ -11,9 +11,12 @@ from pytorch_lightning import Callback, Trainer
 from torch import Tensor, nn
 
 from kd.callbacks.context import RunContext, output_of
+from kd.callbacks.preflight import Preflight
 from kd.data.batch import Batch, Target
+from kd.distill.student import Student
 from kd.fit_to_machine.memory import Memory, available_bytes
 from kd.fit_to_machine.precision import bfloat16_time
+from kd.models import count_parameters
 from kd.models.taps import TRIAL
 from kd.monitor.confusion import Confusion
 from kd.monitor.tier import TierRecord
@@ -40,7 +43,7 @@ class OwnRun(Watched):
         return [TierRecord(), Confusion()]
 
     def header(self, trainer: Trainer) -> dict[str, Any]:
-        """Batch, loaders, cache, validation set, and how many more pictures fit on a GPU."""
+        """Batch, loaders, cache, validation set, models, and how many more pictures fit on a GPU."""
         run = RunContext.of(trainer)
         data: Any = run.data
         features = cacheable_features(run)
@@ -54,7 +57,12 @@ class OwnRun(Watched):
             "cached": bool(caches),
             "pixels": any(cache.pixels for cache in caches.values()),
             "val": run.students.data_info.val,
+            "students": _sizes(run.students.named()),
         }
+        if run.module.teacher is not None:
+            for callback in cast(Any, trainer).callbacks:
+                if isinstance(callback, Preflight):
+                    facts["teacher"] = callback.about_teacher(run.module.teacher)
         device, memory = device_of(trainer), run.module.memory
         if device.type == "cpu":
             facts["bfloat16_time"] = round(bfloat16_time(), 3)
@@ -115,6 +123,14 @@ class OwnRun(Watched):
         if not total or not math.isfinite(total):
             return {}
         return {loss: round(value / total, 4) for loss, value in weighted.items()}
+
+
+def _sizes(students: Mapping[str, Student]) -> dict[str, dict[str, Any]]:
+    """Architecture and parameters of each student, by name."""
+    sizes = {}
+    for name, student in students.items():
+        sizes[name] = {"arch": student.arch, "params": count_parameters(student.model)}
+    return sizes
 
 
 def _first_teacher(logits: Mapping[str, object]) -> Tensor | None:

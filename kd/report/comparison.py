@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from kd.report.charts import Section, by_epoch, epoch_chart, heat, table
+from kd.report.charts import Section, by_epoch, epoch_chart, heat, line_chart, table
 from kd.report.facts import Facts
 from kd.report.metric import short
 from kd.report.ratio import ratio, times
@@ -13,6 +13,7 @@ from kd.report.sections import PERCENTILES, flat, notes
 from kd.report.step_facts import known_utilisation, mean
 
 CLASSES = 8  # that changed most
+PARTS_OF_A_CURVE = 60  # points of a run's curve of losses, about
 NO_DIFFERENCE = ("recipe", "runs_dir", "resume")  # settings that change nothing of a run
 Numbers = dict[str, float | None]
 """Numbers of a run by their row's name; None: not known."""
@@ -28,9 +29,10 @@ def comparison(explained: Sequence[Explained]) -> list[Section]:
     names = [label(facts) for facts in runs]
     differing = _settings(runs)
     sections: list[Section | None] = [
-        _table("What came of it", [_outcome(facts) for facts in runs], names),
-        _moved_classes(runs[0], runs[-1], names),
         _verdict(explained, names, differing),
+        _table("What came of it", [_outcome(facts) for facts in runs], names),
+        *_curves(runs, names),
+        _moved_classes(runs[0], runs[-1], names),
         _table(
             "Side by side" if len(runs) > 2 else "Before and after",
             [_numbers(facts) for facts in runs],
@@ -38,7 +40,6 @@ def comparison(explained: Sequence[Explained]) -> list[Section]:
         ),
         table("Settings that differ", ["key", *names], differing, empty="None.", long=True),
         _hardware(runs, names),
-        *_curves(runs, names),
         _phase_bars(runs, names),
         _operations(runs, names),
         *_heat_maps(runs, names),
@@ -289,13 +290,46 @@ def _largest_change(before: Facts, after: Facts) -> str:
 
 # -- charts ------------------------------------------------------------------------------------------------------------
 def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Section | None]:
-    """The training loss and each primary metric over the epochs, a line for each run."""
-    metrics = dict.fromkeys(["train/loss", *(f"val/{facts.run.primary}" for facts in runs)])
-    charts = []
-    for metric in metrics:
+    """The training loss, each primary metric and the agreement over the epochs: one axis, a line for each run."""
+    metrics = dict.fromkeys(f"val/{facts.run.primary}" for facts in runs)
+    charts = [_loss_chart(runs, names)]
+    for metric in [*metrics, "val/agreement"]:
         lines = {name: by_epoch(facts.run, metric) for name, facts in zip(names, runs, strict=True)}
         charts.append(epoch_chart(metric, lines))
     return charts
+
+
+def _loss_chart(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
+    """The mean of the logged training losses of each part of an epoch; the parts are as long in all runs."""
+    finite = [facts for facts in runs if math.isfinite(facts.batches_per_epoch)]
+    if not finite:
+        return None
+    longest = max(
+        facts.run.metrics[-1].get("epoch", 0.0) + 1 if facts.run.metrics else 1.0
+        for facts in finite
+    )
+    parts_an_epoch = max(1, round(ratio(PARTS_OF_A_CURVE, longest)))
+    means: dict[str, dict[int, float]] = {}
+    for facts, name in zip(runs, names, strict=True):
+        if facts in finite:
+            means[name] = _losses_by_part(facts, parts_an_epoch)
+    parts = sorted({part for by_part in means.values() for part in by_part})
+    lines = {}
+    for name, by_part in means.items():
+        lines[name] = [by_part.get(part, math.nan) for part in parts]
+    return line_chart("train/loss", [ratio(part, parts_an_epoch) for part in parts], "epoch", lines)
+
+
+def _losses_by_part(facts: Facts, parts_an_epoch: int) -> dict[int, float]:
+    """The mean training loss of each part of an epoch; parts are numbered from 1, from the run's start."""
+    epochs_a_step = ratio(facts.header.get("accumulate", 1), facts.batches_per_epoch)
+    losses: dict[int, list[float]] = {}
+    for row in facts.run.metrics:
+        if "train/loss" in row and "step" in row:
+            epochs_done = (row["step"] + 1) * epochs_a_step
+            part = max(1, math.ceil(round(epochs_done * parts_an_epoch, 6)))
+            losses.setdefault(part, []).append(row["train/loss"])
+    return {part: mean(values) for part, values in losses.items()}
 
 
 def _phase_bars(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:

@@ -1,38 +1,36 @@
-"""How faithful the student is to its teacher: numbers, classes, confusions, calibration, pictures of its mistakes."""
+"""How faithful the student is to its teacher: numbers, classes, calibration, pictures of its mistakes."""
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from kd.report.charts import Section, table
+from kd.report.classes import MODELS, classes_of_counts, classes_of_fidelity
 from kd.report.metric import short
-from kd.report.ratio import ratio
 from kd.report.records import RunRecords
 from kd.storage.elsewhere import json_of, text_of
 
-BARS = 30  # classes in the chart of bars: those that lost most
-MATRIX = 20  # classes in the heat map: those of the largest confusions
-PAIRS = 3  # largest confusions that are named
 BINS = 15
 TITLES = {
     "lost": "What the teacher knew and the student lost",
     "both_wrong": "Where both are wrong",
     "alone": "What the student gets wrong",
 }
-MODELS = ("teacher", "student")
 COUNTED = {"classification": "pictures", "multilabel": "labels", "segmentation": "pixels"}
-NAMES = {"iou": "intersection over union", "f1": "F1"}
 OUTCOMES = {"both_right": "both right", "only_teacher": "only the teacher right",
             "only_student": "only the student right", "both_wrong": "both wrong"}  # fmt: skip
 
 
 def faithful(run: RunRecords) -> list[Section]:
-    """The sections, by student where there are several; none without ``fidelity.json``."""
+    """The sections, by student where there are several; without ``fidelity.json`` what its validations have counted."""
     sections = []
     for student in run.students:
         folder = run.folder / "students" / student if student else run.folder
         file = folder / "fidelity.json"
         if not file.is_file():
+            counted = classes_of_counts(run, student)
+            if counted:
+                sections.append(counted)
             continue
         of = f" of {student}" if student else ""
         try:
@@ -49,7 +47,7 @@ def _sections_of(content: dict[str, Any], of: str) -> list[Section]:
         for target in content["targets"]:
             sections += _target(content, target, of)
         return sections
-    for make in (_numbers, _bars, _matrix, _calibration):
+    for make in (_numbers, classes_of_fidelity, _calibration):
         section = make(content, of)
         if section:
             sections.append(section)
@@ -97,73 +95,6 @@ def _target(content: dict[str, Any], target: dict[str, Any], of: str) -> list[Se
         "series": series,
     }
     return [numbers, lines]
-
-
-def _bars(content: dict[str, Any], of: str) -> Section | None:
-    """Teacher beside student; the classes that lost most come first."""
-    rows, score = content["per_class"], content["score"]
-    if not rows:
-        return None
-    rows = sorted(rows, key=_gain_and_score)
-    models = [model for model in MODELS if model in rows[0]]
-    bars: list[list[Any]] = []
-    for row in rows[:BARS]:
-        bars.append([row["name"], *(row[model] for model in models), row["count"]])
-    order = "those that lost most first" if "teacher" in models else "the worst first"
-    note = f"{len(rows)} classes occur in the validation pictures"
-    if len(rows) > BARS:
-        note += f"; {len(rows) - BARS} more classes lost less"
-    title = f"Each class's {NAMES.get(score, score)}{of}, {order}"
-    return {"kind": "bars", "title": title, "models": models, "rows": bars, "note": f"{note}."}
-
-
-def _gain_and_score(row: dict[str, Any]) -> tuple[float, float]:
-    """What a class has gained over the teacher, then its score."""
-    return row["student"] - row.get("teacher", 0.0), row["student"]
-
-
-def _matrix(content: dict[str, Any], of: str) -> Section | None:
-    """The student's confusions among the classes of the largest; a row's colours are shares of it."""
-    pairs = content["confusions"]
-    if not pairs:
-        return None
-    counts: dict[str, int] = {}
-    scores: dict[str, float | None] = {}
-    for row in content["per_class"]:
-        counts[row["name"]] = row["count"]
-        scores[row["name"]] = row.get("recall", row["student"])
-    confused: dict[str, None] = {}  # names of classes, those of the largest confusions first
-    for pair in pairs:
-        confused |= {pair["is"]: None, pair["called"]: None}
-    chosen = list(confused)[:MATRIX]
-    names = [name for name in counts if name in chosen]
-    names += sorted(set(chosen) - set(names))  # no picture is of these classes
-
-    times = {(pair["is"], pair["called"]): pair["student"] for pair in pairs}
-    cells = []
-    for true in names:
-        row_of_true = []
-        for called in names:
-            if true == called:
-                row_of_true.append(scores.get(true))
-            elif (true, called) in times:
-                row_of_true.append(ratio(times[true, called], counts[true]))
-            else:
-                row_of_true.append(0.0)
-        cells.append(row_of_true)
-
-    largest = []
-    for pair in pairs[:PAIRS]:
-        text = f"{pair['is']} called {pair['called']} {pair['student']} times"
-        if "teacher" in content["ece"]:
-            text += f" (teacher {pair['teacher']})"
-        largest.append(text)
-    note = (
-        "Rows: what it is; columns: what it is called; share of the row. "
-        f"Most often: {'; '.join(largest)}."
-    )
-    title = f"What the student{of} takes for what"
-    return {"kind": "matrix", "title": title, "names": names, "cells": cells, "note": note}
 
 
 def _calibration(content: dict[str, Any], of: str) -> Section:

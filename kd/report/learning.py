@@ -1,30 +1,21 @@
-"""What a run's page opens with: what the student has learnt, how large and fast it is, what it gets wrong."""
-
-from typing import Any
+"""What a run's page opens with: what the student has learnt, how large and how fast it is."""
 
 from kd.report.charts import Section, by_epoch, epoch_chart, metric_lines, table
 from kd.report.facts import Facts
-from kd.report.metric import PROBE, format_metric, is_share, less_is_better
+from kd.report.metric import PROBE, format_metric, is_share, less_is_better, part_in_words
 from kd.report.ratio import ratio
 from kd.report.records import RunRecords
 
-HARDEST = 10  # classes, and mistakes, that are shown
 SETTINGS = 6  # of kd-latency that are shown
 
 
 def learning(facts: Facts) -> list[Section | None]:
-    """The page's first sections: metrics, sizes, hardest classes and mistakes, for each student."""
+    """The page's first sections: metrics of each student, and sizes."""
     run = facts.run
-    sections = []
+    sections: list[Section | None] = []
     for student in run.students:
         sections += feature_lines(run, student)
-    sections += [*metric_lines(run), _sizes(run)]
-    for make in (_hardest, _mistakes):
-        for student in run.students:
-            newest = run.confusion_of(student)
-            if newest is not None:
-                sections.append(make(run, student, newest))
-    return sections
+    return [*sections, *metric_lines(run), _sizes(run)]
 
 
 def feature_lines(run: RunRecords, student: str) -> list[Section | None]:
@@ -54,7 +45,7 @@ def feature_lines(run: RunRecords, student: str) -> list[Section | None]:
 
 def _teachers(run: RunRecords) -> dict[str, dict[str, float]]:
     """The validation metrics of each teacher."""
-    teacher = run.summary.get("teacher") or {}
+    teacher = run.teacher
     members = teacher.get("members") or {}
     if not members:
         return {"teacher": teacher.get("val") or {}}
@@ -75,7 +66,7 @@ def headline(facts: Facts) -> Section | None:
     name = best(scores, key=lambda student: scores[student])
     who, score = f"The student {name}" if name else "The student", scores[name]
     shown = format_metric(metric, score)
-    teacher = run.summary.get("teacher") or {}
+    teacher = run.teacher
     teacher_score = (teacher.get("val") or {}).get(metric)
     if not teacher_score:
         return {"kind": "headline", "text": f"{who} reaches {metric} {shown}"}
@@ -91,14 +82,15 @@ def headline(facts: Facts) -> Section | None:
         text = f"{who} has {metric} {shown}, its teacher {shown_of_teacher}"
     small, large = run.model_of(name).get("params"), teacher.get("params")
     if small and large:
-        times = f"{ratio(small, large):.2g} of" if small < large else f"{ratio(small, large):.1f}x"
-        text += f" with {times} its parameters"
+        times = ratio(small, large)
+        shown = f"{part_in_words(times)} of" if small < large else f"{times:.1f} times"
+        text += f" with {shown} its parameters"
     return {"kind": "headline", "text": text}
 
 
 def _sizes(run: RunRecords) -> Section | None:
     """Parameters of teacher and students, and what ``kd-latency`` has measured of them."""
-    models = {"teacher": run.summary.get("teacher") or {}}
+    models = {"teacher": run.teacher}
     for student in run.students:
         models[student or "student"] = run.model_of(student)
     known = {name: model for name, model in models.items() if model.get("params")}
@@ -122,27 +114,3 @@ def _sizes(run: RunRecords) -> Section | None:
 
 def _of(student: str) -> str:
     return f" of {student}" if student else ""
-
-
-def _hardest(run: RunRecords, student: str, newest: dict[str, Any]) -> Section:
-    """The classes with the smallest share of right answers, of a count of mistakes."""
-    classes = []
-    for right, name, count in zip(newest["right"], run.classes, newest["counts"], strict=False):
-        if right is not None:
-            classes.append((right, name, count))
-    classes.sort()
-    rows = [[name, f"{100 * right:.1f}", count] for right, name, count in classes[:HARDEST]]
-    title = f"Hardest classes{_of(student)} (epoch {newest['epoch'] + 1})"
-    return table(title, ["class", "right (%)", "pictures"], rows)
-
-
-def _mistakes(run: RunRecords, student: str, newest: dict[str, Any]) -> Section:
-    """The most frequent mistakes of a count."""
-    rows = []
-    for true_id, called_id, count in newest["pairs"][:HARDEST]:
-        percent = 100 * ratio(count, newest["counts"][true_id])
-        pair = f"{run.classes[true_id]} \u2192 {run.classes[called_id]}"
-        rows.append([pair, count, f"{percent:.1f}"])
-    title = f"Mistakes{_of(student)} (epoch {newest['epoch'] + 1})"
-    columns = ["class \u2192 taken for", "times", "% of the class"]
-    return table(title, columns, rows, empty="None: every validation picture is right.")

@@ -8,10 +8,10 @@ from urllib.parse import unquote
 
 from kd.report.charts import table
 from kd.report.html import finite, page
-from kd.report.metric import format_metric
+from kd.report.metric import duration, format_metric
 from kd.report.records import is_run, read_run
 from kd.report.rules import Explained
-from kd.report.sections import report, status
+from kd.report.sections import epoch_in_words, report, status, verdict_of
 
 EVERY_S = 2.0  # between two requests of a page
 MOST = 50  # runs that the list shows, the newest
@@ -64,11 +64,21 @@ class Live(ThreadingHTTPServer):
         for folder in folders[:MOST]:
             explained = Explained(read_run(folder))
             run = explained.run
-            best = explained.facts.best_val(run.students[0])
-            name = folder.relative_to(self.folder).as_posix()
-            shown = format_metric(run.primary, best)
-            rows.append([name, status(run), shown, explained.verdict["text"]])
-        columns = ["run", "status", "best", "verdict"]
+            facts = explained.facts
+            metric = run.primary
+            best = format_metric(metric, facts.best_val(run.students[0]))
+            taught = format_metric(metric, (run.teacher.get("val") or {}).get(metric))
+            row = [
+                folder.relative_to(self.folder).as_posix(),
+                status(run),
+                epoch_in_words(facts),
+                duration(facts.left_s),
+                f"{metric} {best}" if best else "",
+                taught,
+                verdict_of(explained)["text"],
+            ]
+            rows.append(row)
+        columns = ["run", "status", "epoch", "time left", "student", "teacher", "verdict"]
         runs = table("Runs", columns, rows, links=True, long=True, empty="None yet.")
         return {"title": str(self.folder), "sections": [runs], "every": 5 * EVERY_S}
 

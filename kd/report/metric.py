@@ -54,6 +54,32 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
 
 
+PARTS = {"half": 1 / 2, "a third": 1 / 3, "two thirds": 2 / 3, "a quarter": 1 / 4, "three quarters": 3 / 4,
+         "a fifth": 1 / 5, "a sixth": 1 / 6, "a seventh": 1 / 7, "an eighth": 1 / 8, "a ninth": 1 / 9, "a tenth": 1 / 10,
+         "a twelfth": 1 / 12, "a twentieth": 1 / 20}  # fmt: skip
+
+
+def part_in_words(part: float) -> str:
+    """A part of a whole as people say it, within 4 % of it; else in per cent. "of" follows.
+
+    >>> part_in_words(0.196), part_in_words(0.073)
+    ('a fifth', '7.3%')
+    """
+    nearest = min(PARTS, key=lambda words: abs(PARTS[words] - part))
+    if abs(PARTS[nearest] - part) <= 0.04 * part:
+        return nearest
+    return f"{part:.1%}"
+
+
+def counted(count: int, one: str, several: str = "") -> str:
+    """A number of things in words.
+
+    >>> counted(1, "epoch"), counted(2, "epoch"), counted(2, "process", "processes")
+    ('1 epoch', '2 epochs', '2 processes')
+    """
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
 def short(value: float | None) -> str:
     """Four digits of a number; empty where it is not known."""
     if value is None or not math.isfinite(value):

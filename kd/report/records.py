@@ -68,7 +68,8 @@ NEEDED_OF: dict[str, dict[str, Kind]] = {  # what the header of a file must hold
     "confusion": {"classes": list},
 }
 MAY_HAVE: dict[str, Kind] = {  # a record of any kind
-    "schema": int, "share": NUMBER, "n": int, "t": NUMBER, "counts": (dict, list),
+    "schema": int, "share": NUMBER, "n": int, "t": NUMBER, "counts": (dict, list), "teacher": dict,
+    "students": dict,
 }  # fmt: skip
 _SPREAD = (
     2_654_435_761  # Knuth's multiplicative hash: spreads consecutive numbers evenly over 32 bits
@@ -220,10 +221,27 @@ class RunRecords:
         return list(self.config.get("students") or [""])
 
     def model_of(self, student: str) -> dict[str, Any]:
-        """A student's part of ``summary.json``; {} where it has none."""
-        if not student:
-            return self.summary.get("student") or {}
-        return (self.summary.get("students") or {}).get(student) or {}
+        """A student's part of ``summary.json``; before that is written its architecture and size; {} without both."""
+        if student:
+            model = (self.summary.get("students") or {}).get(student)
+        else:
+            model = self.summary.get("student")
+        return model or self._from_header("students").get(student) or {}
+
+    @property
+    def teacher(self) -> dict[str, Any]:
+        """The teacher's part of ``summary.json``; before that is written what was found of it before the first step.
+
+        ``arch``, ``params``, ``val`` (its metrics), ``remedy`` (the key that the preflight has found); {} without one.
+        """
+        return self.summary.get("teacher") or self._from_header("teacher")
+
+    def _from_header(self, name: str) -> dict[str, Any]:
+        """A mapping in the newest header of the steps' files; {} without it."""
+        for header in self.headers.values():
+            if header.get(name):
+                return header[name]
+        return {}
 
     def health_of(self, student: str) -> list[dict[str, Any]]:
         """A student's health records; those without a name are the first's."""

@@ -89,7 +89,11 @@ RULES: dict[str, Rule] = {
 }
 """All rules by name; the arguments with defaults are their thresholds."""
 
-NOT_THRESHOLDS = ("processes", "others")  # arguments with defaults that are read from the records
+NOT_THRESHOLDS = (
+    "processes",
+    "others",
+    "remedy",
+)  # arguments with defaults that are read from the records
 NEED_NO_STEPS = (
     "MaxInitializationTime",
     "StalledTraining",
@@ -288,13 +292,16 @@ def _apply_training_rules(facts: Facts, book: Rulebook) -> None:
     if not balanced:
         book.apply_to("ClassImbalance", run.counts.get("train", []))
 
-    teacher_scores = (run.summary.get("teacher") or {}).get("val") or {}
+    teacher_scores = run.teacher.get("val") or {}
     val_counts = run.counts.get("val", [])
     val_pictures: int = sum(val_counts)
     if "acc1" in teacher_scores and val_pictures:
         chance = share(max(val_counts), val_pictures)
         book.apply(
-            "TeacherNearChance", lambda rule: rule(teacher_scores["acc1"], chance, val_pictures)
+            "TeacherNearChance",
+            lambda rule: rule(
+                teacher_scores["acc1"], chance, val_pictures, remedy=run.teacher.get("remedy") or ""
+            ),
         )
 
     loss_by_step = _loss_by_step(run.metrics)
@@ -488,11 +495,21 @@ def _largest_phase(facts: Facts) -> Limit:
 
 def sentence(limit: Limit) -> str:
     """``data-bound: EVIDENCE; LEVER would give 1.5x``, or ``LEVER at most 1.5x`` where the lever says so."""
-    evidence = f"{NAMES[limit.bound]}: {limit.text}"
+    advice = remedy(limit)
+    return f"{evidence_of(limit)}; {advice}" if advice else evidence_of(limit)
+
+
+def evidence_of(limit: Limit) -> str:
+    """``data-bound: EVIDENCE``."""
+    return f"{NAMES[limit.bound]}: {limit.text}"
+
+
+def remedy(limit: Limit) -> str:
+    """``LEVER would give 1.5x``, or ``LEVER at most 1.5x`` where the lever says so; "" where no gain is predicted."""
     if not limit.gain:
-        return evidence
+        return ""
     promise = "" if "at most" in limit.lever else "would give "
-    return f"{evidence}; {limit.lever} {promise}{limit.gain:.1f}x"
+    return f"{limit.lever} {promise}{limit.gain:.1f}x"
 
 
 class Explained:

@@ -12,10 +12,10 @@ from kd.report.facts import Facts
 from kd.report.faithful import faithful
 from kd.report.input_costs import costs_by_kind, input_costs, tier_table
 from kd.report.learning import headline, learning
-from kd.report.metric import duration, format_metric
+from kd.report.metric import counted, duration, format_metric
 from kd.report.ratio import ratio, share
 from kd.report.records import PHASES, RunRecords, percentile
-from kd.report.rules import Explained, attempt, sentence
+from kd.report.rules import Explained, attempt, evidence_of, remedy, sentence
 from kd.report.sized import card_of
 from kd.report.step_facts import gpus_of, mean
 
@@ -33,10 +33,7 @@ def report(explained: Explained) -> list[Section]:
     """
     run, facts = explained.run, explained.facts
     done = status(run) == "done"
-    speed: dict[str, Parts] = {
-        "verdict": lambda: [_verdict(explained)],
-        "rules": lambda: [_rules(explained)],
-    }
+    speed: dict[str, Parts] = {"rules": lambda: [_rules(explained)]}
     results: dict[str, Parts] = {
         "learning": lambda: learning(facts),
         "certificates": lambda: certified(run),
@@ -44,11 +41,12 @@ def report(explained: Explained) -> list[Section]:
     }
     first: dict[str, Parts] = {
         "headline": lambda: [headline(facts)],
+        "verdict": lambda: [verdict_of(explained)],
         "cards": lambda: [_cards(facts)],
         "cost by group": lambda: [_cost_by_group(facts)],
         "cost by price": lambda: [costs_by_kind(facts)],
     }
-    # Of a run that trains, or failed, the speed comes first of all.
+    # Of a run that trains, or failed, what is unusual comes before the results.
     rest: dict[str, Parts] = {
         **(results if done else speed),
         **(speed if done else results),
@@ -88,15 +86,24 @@ def _settings(run: RunRecords) -> Section | None:
     return table("Settings", ["key", "value"], flat(run.config), folded=True)
 
 
-def _verdict(explained: Explained) -> Section:
+def verdict_of(explained: Explained) -> Section:
+    """What limits the run in one line; what to change, and the other limits, are folded below it."""
     verdict, summary = explained.verdict, explained.run.summary
-    text = verdict["text"]
+    text, details = verdict["text"], []
+    if "others" in verdict:
+        first, *others = explained.limits
+        text = evidence_of(first)
+        details = [f"what to change: {remedy(first)}"] if remedy(first) else []
+        details += [sentence(limit) for limit in others]
     if summary.get("error") and summary.get("status") == "failed":
         text = f"failed: {_error_line(explained.run)}; until then {text}"
-    others = []
-    if "others" in verdict:
-        others = [sentence(limit) for limit in explained.limits[1:]]
-    return {"kind": "verdict", "bound": verdict["bound"], "text": text, "others": others}
+    return {
+        "kind": "verdict",
+        "bound": verdict["bound"],
+        "text": text,
+        "others": details,
+        "folded": status(explained.run) == "done",
+    }
 
 
 def _error_line(run: RunRecords) -> str:
@@ -115,7 +122,6 @@ def _cards(facts: Facts) -> Section:
     cards = []
     if state[1] != "done":
         cards.append(state)
-    if state[1] == "running":
         cards += _progress(facts)
     cards += _result_cards(facts)
     if state[1] == "done":
@@ -127,7 +133,7 @@ def _cards(facts: Facts) -> Section:
 def _result_cards(facts: Facts) -> list[Card]:
     """The best values of students and teacher, and what each student keeps of its teacher."""
     run, metric = facts.run, facts.run.primary
-    teacher = run.summary.get("teacher") or {}
+    teacher = run.teacher
     teacher_value = (teacher.get("val") or {}).get(metric)
     cards = []
     for name in run.students:
@@ -158,7 +164,7 @@ def _speed_cards(facts: Facts) -> list[Card]:
     cards = [
         ("images/s", speed, spread),
         ("start-up", startup, _longest_part(facts)),
-        ("time per epoch", duration(facts.epoch_s), f"{epochs_seen} epochs seen"),
+        ("time per epoch", duration(facts.epoch_s), f"{counted(epochs_seen, 'epoch')} seen"),
     ]
     chosen_size = card_of(facts.run.folder, facts.run.config)
     if chosen_size:
@@ -168,7 +174,6 @@ def _speed_cards(facts: Facts) -> list[Card]:
         *cards,
         ("cost per epoch", _cost(facts, facts.epoch_s), f"at {facts.price} an hour"),
         ("cost per 1000 steps", _cost(facts, thousand_steps_s), "of the mean step"),
-        ("time left", duration(facts.left_s), "at the pace so far"),
     ]
 
 
@@ -197,17 +202,28 @@ def _about(metric: str, model: dict[str, Any]) -> str:
 
 
 def _progress(facts: Facts) -> list[Card]:
-    """Step and epoch of a run that trains, and its newest training loss."""
+    """Epoch and step of a run that trains or has not come to its end, the time left, and its newest training loss."""
     if not facts.steps:
         return []
-    step, epoch = facts.steps[-1]["step"] + 1, facts.steps[-1]["epoch"] + 1
+    step = facts.steps[-1]["step"] + 1
     steps_in_all = facts.epochs * facts.batches_per_epoch
-    position = f"epoch {epoch}"
-    if math.isfinite(steps_in_all):
-        position = f"of {steps_in_all:.0f}, epoch {epoch} of {facts.epochs:g}"
+    of_all = f"of {steps_in_all:.0f}" if math.isfinite(steps_in_all) else ""
     losses = [row["train/loss"] for row in facts.run.metrics if "train/loss" in row]
     newest = f"{losses[-1]:.4g}" if losses else ""
-    return [("step", f"{step:,}", position), ("train/loss", newest, "newest")]
+    return [
+        ("epoch", epoch_in_words(facts), ""),
+        ("step", f"{step:,}", of_all),
+        ("time left", duration(facts.left_s), "at the pace so far"),
+        ("train/loss", newest, "newest"),
+    ]
+
+
+def epoch_in_words(facts: Facts) -> str:
+    """The epoch that the newest step is of, and how many there are to be: ``3 of 10``; empty without steps."""
+    if not facts.steps:
+        return ""
+    epoch = f"{facts.steps[-1]['epoch'] + 1}"
+    return f"{epoch} of {facts.epochs:g}" if math.isfinite(facts.epochs) else epoch
 
 
 def _cost(facts: Facts, seconds: float | None) -> str:

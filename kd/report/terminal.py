@@ -9,8 +9,11 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from kd.report.metric import duration, format_metric, in_tables, lost_classes
+from kd.report.metric import counted, duration, format_metric, in_tables, lost_classes
 from kd.storage.shown import on_terminal
+
+WIDTH_OF_A_FILE = 120
+"""Columns of a table that is not printed to a terminal."""
 
 
 def print_features(results: list[dict[str, Any]]) -> None:
@@ -150,7 +153,7 @@ def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
     left: Sequence[str],
-    width: int = 120,
+    width: int = WIDTH_OF_A_FILE,
 ) -> None:
     """Prints a table whose columns ``left`` hold text; ``width`` is that of a file."""
     table = Table(title=title and on_terminal(title))
@@ -282,18 +285,19 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         [name, m["arch"], f"{m['params'] / 1e6:.2f} M", *_figures(val, shown)]
         for name, m, val in rows
     ]
-    title = f"{summary['recipe']}: {summary['epochs']} epochs in {duration(summary['wall_s'])}"
-    terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() else WITH_MODEL
+    epochs = counted(summary["epochs"], "epoch")
+    title = f"{summary['recipe']}: {epochs} in {duration(summary['wall_s'])}"
+    terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_OF_A_FILE
     if terminal < WITH_MODEL:
         columns, cells = without_column("model", columns, cells)
     if fits(columns, cells, terminal):
         print_table(title, columns, cells, left=("", "model"))
     else:
-        print(on_terminal("\n".join([title, *named_values(columns, cells)])))
+        for line in [title, *named_values(columns, cells)]:
+            print(on_terminal(line))
     speed = f"{summary['images_per_s']:,.0f} images/s, " if summary["images_per_s"] else ""
-    print(
-        f"{speed}{summary['device']}, {summary['precision']}, {summary['world_size']} process(es)"
-    )
+    processes = counted(summary["world_size"], "process", "processes")
+    print(f"{speed}{summary['device']}, {summary['precision']}, {processes}")
     for finding in summary.get("findings", []):
         print(f"{finding['rule']}: {finding['text']}; {finding['lever']}")
     if "verdict" in summary:

@@ -87,7 +87,9 @@ def class_imbalance(counts: Sequence[int], factor: float = 10) -> Finding | None
     return Finding("ClassImbalance", text, lever)
 
 
-def teacher_near_chance(acc1: float, chance: float, val: int, sigma: float = 3) -> Finding | None:
+def teacher_near_chance(
+    acc1: float, chance: float, val: int, sigma: float = 3, remedy: str = ""
+) -> Finding | None:
     """The teacher is within ``sigma`` standard errors of always naming the most frequent class, and is ever wrong.
 
     The standard error of a share ``p`` of ``n`` pictures is ``sqrt(p (1 - p) / n)``.
@@ -97,12 +99,14 @@ def teacher_near_chance(acc1: float, chance: float, val: int, sigma: float = 3) 
         chance: the share of the most frequent class.
         val: validation pictures.
         sigma: standard errors.
+        remedy: the key that the preflight has found; empty where it found none.
     """
     standard_error = math.sqrt(ratio(chance * (1 - chance), max(1, val)))
     if acc1 == 1 or acc1 > chance + sigma * standard_error:
         return None
     text = f"the teacher is right on {acc1:.1%} of the validation pictures, guessing gives {chance:.1%}"
-    return Finding("TeacherNearChance", text, "its class order, its input size, its weights")
+    lever = remedy or "its class order, its input size, its weights"
+    return Finding("TeacherNearChance", text, lever)
 
 
 def student_ignores_teacher(

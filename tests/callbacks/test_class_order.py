@@ -37,6 +37,17 @@ def test_another_order_of_classes_is_found_named_and_written(
     assert f"%: model.teacher.classes={file}" in said
     assert json.loads(file.read_text()) == ["dates", "cake", "apple", "bread"]
     assert run_folders(shuffled) == before
+
+    # Who trains all the same finds the same key on the page.
+    assert train_main([f"recipe={shuffled}", "preflight=warn", "trainer.max_epochs=1"]) == 0
+    (warned,) = set(run_folders(shuffled)) - set(before)
+    (finding,) = (
+        finding
+        for finding in json.loads((warned / "summary.json").read_text())["findings"]
+        if finding["rule"] == "TeacherNearChance"
+    )
+    assert f"model.teacher.classes={file}" in finding["lever"]
+    before = run_folders(shuffled)
     items = [
         f"model.teacher.classes={file}",
         "model.student.inherit=true",

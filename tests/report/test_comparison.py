@@ -27,14 +27,20 @@ def test_it_opens_with_what_came_of_the_runs(tmp_path: Path) -> None:
         confusion = folder / "records" / "confusion.jsonl"
         confusion.write_text(confusion.read_text().replace("[1.0, 0.6]", right))
     assert report_main([str(before), str(after)]) == 0
-    outcome, moved, verdict, numbers = sections_of(after / "comparison.html")[:4]
+    sections = sections_of(after / "comparison.html")
+    titles = [section.get("title", section["kind"]) for section in sections]
+    assert titles[:7] == ["verdict", "What came of it", "train/loss", "val/acc1", "val/agreement",
+                          "Classes that changed most (% right)", "Before and after"]  # fmt: skip
+    verdict, outcome, loss, _, _, moved, _ = sections[:7]
+    assert set(loss["series"]) == {"demo/a", "demo/b"}  # one axis, in epochs of both
+    assert 3.7 < loss["x"][-1] <= 4.0  # the last loss that was logged
+    assert len(loss["x"]) == 16  # all that were logged, not one an epoch
     rows = {row[0]: row[1:] for row in outcome["rows"]}
     assert rows["student val agreement"] == ["0.5", "0.75", "+25.0 points"]
     assert rows["student parameters (M)"] == ["22", "22", "1.00x"]
     assert rows["student ms, torch, batch 1, 1 thread"] == ["9.5", "9.5", "1.00x"]
     assert moved["rows"] == [["bread", "60.0", "80.0", "+20.0"]]
     assert verdict["kind"] == "verdict"
-    assert numbers["title"] == "Before and after"
 
 
 def test_kts_two_runs_are_28x_and_per_gpu_hour_1_75x(tmp_path: Path) -> None:

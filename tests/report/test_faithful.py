@@ -49,8 +49,10 @@ def test_the_heat_map_names_the_largest_pairs(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text("{}")
     (tmp_path / "fidelity.json").write_text(json.dumps(content))
-    (matrix,) = [s for s in faithful(read_run(tmp_path)) if s["kind"] == "matrix"]
-    assert len(matrix["names"]) == 20 and "c0 called c1 40 times" in matrix["note"]
+    (classes,) = [s for s in faithful(read_run(tmp_path)) if s["kind"] == "bars"]
+    matrix = classes["matrix"]
+    assert len(matrix["names"]) == 20 and "c0 called c1 40 times" in classes["note"]
+    assert classes["mistakes"][0] == "400% taken for c1"
     row, column = matrix["names"].index("c0"), matrix["names"].index("c1")
     assert matrix["cells"][row][column] == pytest.approx(4.0) and matrix["cells"][row][row] == 0.5
 

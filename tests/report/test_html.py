@@ -95,26 +95,40 @@ def test_the_page_opens_with_what_was_learnt(tmp_path: Path) -> None:
     page = (folder / "report.html").read_text()
     sections = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S).group(1))["sections"]  # type: ignore[union-attr]
     titles = [s.get("title", s["kind"]) for s in sections]
-    assert titles[:7] == ["headline", "cards", "Training losses", "Validation", "Size and latency",
-                          "Hardest classes (epoch 2)", "Mistakes (epoch 2)"]  # fmt: skip
-    assert titles.index("verdict") == 7
+    of_classes = "Each class's accuracy in epoch 2, the worst first"
+    assert titles[:7] == ["headline", "verdict", "cards", "Training losses", "Validation", "Size and latency",
+                          of_classes]  # fmt: skip
     best = 0.5 + 3 / 400  # of four epochs
     kept = f"{best / 0.9:.1%}"
     assert sections[0]["text"] == (
-        f"The student keeps {kept} of its teacher's acc1 ({best:.1%} of 90.0%) with 0.073 of its parameters"
+        f"The student keeps {kept} of its teacher's acc1 ({best:.1%} of 90.0%) with 7.3% of its parameters"
     )
-    assert ["student keeps", kept, "of its teacher"] in sections[1]["cards"]
+    assert ["student keeps", kept, "of its teacher"] in sections[2]["cards"]
     tables = {s["title"]: s for s in sections if s["kind"] == "table"}
     assert tables["Size and latency"]["columns"] == ["", "teacher", "student"]
     assert tables["Size and latency"]["rows"] == [
         ["model", "vit_large_patch16_224", "vit_small_patch16_224"], ["parameters (M)", "300", "22"],
         ["ms, torch, batch 1, 1 thread", 80.0, 9.5],
     ]  # fmt: skip
-    assert tables["Hardest classes (epoch 2)"]["rows"] == [
-        ["bread", "60.0", 5],
-        ["bibimbap", "100.0", 5],
-    ]
-    assert tables["Mistakes (epoch 2)"]["rows"] == [["bread \u2192 bibimbap", 2, "40.0"]]
+    (classes,) = (s for s in sections if s["kind"] == "bars")  # what is wrong is shown once
+    assert classes["rows"] == [["bread", 0.6, 5], ["bibimbap", 1.0, 5]]
+    assert classes["mistakes"] == ["40% taken for bibimbap", ""]
+    assert classes["matrix"]["names"] == ["bibimbap", "bread"]
+    assert classes["matrix"]["cells"] == [[1.0, 0.0], [0.4, 0.6]]
+
+
+def test_the_verdict_is_one_line_below_the_headline_and_folds_its_remedies(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    assert report_main([str(folder)]) == 0
+    (verdict,) = section(folder, "verdict")
+    assert verdict["folded"]
+    assert re.fullmatch(
+        r"teacher-bound: the teacher takes \d+ of the step's \d+ ms \(\d+%\)", verdict["text"]
+    )
+    assert verdict["others"][0].startswith("what to change: ")
+    (folder / "summary.json").unlink()  # it has ended early: nothing is folded
+    assert report_main([str(folder)]) == 0
+    assert not section(folder, "verdict")[0]["folded"]
 
 
 def test_a_better_student_and_a_rate_of_its_own(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def still_trains(folder: Path) -> Path:
     steps = folder / "records" / "phases.rank0.jsonl"
     lines = [json.loads(line) for line in steps.read_text().splitlines()]
     lines = [line | {"t": time.time()} if line["kind"] == "step" else line for line in lines]
+    lines[0]["teacher"] = {"arch": "vit_large_patch16_224", "params": 1, "val": {"acc1": 0.8}}
     steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -66,14 +67,32 @@ def cards(address: str) -> dict[str, str]:
 
 def test_runs_are_listed_and_each_is_followed(live: Live) -> None:
     (table,) = json.loads(get(f"{live.address}?json"))["sections"]
-    assert [row[:2] for row in table["rows"]] == [["demo/000", "running"]]
+    assert table["columns"][:6] == ["run", "status", "epoch", "time left", "student", "teacher"]
+    (row,) = table["rows"]
+    assert row[:3] == ["demo/000", "running", "2 of 2"]
+    assert row[3].endswith((" s", " min"))
+    assert row[4].startswith("acc1 ") and row[5] == "80.0%"
     run = f"{live.address}demo/000"
     before = cards(run)
     assert before["status"] == "running"
     assert before["step"] == "120"
-    assert {"train/loss", "student", "images/s", "time left"} <= set(before)
+    assert {"train/loss", "student", "images/s"} <= set(before)
+    assert list(before)[:5] == ["status", "epoch", "step", "time left", "train/loss"]
+    assert before["teacher"] == "80.0%"
     one_more_step(live.folder / "demo" / "000", 120)
     assert cards(run)["step"] == "121"
+
+
+def test_a_failed_run_is_listed_with_its_error(live: Live) -> None:
+    failed = live.folder / "demo" / "001"
+    write_run(failed, steps=120)
+    summary = json.loads((failed / "summary.json").read_text())
+    summary |= {"status": "failed", "error": "RuntimeError: planted\nmore"}
+    (failed / "summary.json").write_text(json.dumps(summary))
+    (table,) = json.loads(get(f"{live.address}?json"))["sections"]
+    (row,) = (row for row in table["rows"] if row[0] == "demo/001")
+    assert row[1] == "failed"
+    assert row[-1].startswith("failed: RuntimeError: planted; until then ")
 
 
 def test_nothing_else_is_served(live: Live) -> None:

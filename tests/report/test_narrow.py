@@ -57,4 +57,10 @@ def test_the_closing_table(
     shown = capsys.readouterr().out
     assert ("vit_tiny_patch16_224" in shown) == model
     assert ("val acc1: 86.0%" in shown) != table
+    assert "\\n" not in shown  # a line is a line
+    lines = shown.splitlines()
+    assert table or lines[lines.index("student, best epoch (4)") :][:2] == [
+        "student, best epoch (4)",
+        "  parameters: 5.00 M",
+    ]
     assert "86.0%" in shown and fits(["", "a"], [["student", "1"]], 16)

@@ -239,7 +239,7 @@ def test_ratios() -> None:
 
 
 GUARDED = ("limits", "facts", "step_facts", "rules", "machine_rules", "training_rules", "sections", "charts",
-           "comparison", "learning", "faithful")  # fmt: skip
+           "comparison", "learning", "faithful", "classes")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GUARDED)
