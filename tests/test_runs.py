@@ -1,14 +1,17 @@
 """Runs by name, and the table of them."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from kd.cli import main, train_main
 from kd.commands.runs import _age
+from kd.storage.cache_parts import PARTS
 from tests._helpers import ROOT
 
 
@@ -72,7 +75,130 @@ def test_a_run_that_trains_is_not_safe_to_delete(
             trains.communicate("\n")
 
 
-@pytest.mark.parametrize("items", [["/nowhere"], ["a", "b"], ["seed=1"]])
+@pytest.fixture
+def old_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with an entry of each part, and files that kd has not made; last used 30 days ago."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("KD_CACHE", str(cache))
+    names = ["answers/vit_tiny-0123456789abcdef/logits-01234567/rank.bin", "answers/pixels/0123456789abcdef/a.bin",
+             "answers/0123456789abcdef-10.bin", "teachers/photos_teacher-0123456789abcdef/student.safetensors",
+             "shards/pack-0123456789abcdef/part", "pictures/0123456789abcdef/01/ab", "fetched/0123456789abcdef/t.pth",
+             "scans/a.json", "webdataset/a.json", "foodtag-mini-v1-2x2/train/a.png", "runs/s3/bucket/000/last.ckpt",
+             "own_runs/00ff", "pictures/holiday/me.jpg", "shards/mine.tar", "thesis.tex"]  # fmt: skip
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("mine")
+    for name in names:
+        (cache / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache / name).write_bytes(b"x" * 1000)
+    (cache / "fetched" / "fedcba9876543210").symlink_to(outside)
+    (cache / "shards" / "pack-0123456789abcdef" / "link").symlink_to(outside)
+    a_month_ago = time.time() - 30 * 86_400
+    for name in names:
+        os.utime(cache / name, (a_month_ago, a_month_ago))
+    return cache
+
+
+GOES = {
+    "answers/vit_tiny-0123456789abcdef", "answers/pixels/0123456789abcdef", "shards/pack-0123456789abcdef",
+    "pictures/0123456789abcdef", "fetched/0123456789abcdef", "scans", "webdataset", "foodtag-mini-v1-2x2",
+}  # fmt: skip
+
+
+def paths_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+def test_clean_lists_one_line_each_and_deletes_what_it_listed_and_nothing_else(
+    recipe: Path, tmp_path: Path, old_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = recipe.parent / "runs"
+    assert train_main([f"recipe={recipe}", "config=debug"]) == 0
+    for file in (old_cache / "scans").iterdir():  # this training has checked its pictures
+        os.utime(file, (1e9, 1e9))
+    failed = runs / "tiny" / "failed"
+    failed.mkdir()
+    (failed / "config.yaml").write_bytes((runs / "tiny" / "000" / "config.yaml").read_bytes())
+    not_of_kd = runs / "tiny" / "notes"
+    not_of_kd.mkdir()
+    (not_of_kd / "config.yaml").write_text("recipe: soup\n")
+    before, before_runs = paths_in(old_cache.parent), paths_in(runs)
+    capsys.readouterr()
+
+    # nothing was asked for but to look: younger runs stay, and nothing is deleted
+    assert main("runs", ["clean", str(runs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = {line.split("  ")[0] for line in lines[:-1]}
+    assert listed == {str(old_cache / name) for name in GOES}
+    assert f"nothing is deleted yet: kd-runs clean {runs} --yes deletes them" in lines[-1]
+    assert paths_in(old_cache.parent) == before and paths_in(runs) == before_runs
+
+    assert main("runs", ["clean", str(runs), "older=0", "--yes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"deleted: {failed}  " in "\n".join(lines)
+    gone = before - paths_in(old_cache.parent)
+    assert {name for name in GOES if not (old_cache / name).exists()} == GOES
+    below = tuple(f"cache/{name}" for name in GOES)
+    assert all(
+        name.startswith(below) or name.endswith("/tiny/failed") or "/tiny/failed/" in name
+        for name in gone
+    ), gone
+    assert before_runs - paths_in(runs) == {"tiny/failed", "tiny/failed/config.yaml"}
+    assert (tmp_path / "outside" / "precious").read_text() == "mine"
+    for stays in ("thesis.tex", "pictures/holiday/me.jpg", "shards/mine.tar", "teachers",
+                  "fetched/fedcba9876543210", "own_runs/00ff",
+                  "runs/s3/bucket/000/last.ckpt", "answers/0123456789abcdef-10.bin"):  # fmt: skip
+        assert (old_cache / stays).exists(), stays
+    assert main("runs", ["clean", str(runs), "older=0"]) == 0
+    assert "nothing may go" in capsys.readouterr().out
+
+
+def test_the_cache_is_listed_with_its_size_and_stays_while_a_run_trains(
+    tmp_path: Path, old_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "runs" / "tiny" / "000"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("recipe: tiny\n")
+    assert main("runs", [str(tmp_path / "runs")]) == 0
+    out = capsys.readouterr().out
+    assert f"cache: {old_cache}, 0.0 MB" in out
+    rows = [line.split("│")[1:6] for line in out.splitlines() if "│" in line]
+    parts = {row[0].strip(): row[4].strip() for row in rows if len(row) == 5}
+    assert parts["answers"] == "yes" and parts["teachers"] == parts["runs"] == "no"
+    code = (
+        f"import pathlib, kd.storage.checkpoints as l; held = l.lock_run(pathlib.Path({str(run)!r}));"
+        "print(1, flush=True); input()"
+    )
+    trains = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              text=True, cwd=ROOT)  # fmt: skip
+    assert trains.stdout is not None
+    trains.stdout.readline()
+    assert main("runs", ["clean", str(tmp_path / "runs"), "older=0", "--yes"]) == 0
+    trains.communicate("\n")
+    assert "the cache stays as it is while tiny/000 trains" in capsys.readouterr().out
+    assert all((old_cache / name).exists() for name in GOES)
+
+
+def test_the_page_names_every_part_of_the_cache() -> None:
+    page = (ROOT / "recipes" / "CACHE.md").read_text()
+    for name in PARTS:
+        assert {"journals": "`answers/*.bin`", "foodtag": "`foodtag-mini-*`"}.get(
+            name, f"`{name}/`"
+        ) in page
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["/nowhere"],
+        ["a", "b"],
+        ["seed=1"],
+        ["clean", "/nowhere"],
+        ["clean", "older=x"],
+        ["clean", "a", "b"],
+        ["--yes"],
+    ],
+)
 def test_wrong_use(items: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main("runs", items) == 2
     assert capsys.readouterr().err.startswith("kd-runs: ")

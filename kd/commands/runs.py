@@ -1,7 +1,8 @@
-"""``kd-runs``: which runs there are. Needs neither torch nor lightning."""
+"""``kd-runs``: which runs there are, what the cache holds, and what of both may go. Needs neither torch nor lightning."""
 
 import json
 import os
+import shlex
 import stat
 import time
 from contextlib import suppress
@@ -9,19 +10,32 @@ from pathlib import Path
 from typing import Any
 
 from kd.errors import UserError
+from kd.machine import cache_dir
 from kd.report.metric import format_metric
 from kd.report.records import is_run
+from kd.run.own_keys import positive, take
 from kd.run.request import Request
+from kd.storage.cache_parts import PARTS, entries_of
 from kd.storage.checkpoints import holder_of
-from kd.storage.elsewhere import mapping_in, mapping_of, number_in, text_in
+from kd.storage.elsewhere import mapping_in, mapping_of, number_in, text_in, text_of, yaml_of
+from kd.storage.shown import on_terminal
+from kd.storage.writing import remove
 
 HELP = """\
-kd-runs: the runs in a folder, the newest first.
+kd-runs: the runs in a folder, the newest first, and the cache; what may be deleted.
 
-  kd-runs [RUNS_DIR] [--json]      default: runs
+  kd-runs [RUNS_DIR] [--json]                    default: runs; --json: the runs alone
+  kd-runs clean [RUNS_DIR] [older=DAYS]          what would be deleted, one line each; deletes nothing
+  kd-runs clean [RUNS_DIR] [older=DAYS] --yes    deletes it
 
-A run is safe to delete (column `delete`) if it has no student, no checkpoint, and is not training.
+A run is safe to delete (column `delete`) if it has no student, no checkpoint, and is not training. Of the cache go
+copies and what is made again when needed, not trained teachers; nothing of it goes while a run in RUNS_DIR trains.
+Both stay if they were used in the last 7 days (older=DAYS). Nothing else is deleted (recipes/CACHE.md).
 """
+DAYS = 7
+"""Days without use after which ``clean`` deletes."""
+OF_EVERY_RUN = {"recipe", "runs_dir", "data", "model", "trainer"}
+"""Keys of each run's settings."""
 NUMBERS = ("teacher", "student", "images/s", "age", "MB")
 MAIN = ("acc1", "miou", "map", "f1", "knn1", "feature_loss")
 COLUMNS = (
@@ -39,7 +53,7 @@ COLUMNS = (
 
 
 def run(request: Request) -> int | None:
-    """Prints the runs below a folder, the latest first, as a table or JSON.
+    """Prints the runs below a folder, the latest first, and the cache; or deletes what may go of them.
 
     Returns:
         The exit status, None to show the help.
@@ -49,21 +63,131 @@ def run(request: Request) -> int | None:
     """
     if "help" in request.flags:
         return None
+    if request.rest[:1] == ["clean"]:
+        return _clean(request)
     if len(request.rest) > 1 or request.overrides or request.recipe:
         raise UserError("takes one folder of runs, and --json (kd-runs RUNS_DIR --json)")
+    if "yes" in request.flags:
+        raise UserError("--yes goes with clean (kd-runs clean --yes)")
     folder = Path(request.rest[0] if request.rest else "runs")
-    if not folder.is_dir():
+    if request.rest and not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
-    paths = sorted([*folder.glob("*"), *folder.glob("*/*")])
-    rows = [_described(path) for path in paths if not path.is_symlink() and is_run(path)]
-    rows.sort(key=lambda row: -row["changed"])
+    rows = _runs_below(folder)
     if "json" in request.flags:
         print(json.dumps(rows, indent=2))
-    elif rows:
+        return 0
+    if rows:
         _print(rows)
     else:
         print(f"no runs in {folder}")
+    _print_cache(cache_dir())
     return 0
+
+
+def _runs_below(folder: Path) -> list[dict[str, Any]]:
+    """The runs of a folder, or of each folder in it, the latest first."""
+    paths = sorted([*folder.glob("*"), *folder.glob("*/*")])
+    rows = [_described(path) for path in paths if not path.is_symlink() and is_run(path)]
+    return sorted(rows, key=lambda row: -row["changed"])
+
+
+def _print_cache(cache: Path) -> None:
+    """The parts of the cache: entries, size, what they are, whether they may go; nothing without a cache."""
+    from kd.report.terminal import print_table
+
+    entries = entries_of(cache)
+    if not entries:
+        return
+    rows = []
+    for name, part in PARTS.items():
+        of_part = [entry for entry in entries if entry.part == name]
+        if of_part:
+            megabytes = sum(entry.size for entry in of_part) / 1e6
+            goes = "yes" if part.may_go else "no"
+            row = [name, str(len(of_part)), f"{megabytes:,.1f}", part.content, goes, part.loss]
+            rows.append(row)
+    size = sum(entry.size for entry in entries) / 1e6
+    print(f"cache: {cache}, {size:,.1f} MB (KD_CACHE; kd-runs clean lists what may go)")
+    columns = ["part", "entries", "MB", "content", "may go", "what its loss costs"]
+    print_table(
+        None, columns, rows, left=("part", "content", "may go", "what its loss costs"), width=160
+    )
+
+
+def _clean(request: Request) -> int:
+    """Lists what may go, one line each, and deletes it with ``--yes``.
+
+    Returns:
+        1 where something could not be deleted.
+    """
+    _, *folders = request.rest
+    older = take(request, "older").get("older", str(DAYS))
+    days = positive("older", older, below=1e5, or_zero=True)
+    if len(folders) > 1 or request.overrides or request.recipe or "json" in request.flags:
+        raise UserError("clean takes one folder of runs, older=DAYS and --yes")
+    runs = Path(folders[0] if folders else "runs")
+    if folders and not runs.is_dir():
+        raise UserError(f"there is no folder {runs}")
+    deletes = "yes" in request.flags
+    status, size = 0, 0
+    goes = _may_go(runs, cache_dir(), time.time() - days * 86_400)
+    for path, bytes_of_path, why in goes:
+        line = f"{path}  {bytes_of_path / 1e6:,.1f} MB  {why}"
+        if deletes:
+            try:
+                remove(path)
+                line = f"deleted: {line}"
+            except OSError as error:
+                line, status = f"{path}: can't be deleted: {error.strerror}", 1
+                bytes_of_path = 0
+        size += bytes_of_path
+        print(on_terminal(line))
+    if not goes:
+        print(f"nothing may go that was not used in the last {days:g} days (older=DAYS)")
+    elif deletes:
+        print(f"{size / 1e6:,.1f} MB deleted")
+    else:
+        again = " ".join(["kd-runs", *map(shlex.quote, request.rest)])
+        chosen = "" if days == DAYS else f" older={days:g}"
+        print(
+            f"{size / 1e6:,.1f} MB in all; nothing is deleted yet: {again}{chosen} --yes deletes them"
+        )
+    return status
+
+
+def _may_go(runs: Path, cache: Path, before: float) -> list[tuple[Path, int, str]]:
+    """What may be deleted: its path, its bytes, and why it may go.
+
+    Args:
+        runs: the folder of runs.
+        cache: the cache folder.
+        before: Unix time; what was used later stays.
+    """
+    goes = []
+    rows = _runs_below(runs)
+    for row in rows:
+        folder = Path(row["folder"])
+        if row["safe_to_delete"] and row["changed"] < before and _is_of_kd(folder):
+            why = f"{row['status']}: no student, no checkpoint"
+            goes.append((folder, row["bytes"], why))
+    training = [row["run"] for row in rows if row["status"] == "training"]
+    if training:
+        print(f"the cache stays as it is while {training[0]} trains")
+        return goes
+    for entry in entries_of(cache):
+        part = PARTS[entry.part]
+        if part.may_go and entry.used < before:
+            goes.append((entry.path, entry.size, f"{part.content}: {part.loss}"))
+    return goes
+
+
+def _is_of_kd(folder: Path) -> bool:
+    """Whether ``config.yaml`` has the settings of every run of kd: other programs' folders may have such a file too."""
+    try:
+        config = yaml_of(text_of(folder / "config.yaml"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.keys() >= OF_EVERY_RUN
 
 
 def _described(folder: Path) -> dict[str, Any]:

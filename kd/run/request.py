@@ -31,6 +31,7 @@ GROUPS = ("data", "data.augment", "data.probe", "model", "model.student", "model
 FLAGS = (
     "-h", "--alarms", "--alerts", "--dashboard", "--delete", "--describe", "--dry-run", "--help", "--json", "--keys",
     "--list", "--live", "--open", "--print_config", "--set", "--traces", "--trust", "--tune", "--version", "--what-if",
+    "--yes",
 )  # fmt: skip
 ABOUT = ("-h", "--help", "--keys", "--list")  # these may be followed by what to say more of
 KEY = re.compile(r"^(?:--)?([A-Za-z_][\w.-]*\+?)=(.*)$", re.S)

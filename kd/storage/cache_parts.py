@@ -1,0 +1,140 @@
+"""What kd's cache folder holds, part by part: how large it is, when it was used, and what may be deleted.
+
+Only entries whose names are like those that kd gives are entries: ``KD_CACHE`` may be a folder with other files in it.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+DIGEST = r"[0-9a-f]{8,64}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A kind of content below the cache folder."""
+
+    pattern: str
+    """A regular expression for the paths of its entries, relative to the cache."""
+    content: str
+    """What its entries are."""
+    loss: str
+    """What it costs to delete one."""
+    may_go: bool = True
+    """Whether ``kd-runs clean`` deletes it."""
+
+
+PARTS = {
+    "answers": Part(
+        rf"answers/(?!pixels$)[\w.-]+-{DIGEST}|answers/pixels/{DIGEST}",
+        "outputs of a teacher, or views",
+        "computed again when needed",
+    ),
+    "journals": Part(
+        rf"answers/{DIGEST}-\d+\.bin(\.lock)?",
+        "answers of a server",
+        "the server is asked again, which may cost money",
+        may_go=False,
+    ),
+    "teachers": Part(
+        rf"teachers/[\w.-]+-{DIGEST}(\.\w+)?",
+        "a teacher that a recipe has trained",
+        "trained again, which takes long",
+        may_go=False,
+    ),
+    "shards": Part(
+        rf"shards/.+-{DIGEST}", "copies from an object store", "downloaded again when needed"
+    ),
+    "pictures": Part(
+        rf"pictures/{DIGEST}", "copies from an object store", "downloaded again when needed"
+    ),
+    "fetched": Part(
+        rf"fetched/{DIGEST}", "copies from an object store", "downloaded again when needed"
+    ),
+    "scans": Part("scans", "which pictures are damaged", "pictures are checked once more"),
+    "webdataset": Part("webdataset", "where samples lie in a shard", "shards are read once more"),
+    "foodtag": Part(
+        r"foodtag-mini-v\d+-\d+x\d+(-portions)?", "drawn pictures", "drawn again in half a minute"
+    ),
+    "runs": Part(
+        "runs",
+        "local copies of runs whose runs_dir is a URL",
+        "what was not uploaded yet is only here",
+        may_go=False,
+    ),
+    "own_runs": Part(
+        "own_runs",
+        "notes on what this machine has trained",
+        "files of your own runs need trust=",
+        may_go=False,
+    ),
+}
+"""The parts by name; recipes/CACHE.md lists them."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or folder of the cache that is deleted as a whole."""
+
+    path: Path
+    """Its place."""
+    part: str
+    """A key of :data:`PARTS`."""
+    size: int
+    """Bytes of its files."""
+    used: float
+    """Unix time when one of its files was last written or, where the file system notes it, read."""
+
+
+def entries_of(cache: Path) -> list[Entry]:
+    """The entries of a cache folder; links and what kd has not named are left out.
+
+    Args:
+        cache: :func:`kd.machine.cache_dir`; it need not exist.
+    """
+    entries = []
+    for path in sorted(_candidates(cache)):
+        relative = path.relative_to(cache).as_posix()
+        for name, part in PARTS.items():
+            if re.fullmatch(part.pattern, relative):
+                entries.append(Entry(path, name, *size_and_time(path)))
+    return entries
+
+
+def _candidates(cache: Path) -> Iterator[Path]:
+    """All paths down to three levels that are no links, nor below one."""
+    for folder, names, files in os.walk(cache):
+        depth = len(Path(folder).relative_to(cache).parts)
+        names[:] = [name for name in names if not Path(folder, name).is_symlink()]
+        for name in [*names, *files]:
+            path = Path(folder, name)
+            if not path.is_symlink():
+                yield path
+        if depth == 2:
+            names.clear()
+
+
+def size_and_time(path: Path) -> tuple[int, float]:
+    """Bytes of the regular files at or below a path, and the newest time that one was written or read.
+
+    Args:
+        path: a file or folder; one that goes meanwhile has 0 bytes.
+    """
+    size, newest = 0, 0.0
+    paths = [path]
+    if path.is_dir():
+        paths += path.rglob("*")
+    for file in paths:
+        with suppress(FileNotFoundError):
+            status = file.lstat()
+            if stat.S_ISREG(status.st_mode):
+                size += status.st_size
+                newest = max(newest, status.st_mtime, status.st_atime)
+    if not newest:
+        with suppress(FileNotFoundError):
+            newest = path.lstat().st_mtime
+    return size, newest
