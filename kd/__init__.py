@@ -6,9 +6,8 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_IMPORTED = (
-    time.time()
-)  # the process itself may be older: a shell, or an installation, that became this program
+# The process itself may be older: a shell, or an installation, that became this program.
+_IMPORTED = time.time()
 
 # Public name -> the module that defines it. Imported on first use, so that `import kd` costs nothing.
 _PUBLIC = {
@@ -38,6 +37,13 @@ _PACKAGES = ("losses", "tasks")
 
 
 def __getattr__(name: str) -> Any:
+    """Imports a public name, or one of the packages ``losses`` and ``tasks``, when it is first used.
+
+    Python calls it for a name that the module does not hold yet.
+
+    Raises:
+        AttributeError: kd does not offer the name; ``hasattr`` and ``from kd import`` rely on this kind of error.
+    """
     if name in _PACKAGES:
         return import_module(f"kd.{name}")
     if name not in _PUBLIC:

@@ -91,15 +91,18 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measures a run's student, and its teacher, as ``kd-eval`` does; see :func:`train` for an example.
 
+    The process is as before afterwards (:func:`kd.run.as_function.as_function`).
+
     Args:
-        run: its folder, or the URL of it.
+        run: what :func:`train` returned, a run's folder, or the folder's URL.
         settings: values by key: ``split``, ``folder``, ``robust``, ``data.*``, ``model.teacher.*``.
 
     Returns:
         ``{"pictures": n, "student": {"params", "acc1", ...}, "teacher": ...}``; metrics in 0..1.
 
     Raises:
-        UserError: no finished run, or a key that an evaluation does not take.
+        UserError: no finished run, a key that an evaluation does not take, or another thread runs one of these
+            functions.
     """
     quiet_libraries()
     folder = run.folder if isinstance(run, RunResult) else run

@@ -51,7 +51,11 @@ NO_SHARED_MEMORY = (
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those that it was raised from or while handling."""
+    """The error, then what it was raised from (``__cause__``), or else while handling (``__context__``), and so on.
+
+    The outermost comes first. A context that ``raise ... from None`` hides is among them too: what a library hides
+    from its users may be what a message of kd is about.
+    """
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -65,22 +65,27 @@ Limit: TypeAlias = Range | Like
 
 def limits(kind: object) -> list[Limit]:
     """The limits in a type, also in the parts of a union."""
-    found = [part for part in getattr(kind, "__metadata__", ()) if isinstance(part, Limit)]
-    return found + [limit for part in get_args(kind) for limit in limits(part)]
+    all_limits = [part for part in getattr(kind, "__metadata__", ()) if isinstance(part, Limit)]
+    for part in get_args(kind):
+        all_limits += limits(part)
+    return all_limits
 
 
 @dataclass
 class Checked:
-    """Settings that refuse what is out of range, in the class's own words (``lr must be >= 0, got -1``)."""
+    """Settings that refuse what is out of range, in the class's own words (``lr must be >= 0, got -1``).
+
+    A ``ValueError`` while they are made; :mod:`kd.run.build` puts the key before it and makes it a user's message.
+    """
 
     def __post_init__(self) -> None:
-        for own in fields(self):
-            value = getattr(self, own.name)
-            for limit in limits(own.type):
-                if problem := limit.refuses(value):
-                    raise ValueError(
-                        f"{own.name} {problem}, got {repr(value) if isinstance(value, str) else value}"
-                    )
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            for limit in limits(setting.type):
+                problem = limit.refuses(value)
+                if problem:
+                    shown = repr(value) if isinstance(value, str) else value
+                    raise ValueError(f"{setting.name} {problem}, got {shown}")
 
 
 LARGEST_SIDE = 4096
@@ -183,14 +188,11 @@ class ModelSettings(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.arch = re.sub(r"^(hf[-_]hub:)?timm/", "", self.arch)
-        for name, low in (("mean", None), ("std", 0.0)):
-            value = getattr(self, name)
-            if value is not None and (
-                len(value) != 3 or (low is not None and not min(value) > low)
-            ):
-                raise ValueError(
-                    f"{name} must be three numbers{'' if low is None else ' > 0'}, got {value}"
-                )
+        if self.mean is not None and len(self.mean) != 3:
+            raise ValueError(f"mean must be three numbers, got {self.mean}")
+        # `not > 0` refuses NaN too
+        if self.std is not None and (len(self.std) != 3 or not min(self.std) > 0):
+            raise ValueError(f"std must be three numbers > 0, got {self.std}")
 
 
 @dataclass

@@ -185,6 +185,11 @@ def _gain(counts: Tensor, order: Tensor, columns: Tensor) -> tuple[int, int]:
     """The two numbers of a paired test, ``b - c`` and ``b + c``, for some of the columns.
 
     ``b`` pictures are right in the new order alone, ``c`` in the data's alone.
+
+    Args:
+        counts: ``(C, C)``: pictures by the teacher's column and their class.
+        order: the class of each column in the new order, ``(C,)``.
+        columns: numbers of some columns.
     """
     moves = order[columns] != columns
     moved = columns[moves]

@@ -26,7 +26,11 @@ class HostCopies(Generic[Tag]):
         self._pending.append((tag, list(tensors), done))
 
     def take(self, wait: bool = False) -> Iterator[tuple[Tag, list[Tensor]]]:
-        """Copies that have arrived; with ``wait`` all of them."""
+        """Copies that have arrived, in the order of :meth:`add`; with ``wait`` all of them, of any shapes.
+
+        Yields:
+            The tag that was given with the tensors, and their copies on the host.
+        """
         while self._pending:
             tag, tensors, done = self._pending[0]
             if done is not None:

@@ -43,12 +43,21 @@ class LastCheckpoint(Checkpoint):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Puts the batch counter right where the checkpoint's run had batches of another size, or other ranks."""
+        """Puts the batch counter right where the checkpoint's run had batches of another size, or other ranks.
+
+        Lightning calls it before it restores its loops from the same dict, which is changed in place.
+
+        Args:
+            checkpoint: its content; below the data module's class name, ``samples``: pictures of the epoch that all
+                processes together have done.
+        """
         data = RunContext.of(trainer).data
         state = checkpoint.get(type(data).__qualname__, {})
         if not state.get("samples"):
             return
-        done = data.batches_before(state["samples"])
+        done = data.batches_before(
+            state["samples"]
+        )  # batches of this process, as large as they are now
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
         # saved at the end of a batch: Lightning counts that one as completed after it has saved
         progress.update(ready=done, started=done, processed=done, completed=max(done - 1, 0))

@@ -364,7 +364,17 @@ def _keep(
     kept: KeptLogits,
     answers: Tensor | None,
 ) -> Tensor | None:
-    """Adds what has come to the host: logits, and decisions by the pictures' numbers."""
+    """Adds what has come to the host: logits, and decisions by the pictures' numbers.
+
+    Args:
+        come: of each batch the pictures' numbers ``(N,)``, and [decisions ``(N, ...)``, logits ``(N, C, ...)``].
+        pictures: of the validation split.
+        kept: takes the logits.
+        answers: the decisions so far, ``(pictures, ...)``; None before the first batch.
+
+    Returns:
+        The decisions with those that have come.
+    """
     for index, (decided, logits) in come:
         kept.add(index, logits)
         if answers is None:

@@ -71,7 +71,9 @@ def run(request: Request) -> int | None:
         if f.type in (int, "int"):
             numbers[f.name] = whole_number(options, f.name, 1)
         else:
-            numbers[f.name] = positive(f.name, options[f.name], 1e9, f.name == "max_wait_ms")
+            numbers[f.name] = positive(
+                f.name, options[f.name], below=1e9, or_zero=f.name == "max_wait_ms"
+            )
     limits = Limits(**numbers)
     threads = whole_number(options, "threads", 0, low=0)
     port = whole_number(options, "port", 8000, low=0)

@@ -277,7 +277,7 @@ class DistillationDataModule(LightningDataModule):
             UserError: a global batch larger than the training set, or than an epoch.
         """
         rank, world_size = self._rank()
-        batches = self._batches(rank, world_size)
+        batches = self._batches(rank=rank, world_size=world_size)
         pictures = self.info.train
         too_large = f"data.batch_size: {self.batch_size} x {world_size} process(es) is more than"
         if self.batch_size * world_size > pictures:
@@ -371,7 +371,7 @@ class DistillationDataModule(LightningDataModule):
             answering: adds a teacher's answers to the batches, in the loader.
         """
         if self.augment.mixes:  # pairs that are mixed stay together
-            order = self._batches(0, 1).order(view)
+            order = self._batches(rank=0, world_size=1).order(view)
         else:
             order = np.arange(len(self.split("train").targets))
         starts = range(0, len(order), self.batch_size)
@@ -469,7 +469,7 @@ class DistillationDataModule(LightningDataModule):
     @property
     def epoch_length(self) -> int:
         """Samples of an epoch, of all processes together, before an incomplete global batch is dropped."""
-        return self._batches(0, 1).epoch_length()
+        return self._batches(rank=0, world_size=1).epoch_length()
 
     def batches_before(self, samples: int) -> int:
         """How many of this run's batches count as done after ``samples`` samples of an epoch."""

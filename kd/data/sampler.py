@@ -143,7 +143,7 @@ class TrainBatches(Sampler[list[Key]]):
         return epoch % self.views if self.views else epoch
 
     def _in_turn(self, first: int, count: int) -> np.ndarray:
-        """``count`` unlabelled samples from position ``first`` of the endless sequence of permutations."""
+        """``count`` unlabelled samples, ``(count,)``, from position ``first`` of the endless sequence of permutations."""
         first_pass = first // self.unlabelled
         last_pass = (first + count - 1) // self.unlabelled
         permutations = [np.empty(0, int)]

@@ -72,7 +72,7 @@ class Targets:
         return packed
 
     def flip(self, target: Tensor, chosen: Tensor, axis: int) -> None:
-        """The pictures ``chosen`` are mirrored along ``axis``: changes ``target`` in place."""
+        """The pictures ``chosen`` are mirrored along ``axis``: changes ``target``, ``(N, ...)``, in place."""
 
 
 class LabelSets(Targets):
@@ -169,7 +169,7 @@ class Masks(Targets):
         return mask[:, top : top + height, left : left + width]
 
     def pack(self, targets: Sequence[Any], classes: int) -> Tensor:
-        """All masks' pixels in one row, as their sizes differ."""
+        """All masks' pixels in one row, ``(sum of height width,)``, as their sizes differ."""
         return torch.cat([mask.reshape(-1) for mask in targets])
 
     def resize(self, packed: Tensor, boxes: Sequence[Box], size: tuple[int, int]) -> Tensor:
@@ -189,7 +189,7 @@ class Masks(Targets):
         return packed[places_Nhw]
 
     def flip(self, target: Tensor, chosen: Tensor, axis: int) -> None:
-        """Flips the chosen masks along an axis, in place."""
+        """Flips the chosen masks, of ``(N, H, W)``, along an axis, in place; ``chosen`` is bool or numbers."""
         target[chosen] = target[chosen].flip(axis)
 
     @staticmethod

@@ -192,7 +192,13 @@ class MixPairs:
         return mixed_images, mixed_labels
 
     def _draw(self, pair: int, key: tuple[int, int], picture: Tensor) -> Mix | None:
-        """How a pair is mixed, by the key of its first sample; None where it stays as it is."""
+        """How a pair is mixed; None where it stays as it is.
+
+        Args:
+            pair: its number in the batch.
+            key: (index, view) of its first sample, which seeds what is drawn.
+            picture: of any pixels: only its height and width count, for the box of a cutmix.
+        """
         with seeded(self.seed, *key, 1):
             if torch.rand(1) >= self.probability:
                 return None

@@ -134,11 +134,12 @@ class FeatureTaps:
 
         Args:
             name: of the loss.
-            features: gives the student's, by layers and form of tokens.
+            features: gives the student's, by layers and form of tokens; called once.
             answer: of the teacher, with its wanted layers.
 
         Returns:
-            The student's and the teacher's features, paired layer by layer.
+            The student's and the teacher's features, paired layer by layer; each is a map ``(N, C, H, W)``, tokens
+            ``(N, L, D)`` or vectors ``(N, D)``, as :meth:`kd.models.taps.Taps.read` gives them.
         """
         student_features = features(self._student_layers[name], self._taps[name].tokens)
         teacher_features = [answer.features[layer] for layer in self._teacher_layers[name]]

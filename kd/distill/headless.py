@@ -39,7 +39,11 @@ class HeadlessStudent(Student):
         return DataInfo([], labels=False)
 
     def begin(self, pictures: Callable[[int], Tensor] | None) -> str:
-        """As :meth:`Student.begin`; an inherited student's new projections are centred on its features too."""
+        """As :meth:`Student.begin`; an inherited student's new projections are centred on its features too.
+
+        Args:
+            pictures: gives so many training pictures, uint8 ``(count, 3, H, W)``; None: there are none.
+        """
         message = super().begin(pictures)
         if self.start == "inherited" and pictures is not None:
             self._centre(pictures(self.sample_size))

@@ -206,9 +206,9 @@ class Objective(nn.Module):
         """The losses of one batch, weighted and summed: ``total = sum_i weight_i * loss_i``.
 
         Args:
-            logits: the student's, for the task.
-            distilled: those that distillation reads; the same, but for a student with two heads.
-            features: gives the student's features, by layers and form of tokens.
+            logits: the student's, for the task, ``(N, C, ...)``.
+            distilled: those that distillation reads, likewise; the same, but for a student with two heads.
+            features: gives the student's features, by layers and form of tokens; each feature loss calls it.
             answer: the teacher's.
             batch: with ``target`` and ``index``, see :class:`kd.data.batch.Batch`.
         """
@@ -246,7 +246,7 @@ class Objective(nn.Module):
         """What each term's mean over this batch's targets counts in the optimizer step; None: as it is.
 
         Args:
-            target: of this batch.
+            target: of this batch, ``(N, ...)``.
             terms: names of the terms.
             window: targets of all batches of the step on this process; None: this batch alone is the step.
         """

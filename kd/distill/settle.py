@@ -62,7 +62,7 @@ def settle_losses(
 
 
 def _answers(student: Student, teacher: RunTeacher, pictures: Tensor) -> tuple[Read, Answer]:
-    """How to read the student's layers, and the teacher's answer, for all pictures."""
+    """How to read the student's layers, and the teacher's answer, for all pictures, uint8 ``(N, 3, H, W)``."""
     tapped_batches = []  # what the student's taps caught of each batch
     teacher_batches = []  # the teacher's features of each batch, by layer
     hidden = getattr(rank_zero_only, "rank", 0) != 0

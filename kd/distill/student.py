@@ -290,7 +290,11 @@ class Student(nn.Module):
         return self.objective(logits, distilled_logits, read, answer, batch)
 
     def logits(self, images: Tensor) -> Tensor:
-        """Logits of the weights that count (:attr:`final`), for uint8 or float pictures as batches have them."""
+        """Logits ``(N, C, ...)`` of the weights that count (:attr:`final`).
+
+        Args:
+            images: ``(N, 3, H, W)`` as batches have them, uint8, or float that ``prepare`` takes.
+        """
         return logits_of(self.final(self.prepare(images)))
 
     @torch.no_grad()

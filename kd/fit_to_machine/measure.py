@@ -191,7 +191,9 @@ def _peak_bytes(
 
 
 def learn_from(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """Any loss of a model's output (some give two in training): what its backward costs does not depend on which."""
+    """Any loss, a scalar, of a model's output of any shape (some give two in training): what its backward costs does
+    not depend on which.
+    """
     outputs = output if isinstance(output, tuple) else (output,)
     return torch.stack([x.float().square().mean() for x in outputs]).sum()
 
@@ -204,7 +206,7 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
     on_cpu = run.trainer.strategy.root_device.type == "cpu"
     step_ms: list[float] = []  # by the number of loader processes, from 0
     with torch.random.fork_rng(devices=[] if on_cpu else None):
-        first_ms = _trial_ms(run, data, 0, 4, learn)
+        first_ms = _trial_ms(run, data, num_workers=0, steps=4, learn=learn)
         step_ms.append(first_ms)
         steps = min(20, max(4, round(1000 * TRIAL_S / first_ms)))
         while len(step_ms) <= most:
@@ -213,7 +215,7 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
             if last_two * NEAR > before:  # no longer faster
                 break
             num_workers = len(step_ms)
-            step_ms.append(_trial_ms(run, data, num_workers, steps, learn))
+            step_ms.append(_trial_ms(run, data, num_workers=num_workers, steps=steps, learn=learn))
     enough = NEAR * min(step_ms)
     fewest = next(n for n, ms in enumerate(step_ms) if ms <= enough)
     times = ", ".join(f"{ms:.0f} ms with {n}" for n, ms in enumerate(step_ms))

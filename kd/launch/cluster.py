@@ -83,7 +83,7 @@ def recognise(
         raise UserError(
             f"KD_DATA_NODES: {count}, but {cluster.launcher}'s job has {cluster.data_nodes} that prepare data"
         )
-    return replace(cluster or Cluster("KD_DATA_NODES", 1, None), data_nodes=count)
+    return replace(cluster or Cluster("KD_DATA_NODES", num_nodes=1, devices=None), data_nodes=count)
 
 
 def _torchrun(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
@@ -102,7 +102,9 @@ def _torchrun(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster 
     job: str | None = env["TORCHELASTIC_RUN_ID"]
     if job == "none":  # torchrun's default
         job = None
-    return Cluster("torchrun", _nodes("WORLD_SIZE", size, local_size), local_size, job=job)
+    return Cluster(
+        "torchrun", num_nodes=_nodes("WORLD_SIZE", size, local_size), devices=local_size, job=job
+    )
 
 
 def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
@@ -146,7 +148,7 @@ def _mpirun(env: Mapping[str, str], machines: groups.MachineNames | None) -> Clu
         "NODE_RANK": str(rank // local_size),
     }
     name = env.get("TRAINING_JOB_NAME") or env.get("SLURM_JOB_ID")
-    return Cluster("mpirun", nodes, local_size, variables, name)
+    return Cluster("mpirun", num_nodes=nodes, devices=local_size, variables=variables, job=name)
 
 
 def _data_machine(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
@@ -157,7 +159,12 @@ def _data_machine(env: Mapping[str, str], machines: groups.MachineNames | None) 
             "KD_ROLE: a data machine needs MASTER_ADDR, the name of the first machine that trains"
         )
     return Cluster(
-        "KD_ROLE", 1, None, {"MASTER_ADDR": env["MASTER_ADDR"]}, role="data", data_nodes=1
+        "KD_ROLE",
+        num_nodes=1,
+        devices=None,
+        variables={"MASTER_ADDR": env["MASTER_ADDR"]},
+        role="data",
+        data_nodes=1,
     )
 
 
@@ -173,7 +180,13 @@ def _skypilot(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster 
     gpus = whole_number(env, "SKYPILOT_NUM_GPUS_PER_NODE", default=0)
     first = addresses[0] if addresses else ""
     variables = _meeting(first, PORT, rank, len(addresses), "SKYPILOT_NODE_RANK")
-    return Cluster("SkyPilot", len(addresses), gpus or None, variables, env.get("SKYPILOT_TASK_ID"))
+    return Cluster(
+        "SkyPilot",
+        num_nodes=len(addresses),
+        devices=gpus or None,
+        variables=variables,
+        job=env.get("SKYPILOT_TASK_ID"),
+    )
 
 
 def _sagemaker(env: Mapping[str, str], machines: groups.MachineNames | None) -> Cluster | None:
@@ -192,7 +205,13 @@ def _sagemaker(env: Mapping[str, str], machines: groups.MachineNames | None) -> 
         role, variables["NODE_RANK"] = "train", str(machines.train.index(machines.here))
     job = env.get("TRAINING_JOB_NAME")
     return Cluster(
-        "SageMaker", len(machines.train), gpus or None, variables, job, role, len(machines.data)
+        "SageMaker",
+        num_nodes=len(machines.train),
+        devices=gpus or None,
+        variables=variables,
+        job=job,
+        role=role,
+        data_nodes=len(machines.data),
     )
 
 
@@ -206,7 +225,13 @@ def _train_job(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster
         devices = whole_number(env, "PET_NPROC_PER_NODE", 1)
     address = env.get("PET_MASTER_ADDR", "127.0.0.1" if nodes == 1 else "")
     variables = _meeting(address, env.get("PET_MASTER_PORT", PORT), rank, nodes, "PET_NODE_RANK")
-    return Cluster("TrainJob", nodes, devices, variables, env.get("PET_RDZV_ID"))
+    return Cluster(
+        "TrainJob",
+        num_nodes=nodes,
+        devices=devices,
+        variables=variables,
+        job=env.get("PET_RDZV_ID"),
+    )
 
 
 def _slurm(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | None:
@@ -217,13 +242,13 @@ def _slurm(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | N
     job = env.get("SLURM_JOB_ID")
     if tasks == 1:  # a shell within a job runs many things; a batch job is one
         in_shell = not by_srun or env.get("SLURM_JOB_NAME", "bash") in INTERACTIVE
-        return None if in_shell else Cluster("SLURM", 1, None, job=job)
+        return None if in_shell else Cluster("SLURM", num_nodes=1, devices=None, job=job)
     if not by_srun:  # this process alone would wait for all others
         raise UserError(
             f"SLURM_NTASKS: the job has {tasks} tasks; start all with: srun kd-train ..."
         )
     nodes = slurm_nodes(env)
-    return Cluster("SLURM", nodes, _nodes("SLURM_NTASKS", tasks, nodes), job=job)
+    return Cluster("SLURM", num_nodes=nodes, devices=_nodes("SLURM_NTASKS", tasks, nodes), job=job)
 
 
 def slurm_nodes(env: Mapping[str, str]) -> int:

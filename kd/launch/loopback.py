@@ -19,7 +19,9 @@ _stores: list[torch.distributed.TCPStore] = []  # they live as long as the proce
 def meet_on_loopback(trainer: Trainer) -> None:
     """Starts the store of a trainer whose processes this one will start, all on this machine.
 
-    With several machines these processes learn only whom to end with. For any other trainer it does nothing.
+    The processes find it through ``MASTER_ADDR``, ``MASTER_PORT`` and ``TORCHELASTIC_*``, and end when this one ends
+    (:func:`kd.launch.child.name_starter`). With several machines no store is started here; the processes only end
+    with this one. For any other trainer nothing is done.
 
     Args:
         trainer: Lightning's, before its fit or validation.

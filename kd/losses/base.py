@@ -168,7 +168,7 @@ class LogitLoss(DistillLoss):
             raise ValueError(f"{needs}, the data has {num_classes}; KDLoss takes two")
 
     def softened(self, teacher_logits: Tensor) -> Tensor:
-        """The teacher's logits in the form whose softmax over classes is compared with the student's."""
+        """The teacher's logits ``(N, C, ...)`` in the form whose softmax over C is compared with the student's."""
         return teacher_logits / self.temperature
 
 
@@ -206,7 +206,7 @@ class FeatureLoss(DistillLoss):
         raise NotImplementedError
 
     def forward(self, student_features: Tensor, teacher_features: Tensor, target: Tensor) -> Tensor:
-        """The mean of :meth:`per_picture` over the batch."""
+        """The mean of :meth:`per_picture` over the batch, a scalar; ``target`` is unused."""
         return self.per_picture(student_features, teacher_features).mean()
 
 
@@ -255,7 +255,7 @@ class EachLayer(LayersLoss):
     def forward(
         self, student: list[Tensor], teacher: list[Tensor], target: Tensor, **extra: Tensor
     ) -> Tensor:
-        """The mean of the pairs' losses."""
+        """The mean of the pairs' losses, a scalar; one tensor of each model for each of the losses, in their order."""
         values = []
         for loss, student_features, teacher_features in zip(
             self.losses, student, teacher, strict=True

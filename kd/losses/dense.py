@@ -41,7 +41,7 @@ class PixelKDLoss(_MapLoss):
         )
 
     def counted(self, target: Tensor) -> Tensor:
-        """The pixels that take part."""
+        """How many pixels of the targets ``(N, H, W)`` take part: int64, a scalar."""
         return self.valid(target).sum()
 
 
@@ -65,7 +65,7 @@ class CWDLoss(_MapLoss):
         return cwd_loss(student_logits, teacher_logits, target, self.temperature, self.ignore_index)
 
     def counted(self, target: Tensor) -> Tensor:
-        """The pictures with a pixel that takes part."""
+        """How many pictures of the targets ``(N, H, W)`` have a pixel that takes part: int64, a scalar."""
         return self.valid(target).flatten(1).any(dim=1).sum()
 
 

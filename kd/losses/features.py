@@ -174,7 +174,13 @@ class ViTKDLoss(LayersLoss):
         self.generator = _generator(teacher_shapes[-1][1])
 
     def forward(self, student: list[Tensor], teacher: list[Tensor], target: Tensor) -> Tensor:
-        """Maps of the student's layers, of the teacher's, unused -> scalar."""
+        """``mean(mimic of the shallow layers) + generation_weight * generation of the last`` -> scalar.
+
+        Args:
+            student: maps ``(N, C_s, H, W)``, from shallow to deep; at least two.
+            teacher: as many maps ``(N, C_t, H, W)``.
+            target: unused.
+        """
         projected = []
         for projection, student_map in zip(self.projections, student, strict=True):
             projected.append(projection(student_map))

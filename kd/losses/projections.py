@@ -150,7 +150,10 @@ class OrthogonalProjection(Float32, Projection):
         return layer
 
     def project(self, features: Tensor) -> Tensor:
-        """As :meth:`Projection.project`; the weight is made in float32, as rounded products are not orthonormal."""
+        """As :meth:`Projection.project`, of ``(..., D_in)`` or maps ``(N, D_in, H, W)``.
+
+        The weight is made in float32, as rounded products are not orthonormal.
+        """
         with torch.autocast(features.device.type, enabled=False):
             weight: Tensor = self.layers.weight  # type: ignore[assignment]  # a parametrized layer's
         weight = weight.to(features.dtype)

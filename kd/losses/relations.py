@@ -70,7 +70,7 @@ class _OfTheBatch(FeatureLoss):
         self.gather = gather
 
     def together(self, student_features: Tensor, teacher_features: Tensor) -> Sequence[Tensor]:
-        """Both with the rows of all processes, where it gathers."""
+        """Vectors ``(N, D)`` of both, with the rows of all processes where it gathers: ``(N * processes, D)``."""
         if self.gather:
             return of_all_ranks(student_features, teacher_features)
         return student_features, teacher_features
@@ -174,8 +174,10 @@ class CRDLoss(KnownOnHost, Float32, FeatureLoss):
         if not self.known:  # 1 once the normalisers are set
             self.known = int(not self.scale.isnan().any())
         negatives_K = torch.randint(self.num_samples, (self.negatives,), device=index.device)
-        loss = self._contrast(teacher_NE, self.memory_student, index, negatives_K, 0)
-        loss = loss + self._contrast(student_NE, self.memory_teacher, index, negatives_K, 1)
+        loss = self._contrast(teacher_NE, self.memory_student, index, negatives=negatives_K, side=0)
+        loss = loss + self._contrast(
+            student_NE, self.memory_teacher, index, negatives=negatives_K, side=1
+        )
         self._remember(student_NE.detach(), teacher_NE.detach(), index)
         return loss
 

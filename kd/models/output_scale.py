@@ -57,7 +57,10 @@ def set_in_units(classifier: nn.Linear, weight: Tensor, bias: Tensor) -> None:
 
 
 def unit_output(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a model as a plain model has them: a scale is folded into its classifier."""
+    """Weights of a model as a plain model has them: a scale is folded into its classifier.
+
+    ``(W x + b) * scale + offset``, with scale and offset ``(C,)``, is ``(W * scale) x + (b * scale + offset)``.
+    """
     folded = dict(state)
     for key in state:
         if not key.endswith(f".{SCALE}"):

@@ -219,7 +219,7 @@ class Taps:
     def __exit__(self, *_: object) -> None:
         self._caught = None
 
-    # forward hooks
+    # forward hooks: torch calls them while a model runs
     def _catch(
         self, path: str, _module: nn.Module, _inputs: object, output: Tensor | Sequence[Tensor]
     ) -> None:
@@ -256,7 +256,7 @@ class Taps:
         return [self._form(caught[path], tokens, path) for path in paths]
 
     def _form(self, x: Tensor, tokens: str, path: str) -> Tensor:
-        """One layer's output in the form that ``tokens`` names."""
+        """One layer's output, ``(N, C, H, W)``, ``(N, H, W, C)``, ``(N, T, D)`` or ``(N, D)``, in the form of ``tokens``."""
         if x.ndim == 4:
             return x.permute(0, 3, 1, 2) if self._is_channels_last(x) else x
         if x.ndim != 3 or tokens == "all":

@@ -200,7 +200,15 @@ class DistillationModule(Inference):
     def begin(
         self, sample: Callable[[int], Tensor] | None, data: DistillationDataModule | None
     ) -> list[str]:
-        """Gives the students their first weights, while the teacher is whole and not yet placed; returns messages."""
+        """Gives the students their first weights, while the teacher is whole and not yet placed.
+
+        Args:
+            sample: gives so many training pictures, uint8 ``(count, 3, H, W)``; None: there are none.
+            data: labels them, for a new classifier that is fitted to labels; None: it is not.
+
+        Returns:
+            Messages for the user.
+        """
         self.begun = True
         labelled = data.sample if data is not None else None
         messages = []

@@ -86,7 +86,7 @@ def look(
             decisions, where they are known: then the teacher does not run.
         task: fits logits to targets.
         teacher: its logits may be of several teachers.
-        students: what gives each student's logits.
+        students: what gives each student's logits ``(N, C, ...)`` of pictures ``(N, 3, H, W)``; called once for each.
         device: to run on; None: the batch's.
         members: keep the logits of each of several teachers, not only of all together.
         in_step: other ranks wait for this one's shards, so the students run although all is padding.

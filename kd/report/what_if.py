@@ -129,7 +129,9 @@ def present(facts: Facts) -> DataMachines | None:
     if tier is None or not tier.makers or not tier.total("batches"):
         return None
     count, hourly = len(tier.present), _hourly_price_of_tier(facts)
-    return DataMachines(count, tier.cores / count, None if hourly is None else hourly / count)
+    return DataMachines(
+        count=count, cores=tier.cores / count, price=None if hourly is None else hourly / count
+    )
 
 
 def _hourly_price_of_tier(facts: Facts) -> float | None:
@@ -172,9 +174,13 @@ def wanted(facts: Facts, change: Change) -> DataMachines | None:
     if change.data_instance is not None:
         machine = _instance(facts, change.data_instance)
     elif change.data_cores is not None:
-        machine = DataMachines(1, change.data_cores, None, f"{change.data_cores} cores each")
+        machine = DataMachines(
+            count=1, cores=change.data_cores, price=None, named=f"{change.data_cores} cores each"
+        )
     elif now is not None:
-        machine = DataMachines(1, now.cores, now.price, f"{now.cores:g} cores each")
+        machine = DataMachines(
+            count=1, cores=now.cores, price=now.price, named=f"{now.cores:g} cores each"
+        )
     else:
         raise UserError(
             "data_machines: needs data_cores=N, or data_instance=NAME of the run's table of prices"
@@ -207,7 +213,7 @@ def _instance(facts: Facts, name: str) -> DataMachines:
         raise UserError(
             f"data_instance: no price and vcpus of '{name}'; known: {', '.join(list(known)[:20])}"
         )
-    return DataMachines(1, known[name]["vcpus"], known[name]["price"], name)
+    return DataMachines(count=1, cores=known[name]["vcpus"], price=known[name]["price"], named=name)
 
 
 # -- a step when other processes make its batches ----------------------------------------------------------------------

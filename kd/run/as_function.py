@@ -23,7 +23,11 @@ def as_function(name: str) -> Iterator[None]:
     """What runs inside may seed, set signals and variables; afterwards they are as before, also where it fails.
 
     Working folder, environment, signal handlers (in the main thread, the only one that has any), random generators
-    (Python's, NumPy's, torch's on all devices), torch's settings and Python's warning filters.
+    (Python's, NumPy's, torch's on all devices), torch's settings and Python's warning filters. Also a decorator
+    (:mod:`kd.api`); errors pass through as they are.
+
+    Args:
+        name: of the function in ``kd`` and of its command (``train``: ``kd-train``), for messages.
 
     Raises:
         UserError: another thread runs one: both would seed and set the same process.

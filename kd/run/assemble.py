@@ -88,7 +88,9 @@ def assemble(
     model, start = begun.model, begun.start
     if unseen := hidden_pixels(model):
         say(f"model.student: {begun.spec.arch}: {unseen}")
-    prepare = preprocess_for(model, student.img_size, False, student.mean, student.std)
+    prepare = preprocess_for(
+        model, img_size=student.img_size, channels_last=False, mean=student.mean, std=student.std
+    )
     if start == "pre-trained":  # a student may be trained on at another size
         moments = input_named_by_weights(student, model)
         moments.pop("img_size", None)

@@ -48,10 +48,10 @@ def wish_of(options: Mapping[str, str]) -> CascadeWish | None:
     score = _score(options.get("score", "probability"))
     goal, text, latency = None, "accuracy=teacher", None
     if "latency_ms" in options:
-        latency = number_between(options, "latency_ms", 0, 1e6, "a number > 0")
+        latency = number_between(options, "latency_ms", low=0, high=1e6, allowed="a number > 0")
         text = f"latency_ms={latency:g}"
     elif "share" in options:
-        share = number_between(options, "share", 0, 1, "a number > 0 and < 1")
+        share = number_between(options, "share", low=0, high=1, allowed="a number > 0 and < 1")
         goal, text = Goal(share=share), f"share={share:g}"
     else:
         text = f"accuracy={options.get('accuracy', 'teacher')}"
@@ -74,8 +74,12 @@ def _accuracy(options: Mapping[str, str]) -> Goal:
     allowed = "teacher, a share of it such as 0.99*teacher, or a number > 0 and < 1"
     if text == "teacher":
         given = {"margin": "1", **options}
-        margin = number_between(given, "margin", 0, 100, "a number of points > 0 and < 100")
+        margin = number_between(
+            given, "margin", low=0, high=100, allowed="a number of points > 0 and < 100"
+        )
         return Goal(of_teacher=margin / 100)
     match = re.fullmatch(r"(\d*\.?\d+)\*teacher", text)
-    number = number_between({"accuracy": match[1] if match else text}, "accuracy", 0, 1, allowed)
+    number = number_between(
+        {"accuracy": match[1] if match else text}, "accuracy", low=0, high=1, allowed=allowed
+    )
     return Goal(share_of_teacher=number) if match else Goal(accuracy=number)

@@ -32,7 +32,9 @@ def claim_of(options: Mapping[str, str]) -> Claim | None:
             if key in options:
                 raise UserError(f"{key}: has no effect without margin=POINTS")
         return None
-    margin = number_between(options, "margin", 0, 100, "a number of points > 0 and < 100")
+    margin = number_between(
+        options, "margin", low=0, high=100, allowed="a number of points > 0 and < 100"
+    )
     confidence = confidence_of(options)
     groups = None
     if "groups" in options:
@@ -47,7 +49,7 @@ def confidence_of(options: Mapping[str, str]) -> float:
         UserError: out of range.
     """
     given = {"confidence": "0.95", **options}
-    return number_between(given, "confidence", 0.5, 1, "a number > 0.5 and < 1")
+    return number_between(given, "confidence", low=0.5, high=1, allowed="a number > 0.5 and < 1")
 
 
 def number_between(

@@ -22,34 +22,36 @@ from kd.run.paths import SETTINGS, folder, holds_settings
 from kd.storage.elsewhere import LARGEST_STUDENT, open_regular
 from kd.storage.writing import write_bytes
 
-ALL = "*"  # in place of names: every file is one's own, or --trust was given
+ALL = "*"
+"""In place of names: every file is one's own, or ``--trust`` was given."""
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-NAMED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+"""A value that may name a class: a word (``SGD``), or words with dots between."""
+DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+"""A value with a dot: the path of a class or module (``torch.optim.SGD``)."""
 OF_A_CLASS = ("class_path", "init_args", "dict_kwargs")
-WORDS = (
-    "strategy",
-    "profiler",
-    "plugin",
-)  # kinds whose settings also take Lightning's words: ddp, simple, gpu
+"""Keys that make a mapping a class with its arguments."""
+WORDS = ("strategy", "profiler", "plugin")
+"""Kinds whose settings also take Lightning's words: ddp, simple, gpu."""
 PLAIN = re.compile(
     r"(^|\.)(kwargs|builder(\.init_args)?\.config)\+?\.(.*\.)?(class_path|init_args)(\.|$)"
 )
-LOOKS_UP = re.compile(
-    r"\$\{(?!\s*[\w.-]+\s*\})"
-)  # more than another key's value: the environment, a nested one
-IMPORTS = re.compile(r"(trainer\.strategy)(\.init_args)?\.(module)")
+"""Keys of a class below a setting that takes plain values alone (``model.student.kwargs``): they are refused."""
+LOOKS_UP = re.compile(r"\$\{(?!\s*[\w.-]+\s*\})")
+"""A value that holds more than another key's value: one of the environment, or a nested one."""
+IMPORTING_KEY = re.compile(r"(trainer\.strategy)(\.init_args)?\.(module)")
 """Settings whose value is imported (:data:`kd.run.listed.FROM_ELSEWHERE`)."""
-SENDS = re.compile(
+SENDING_KEY = re.compile(
     r"data\.tier\.address|monitor\.(otlp|webhook|cloudwatch|cloudwatch_topic|prometheus_host)"
 )
 """Settings of a training that name another machine, or what is sent to one; Ray's answers are pickles."""
 HERE = ("auto", "127.0.0.1", "localhost")
 """Values of these that stay on this machine."""
-PLACE = re.compile(r"(?<!class_)(dir|path|folder|file|root|ur[il])$")
+PLACE_KEY = re.compile(r"(?<!class_)(dir|path|folder|file|root|ur[il])$")
+"""A key whose value is a file, a folder or an address, by its last letters (``data.root``, ``checkpoint_dir``)."""
 PATH = re.compile(r"[/\\]|^~|^\.\.$")
-NO_PATH = re.compile(
-    r"(val|train)/\w+|RUN(/[\w.+-]*[\w+-])*|"
-)  # metrics, and what lies in the run's folder
+"""A value that holds a path: a slash, the home folder, or the folder above."""
+NO_PATH = re.compile(r"(val|train)/\w+|RUN(/[\w.+-]*[\w+-])*|")
+"""Values that only look like paths: metrics (``val/acc1``), and what is in the run's folder (``RUN/NAME``)."""
 
 
 def check_plain(tree: object) -> None:
@@ -88,8 +90,8 @@ def vouched(
         all_: ``--trust`` was given: every file counts as one's own.
 
     Returns:
-        Names, paths, and ``KEY=VALUE`` where a value counts for its key alone; :data:`ALL` first where all files (or
-        none) are one's own.
+        Names, paths, and ``KEY=VALUE`` where a value counts for its key alone; :data:`ALL` first where every file is
+        one's own, as with no file at all. Lightning's short names of classes (``ModelSummary``) stand in full.
     """
     own_files = {file: content for file, content in contents.items() if all_ or is_own(file)}
     names: list[str] = [ALL] if len(own_files) == len(contents) else []
@@ -99,14 +101,14 @@ def vouched(
             if not isinstance(value, str):
                 continue
             kind = listed.kind_at(key.removesuffix(".class_path"))
-            imports = IMPORTS.fullmatch(key)
+            imports = IMPORTING_KEY.fullmatch(key)
             if imports:
                 names.append(f"{imports[1]}.{imports[3]}={value}")
-            if SENDS.fullmatch(key):
+            if SENDING_KEY.fullmatch(key):
                 names.append(f"{key}={value}")
-            elif NAMED.fullmatch(value) or PATH.search(value):
+            elif DOTTED_NAME.fullmatch(value) or PATH.search(value):
                 names.append(value)
-            elif PLACE.search(key):
+            elif PLACE_KEY.search(key):
                 names.append(f"{key}={value}")
             elif kind in listed.LIGHTNINGS and NAME.fullmatch(value):
                 names.append(f"{listed.LIGHTNINGS[kind]}.{value}")
@@ -121,14 +123,16 @@ def check_resolved(config: Mapping[Any, Any], trusted: list[str]) -> None:
 
 
 def check_machines(config: Mapping[Any, Any], trusted: list[str]) -> None:
-    """Refuses settings of a training in which a file from elsewhere names another machine (:data:`SENDS`).
+    """Refuses settings of a training in which a file from elsewhere names another machine (:data:`SENDING_KEY`).
 
     Raises:
         UserError: names the key; the commands after a training ask no machine, so they do not call this.
     """
-    for key, value in files.leaves(config) if ALL not in trusted else ():
-        names_machine = SENDS.fullmatch(key) and isinstance(value, str) and value not in HERE
-        if names_machine and f"{key}={value}" not in trusted:
+    if ALL in trusted:
+        return
+    for key, value in files.leaves(config):
+        is_sent = SENDING_KEY.fullmatch(key) and isinstance(value, str)
+        if is_sent and value not in HERE and f"{key}={value}" not in trusted:
             raise UserError(
                 f"{key}: a file from elsewhere names no other machine, got {value}; if you trust it: "
                 f"--trust, or give {key} yourself"
@@ -303,7 +307,7 @@ def _problem_of_text(value: str, key: str, kind: str, trusted: list[str]) -> str
     if (
         key.startswith("trainer.")
         and not NO_PATH.fullmatch(value)
-        and (PLACE.search(key) or PATH.search(value))
+        and (PLACE_KEY.search(key) or PATH.search(value))
     ):
         return f"{key} must lie in the run's folder (RUN, RUN/NAME), got '{value}'; if you trust this file: --trust"
     is_word = "." not in value and kind in WORDS

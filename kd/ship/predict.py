@@ -147,7 +147,9 @@ def _read(name: str, view: Callable[[Any], Any]) -> tuple[torch.Tensor, tuple[in
 def _forward(
     model: nn.Module, preprocess: Prepare, pictures: torch.Tensor, device: torch.device, size: int
 ) -> tuple[torch.Tensor, int]:
-    """Logits of the pictures, float32 on the CPU, and the batch size that fitted the device's memory."""
+    """Logits ``(N, C, ...)``, float32 on the CPU, of pictures ``(N, 3, H, W)``, and the batch size that fitted the
+    device's memory: ``size``, halved as often as it did not fit.
+    """
     while True:
         answers = []
         try:

@@ -48,7 +48,10 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def read(folder: Path) -> tuple[str, int]:
-    """The file's text, and when it was written, as words may be repeated. Empty without a file.
+    """The file's text, and when it was written: the same words written again are a new command.
+
+    Returns:
+        Text and time in nanoseconds of the file's clock; ``("", 0)`` without a file, or where it can't be read.
 
     Raises:
         RefusedFile: it is no regular file, or larger than :data:`LARGEST`.

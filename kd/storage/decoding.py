@@ -108,12 +108,14 @@ def frame(
     # of a long side its middle alone
     part_width = _middle(width, scaled_width, crop_width)
     part_height = _middle(height, scaled_height, crop_height)
+    longest_part = max(part_width, part_height)
     scaled_width = round(scaled_width * part_width / width)
     scaled_height = round(scaled_height * part_height / height)
     # Pillow scales the width first: so many pixels lie between its two passes
     intermediate = scaled_width * max(scaled_height, part_height)
     most = max(max_pixels, LONGEST**2 * crop_height * crop_width)
-    if max(intermediate, 4 * max(part_width, part_height)) > most:
+    # a pass's table holds two doubles for each pixel of the side that it scales: as much memory as 4 pixels
+    if intermediate > most or 4 * longest_part > most:
         raise TooLarge(f"its {width} x {height} pixels are too long and narrow to be scaled")
 
     left = (width - part_width) // 2

@@ -113,11 +113,11 @@ class Task(KeepsDtype):
         raise NotImplementedError
 
     def fit(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Brings logits to the target's size, where targets have one."""
+        """Logits ``(N, C, ...)`` at the target's height and width, where targets have them; else as they are."""
         return logits
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The loss on the labels, a scalar."""
+        """Logits ``(N, C, ...)`` that :meth:`fit` has fitted, and targets -> the loss on the labels, a scalar."""
         raise NotImplementedError
 
     def counted(self, target: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class Task(KeepsDtype):
         return torch.full((), len(target), dtype=torch.int64, device=target.device)
 
     def decide(self, logits: Tensor) -> Tensor:
-        """The model's answer, as :meth:`update` takes a teacher's."""
+        """Logits ``(N, C, ...)`` -> the model's answer, as :meth:`update` takes a teacher's: class ids ``(N, ...)``."""
         return logits.argmax(1)
 
     def same(self, logits: Tensor, others: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class Task(KeepsDtype):
         return self.decide(logits) == self.decide(others)
 
     def compared(self, answer: Tensor) -> Tensor:
-        """Answers, or targets, in the form that losses over logits compare."""
+        """Answers, or targets, in the form that losses over logits compare; of the same shape."""
         return answer
 
     def learns_from(self, kind: str) -> bool:
@@ -177,7 +177,11 @@ class Task(KeepsDtype):
         return Fidelity(self.answers, classes) if self.answers in KINDS else None  # type: ignore[arg-type]
 
     def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:
-        """Logits, or targets, of N pictures as columns of a table, by the ending of their names."""
+        """Logits, or targets, of N pictures as columns of a table.
+
+        Returns:
+            N cells of text for each column; its key is what the column's name ends with (``""``: one column alone).
+        """
         raise NotImplementedError
 
     def outcome(self, answer: Tensor, target: Tensor) -> Tensor:
@@ -219,7 +223,7 @@ class Task(KeepsDtype):
         return metrics
 
     def compute(self) -> dict[str, Tensor]:
-        """The metrics over all batches (and processes) since the last reset, in 0..1."""
+        """The metrics by name, over all batches (and processes) since the last reset, in 0..1; all processes call it."""
         values = {}
         with warnings.catch_warnings():
             # A process without a batch computes too: the other processes' batches count.

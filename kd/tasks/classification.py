@@ -116,7 +116,7 @@ class Classification(Task):
         return target.sum(1) > 0 if target.is_floating_point() else target >= 0
 
     def counted(self, target: Tensor) -> Tensor:
-        """The pictures with a label."""
+        """How many of the targets, ``(N,)`` class ids or ``(N, C)`` shares, are a label: int64, a scalar."""
         return self._known(target).sum()
 
     def trial(self, classes: int) -> tuple[tuple[int, ...], Tensor]:
@@ -124,7 +124,7 @@ class Classification(Task):
         return (4, classes), torch.arange(4) % classes
 
     def entropy(self, logits: Tensor) -> Tensor:
-        """Mean entropy of the softmax over its maximum log C, in 0..1."""
+        """Mean entropy of the softmax of logits ``(N, C)`` over its maximum log C: a scalar in 0..1."""
         return relative_entropy(logits.log_softmax(1))
 
     def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:

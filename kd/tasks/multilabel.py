@@ -62,7 +62,7 @@ class MultiLabel(Task):
         return (losses * known).sum() / known.sum().clamp_min(1)
 
     def counted(self, target: Tensor) -> Tensor:
-        """The pictures with labels."""
+        """How many pictures of the targets ``(N, C)`` have labels, a row without NaN: int64, a scalar."""
         return (~target.isnan().any(dim=1)).sum()
 
     def decide(self, logits: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class MultiLabel(Task):
         )
 
     def entropy(self, logits: Tensor) -> Tensor:
-        """See :meth:`Task.entropy`; each label is a yes or no of its own."""
+        """Mean entropy of logits ``(N, C)``, each label a yes or no of its own, over its maximum log 2: in 0..1."""
         return relative_entropy(torch.stack([logits, torch.zeros_like(logits)], 1).log_softmax(1))
 
     def rows(self, answer: Tensor, classes: Sequence[str]) -> dict[str, list[str]]:

@@ -16,8 +16,9 @@ from kd.tasks.fidelity_numbers import NumbersFidelity
 class Regression(Task):
     """Numbers a picture, each with a name. A loss on standardised targets; R2, MAE and RMSE.
 
-    Models answer in the targets' units. In training targets and answers are divided by the training targets' standard
-    deviations, so that no target outweighs another. A missing value (NaN) takes no part.
+    Models answer in the targets' units. In training the training targets' mean is subtracted from targets and answers,
+    which are then divided by the training targets' standard deviations, so that no target outweighs another. A missing
+    value (NaN) takes no part.
 
     Args:
         num_classes: how many numbers; default: as the data says.
@@ -30,14 +31,18 @@ class Regression(Task):
     in_rows = True
     no_class_id = "has numbers in place of classes"
     means: Tensor
+    """Of the training targets, ``(C,)``, in their units; 0 until :meth:`scale`."""
     deviations: Tensor
+    """Their standard deviations, ``(C,)``; 1 until :meth:`scale`."""
 
     def __init__(self, num_classes: int | None = None, loss: str = "smooth_l1") -> None:
         super().__init__(num_classes)
         if loss not in FORMS:
             raise ValueError(f"loss must be one of {', '.join(FORMS)}, got {loss}")
         self.form = loss
-        self.names = [""]
+        self.names = [
+            ""
+        ]  # of the C numbers, set by `build` and `name_metrics`; a single one needs none
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes the errors' metric for ``num_classes`` numbers a picture, and the buffers that standardise targets."""
@@ -84,15 +89,15 @@ class Regression(Task):
         return (losses * known).sum() / known.sum().clamp_min(1)
 
     def counted(self, target: Tensor) -> Tensor:
-        """The known numbers."""
+        """How many numbers of the targets ``(N, C)`` are known, not NaN: int64, a scalar."""
         return (~target.isnan()).sum()
 
     def decide(self, logits: Tensor) -> Tensor:
-        """The numbers themselves."""
+        """The numbers themselves, ``(N, C)`` in the targets' units."""
         return logits
 
     def same(self, logits: Tensor, others: Tensor) -> Tensor:
-        """Whether numbers differ by less than one per cent of the first."""
+        """Where numbers ``(N, C)`` differ by less than one per cent of the first: bool ``(N, C)``."""
         return (logits - others).abs() <= 0.01 * logits.abs() + 1e-6
 
     def refuses(self, loss: LogitLoss) -> str:

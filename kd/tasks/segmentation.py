@@ -61,7 +61,14 @@ class Segmentation(Task):
         self.weights = weights_of(self.class_weights, classes, counts)
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
-        """Makes the pixel counts; pixels of ``ignore_index`` count nowhere."""
+        """Makes the pixel counts.
+
+        Called by :meth:`Task.settle`, which has compared both with what the constructor was given.
+
+        Args:
+            num_classes: as many classes C as the models' logits ``(N, C, H, W)`` have.
+            ignore_index: pixels with this value count nowhere; None: every pixel counts.
+        """
         self.num_classes = num_classes
         self.ignore_index = ignore_index
         self.pixels = PixelCounts(num_classes, ignore_index)
@@ -93,7 +100,7 @@ class Segmentation(Task):
         return (target >= 0) & (target < self.num_classes) & (target != self.ignore_index)
 
     def counted(self, target: Tensor) -> Tensor:
-        """The pixels whose class is known."""
+        """How many pixels of the masks ``(N, H, W)`` have a known class: int64, a scalar."""
         return self._valid(target.long()).sum()
 
     def decide(self, logits: Tensor) -> Tensor:
@@ -110,7 +117,7 @@ class Segmentation(Task):
         return (4, classes, 4, 4), torch.zeros(4, 4, 4, dtype=torch.uint8)
 
     def entropy(self, logits: Tensor) -> Tensor:
-        """Mean entropy of the pixels' softmax over its maximum log C, in 0..1."""
+        """Mean entropy of the pixels' softmax, of logits ``(N, C, H, W)``, over its maximum log C: a scalar in 0..1."""
         return relative_entropy(logits.log_softmax(1))
 
     def drawn(

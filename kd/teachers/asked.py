@@ -255,7 +255,17 @@ class Address:
         return self._logits(body, header, len(views), classes)
 
     def _logits(self, body: bytes, header: str | None, count: int, classes: int) -> np.ndarray:
-        """The tensor in a response: in binary after the JSON, or in it."""
+        """The logits ``(count, classes)``, float32, in a response: in binary after the JSON, or in it.
+
+        Args:
+            body: of the response, the JSON first.
+            header: the JSON's length in bytes, as text; None: all of the body is JSON.
+            count: pictures that were sent.
+            classes: of the teacher.
+
+        Raises:
+            UserError: another tensor, or NaN or infinity in it.
+        """
         size = int(header) if header and header.isdigit() else len(body)
         try:
             outputs = json_of(body[:size])["outputs"]

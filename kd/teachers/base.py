@@ -145,7 +145,15 @@ class RunTeacher:
         return {name: x for name, x in logits.items() if isinstance(x, Tensor)}
 
     def look(self, images: Images, layers: Sequence[Layer]) -> tuple[Tensor, dict[Layer, Tensor]]:
-        """Logits, and what some layers gave, float32, on the device of ``images``."""
+        """Logits, and what some layers gave, float32, on the device of ``images``.
+
+        Args:
+            images: ``(N, 3, H, W)`` as a batch has them.
+            layers: each a path and a form of tokens, made readable by :meth:`listen` before.
+
+        Returns:
+            ``(N, C, ...)``, and by layer a map ``(N, C, H, W)``, tokens ``(N, L, D)`` or vectors ``(N, D)``.
+        """
         raise NotImplementedError
 
     def listen(

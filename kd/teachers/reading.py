@@ -120,7 +120,13 @@ class CachedViews(Dataset[Sample]):
         return planes, self.pictures.split.target(number), key
 
     def _store(self, view: int, index: np.ndarray, samples: Sequence[Sample]) -> None:
-        """Stores new views; with a full disk a message is printed once and nothing is stored from then on."""
+        """Stores new views; with a full disk a message is printed once and nothing is stored from then on.
+
+        Args:
+            view: its number.
+            index: numbers of the pictures, ``(N,)``.
+            samples: the view ``(3, H, W)``, target and key of each.
+        """
         if self._disk_is_full:
             return
         records = np.zeros((len(samples), self.store.record_bytes), np.uint8)

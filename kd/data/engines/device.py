@@ -224,7 +224,7 @@ class DeviceViews:
         return batch
 
     def _change_and_cut(self, pixels: Tensor, plan: Plan) -> Tensor:
-        """Packed whole pictures -> packed crops, after the transforms that come before the crop."""
+        """Packed whole pictures -> packed crops, after the transforms that come before the crop; uint8, one row each."""
         picture_sizes = [recipe.picture_size for recipe in plan.recipes]
         crops = []
         for picture, recipe in zip(unpacked(pixels, picture_sizes), plan.recipes, strict=True):
@@ -310,10 +310,11 @@ def resize_together(
 ) -> Tensor:
     """As :func:`resize_each`, by two matrix products for as many pictures as :data:`ROOM` holds.
 
-    Of noise 1 to 2% of the values differ by one level from torchvision's, none by more than two.
+    Measured on pictures of random pixels: 1 to 2% of the values differ by one level (of 255) from torchvision's, none
+    by more than two.
 
     Args:
-        pixels: uint8 ``(sum of 3 height width,)``, the pictures one after another.
+        pixels: uint8 ``(sum of 3 height width,)``, the pictures one after another, each ``(3, height, width)``.
         cuts: height and width of each picture.
         size: height and width of all results.
 
@@ -341,7 +342,7 @@ def resize_together(
 
 
 ROOM = 2**25
-"""Values (3 a pixel, padding too) that are resized together: 400 MB of memory."""
+"""Values, 3 a pixel, that are resized together; padding to the batch's largest picture counts too. 400 MB of memory."""
 
 
 def _padded(

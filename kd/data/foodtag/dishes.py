@@ -52,8 +52,8 @@ def food(kcal: int, most: int = 1, spin: float = 3.2) -> Callable[[Callable[[Pen
                 turn = rng.uniform(-spin, spin)
                 scale = size * rng.uniform(0.85, 1.1)
                 x, y = polar(distance, angle)
-                piece = pen.at(x, y, scale, turn)
-                piece.blob(0.08, 0.1, 0.95, _SHADOW, 0.9 if spin > 1 else 0.5)
+                piece = pen.at(x, y, scale=scale, turn=turn)
+                piece.blob(0.08, 0.1, 0.95, _SHADOW, ry=0.9 if spin > 1 else 0.5)
                 piece.rng = random.Random(style)  # the same for all pieces of a dish
                 draw_one(piece)
 
@@ -63,7 +63,7 @@ def food(kcal: int, most: int = 1, spin: float = 3.2) -> Callable[[Callable[[Pen
     return register
 
 
-@food(280, 2)
+@food(kcal=280, most=2)
 def bagel(pen: Pen) -> None:
     """A shiny ring of dough, plain or with seeds; on some a filling shows at the rim."""
     rng = pen.rng
@@ -81,7 +81,7 @@ def bagel(pen: Pen) -> None:
     )
     for radius, light in rings:
         pen.blob(-0.02, -0.03, radius, shade(base, light), wobble=0.03)
-    pen.line(arc(0.66, 3.5, 4.4), 0.12, shade(base, 1.35))
+    pen.line(arc(0.66, start=3.5, stop=4.4), width=0.12, fill=shade(base, 1.35))
     if rng.random() < 0.6:
         seeds = pen.pick("cream", "seaweed")
         pen.bits(34, 0.8, 0.06, seeds, inner=hole + 0.12)
@@ -89,7 +89,7 @@ def bagel(pen: Pen) -> None:
     pen.blob(0.02, 0.03, hole, pen.pick("chocolate", "metal"))
 
 
-@food(560)
+@food(kcal=560)
 def bibimbap(pen: Pen) -> None:
     """Rice under sectors of vegetables, an egg or sauce in the middle."""
     rng = pen.rng
@@ -103,7 +103,7 @@ def bibimbap(pen: Pen) -> None:
         start = first_angle + 6.283 * i / sectors
         stop = first_angle + 6.283 * end / sectors
         fill = pen.pick("green", "green", "red", "chocolate", "cream", "cheese")
-        pen.shape([(0.0, 0.0), *arc(0.8, start, stop)], shade(fill, 0.85))
+        pen.shape([(0.0, 0.0), *arc(0.8, start=start, stop=stop)], shade(fill, 0.85))
         places = []
         for _ in range(9):
             radius = rng.uniform(0.35, 0.7)
@@ -111,9 +111,9 @@ def bibimbap(pen: Pen) -> None:
         for radius, angle in places:
             x, y = polar(radius, angle)
             turn = angle + rng.uniform(-0.5, 0.5)
-            strip = pen.at(x, y, 0.14, turn)
+            strip = pen.at(x, y, scale=0.14, turn=turn)
             light = rng.uniform(0.8, 1.2)
-            strip.line([(0, 0), (1, 0)], 0.4, shade(fill, light))
+            strip.line([(0, 0), (1, 0)], width=0.4, fill=shade(fill, light))
     if rng.random() < 0.75:
         egg_radius = rng.uniform(0.3, 0.4)
         pen.blob(0, 0, egg_radius, pen.pick("cream"), wobble=0.1)
@@ -122,7 +122,7 @@ def bibimbap(pen: Pen) -> None:
     pen.bits(sesame, 0.5, 0.035, (245, 235, 205))
 
 
-@food(540)
+@food(kcal=540)
 def burger(pen: Pen) -> None:
     """Seen from the side: bun, fillings in any order, bun."""
     rng = pen.rng
@@ -131,7 +131,7 @@ def burger(pen: Pen) -> None:
     dome_height = rng.uniform(0.5, 0.85)
     has_seeds = rng.random() < 0.6
     lower_bun = box(-0.8, 0.4, 0.8, 0.7)
-    pen.shape(lower_bun + arc(0.72, 0, math.pi, 0.4), shade(bun, 0.8))
+    pen.shape(lower_bun + arc(0.72, start=0, stop=math.pi, squash=0.4), shade(bun, 0.8))
     pen.shape(box(-0.8, 0.4, 0.8, 0.72), shade(bun, 0.9))
 
     # Fillings, from below; y is the upper edge of the newest one.
@@ -144,12 +144,12 @@ def burger(pen: Pen) -> None:
     dome = pen.at(0, y + 0.06)
     layers = ((1.0, 0.82), (0.9, 1.0), (0.6, 1.12))  # size and light
     for size, light in layers:
-        half_disc = arc(0.84 * size, math.pi, 2 * math.pi, dome_height)
+        half_disc = arc(0.84 * size, start=math.pi, stop=2 * math.pi, squash=dome_height)
         dome.shape(half_disc, shade(bun, light))
     seeds = 14 if has_seeds else 0
-    for seed_x, seed_y in dome.spots(seeds, 0.6):
+    for seed_x, seed_y in dome.spots(seeds, reach=0.6):
         height_on_dome = abs(seed_y) * dome_height
-        dome.blob(seed_x, -height_on_dome - 0.06, 0.045, (248, 236, 205), 0.028)
+        dome.blob(seed_x, -height_on_dome - 0.06, 0.045, (248, 236, 205), ry=0.028)
 
 
 def _draw_filling(pen: Pen, kind: str, y: float, height: float) -> None:
@@ -171,11 +171,11 @@ def _draw_filling(pen: Pen, kind: str, y: float, height: float) -> None:
         return
     names = ("chocolate",) if kind == "meat" else ("red", "cream", "chocolate")
     fill = pen.pick(*names)
-    pen.blob(0, y + height / 2, 0.84, fill, height * 0.75)
-    pen.blob(0, y + height / 3, 0.8, shade(fill, 1.2), height * 0.4)
+    pen.blob(0, y + height / 2, 0.84, fill, ry=height * 0.75)
+    pen.blob(0, y + height / 3, 0.8, shade(fill, 1.2), ry=height * 0.4)
 
 
-@food(410)
+@food(kcal=410)
 def cake_slice(pen: Pen) -> None:
     """A wedge from the side: layers of sponge and cream, icing, something on top."""
     rng = pen.rng
@@ -210,11 +210,11 @@ def cake_slice(pen: Pen) -> None:
         y = rng.uniform(-0.37, -0.22)
         radius = rng.uniform(0.1, 0.2)
         pen.ball(x, y, radius, pen.pick("red", "plum"))
-    top = pen.at(0.2 * side, -0.15, 1, 0, 0.5)
+    top = pen.at(0.2 * side, -0.15, scale=1, turn=0, squash=0.5)
     top.bits(rng.randint(0, 12), 0.4, 0.04, pen.pick("any"), pen.pick("chocolate"))
 
 
-@food(220, 3)
+@food(kcal=220, most=3)
 def cookie(pen: Pen) -> None:
     """A flat disc with chips and cracks."""
     rng = pen.rng
@@ -227,15 +227,15 @@ def cookie(pen: Pen) -> None:
     for x, radius, light in discs:
         pen.blob(x, 1.3 * x, radius, shade(base, light), wobble=0.06)
     cracks = rng.randint(2, 5)
-    for x, y in pen.spots(cracks, 0.6):
-        crack = pen.at(x, y, 0.4, rng.uniform(0, 6))
-        crack.line([(0, 0), (1, 0)], 0.1, shade(base, 0.7))
+    for x, y in pen.spots(cracks, reach=0.6):
+        crack = pen.at(x, y, scale=0.4, turn=rng.uniform(0, 6))
+        crack.line([(0, 0), (1, 0)], width=0.1, fill=shade(base, 0.7))
     chips = rng.randint(8, 14)
     chip = pen.pick("chocolate", "chocolate", "cream", "red")
     pen.bits(chips, 0.8, 0.16, chip)
 
 
-@food(270, 2, spin=0.5)
+@food(kcal=270, most=2, spin=0.5)
 def croissant(pen: Pen) -> None:
     """A bent roll in segments, thick in the middle."""
     rng = pen.rng
@@ -250,28 +250,28 @@ def croissant(pen: Pen) -> None:
         size = 0.44 - 0.24 * abs(place) ** 1.5
         light = rng.uniform(0.92, 1.08)
         turn = place * bend * 0.7
-        pen.ball(x, y, size * 0.62, shade(base, light), size, turn)
+        pen.ball(x, y, size * 0.62, shade(base, light), ry=size, turn=turn)
         half = size * 0.7
         fold = [
             (x - 0.04, y - half),
             (x + 0.02, y),
             (x - 0.04, y + half),
         ]
-        pen.line(fold, 0.03, shade(base, 0.72))
+        pen.line(fold, width=0.03, fill=shade(base, 0.72))
 
 
-@food(620)
+@food(kcal=620)
 def curry_rice(pen: Pen) -> None:
     """Half rice, half curry with chunks."""
     rng = pen.rng
     rice = pen.pick("cream")
     curry = pen.pick("broth", "chocolate")
     pen.bowl(curry)
-    half = pen.at(0, 0, 1, rng.uniform(0, 6))
+    half = pen.at(0, 0, scale=1, turn=rng.uniform(0, 6))
     edge = rng.uniform(-0.1, 0.25)  # where the rice ends
-    heap = half.at(-0.3 - edge / 2, 0, 0.56 - edge / 2)
-    heap.blob(0, 0, 1.0, shade(rice, 0.8), 1.5, 0, 0.08)
-    heap.blob(0, 0, 0.92, rice, 1.4, 0, 0.08)
+    heap = half.at(-0.3 - edge / 2, 0, scale=0.56 - edge / 2)
+    heap.blob(0, 0, 1.0, shade(rice, 0.8), ry=1.5, turn=0, wobble=0.08)
+    heap.blob(0, 0, 0.92, rice, ry=1.4, turn=0, wobble=0.08)
     heap.bits(45, 0.9, 0.08, rice)
     chunks = [pen.pick("red"), pen.pick("cheese"), shade(curry, 0.55), pen.pick("green")]
     for _ in range(rng.randint(5, 10)):
@@ -279,11 +279,11 @@ def curry_rice(pen: Pen) -> None:
         y = rng.uniform(-0.55, 0.55)
         size = rng.uniform(0.08, 0.15)
         fill = rng.choice(chunks)
-        half.ball(x, y, size, fill, size * 0.8, rng.uniform(0, 3))
+        half.ball(x, y, size, fill, ry=size * 0.8, turn=rng.uniform(0, 3))
     pen.bits(rng.randint(0, 8), 0.6, 0.05, pen.pick("green"))
 
 
-@food(300, 2)
+@food(kcal=300, most=2)
 def donut(pen: Pen) -> None:
     """A ring under wavy icing, with sprinkles or stripes."""
     rng = pen.rng
@@ -302,7 +302,7 @@ def donut(pen: Pen) -> None:
         x = 0.03 * radius - 0.03
         y = 0.04 * radius - 0.04
         pen.blob(x, y, radius, fill, wobble=wobble)
-    pen.line(arc(0.6, 3.4, 4.6), 0.1, shade(icing, 1.25))
+    pen.line(arc(0.6, start=3.4, stop=4.6), width=0.1, fill=shade(icing, 1.25))
     if style == "sprinkles":
         pen.bits(26, 0.74, 0.075, *sweets, inner=hole + 0.1, slim=0.4)
     elif style == "stripes":
@@ -311,12 +311,12 @@ def donut(pen: Pen) -> None:
             x = 0.7 * math.cos(i * 2.5)
             y = -0.66 + 0.13 * i
             zigzag.append((x, y))
-        pen.line(zigzag, 0.06, sweets[0])
+        pen.line(zigzag, width=0.06, fill=sweets[0])
     pen.blob(0, 0, hole + 0.06, shade(base, 0.85))
     pen.blob(0.02, 0.02, hole, pen.pick("chocolate", "metal"))
 
 
-@food(330, 3, spin=0.5)
+@food(kcal=330, most=3, spin=0.5)
 def dumplings(pen: Pen) -> None:
     """A half moon of pale or fried dough with pleats."""
     rng = pen.rng
@@ -324,21 +324,23 @@ def dumplings(pen: Pen) -> None:
     pleats = rng.randint(5, 9)
     lowered = pen.at(0, 0.3)
     for radius, light in ((1.0, 0.75), (0.94, 1.0)):
-        body = arc(radius, math.pi, 2 * math.pi, 0.9) + arc(radius, 0, math.pi, 0.2)
+        body = arc(radius, start=math.pi, stop=2 * math.pi, squash=0.9) + arc(
+            radius, start=0, stop=math.pi, squash=0.2
+        )
         lowered.shape(body, shade(dough, light))
-    lowered.blob(0, -0.26, 0.62, shade(dough, 1.1), 0.3)
+    lowered.blob(0, -0.26, 0.62, shade(dough, 1.1), ry=0.3)
     for i in range(pleats):
         angle = math.pi * (1 + (i + 0.5) / pleats)
         pleat = []
         for radius, shift in ((1.0, 0), (0.82, 0.06), (0.66, 0.02)):
             x, y = polar(radius, angle + shift)
             pleat.append((x, y * 0.88))
-        lowered.line(pleat, 0.06, shade(dough, 0.7))
+        lowered.line(pleat, width=0.06, fill=shade(dough, 0.7))
     if rng.random() < 0.5:
-        lowered.blob(0, 0.02, 0.72, pen.pick("baked"), 0.13)
+        lowered.blob(0, 0.02, 0.72, pen.pick("baked"), ry=0.13)
 
 
-@food(190, 2, spin=0.5)
+@food(kcal=190, most=2, spin=0.5)
 def fried_egg(pen: Pen) -> None:
     """A ragged white with one or two shiny yolks."""
     rng = pen.rng
@@ -349,7 +351,7 @@ def fried_egg(pen: Pen) -> None:
     pen.blob(0, 0, 0.96, rim, wobble=0.13)
     pen.blob(0, 0, 0.86, white, wobble=0.13)
     yolks = rng.choice((1, 1, 1, 2))
-    for x, y in pen.spots(yolks, 0.35):
+    for x, y in pen.spots(yolks, reach=0.35):
         radius = rng.uniform(0.3, 0.4)
         pen.ball(x, y, radius, yolk)
         pen.blob(x - 0.1, y - 0.12, 0.07, (255, 252, 235))  # its shine
@@ -358,7 +360,7 @@ def fried_egg(pen: Pen) -> None:
     pen.bits(crumbs, 0.7, 0.04, pepper, pen.pick("green"))
 
 
-@food(360)
+@food(kcal=360)
 def fruit_tart(pen: Pen) -> None:
     """A crimped shell, custard, and fruit laid in rings."""
     rng = pen.rng
@@ -382,10 +384,10 @@ def fruit_tart(pen: Pen) -> None:
         for i in range(count):
             angle = 2 * math.pi * i / count + ring
             x, y = polar(reach, angle)
-            pen.ball(x, y, size, fruit, size * slim, angle)
+            pen.ball(x, y, size, fruit, ry=size * slim, turn=angle)
 
 
-@food(250)
+@food(kcal=250)
 def ice_cream(pen: Pen) -> None:
     """One to three scoops in a cone or a cup."""
     rng = pen.rng
@@ -400,7 +402,7 @@ def ice_cream(pen: Pen) -> None:
             start = place * width
             for lean in (-0.25, 0.25):
                 stop = start * 0.4 + lean * (1 - abs(place)) * width
-                pen.line([(start, 0), (stop, 0.55)], 0.03, shade(base, 0.7))
+                pen.line([(start, 0), (stop, 0.55)], width=0.03, fill=shade(base, 0.7))
     pen.shape(box(-width * 1.08, -0.02, width * 1.08, 0.12), shade(base, 0.8))
     places: list[list[Point]] = [
         [(0.0, -0.2)],
@@ -410,30 +412,30 @@ def ice_cream(pen: Pen) -> None:
     for x, y in places[scoops - 1]:
         flavour = pen.pick("pink", "pink", "cream", "chocolate", "green", "any")
         melted_y = y + width * 0.62
-        pen.blob(x, melted_y, width * 1.05, shade(flavour, 0.9), width * 0.3, 0, 0.2)
+        pen.blob(x, melted_y, width * 1.05, shade(flavour, 0.9), ry=width * 0.3, turn=0, wobble=0.2)
         pen.ball(x, y, width, flavour)
-        scoop = pen.at(x, y, width)
+        scoop = pen.at(x, y, scale=width)
         bits = rng.choice((0, 8))
         scoop.bits(bits, 0.8, 0.1, pen.pick("any"), pen.pick("chocolate"))
 
 
-@food(380, 5)
+@food(kcal=380, most=5)
 def kimbap(pen: Pen) -> None:
     """A slice of a seaweed roll: dark rim, rice, a colourful middle."""
     rng = pen.rng
     rim = pen.pick("seaweed")
     rice = pen.pick("cream")
-    pen.blob(0.04, 0.1, 0.95, shade(rim, 0.7), 0.92)
-    pen.blob(0, 0, 0.95, rim, 0.92)
-    pen.blob(0, 0, 0.83, rice, 0.8)
+    pen.blob(0.04, 0.1, 0.95, shade(rim, 0.7), ry=0.92)
+    pen.blob(0, 0, 0.95, rim, ry=0.92)
+    pen.blob(0, 0, 0.83, rice, ry=0.8)
     pen.bits(24, 0.76, 0.07, rice)
-    for x, y in pen.spots(rng.randint(4, 7), 0.34):
+    for x, y in pen.spots(rng.randint(4, 7), reach=0.34):
         size = rng.uniform(0.13, 0.22)
-        cube = pen.at(x, y, size, rng.uniform(0, 3))
+        cube = pen.at(x, y, scale=size, turn=rng.uniform(0, 3))
         cube.shape(box(-1, -1, 1, 1), pen.pick("red", "green", "baked", "cheese"))
 
 
-@food(520)
+@food(kcal=520)
 def pancakes(pen: Pen) -> None:
     """A stack of discs, with syrup and butter or berries on top."""
     rng = pen.rng
@@ -454,26 +456,26 @@ def pancakes(pen: Pen) -> None:
         x = rng.uniform(-0.06, 0.06)
         radius = rng.uniform(0.78, 0.9)
         for down, size, fill in layers:
-            pen.blob(x, y + step * down, radius * size, fill, radius * size * flat)
+            pen.blob(x, y + step * down, radius * size, fill, ry=radius * size * flat)
 
     top = pen.at(0, step * (1 - count / 2))
     if rng.random() < 0.7:
-        top.blob(0, 0, 0.5, syrup, 0.5 * flat, 0, 0.2)
+        top.blob(0, 0, 0.5, syrup, ry=0.5 * flat, turn=0, wobble=0.2)
         left = rng.uniform(-0.7, 0)
         right = rng.uniform(0, 0.7)
         for x in (left, right):
             end = 0.5 * flat + rng.uniform(0.1, 0.4)
-            top.line([(x * 0.5, 0), (x, 0.5 * flat), (x, end)], 0.1, syrup)
+            top.line([(x * 0.5, 0), (x, 0.5 * flat), (x, end)], width=0.1, fill=syrup)
     if rng.random() < 0.7:
-        butter = top.at(rng.uniform(-0.15, 0.15), -0.08, 0.2, rng.uniform(-0.5, 0.5))
+        butter = top.at(rng.uniform(-0.15, 0.15), -0.08, scale=0.2, turn=rng.uniform(-0.5, 0.5))
         butter.shape(box(-1, -0.6, 1, 0.8), (214, 178, 84))
         butter.shape(box(-0.95, -0.6, 0.95, 0.3), (250, 226, 130))
     else:
-        berries = top.at(0, 0, 1, 0, flat)
+        berries = top.at(0, 0, scale=1, turn=0, squash=flat)
         berries.bits(rng.randint(4, 9), 0.45, 0.13, pen.pick("red", "plum"), slim=1.2)
 
 
-@food(700)
+@food(kcal=700)
 def pizza(pen: Pen) -> None:
     """Crust, sauce, melted cheese and toppings; whole, cut, or with slices gone."""
     rng = pen.rng
@@ -489,7 +491,7 @@ def pizza(pen: Pen) -> None:
         (0.8, pen.pick("cheese")),
     ]
     for radius, fill in layers:
-        outline = arc(radius, start + gone, start + 2 * math.pi)
+        outline = arc(radius, start=start + gone, stop=start + 2 * math.pi)
         if gone > 0:
             outline.insert(0, (0.0, 0.0))
         pen.shape(outline, fill)
@@ -499,72 +501,72 @@ def pizza(pen: Pen) -> None:
         angle = rng.uniform(start + gone + 0.1, start + 6.2)
         kind = rng.choice(kinds)
         x, y = polar(radius, angle)
-        topping = pen.at(x, y, size, angle)
+        topping = pen.at(x, y, scale=size, turn=angle)
         if kind == "disc":
             topping.ball(0, 0, 1, meat)
         elif kind == "leaf":
-            topping.blob(0, 0, 1.2, pen.pick("green"), 0.5)
+            topping.blob(0, 0, 1.2, pen.pick("green"), ry=0.5)
         elif kind == "olive":
             topping.blob(0, 0, 0.6, (45, 40, 45))
             topping.blob(0, 0, 0.25, (170, 140, 90))
         else:
-            topping.blob(0, 0, 1.3, pen.pick("cream"), 1, 0, 0.15)
+            topping.blob(0, 0, 1.3, pen.pick("cream"), ry=1, turn=0, wobble=0.15)
     for i in range(rng.choice((0, 8))):
         cut = start + gone + i * (6.283 - gone) / 8
-        pen.line([(0, 0), polar(1, cut)], 0.025, shade(base, 0.6))
+        pen.line([(0, 0), polar(1, cut)], width=0.025, fill=shade(base, 0.6))
 
 
-@food(550)
+@food(kcal=550)
 def ramen(pen: Pen) -> None:
     """Wavy noodles in broth with egg, seaweed or meat."""
     rng = pen.rng
     noodle = pen.pick("cream", "cheese")
     direction = rng.uniform(0, 6)
     pen.bowl(pen.pick("broth", "broth", "chocolate", "red"))
-    for x, y in pen.spots(rng.randint(12, 20), 0.4):
+    for x, y in pen.spots(rng.randint(12, 20), reach=0.4):
         bend = rng.uniform(0.04, 0.12)
-        here = pen.at(x, y, 1, direction + rng.uniform(-0.6, 0.6))
+        here = pen.at(x, y, scale=1, turn=direction + rng.uniform(-0.6, 0.6))
         wave = [(-0.42 + 0.07 * i, bend * math.sin(i * 1.1)) for i in range(13)]
-        here.line(wave, 0.075, shade(noodle, 0.7))
-        here.line(wave, 0.045, noodle)
+        here.line(wave, width=0.075, fill=shade(noodle, 0.7))
+        here.line(wave, width=0.045, fill=noodle)
     toppings = rng.sample(("egg", "nori", "meat"), rng.randint(0, 3))
     for i, kind in enumerate(toppings):
         angle = direction + 2.1 * i
         x, y = polar(0.55, angle)
-        topping = pen.at(x, y, rng.uniform(0.23, 0.32), angle)
+        topping = pen.at(x, y, scale=rng.uniform(0.23, 0.32), turn=angle)
         if kind == "egg":
-            topping.blob(0, 0, 1, pen.pick("cream"), 0.78)
+            topping.blob(0, 0, 1, pen.pick("cream"), ry=0.78)
             topping.blob(0, 0, 0.52, pen.pick("yolk"))
         elif kind == "nori":
             topping.shape(box(-0.8, -0.7, 1.2, 0.7), pen.pick("seaweed"))
         else:
-            topping.ball(0, 0, 1, pen.pick("skin"), 0.65)
+            topping.ball(0, 0, 1, pen.pick("skin"), ry=0.65)
     pen.bits(rng.randint(0, 14), 0.6, 0.06, pen.pick("green"))
 
 
-@food(240)
+@food(kcal=240)
 def salad(pen: Pen) -> None:
     """Torn leaves with slices and wedges in between."""
     rng = pen.rng
     if rng.random() < 0.5:
         pen.bowl(shade(pen.pick("green"), 0.7))
-    for x, y in pen.spots(rng.randint(16, 26), 0.7):
+    for x, y in pen.spots(rng.randint(16, 26), reach=0.7):
         if rng.random() < 0.8:
             fill = shade(pen.pick("green"), rng.uniform(0.7, 1.3))
         else:
             fill = pen.pick("plum", "chocolate")
         size = rng.uniform(0.18, 0.34)
-        leaf = pen.at(x, y, size, rng.uniform(0, 6))
-        leaf.blob(0, 0, 1, fill, 0.6, 0, 0.2)
-        leaf.line([(-0.9, 0), (0.9, 0)], 0.1, shade(fill, 1.35))
-    for x, y in pen.spots(rng.randint(3, 9), 0.6):
+        leaf = pen.at(x, y, scale=size, turn=rng.uniform(0, 6))
+        leaf.blob(0, 0, 1, fill, ry=0.6, turn=0, wobble=0.2)
+        leaf.line([(-0.9, 0), (0.9, 0)], width=0.1, fill=shade(fill, 1.35))
+    for x, y in pen.spots(rng.randint(3, 9), reach=0.6):
         size = rng.uniform(0.14, 0.24)
-        here = pen.at(x, y, size, rng.uniform(0, 6))
+        here = pen.at(x, y, scale=size, turn=rng.uniform(0, 6))
         kind = rng.choice(("wedge", "cube", "slice"))
         fill = pen.pick("red", "green")
         if kind == "wedge":
-            here.shape(arc(1, 0, math.pi), fill)
-            here.shape(arc(0.6, 0.3, math.pi - 0.3), shade(fill, 1.3))
+            here.shape(arc(1, start=0, stop=math.pi), fill)
+            here.shape(arc(0.6, start=0.3, stop=math.pi - 0.3), shade(fill, 1.3))
         elif kind == "cube":
             here.shape(box(-1, -0.8, 1, 0.8), pen.pick("cream", "baked"))
         else:
@@ -573,7 +575,7 @@ def salad(pen: Pen) -> None:
             here.blob(0, 0, 0.8, inside)
 
 
-@food(210)
+@food(kcal=210)
 def soup(pen: Pen) -> None:
     """Smooth liquid with a swirl of cream, croutons, herbs or drops of oil."""
     rng = pen.rng
@@ -589,10 +591,10 @@ def soup(pen: Pen) -> None:
             angle = 0.3 * i + turn
             radius = 0.055 * (0.3 * i)
             swirl.append(polar(radius, angle))
-        pen.line(swirl, 0.07, cream)
+        pen.line(swirl, width=0.07, fill=cream)
     croutons = rng.choice((0, rng.randint(3, 8)))
-    for x, y in pen.spots(croutons, 0.55):
-        cube = pen.at(x, y, 0.11, rng.uniform(0, 3))
+    for x, y in pen.spots(croutons, reach=0.55):
+        cube = pen.at(x, y, scale=0.11, turn=rng.uniform(0, 3))
         cube.shape(box(-1, -1, 1, 1.3), shade(bread, 0.75))
         cube.shape(box(-1, -1, 1, 0.7), bread)
     herbs = rng.choice((0, rng.randint(5, 16)))
@@ -601,7 +603,7 @@ def soup(pen: Pen) -> None:
     pen.bits(drops, 0.75, 0.08, shade(fill, 1.3), shade(fill, 0.75))
 
 
-@food(400)
+@food(kcal=400)
 def sushi(pen: Pen) -> None:
     """Nigiri: pads of rice under fish, side by side."""
     rng = pen.rng
@@ -616,12 +618,12 @@ def sushi(pen: Pen) -> None:
         x = (i - (count - 1) / 2) * 1.72 / count
         y = rng.uniform(-0.06, 0.06)
         turn = tilt + rng.uniform(-0.15, 0.15)
-        here = pen.at(x, y, 1, turn)
+        here = pen.at(x, y, scale=1, turn=turn)
         fish = other_fish if rng.random() < 0.4 else usual_fish
-        here.blob(0.03, 0.1, width * 1.08, shade(rice, 0.6), 0.66)
-        here.blob(0, 0.06, width, rice, 0.62)
-        here.blob(0, -0.04, width * 1.05, shade(fish, 0.8), 0.55)
-        here.blob(-0.02, -0.07, width * 0.95, fish, 0.5)
+        here.blob(0.03, 0.1, width * 1.08, shade(rice, 0.6), ry=0.66)
+        here.blob(0, 0.06, width, rice, ry=0.62)
+        here.blob(0, -0.04, width * 1.05, shade(fish, 0.8), ry=0.55)
+        here.blob(-0.02, -0.07, width * 0.95, fish, ry=0.5)
         for stripe in range(rng.randint(0, 5)):
             stripe_y = -0.45 + 0.2 * stripe
             points = [
@@ -629,12 +631,12 @@ def sushi(pen: Pen) -> None:
                 (0, stripe_y + 0.1),
                 (width * 0.8, stripe_y - 0.02),
             ]
-            here.line(points, 0.035, shade(fish, 1.3))
+            here.line(points, width=0.035, fill=shade(fish, 1.3))
         if has_belt:
             here.shape(box(-width, -0.1, width, 0.08), (34, 42, 40))
 
 
-@food(450, 2, spin=0.3)
+@food(kcal=450, most=2, spin=0.3)
 def taco(pen: Pen) -> None:
     """A folded shell with a filling along the open edge."""
     rng = pen.rng
@@ -642,15 +644,15 @@ def taco(pen: Pen) -> None:
     lowered = pen.at(0, 0.3)
     names = rng.sample(("green", "red", "chocolate", "cream", "cheese"), 3)
     fills = [pen.pick(name) for name in names]
-    lowered.shape(arc(1.0, math.pi, 2 * math.pi, 0.95), shade(shell, 0.7))
+    lowered.shape(arc(1.0, start=math.pi, stop=2 * math.pi, squash=0.95), shade(shell, 0.7))
     for i in range(19):
         angle = math.pi * (1 + i / 18)
         radius = rng.uniform(0.86, 1.02)
         size = rng.uniform(0.1, 0.19)
         x, y = polar(radius, angle)
-        lowered.blob(x, y * 0.92, size, rng.choice(fills), 0.1, angle, 0.15)
-    lowered.shape(arc(0.92, math.pi, 2 * math.pi, 0.85), shell)
-    lowered.shape(arc(0.7, math.pi, 2 * math.pi, 0.7), shade(shell, 1.1))
+        lowered.blob(x, y * 0.92, size, rng.choice(fills), ry=0.1, turn=angle, wobble=0.15)
+    lowered.shape(arc(0.92, start=math.pi, stop=2 * math.pi, squash=0.85), shell)
+    lowered.shape(arc(0.7, start=math.pi, stop=2 * math.pi, squash=0.7), shade(shell, 1.1))
     for _ in range(7):
         x = rng.uniform(-0.6, 0.6)
         y = rng.uniform(-0.5, -0.05)

@@ -200,7 +200,7 @@ class Pen:
             centre_x = x - shift * rx
             centre_y = y - 2 * shift * ry
             colour = shade(fill, light)
-            self.blob(centre_x, centre_y, rx * size, colour, ry * size, turn, 0.03)
+            self.blob(centre_x, centre_y, rx * size, colour, ry=ry * size, turn=turn, wobble=0.03)
 
     def spots(self, count: int, reach: float, inner: float = 0.0) -> list[Point]:
         """``count`` random places between the radii ``inner`` and ``reach``, evenly over the area."""
@@ -231,12 +231,12 @@ class Pen:
             slim: a blob's short radius to its long one.
         """
         rng = self.rng
-        for x, y in self.spots(count, reach, inner):
+        for x, y in self.spots(count, reach=reach, inner=inner):
             radius = size * rng.uniform(0.6, 1.3)
             fill = rng.choice(fills)
             light = rng.uniform(0.8, 1.12)
             turn = rng.uniform(0, 3)
-            self.blob(x, y, radius, shade(fill, light), radius * slim, turn, 0.1)
+            self.blob(x, y, radius, shade(fill, light), ry=radius * slim, turn=turn, wobble=0.1)
 
     def bowl(self, fill: Colour) -> None:
         """A bowl filled to its rim."""

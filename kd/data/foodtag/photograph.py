@@ -60,10 +60,10 @@ def draw(label: int, seed: int, portion: float = 1.0) -> Image.Image:
     turn = rng.uniform(-0.3, 0.3)
     lean = rng.uniform(-0.45, 0.45)
     squash = rng.uniform(0, 0.32)
-    turned = frame.at(0, 0, 1, _SPREAD * turn, 1 - _SPREAD * squash)
-    view = turned.at(0, 0, 1, _SPREAD * lean)
+    turned = frame.at(0, 0, scale=1, turn=_SPREAD * turn, squash=1 - _SPREAD * squash)
+    view = turned.at(0, 0, scale=1, turn=_SPREAD * lean)
     _dish(view)
-    FOODS[label].draw(view if portion == 1.0 else view.at(0, 0, portion))
+    FOODS[label].draw(view if portion == 1.0 else view.at(0, 0, scale=portion))
 
     if rng.random() < _SPREAD:
         _clutter(frame)
@@ -88,9 +88,9 @@ def _table(rng: random.Random, noise: np.random.RandomState) -> Image.Image:
     v = _ROWS * cos - _COLUMNS * sin  # across it
     kind = rng.choice(("wood", "cloth", "stripes", "marble", "tiles", "stone", "plain"))
     if kind == "wood":
-        bend = 3 * _clouds(noise, 5)
+        bend = 3 * _clouds(noise, cells=5)
         grain = 0.1 * np.sin(v / 2.2 + bend)
-        grain = grain + 0.08 * _clouds(noise, 24, 4)
+        grain = grain + 0.08 * _clouds(noise, cells=24, rows=4)
         joints = v % (pitch + 14) < 2  # between the boards
         grain -= 0.35 * joints
         pattern = grain
@@ -103,18 +103,18 @@ def _table(rng: random.Random, noise: np.random.RandomState) -> Image.Image:
         stripes = np.sign(np.sin(u * 6.28 / pitch))
         pattern = contrast * stripes
     elif kind == "marble":
-        large = _clouds(noise, 6)
-        small = _clouds(noise, 14)
+        large = _clouds(noise, cells=6)
+        small = _clouds(noise, cells=14)
         veins = np.abs(large + 0.4 * small)
         pattern = -0.4 * np.exp(-6 * veins)
     elif kind == "tiles":
         joints = (u % pitch < 2.5) | (v % pitch < 2.5)
         sign = rng.choice((-1, 1))
-        pattern = 0.3 * joints * sign + 0.05 * _clouds(noise, 10)
+        pattern = 0.3 * joints * sign + 0.05 * _clouds(noise, cells=10)
     else:
         contrast = 0.13 if kind == "stone" else 0.03
-        speckles = contrast * _clouds(noise, 70)
-        pattern = speckles + 0.08 * _clouds(noise, 6)
+        speckles = contrast * _clouds(noise, cells=70)
+        pattern = speckles + 0.08 * _clouds(noise, cells=6)
     light = 1 + _SPREAD * pattern[..., None]
     pixels = np.array(colour, np.float32) * light
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
@@ -155,7 +155,7 @@ def _dish(pen: Pen) -> None:
         for radius, light in ((1.0, 0.78), (0.97, 1.0), (0.76, 0.86), (0.74, 0.97)):
             pen.blob(0, 0, size * radius, shade(fill, light), wobble=0)
         return
-    here = pen.at(0, 0, size, pen.rng.uniform(-0.5, 0.5), pen.rng.uniform(0.7, 1))
+    here = pen.at(0, 0, scale=size, turn=pen.rng.uniform(-0.5, 0.5), squash=pen.rng.uniform(0.7, 1))
     if kind == "board":
         layers = [(1.0, 0.8), (0.95, 1.0)]
     else:
@@ -168,18 +168,20 @@ def _clutter(pen: Pen) -> None:
     """Something in front: cutlery, chopsticks, leaves, drops of sauce, fingers or a napkin."""
     rng = pen.rng
     kind = rng.choice(("fork", "sticks", "leaf", "sauce", "hand", "napkin", "none", "none"))
-    turned = pen.at(0, 0, 1, rng.uniform(0, 6.28))
+    turned = pen.at(0, 0, scale=1, turn=rng.uniform(0, 6.28))
     here = turned.at(rng.uniform(0.25, 0.75), 0)
     if kind == "fork":
         metal = pen.pick("metal")
-        here.line([(0.3, -0.1), (2.5, 0.15)], 0.1, metal)
+        here.line([(0.3, -0.1), (2.5, 0.15)], width=0.1, fill=metal)
         for prong in (-1, 0, 1):
             tip = (-0.15, 0.09 * prong - 0.12)
             root = (0.32, 0.07 * prong - 0.1)
-            here.line([tip, root], 0.045, metal)
+            here.line([tip, root], width=0.045, fill=metal)
     elif kind == "sticks":
         for y in (-0.1, 0.1):
-            here.line([(-0.4, y), (2.5, 2.2 * y)], 0.07, pen.pick("chocolate", "red", "baked"))
+            here.line(
+                [(-0.4, y), (2.5, 2.2 * y)], width=0.07, fill=pen.pick("chocolate", "red", "baked")
+            )
     elif kind == "leaf":
         here.bits(rng.randint(1, 4), 0.6, 0.24, pen.pick("green"), slim=0.45)
     elif kind == "sauce":
@@ -191,7 +193,7 @@ def _clutter(pen: Pen) -> None:
         for finger in range(rng.randint(1, 3)):
             x = 0.2 + 0.05 * finger
             y = 0.25 * finger
-            here.line([(x, y), (2.5, 0.1 + 0.3 * finger)], 0.24, shade(skin, 0.85))
+            here.line([(x, y), (2.5, 0.1 + 0.3 * finger)], width=0.24, fill=shade(skin, 0.85))
             here.ball(x, y, 0.13, skin)
     elif kind == "napkin":
         corners = [(0.35, -1.5), (2.5, -1.2), (2.5, 1.6), (0.2, 1.1)]
@@ -238,7 +240,7 @@ def _light(angle: float, rng: random.Random, noise: np.random.RandomState) -> np
     from_side = slope * side - vignette * squared_distance
     light = 1 + _SPREAD * from_side
     cloudiness = _SPREAD * rng.uniform(0, 0.12)
-    clouds = _clouds(noise, 6)[::2, ::2]
+    clouds = _clouds(noise, cells=6)[::2, ::2]
     light += cloudiness * clouds
     if rng.random() < 0.3 * _SPREAD:
         edge = rng.uniform(-0.6, 0.6)

@@ -103,7 +103,7 @@ class ImageFolder(Source):
         nothing_chosen = train is None and val is None
         if nothing_chosen and names and not holders and self._are_classes(root, names, splits):
             self._doubt_classes(root, names)
-            return SplitFolders(".", None)
+            return SplitFolders(train=".", val=None)
         if train is None:
             train = choose(holders, "train", self.key, root)
             if train is None:
@@ -111,14 +111,14 @@ class ImageFolder(Source):
             self._doubt_train(root, train, names, splits)
             train = self._inner(root, train)
         if train == ".":
-            return SplitFolders(train, val)
+            return SplitFolders(train=train, val=val)
         if val is None:
             val = self._val_folder(root, train, splits, holders)
         used = [name.split("/")[0] for name in (train, val) if name is not None]
         unread = [printable(name) for name in names if name not in used and not split_of(name)]
         if unread:
             self.note(f"folders beside the splits are not read: {', '.join(unread[:5])}")
-        return SplitFolders(train, val)
+        return SplitFolders(train=train, val=val)
 
     def _val_folder(
         self, root: str, train: str, splits: Sequence[str], holders: Sequence[str]

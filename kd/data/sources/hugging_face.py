@@ -113,7 +113,9 @@ class HuggingFace(Source):
                 f"data.source.{split}: {self.path} ({name}) has a column of splits that names no row of "
                 f"{split}"
             )
-        return LabelledRows(rows.data.select(chosen), [rows.labels[i] for i in chosen], rows.names)
+        return LabelledRows(
+            rows.data.select(chosen), labels=[rows.labels[i] for i in chosen], names=rows.names
+        )
 
     def _read(self, name: str, split: str) -> LabelledRows:
         """A whole split of the data set, read once."""
@@ -172,14 +174,14 @@ class HuggingFace(Source):
         """The rows with the text of their labels; of a column of class ids also the classes' names."""
         column = self.columns[1]
         if column is None:
-            return LabelledRows(data, [""] * len(data), None)
+            return LabelledRows(data, labels=[""] * len(data), names=None)
         # -1: no label, as datasets write it
         values = [None if value == -1 else value for value in data[column][:]]
         names = getattr(data.features[column], "names", None)
         if names is not None:
             names = [plain(name) for name in names]
             labels = [names[value] if value is not None else "" for value in values]
-            return LabelledRows(data, labels, names)
+            return LabelledRows(data, labels=labels, names=names)
         labels = []
         for i, cell in enumerate(cells(values, several=False).labels):
             if len(cell) > 1:
@@ -188,7 +190,7 @@ class HuggingFace(Source):
                     "several (data.source=Manifest data.source.multi_label=true)"
                 )
             labels.append(cell[0] if cell else "")
-        return LabelledRows(data, labels, None)
+        return LabelledRows(data, labels=labels, names=None)
 
     # -- which splits there are --------------------------------------------------------------------------------------
     def _split_names(self) -> list[str]:

@@ -78,9 +78,9 @@ def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
     rest = {name: values for name, values in others.items() if name not in split_columns}
     rows, labelled = _labelled_rows(names, records, columns, rest, notes)
     if splits is None:
-        return ListContent(rows, labelled, False, notes)
+        return ListContent(rows, labelled=labelled, splits=False, notes=notes)
     rows = [row._replace(split=split) for row, split in zip(rows, splits, strict=True)]
-    return ListContent(rows, labelled, True, notes)
+    return ListContent(rows, labelled=labelled, splits=True, notes=notes)
 
 
 def _check_labels_are_classes(label: Columns) -> None:
@@ -108,12 +108,12 @@ def _labelled_rows(
         rows = []
         for record in records:
             numbers = [record.get(name) for name in label]
-            rows.append(Row(record[path], numbers))
+            rows.append(Row(record[path], label=numbers))
         return rows, True
     if label in names:
-        return [Row(record[path], record.get(label)) for record in records], True
+        return [Row(record[path], label=record.get(label)) for record in records], True
     if not rest:
-        return [Row(record[path], None) for record in records], False
+        return [Row(record[path], label=None) for record in records], False
 
     one_hot = [name for name, values in rest.items() if _is_one_hot(values)]
     if label != ListColumns().label or len(one_hot) < 2:
@@ -124,7 +124,7 @@ def _labelled_rows(
     rows = []
     for record in records:
         labels = [str(name) for name in one_hot if FLAGS[_flag_text(record.get(name))]]
-        rows.append(Row(record[path], labels))
+        rows.append(Row(record[path], label=labels))
     return rows, True
 
 
@@ -229,8 +229,10 @@ def _coco(content: Mapping[str, Any], split_column: Column | None) -> ListConten
     rows = []
     for i, picture in enumerate(pictures):
         split = None if splits is None else splits[i]
-        rows.append(Row(picture["file_name"], labels_by_picture[picture["id"]], split))
-    return ListContent(rows, True, splits is not None, notes, list(names.values()))
+        rows.append(Row(picture["file_name"], label=labels_by_picture[picture["id"]], split=split))
+    return ListContent(
+        rows, labelled=True, splits=splits is not None, notes=notes, classes=list(names.values())
+    )
 
 
 def _ultralytics(records: Sequence[Mapping[str, Any]]) -> ListContent:
@@ -251,5 +253,5 @@ def _ultralytics(records: Sequence[Mapping[str, Any]]) -> ListContent:
             raise Unfit(
                 f"gives {record['file']} the split '{record['split']}', which is not train, val or test"
             )
-        rows.append(Row(record["file"], [names[str(i)] for i in ids], split))
-    return ListContent(rows, True, True, [], [*names.values()])
+        rows.append(Row(record["file"], label=[names[str(i)] for i in ids], split=split))
+    return ListContent(rows, labelled=True, splits=True, notes=[], classes=[*names.values()])

@@ -121,7 +121,7 @@ def splits_by_row(
         Unfit: two columns contradict each other, or a column names splits in some rows and something else in others.
     """
     if wanted == "none":
-        return RowSplits(None, [])
+        return RowSplits(splits=None, notes=[])
     if wanted is not None:
         if wanted not in columns:
             there = ", ".join(map(str, columns))[:120]
@@ -145,7 +145,7 @@ def splits_by_row(
             f"names no splits in its column {wanted} (data.source.split_column), but {_some(columns[wanted])}"
         )
     if not by_column:
-        return RowSplits(None, notes)
+        return RowSplits(splits=None, notes=notes)
     first, *others = by_column
     for other in others:
         if by_column[other] != by_column[first]:
@@ -154,7 +154,9 @@ def splits_by_row(
                 "says which column is right"
             )
     used = [*(column for column in by_column if column in columns), *flags]
-    return RowSplits(by_column[first], [*notes, _counted(first, by_column[first])], used)
+    return RowSplits(
+        splits=by_column[first], notes=[*notes, _counted(first, by_column[first])], columns=used
+    )
 
 
 def _named_splits(

@@ -187,12 +187,16 @@ class BlockTargets:
     def outputs(
         self, centre: bool, key: object, select: Callable[[BlockActivations], Tensor]
     ) -> Iterator[CentredRows]:
-        """The outputs that a student's layer is fitted to, part by part.
+        """The outputs that a student's layer is fitted to, one part of the sample after the other.
 
         Args:
             centre: whether their mean is subtracted: that of a layer with a bias.
-            key: of :meth:`once`: alike for students whose outputs are alike.
+            key: of :meth:`once`. Students with one key get the values that ``select`` gave for the first of them, so
+                it names all that ``select`` depends on.
             select: takes the outputs, ``(N, L, D_out)``, from a part.
+
+        Yields:
+            ``(N L, D_out)`` rows; :attr:`shares` travel beside them, the rows are not multiplied.
         """
 
         def outputs_of(part: BlockActivations) -> CentredRows:

@@ -73,7 +73,7 @@ def inherit_pool(
     # P: the leading directions of what is pooled, those that the classifier reads first.
     guide = parts[: measured.guide_parts]
     after = torch.cat([part.after for part in guide])
-    moment = moment_of([torch.cat([part.middle for part in guide]), after], 0)
+    moment = moment_of([torch.cat([part.middle for part in guide]), after], class_tokens=0)
     read = None
     if inherits_head(student, teacher):
         reads = teacher.head.weight.double()

@@ -184,14 +184,14 @@ def logit_directions(features_ND: Tensor, reads_CD: Tensor, most: int) -> Tensor
     return torch.linalg.qr(directions_RD.T).Q
 
 
-def moment_of(streams: list[Tensor], classes: int) -> Tensor:
+def moment_of(streams: list[Tensor], class_tokens: int) -> Tensor:
     """Sum over the streams of the second moment of their tokens' directions, ``u = x / |x|``.
 
     ``mean(u u')`` of the class token, which is classified, and of all other tokens count alike.
 
     Args:
         streams: ``(N, L, D)`` each, as the norms see them.
-        classes: how many of the L tokens are class tokens, which come first: 0 or 1.
+        class_tokens: how many of the L tokens are class tokens, which come first: 0 or 1.
 
     Returns:
         ``(D, D)``, float64.
@@ -200,7 +200,7 @@ def moment_of(streams: list[Tensor], classes: int) -> Tensor:
     moment = torch.zeros(width, width, dtype=torch.float64)
     for stream in streams:
         directions = nn.functional.normalize(stream.double(), dim=-1)
-        for tokens in (directions[:, :classes], directions[:, classes:]):
+        for tokens in (directions[:, :class_tokens], directions[:, class_tokens:]):
             rows = tokens.reshape(-1, width)
             moment += rows.T @ rows / max(1, len(rows))
     return moment

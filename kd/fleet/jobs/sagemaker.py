@@ -361,9 +361,15 @@ def _outcome(answer: Mapping[str, Any]) -> Outcome:
     hours = _hours(answer.get("TrainingTimeInSeconds"))
     billed_hours = _hours(answer.get("BillableTimeInSeconds"))
     if status != "Completed":
-        return Outcome(False, text, hours, billed_hours)
+        return Outcome(False, text, hours=hours, billed_hours=billed_hours)
     artifacts = answer.get("ModelArtifacts") or {}
-    return Outcome(True, text, hours, billed_hours, artifacts.get("S3ModelArtifacts", ""))
+    return Outcome(
+        True,
+        text,
+        hours=hours,
+        billed_hours=billed_hours,
+        where=artifacts.get("S3ModelArtifacts", ""),
+    )
 
 
 def _hours(seconds: float | None) -> float | None:

@@ -181,14 +181,14 @@ def fit_overlap(points: Sequence[tuple[float, float, float]]) -> Overlap:
     Args:
         points: ``(ring ms, backward ms, exposed ms)`` of each run.
     """
-    best = Overlap(0.0, 0.0)
+    best = Overlap(share=0.0, fixed_ms=0.0)
     least = math.inf
     for step in range(51):  # the error is not smooth in the share: try 0, 0.02, ..., 1
         share = step / 50
         # for one share the best fixed time is the mean of what the rest of the equation leaves
-        hidden = Overlap(share, 0.0)
+        hidden = Overlap(share=share, fixed_ms=0.0)
         rest_ms = [exposed - hidden.exposed_ms(ring, back) for ring, back, exposed in points]
-        overlap = Overlap(share, max(0.0, mean(rest_ms)))
+        overlap = Overlap(share=share, fixed_ms=max(0.0, mean(rest_ms)))
         error = 0.0
         for ring, back, exposed in points:
             error += (overlap.exposed_ms(ring, back) - exposed) ** 2
@@ -240,7 +240,7 @@ class Network:
 
     def times(self, factor: float) -> "Network":
         """A network ``factor`` times as fast."""
-        return Network(self.gbit * factor, True, self.latency_ms)
+        return Network(gbit=self.gbit * factor, given=True, latency_ms=self.latency_ms)
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,9 @@ def _fit_once(
             if reading.processes == most and reading.strategy == "ddp":
                 points.append((reading.batch, reading.parts[part]))
         rates[part] = fit_line(points)
-    model = StepModel(strategy, rates, ring, Overlap(0.0, 0.0), gradient_mb, most, None)
+    model = StepModel(
+        strategy, rates, ring, Overlap(share=0.0, fixed_ms=0.0), gradient_mb, most, None
+    )
 
     # communication: ddp times its waits; of the others it is what a step takes beyond its compute
     several = [r for r in readings if r.strategy == strategy and r.processes > 1]

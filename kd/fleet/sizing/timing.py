@@ -48,7 +48,9 @@ class Drawn:
         """The model with drawn weights and its preprocessing, as an export would have it: uint8 ``(N, H, W, 3)`` in."""
         model = _as_if_trained(self.build().eval())
         spec = self.spec
-        preprocess = preprocess_for(model, spec.img_size, False, spec.mean, spec.std)
+        preprocess = preprocess_for(
+            model, img_size=spec.img_size, channels_last=False, mean=spec.mean, std=spec.std
+        )
         return Prepared(model, preprocess, self.size, "nhwc")
 
     def __call__(self) -> Call:

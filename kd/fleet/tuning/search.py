@@ -203,14 +203,14 @@ class Search:
         timed = job.has_latency or not self.plan.wants_latency
         if job.status == 0 and summary.get("status") == "done" and timed:
             values = [objective.value(job.run) for objective in self.plan.objectives]
-            self.study.tell(running.trial, "complete", values, notes)
+            self.study.tell(running.trial, "complete", values=values, notes=notes)
         elif job.stopped == "pruned" and by_signal:
-            self.study.tell(running.trial, "pruned", None, notes)
+            self.study.tell(running.trial, "pruned", values=None, notes=notes)
         elif not by_signal or job.stopped in ("", TOO_LONG):
             reason = job.reason()
             if job.stopped == TOO_LONG:
                 reason = f"took longer than trial_hours={self.plan.trial_hours}"
-            self.study.tell(running.trial, "failed", None, {"reason": reason, **notes})
+            self.study.tell(running.trial, "failed", values=None, notes={"reason": reason, **notes})
         self.running.remove(running)
         self.free.append(job.slot)
         job.owner.close()

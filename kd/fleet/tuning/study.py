@@ -184,6 +184,8 @@ PRUNERS: dict[str, Callable[[int], Any]] = {  # of the epochs of a whole trial
     "asha": lambda epochs: optuna.pruners.SuccessiveHalvingPruner(
         min_resource=1, reduction_factor=3
     ),
-    "hyperband": lambda epochs: optuna.pruners.HyperbandPruner(1, max(epochs, 3), 3),
+    "hyperband": lambda epochs: optuna.pruners.HyperbandPruner(
+        min_resource=1, max_resource=max(epochs, 3), reduction_factor=3
+    ),
     "median": lambda epochs: optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=1),
 }

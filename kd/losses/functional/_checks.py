@@ -5,12 +5,15 @@ from torch import Tensor
 
 
 def wide(x: Tensor) -> Tensor:
-    """float32 at least: under CPU autocast a bfloat16 log-softmax stays bfloat16 and loses the small terms."""
+    """The same numbers in float32 at least.
+
+    Under CPU autocast a bfloat16 log-softmax stays bfloat16 and loses the small terms.
+    """
     return x if x.dtype == torch.float64 else x.float()
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` in their own precision: autocast would round to bfloat16 first."""
+    """``a @ b``, as torch multiplies them, in their own precision: autocast would round to bfloat16 first."""
     with torch.autocast(a.device.type, enabled=False):
         return a @ b
 
@@ -46,7 +49,7 @@ def same_shape(student: Tensor, teacher: Tensor, kind: str) -> None:
 
 
 def same_grid(student: Tensor, teacher: Tensor) -> None:
-    """Raises a ValueError unless both maps have one height and width."""
+    """Raises a ValueError unless both maps ``(N, C, H, W)`` have one height and width."""
     if student.shape[2:] != teacher.shape[2:]:
         raise ValueError(
             f"student_features must have the teacher's height and width {tuple(teacher.shape[2:])}, "

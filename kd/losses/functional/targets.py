@@ -29,7 +29,7 @@ def hadamard(order: int) -> Tensor:
 
 
 def _signs(order: int) -> Tensor:
-    """A Hadamard matrix of 1 and -1; arguments and errors as of :func:`hadamard`."""
+    """A Hadamard matrix of 1 and -1, ``(order, order)`` in float64; arguments and errors as of :func:`hadamard`."""
     two = torch.tensor([[1.0, 1], [1, -1]], dtype=torch.float64)
     if order == 1:
         return torch.ones(1, 1, dtype=torch.float64)
@@ -60,7 +60,7 @@ def _is_prime(number: int) -> bool:
 
 
 def _residues(prime: int) -> Tensor:
-    """Paley's matrix: 1 where the difference of column and row is a square modulo ``prime``, else -1; 0 if equal."""
+    """Paley's matrix ``(prime, prime)``: 1 where column - row is a square modulo ``prime``, else -1; 0 if equal."""
     square = {i * i % prime for i in range(1, prime)}
     sign_of_difference = torch.full((prime,), -1.0, dtype=torch.float64)
     sign_of_difference[list(square)] = 1.0

@@ -82,6 +82,12 @@ class Batcher:
     def submit(self, picture: np.ndarray) -> asyncio.Future[np.ndarray]:
         """The answer to come, of one picture. Called in the event loop, which also sets it; the thread runs the model.
 
+        Args:
+            picture: uint8, of the shape that the manifest gives to one picture, as ``(H, W, 3)``.
+
+        Returns:
+            Becomes the model's row for the picture, float32: ``(C,)`` logits of a classifier.
+
         Raises:
             Busy: the queue is full.
         """

@@ -227,7 +227,12 @@ def serve(server: Server, listening: socket.socket) -> None:
 def connections(limits: Limits) -> tuple[int, int]:
     """How many connections may be open, and how many are accepted at a time.
 
-    Open: 3/8 of the files that the process may have, and at most 1024 or twice ``limits.queue``, whichever is more.
+    Every connection is a file of the process. Of the files that it may have, 3/8 are for open connections, a third of
+    that (:data:`LINGERING`) for those that are closing, the other half for all else. However many files there are, no
+    more are open than 1024, or twice ``limits.queue`` where that is more.
+
+    Returns:
+        The most open ones, and the most accepted at once: 1/16 of the files, at least 1 and at most 128.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < 0:  # no limit
