@@ -315,6 +315,12 @@ class Answers:
         for place, i in enumerate(index.tolist()):
             self.rows[i] = {key: cells[place] for key, cells in columns.items()}
 
+    @property
+    def are_names(self) -> bool:
+        """Whether an answer is one or more names, right or wrong; numbers are neither."""
+        first_row: Mapping[str, str] = next(iter(self.rows.values()), {})
+        return "label" in first_row
+
     def right(self) -> dict[int, bool]:
         """Whether the student's answer equals the label, by the picture's number."""
         return {i: row["student"] == row["label"] for i, row in self.rows.items()}

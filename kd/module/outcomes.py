@@ -21,6 +21,8 @@ class PictureOutcomes:
     """The pictures' numbers ``(N,)``, batch by batch."""
     class_ids: list[np.ndarray] = field(default_factory=list)
     """Class ids ``(N,)``, batch by batch, where a picture has one."""
+    invalid: dict[str, int] = field(default_factory=dict)
+    """By model: pictures whose answer has a NaN, of numbers (a regression) also an infinite one."""
 
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
@@ -30,17 +32,24 @@ class PictureOutcomes:
         if teacher is not None:
             logits["teacher"] = teacher
         for model, answer in logits.items():
+            usable = answer.isfinite() if self._measures_errors else ~answer.isnan()
+            pictures = (~usable).flatten(1).any(1).sum().item()
+            self.invalid[model] = self.invalid.get(model, 0) + int(pictures)
             outcome = self.task.outcome(answer, target).cpu().numpy()
             self.values.setdefault(model, []).append(outcome.astype(np.float64))
         self.numbers.append(index.cpu().numpy())
         if self.task.one_class:
             self.class_ids.append(target.cpu().numpy())
 
+    @property
+    def _measures_errors(self) -> bool:
+        return self.task.certified == "mean absolute error"
+
     def order(self) -> np.ndarray:
         """The places of the labelled pictures, ordered by their numbers."""
         places = np.argsort(np.concatenate(self.numbers))
         values = np.concatenate(self.values["student"])
-        if self.task.certified == "mean absolute error":
+        if self._measures_errors:
             return places
         labelled = ~np.isnan(values.reshape(len(values), -1)).any(1)
         return places[labelled[places]]
@@ -51,7 +60,8 @@ class PictureOutcomes:
             return None
         order = self.order()
         class_ids = np.concatenate(self.class_ids)[order] if self.class_ids else None
-        return Outcomes(self.task.certified, np.concatenate(self.values[model])[order], class_ids)
+        values = np.concatenate(self.values[model])[order]
+        return Outcomes(self.task.certified, values, class_ids, self.invalid[model])
 
     def picture_numbers(self) -> np.ndarray:
         """The numbers of these pictures, ascending, ``(N,)``."""

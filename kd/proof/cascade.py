@@ -116,6 +116,8 @@ def at_most_asked(share: float) -> Test:
     """The teacher is asked for more than ``share`` of the pictures: ``P(X <= asked)``, ``X ~ Bin(n, share)``."""
 
     def p_value(measured: Measured, threshold: float) -> float:
+        if share >= 1:
+            return 0.0
         return 1 - float(at_least(measured.asked(threshold) + 1, len(measured.scores), share))
 
     return p_value
@@ -217,7 +219,7 @@ def features_of(probabilities: np.ndarray) -> np.ndarray:
 
 
 def score_of(features: np.ndarray, score: Score, head: list[float] | None = None) -> np.ndarray:
-    """How sure the student is, ``(N,)`` in 0..1.
+    """How sure the student is, ``(N,)`` in 0..1; 0 where its probabilities are NaN, so that the teacher is asked.
 
     Args:
         features: of :func:`features_of`.
@@ -225,13 +227,15 @@ def score_of(features: np.ndarray, score: Score, head: list[float] | None = None
         head: weights of :func:`fit_head`, for ``head``.
     """
     if score == "probability":
-        return features[:, 0]
-    if score == "margin":
-        return features[:, 0] - features[:, 1]
-    if score == "entropy":
-        return np.clip(1 - features[:, TOP], 0, 1)
-    assert head is not None
-    return 1 / (1 + np.exp(_inputs(features) @ np.asarray(head)))
+        sureness = features[:, 0]
+    elif score == "margin":
+        sureness = features[:, 0] - features[:, 1]
+    elif score == "entropy":
+        sureness = np.clip(1 - features[:, TOP], 0, 1)
+    else:
+        assert head is not None
+        sureness = 1 / (1 + np.exp(_inputs(features) @ np.asarray(head)))
+    return np.nan_to_num(sureness, nan=0.0)
 
 
 def _inputs(features: np.ndarray) -> np.ndarray:

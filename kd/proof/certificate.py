@@ -25,7 +25,6 @@ from kd.proof.resample import (
     mean_gain,
     precision_gain,
     smallest_gain,
-    summed,
 )
 
 Measure = Literal["accuracy", "mean IoU", "mean average precision", "mean absolute error"]
@@ -56,6 +55,8 @@ class Outcomes:
     ``(N, 2, C)``; absolute errors ``(N, T)``."""
     class_ids: np.ndarray | None = None
     """The class of each picture ``(N,)``, where it has one."""
+    invalid: int = 0
+    """Pictures whose answer is no number: a right or wrong answer can't be told from it."""
 
 
 def certify(
@@ -81,8 +82,13 @@ def certify(
         all shares in 0..1; the counts of an accuracy; ``classes``; and ``text``, lines for people.
 
     Raises:
-        ValueError: too few groups.
+        ValueError: no pictures, too few groups, or a model that answers NaN.
     """
+    for name, outcomes in zip(names, (reference, candidate), strict=True):
+        if outcomes.invalid:
+            raise ValueError(f"{name} answers NaN or infinity on {outcomes.invalid:,} pictures")
+    if not len(reference.values):
+        raise ValueError("a certificate needs labelled pictures, got none")
     found: dict[str, Any] = {
         "reference": names[0],
         "candidate": names[1],
@@ -148,8 +154,8 @@ def _resampled(
     statistic = gain_of(reference, candidate, numbers)
     difference = float(statistic(np.ones((1, groups)))[0])
     loss = -smallest_gain(statistic, groups, wanted.confidence)
-    differing = summed(np.nan_to_num(np.abs(candidate.values - reference.values)), numbers)
-    if int((differing.reshape(groups, -1).sum(1) > 0).sum()) < FEW_DIFFERENCES:
+    differs_N = differs(reference, candidate)
+    if len(np.unique(numbers[differs_N])) < FEW_DIFFERENCES:
         # Where no group differs, a share p of all may: (1 - p)^G = error.
         loss = max(loss, 1 - (1 - wanted.confidence) ** (1 / groups))
     return {
@@ -173,6 +179,29 @@ def gain_of(reference: Outcomes, candidate: Outcomes, group: np.ndarray) -> Stat
     if reference.measure == "mean absolute error":
         return error_gain(first, second, group)
     return mean_gain(first, second, group)
+
+
+def differs(reference: Outcomes, candidate: Outcomes) -> np.ndarray:
+    """Whether the models differ on a picture by more than rounding, bool ``(N,)``.
+
+    A score differs where its place among the scores of the same label does, an error by a ten-thousandth of the
+    reference's mean error.
+    """
+    first, second = reference.values, candidate.values
+    if reference.measure == "mean average precision":
+        changed = _places(first[:, 0]) != _places(second[:, 0])
+    elif reference.measure == "mean absolute error":
+        rounding = 1e-4 * np.nanmean(first, axis=0, keepdims=True)
+        changed = np.abs(second - first) > rounding
+    else:
+        changed = first != second
+    return changed.reshape(len(first), -1).any(1)
+
+
+def _places(scores: np.ndarray) -> np.ndarray:
+    """By label, how many pictures have a smaller score, ``(N, C)``."""
+    places = [np.searchsorted(np.sort(column), column) for column in scores.T]
+    return np.column_stack(places)
 
 
 def _needed(pictures: int, difference: float, loss: float, wanted: ProofMargin) -> int | None:
@@ -250,7 +279,9 @@ def lines(found: dict[str, Any]) -> list[str]:
     claim = f"{claim} {in_points(found['margin'], measure)} of {measure}"
     sure = f"{100 * found['confidence']:.4g} % confidence"
     bound = in_points(abs(loss), measure)
-    if found["shown"] and loss <= 0:
+    if found["shown"] and round(1000 * loss) == 0:
+        result = f"shown: it loses nothing ({sure})"
+    elif found["shown"] and loss < 0:
         result = f"shown: it is better by {bound} or more ({sure})"
     elif found["shown"]:
         result = f"shown: it loses at most {bound} ({sure})"
@@ -264,7 +295,7 @@ def lines(found: dict[str, Any]) -> list[str]:
             f"{found['pictures']:,} pictures in {found['groups']:,} groups, resampled by group"
         )
     if "classes" in found:
-        text.append(_class_line(found["classes"]))
+        text.append(_class_line(found["classes"], found["reference"]))
     return text
 
 
@@ -292,13 +323,11 @@ def _counted(found: dict[str, Any]) -> str:
     return text + ")"
 
 
-def _class_line(classes: dict[str, Any]) -> str:
+def _class_line(classes: dict[str, Any], reference: str) -> str:
     worse, tested = classes["worse"], classes["tested"]
-    few = (
-        f"; {classes['too_few']} of {tested} have too few pictures to tell"
-        if classes["too_few"]
-        else ""
-    )
+    few = ""
+    if classes["too_few"]:
+        few = f"; {classes['too_few']} of {tested} can't be: {reference} is right on too few of their pictures"
     if not worse:
         return f"no class is proven worse{few}"
     named = []

@@ -95,7 +95,9 @@ def mean_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) -
 
 
 def error_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) -> Statistic:
-    """By how much less the candidate errs, as a share of the reference's mean absolute error, mean over the numbers.
+    """By how much less the candidate errs, as a share of the reference's mean absolute error.
+
+    The mean is over the numbers that have targets among the pictures.
 
     Args:
         reference: absolute errors ``(N, T)`` in each number's unit, NaN where the target is missing.
@@ -103,10 +105,13 @@ def error_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) 
         group: of each picture, ``(N,)``.
     """
     first_GT, second_GT = (summed(np.nan_to_num(e), group) for e in (reference, candidate))
+    known_GT = summed(~np.isnan(reference) * 1.0, group)
 
     def gain(weights_RG: np.ndarray) -> np.ndarray:
-        of_reference_RT = np.maximum(weights_RG @ first_GT, 1e-12)
-        return (1 - (weights_RG @ second_GT) / of_reference_RT).mean(1)
+        first_RT, second_RT = weights_RG @ first_GT, weights_RG @ second_GT
+        gain_RT = (first_RT - second_RT) / np.maximum(first_RT, 1e-12)
+        occurs_RT = weights_RG @ known_GT > 0
+        return np.where(occurs_RT, gain_RT, 0.0).sum(1) / np.maximum(occurs_RT.sum(1), 1)
 
     return gain
 

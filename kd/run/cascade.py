@@ -50,13 +50,17 @@ class Sureness:
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
-        """Adds a batch: logits ``(N, C)`` of both, class ids ``(N,)``; pictures without a label are left out."""
+        """Adds a batch: logits ``(N, C)`` of both, class ids ``(N,)``; pictures without a label are left out.
+
+        An answer with a NaN is wrong.
+        """
         assert teacher is not None
         known = target >= 0
         probabilities = student[known].double().softmax(1)
         self.features.append(features_of(probabilities.cpu().numpy()))
-        self.student.append((student.argmax(1) == target)[known].cpu().numpy())
-        self.teacher.append((teacher.argmax(1) == target)[known].cpu().numpy())
+        for rights, logits in ((self.student, student), (self.teacher, teacher)):
+            right = (logits.argmax(1) == target) & ~logits.isnan().any(1)
+            rights.append(right[known].cpu().numpy())
 
 
 def check_cascade(pairs: Sequence[Pair]) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,7 @@ def check_pictures(
     if place == "train":
         raise UserError("split: train can't certify: the student was trained on these pictures")
     judged = data.splits.listed(place)[0]
-    both = sum(name in set(_files(data, "train")) for name in _paths(judged))
+    both = _how_many(_paths(judged), _files(data, "train"))
     if both:
         raise UserError(
             f"{_key(place)}: can't certify: {both:,} of its {len(judged.targets):,} pictures are training pictures"
@@ -93,7 +93,8 @@ def check_pictures(
     if not despite_choice:
         raise UserError(
             f"{_key(place)}: these pictures {what} the best epoch of {run}, so they can't certify it; give split=test "
-            "or folder=DIR with others, or despite_choice=true for a certificate that says so"
+            "(of lists: data.source.test=FILE) or folder=DIR with others, or despite_choice=true for a certificate that "
+            "says so"
         )
     return [f"no certificate of new pictures: these {what} the student's epoch, which favours it"]
 
@@ -109,7 +110,13 @@ def _shared_with_val(data: DistillationDataModule, place: str, judged: Split) ->
     val = data.splits.listed("val")[0]
     if identity(judged) == identity(val):
         return len(judged.targets)
-    return sum(name in set(_paths(val)) for name in _paths(judged))
+    return _how_many(_paths(judged), _paths(val))
+
+
+def _how_many(names: Iterable[str], of_others: Iterable[str]) -> int:
+    """How many of some names are among others."""
+    others = set(of_others)
+    return sum(name in others for name in names)
 
 
 def _files(data: DistillationDataModule, name: str) -> Iterator[str]:
@@ -124,12 +131,16 @@ def _paths(split: Split) -> list[str]:
     return [os.path.realpath(split.name(i)) for i in range(len(split.targets))]
 
 
+def _whole_run(folder: Path) -> Path:
+    """The run that a student's folder is in: itself, or that of several students, which has ``students/NAME``."""
+    return folder.parents[1] if folder.parent.name == "students" else folder
+
+
 def _chose(run: Path) -> bool:
     """Whether validation chose the epoch whose weights a run holds."""
-    is_one_of_several = run.parent.name == "students"
-    folder = run.parents[1] if is_one_of_several else run
+    folder = _whole_run(run)
     summary = mapping_of(folder / "summary.json")
-    if is_one_of_several:
+    if folder != run:
         students = summary.get("students") or {}
         student = students.get(run.name)
     else:
@@ -139,17 +150,17 @@ def _chose(run: Path) -> bool:
 
 # -- how often they were looked at -----------------------------------------------------------------------------------
 def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
-    """Adds a look at pictures to a run's ``looks.json``.
+    """Adds a look at pictures to a run's ``looks.json``; the students of one run share it.
 
     Args:
-        run: the run's folder.
+        run: the run's folder, or that of one of its students.
         judged: the pictures.
         what: was measured, for the reader of the file.
 
     Returns:
         ``looks`` at these pictures so far, this one included, and how many different ``students`` were measured.
     """
-    file = run / LOOKS
+    file = _whole_run(run) / LOOKS
     looks = mapping_of(file).get("looks")
     looks = looks if isinstance(looks, list) else []
     with open_regular(run / "student.safetensors", LARGEST_STUDENT) as file_of_weights:

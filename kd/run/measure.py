@@ -308,7 +308,8 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
     evaluation = Evaluation.written(results, [subject.run for subject in measured], options)
     if to_table and options.out is not None:
         _write_answers(options.out, measured, answers, options)
-    evaluation.pairs = [answers[0].only(other) for other in answers[1:]]
+    if answers and answers[0].are_names:
+        evaluation.pairs = [answers[0].only(other) for other in answers[1:]]
     notes = [note for subject in measured for note in subject.data.source.notes]
     evaluation.notes = list(dict.fromkeys(notes))
     return evaluation

@@ -66,17 +66,17 @@ class NumbersFidelity:
 def _result_of(
     name: str, student: np.ndarray, teacher: np.ndarray, target: np.ndarray
 ) -> dict[str, Any]:
-    """The result of one target, ``(N,)`` each; a model that gave NaN is left out."""
+    """The result of one target, ``(N,)`` each; a model that gave NaN or infinity is left out."""
     errors = {}
     for model, numbers in zip(MODELS, (student, teacher), strict=True):
-        if not np.isnan(numbers).any():
+        if np.isfinite(numbers).all():
             errors[model] = np.abs(numbers - target)
     known = ~np.isnan(target)
     result: dict[str, Any] = {"name": name, "mae": {}}
     if known.any():
         for model, error in errors.items():
             result["mae"][model] = float(error[known].mean())
-    if "teacher" in errors and student.std() and teacher.std():
+    if len(errors) == len(MODELS) and student.std() and teacher.std():
         result["correlation"] = float(np.corrcoef(student, teacher)[0, 1])
         result["difference"] = float(np.abs(student - teacher).mean())
     by_target = np.flatnonzero(known)[np.argsort(target[known], kind="stable")]

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
 from kd.proof.cascade import (
     SCORES,
+    THRESHOLDS,
     CascadePlan,
     Goal,
     Measured,
@@ -16,6 +18,8 @@ from kd.proof.cascade import (
     score_of,
     threshold_of,
 )
+from kd.run.cascade import Sureness
+from kd.ship.cascade_rule import CascadeRule
 
 
 def drawn(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -106,3 +110,25 @@ def test_what_is_chosen_on_one_half_is_checked_on_the_other() -> None:
     assert np.diff(found["scores"]).min() >= 0
     again = choose(features_of(probabilities), student, teacher, CascadePlan(Goal(of_teacher=0.02)))
     assert again == found
+
+
+def test_a_student_that_answers_nan_asks_the_teacher() -> None:
+    """In the measurement, where its answer is wrong, and by the rule that is served."""
+    logits = torch.tensor([[9.0, 0.0, 0.0], [torch.nan, 0.0, 0.0], [0.0, 9.0, 0.0]])
+    sureness = Sureness()
+    target = torch.tensor([0, 0, 0])
+    sureness.update(logits, logits, target, torch.arange(3))
+    assert sureness.student[0].tolist() == sureness.teacher[0].tolist() == [True, False, False]
+    head = [0.0] * 7
+    for score in SCORES:
+        sure = score_of(sureness.features[0], score, head)
+        assert sure[1] == 0
+        rule = CascadeRule(score, 0.3, 1, 3, head)
+        assert rule.asks(logits.softmax(1).numpy())[1]
+
+
+def test_a_budget_for_every_picture_is_met_by_asking_always() -> None:
+    random = np.random.default_rng(0)
+    right = random.random(80) < 0.5
+    measured = Measured(random.random(80), right, right)
+    assert Goal(share=1.0).choose(measured, 0.95) == THRESHOLDS[-1]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multilabel_average_precision
 
+from kd.module.outcomes import PictureOutcomes
 from kd.proof.certificate import Outcomes, ProofMargin, by_class, certify
 from kd.proof.resample import (
     error_gain,
@@ -161,3 +162,57 @@ def test_mean_precision_of_weights_is_that_of_repeated_pictures() -> None:
         )
         found = mean_precision(row[None].astype(float), scores, labels)[0]
         assert found == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_rounding_is_no_proof_of_the_same_order_or_error() -> None:
+    """24 pictures on which two models differ by rounding alone exclude 11.7 points, as equal ones do, and not 5."""
+    random = np.random.default_rng(0)
+    labels = (random.random((24, 3)) < 0.5).astype(float)
+    scores = random.normal(size=(24, 3))
+    ranked = [np.stack([scores + shift, labels], 1) for shift in (0.0, 6e-8)]
+    errors = [np.abs(scores) + shift for shift in (0.0, 6e-8)]
+    for measure, (first, second) in (
+        ("mean average precision", ranked),
+        ("mean absolute error", errors),
+    ):
+        outcomes = (Outcomes(measure, first), Outcomes(measure, second))  # type: ignore[arg-type]
+        found = certify(*outcomes, ProofMargin(0.05), NAMES)
+        assert not found["shown"]
+        assert found["largest_loss"] == pytest.approx(1 - 0.05 ** (1 / 24))
+
+
+def test_a_number_without_targets_is_left_out_of_the_mean() -> None:
+    """Of two numbers the second has no target: the gain is that of the first."""
+    random = np.random.default_rng(0)
+    first = random.random((40, 2))
+    first[:, 1] = np.nan
+    second = 1.5 * first
+    group = np.arange(40)
+    assert error_gain(first, second, group)(np.ones((1, 40)))[0] == pytest.approx(-0.5)
+    alone = error_gain(first[:, :1], second[:, :1], group)
+    weights = random.multinomial(40, np.full(40, 1 / 40), size=5).astype(float)
+    np.testing.assert_allclose(error_gain(first, second, group)(weights), alone(weights))
+
+
+@pytest.mark.parametrize(
+    ("task", "target"),
+    [
+        (Classification(), torch.zeros(32, dtype=torch.long)),
+        (MultiLabel(), (torch.arange(96).reshape(32, 3) % 2).float()),
+        (Regression(), torch.ones(32, 3)),
+    ],
+)
+def test_an_answer_of_nan_is_never_left_out(
+    task: Classification | MultiLabel | Regression, target: torch.Tensor
+) -> None:
+    """Left out, or taken for class 0, a model that fails would be certified."""
+    task.build(3)
+    good = torch.randn(32, 3, generator=torch.Generator().manual_seed(0))
+    bad = good.clone()
+    bad[:5, 1] = torch.nan
+    for student, teacher, name in ((bad, good, "the student"), (good, bad, "the teacher")):
+        outcomes = PictureOutcomes(task)
+        outcomes.update(student, teacher, target, torch.arange(32))
+        pair = outcomes.of("teacher"), outcomes.of("student")
+        with pytest.raises(ValueError, match=f"{name} answers NaN or infinity on 5 pictures"):
+            certify(*pair, ProofMargin(0.05), NAMES)  # type: ignore[arg-type]

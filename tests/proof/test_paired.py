@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kd.proof import paired
-from kd.proof.binomial import at_least, lower_bound, pmf, upper_bound
+from kd.proof.binomial import at_least, both_bounds, lower_bound, pmf, upper_bound
 from kd.proof.paired import PairedCounts
 
 BENTUR, CAVO, EZRA = (1, 7, 21), (6, 16, 161), (25, 2, 102)
@@ -32,11 +32,40 @@ def test_mcnemar_as_published(example: tuple[int, int, int], exact: float, mid_p
     assert paired.mcnemar_mid_p(c, b) == pytest.approx(paired.mcnemar_mid_p(b, c))
 
 
-def test_tangos_interval_as_published() -> None:
-    """R's contingencytables 3.0 (tests/testthat/test-ch8.R) for Cavo et al.: -0.0621 (-0.1240 to -0.0054)."""
-    b, c, n = CAVO
-    low, high = paired.tango_interval(PairedCounts(n, c, b), 0.95)
-    assert (round(low, 4), round(high, 4)) == (-0.1240, -0.0054)
+@pytest.mark.parametrize(
+    ("example", "confidence", "low", "high"),
+    [
+        # of p_b - p_c. Bentur: R's ratesci, scorepair, as PropCIs, scoreci.mp(7, 1, 21, 0.95). Cavo: R's
+        # contingencytables 3.0, tests/testthat/test-ch8.R. Equivalence of two ways to match 549 and 618 mentees, 90 %:
+        # R's PropCIs, scoreci.mp
+        (BENTUR, 0.95, -0.517, -0.026),
+        (CAVO, 0.95, -0.1240, -0.0054),
+        ((48, 41, 549), 0.9, -0.0157, 0.0414),
+        ((28, 25, 618), 0.9, -0.0148, 0.0247),
+    ],
+)
+def test_tangos_interval_as_published(
+    example: tuple[int, int, int], confidence: float, low: float, high: float
+) -> None:
+    b, c, n = example
+    interval = paired.tango_interval(PairedCounts(n, c, b), confidence)
+    assert interval == pytest.approx((low, high), abs=5.1e-4 if example == BENTUR else 5.1e-5)
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "interval"),
+    [
+        # statsmodels 0.15, proportion_confint(k, n, alpha=0.1, method="beta"): pairs that differ in the three examples
+        (8, 21, (0.2057498988, 0.5828013299)),
+        (22, 161, (0.0943541880, 0.1893401465)),
+        (27, 102, (0.1938868041, 0.3460958961)),
+        (2, 27, (0.0133229915, 0.2152999611)),
+    ],
+)
+def test_exact_bounds_as_statsmodels_has_them(
+    k: int, n: int, interval: tuple[float, float]
+) -> None:
+    assert both_bounds(k, n, 0.1) == pytest.approx(interval, abs=1e-8)
 
 
 def test_tangos_margin_solves_its_equation() -> None:
@@ -120,6 +149,9 @@ def test_at_the_margin_a_certificate_is_false_at_most_so_often(n: int, share: fl
 def test_holm_and_the_pictures_that_would_do() -> None:
     adjusted = paired.holm(np.array([0.04, 0.01, 0.5, 0.02]))
     np.testing.assert_allclose(adjusted, [0.08, 0.04, 0.5, 0.06])
+    # statsmodels 0.15, multipletests(method="holm")
+    adjusted = paired.holm(np.array([0.01, 0.04, 0.03, 0.2, 0.005]))
+    np.testing.assert_allclose(adjusted, [0.04, 0.09, 0.09, 0.2, 0.025])
     assert paired.pictures_needed(PairedCounts(1000, 30, 10), 0.01, 0.95) is None
     needed = paired.pictures_needed(PairedCounts(1265, 40, 34), 0.01, 0.95)
     assert needed is not None

@@ -1,13 +1,18 @@
 """``kd-eval margin=``: which pictures may certify a run, what is counted, and the words."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import kd
 from kd.cli import main
+from kd.data.sources import ImageFolder
+from kd.run.certify import count_look
 
 
 def test_a_run_is_certified_on_test_and_each_look_is_counted(
@@ -71,7 +76,11 @@ def test_a_test_folder_that_serves_as_val_has_chosen_too(
     [
         (["margin=0"], "margin: must be a number of points > 0 and < 100, got '0'"),
         (["margin=one"], "margin: must be a number of points > 0 and < 100, got 'one'"),
-        (["margin=1", "confidence=95"], "confidence: must be a number > 0.5 and < 1, got '95'"),
+        (["margin=1", "confidence=0.9999"], "confidence: must be a number > 0.5 and <= 0.999"),
+        (
+            ["margin=1", "confidence=95"],
+            "confidence: must be a number > 0.5 and <= 0.999, got '95'",
+        ),
         (["confidence=0.9"], "confidence: has no effect without margin=POINTS"),
         (["margin=1", "groups=["], "groups: '[' is not a regular expression"),
         (["margin=1", "groups=a"], "groups: must have brackets around"),
@@ -125,3 +134,37 @@ def test_an_export_is_kept_if_it_is_shown_to_be_no_worse(
     assert line in (with_test / "README.md").read_text()
     assert main("report", [str(with_test)]) == 0
     assert line in (with_test / "report.html").read_text()
+
+
+def test_students_of_one_run_share_their_looks(with_test: Path) -> None:
+    """Whoever chooses among them by a test split has no test any more: the second certificate says so."""
+    several = with_test.parent / "several"
+    for name, seed in (("a", 0), ("b", 1)):
+        shutil.copytree(with_test, several / "students" / name)
+        file = several / "students" / name / "student.safetensors"
+        weights = load_file(file)
+        weights["head.bias"] += seed
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata()
+        save_file(weights, file, metadata)
+    pictures = ImageFolder(str(with_test.parent / "data")).load("test")
+    students = several / "students"
+    assert count_look(students / "a", pictures, "kd-eval") == {"looks": 1, "students": 1}
+    assert count_look(students / "b", pictures, "kd-eval") == {"looks": 2, "students": 2}
+    assert len(json.loads((several / "looks.json").read_text())["looks"]) == 2
+
+
+def test_each_picture_is_looked_up_once(with_test: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training pictures were listed anew for each judged one: hours for a million of them."""
+    data = f"data.source.root={with_test.parent / 'data'}"
+    real = os.path.realpath
+    calls: list[str] = []
+
+    def counted(path: str, **options: bool) -> str:
+        calls.append(str(path))
+        return real(path, **options)
+
+    monkeypatch.setattr("kd.run.certify.os.path.realpath", counted)
+    assert main("eval", [str(with_test), "margin=40", data]) == 0
+    pictures = [call for call in calls if call.endswith(".jpg") and "/data/" in call]
+    assert 0 < len(pictures) <= 3 * len(set(pictures))

@@ -135,7 +135,9 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pictures whose numbers are 1000 times their mean red, and their mean green with some missing."""
     folder = tmp_path_factory.mktemp("numbers")
     draw_folder(folder)
-    for split in ("train", "val"):
+    draw_folder(folder / "others", train=1, val=8, size=44)
+    (folder / "others" / "val").rename(folder / "test")
+    for split in ("train", "val", "test"):
         with (folder / f"{split}.csv").open("w", newline="") as file:
             table = csv.writer(file)
             table.writerow(["path", "red", "green"])
@@ -252,6 +254,44 @@ def test_the_export_answers_in_the_same_numbers(
     assert (
         f"r2 of the student      {kept['student']:.4f}\n" in capsys.readouterr().out
     )  # a share of nothing
+
+
+def test_a_list_of_test_pictures_certifies(
+    run: Path, lists: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Against the teacher, and against another run; other lists can't be named for the validation that chose."""
+    assert eval_main([str(run), "margin=50", f"data.source.val={lists / 'test.csv'}"]) == 2
+    assert "of lists: data.source.test=FILE" in capsys.readouterr().err
+    words = ["margin=50", f"data.source.test={lists / 'test.csv'}"]
+    assert eval_main([str(run), *words]) == 0
+    found = json.loads((run / "eval_test.json").read_text())
+    assert found["pictures"] == found["certificate"]["pictures"] == 32
+    errors = [
+        [found[model][f"mae_{name}"] for name in ("red", "green")]
+        for model in ("student", "teacher")
+    ]
+    gains = 1 - np.array(errors[0]) / np.array(errors[1])
+    assert found["certificate"]["difference"] == pytest.approx(gains.mean(), abs=1e-3)
+    capsys.readouterr()
+    assert eval_main([str(run), str(run.with_name("000")), *words]) == 0
+    out = capsys.readouterr().out
+    assert "000 not worse than 001 by more than 50 % of mean absolute error: " in out
+    assert "alone is right" not in out
+
+
+def test_a_student_of_nan_is_left_out_of_the_comparison() -> None:
+    """Its numbers would be written as NaN, which no JSON has."""
+    target = torch.arange(40.0)[:, None]
+    for spoilt in (NAN, math.inf):
+        student = target.clone()
+        student[7] = spoilt
+        fidelity = NumbersFidelity()
+        fidelity.update(student, target + 1, target, torch.arange(40))
+        result = fidelity.result(["red"])
+        json.dumps(result, allow_nan=False)
+        (of_red,) = result["targets"]
+        assert of_red["mae"] == {"teacher": 1.0}
+        assert "correlation" not in of_red
 
 
 def test_fidelity_compares_student_and_teacher_by_tenths_of_the_targets() -> None:

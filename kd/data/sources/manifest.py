@@ -60,6 +60,7 @@ class Manifest(Source):
         image_dir: folder that relative paths start at; default: the list's own folder.
         multi_label: a picture has any number of labels: a list (of JSON or Python), or text that ``label_separator``
             parts. Rows of the same picture are joined.
+        test: a list of other pictures to judge by (``kd-eval split=test``); the classes are those of the training list.
         cache_gb: as of :class:`~kd.data.sources.ImageFolder`.
         path_column: name of the paths' column; a number, counted from 0, where a table has no header.
         label_column: likewise of the labels' column.
@@ -77,6 +78,7 @@ class Manifest(Source):
         val: str | None = None,
         image_dir: str | None = None,
         multi_label: bool = False,
+        test: str | None = None,
         cache_gb: float | None = None,
         path_column: int | str = "path",
         label_column: int | str = "label",
@@ -110,7 +112,10 @@ class Manifest(Source):
         self.columns = ListColumns(path_column, targets or label_column, delimiter, split_column)
         self.separator = label_separator
         self.cache_bytes = bytes_of(cache_gb)
-        self.lists = {"train": expanded(train), "val": expanded(val) if val else val}
+        self.lists = {"train": expanded(train)}
+        for split, file in (("val", val), ("test", test)):
+            if file:
+                self.lists[split] = expanded(file)
         self.image_dir = expanded(image_dir) if image_dir else image_dir
         self._contents: dict[str, ListContent] = {}  # by file: each is read once
         self._pictures: dict[str, ListedPictures] = {}  # by split
@@ -230,8 +235,12 @@ class Manifest(Source):
         file = self._file(split)
         where = f"data.source.{split}: {file}"
         listed_rows = self._rows(split)
-        if not listed_rows and split not in self.lists:
-            raise UserError(f"data.source: a manifest has the splits train and val, got '{split}'")
+        if not listed_rows and split not in ("train", "val", *self.lists):
+            names = ", ".join(self.lists)
+            raise UserError(
+                f"data.source: these lists have the splits {names}, got '{split}' (data.source.test=FILE is a list of "
+                "test pictures)"
+            )
         rows = []
         unusable: Counter[str] = Counter()
         for row in listed_rows:
@@ -292,8 +301,7 @@ class Manifest(Source):
 
     def describe(self) -> str:
         """The files of the lists."""
-        files = [file for file in self.lists.values() if file is not None]
-        return f"Manifest {', '.join(files)}"
+        return f"Manifest {', '.join(self.lists.values())}"
 
 
 def _check_same_numbers(

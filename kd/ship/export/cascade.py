@@ -33,7 +33,7 @@ student, teacher = (ort.InferenceSession(f"{name}.onnx") for name in ("student",
 def answer(pictures):  # uint8 SHAPE -> logits (N, classes), and which pictures the teacher answered
     z = student.run(["answer"], {"pictures": pictures})[0]
     p = np.exp(z - z.max(1, keepdims=True)) / np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)
-    asks = SCORE < rule["threshold"]
+    asks = ~(SCORE >= rule["threshold"])  # also where the student answers NaN
     if asks.any():
         z[asks] = teacher.run(["answer"], {"pictures": pictures[asks]})[0]
     return z, asks

@@ -242,11 +242,17 @@ def export(
 
     Returns:
         Why the export is not kept ("": it is in ``out``), and the record that is added to ``export/export.json``.
+
+    Raises:
+        UserError: no pictures to compare it on, or a certificate of features.
     """
     kind, layout = wanted.kind, wanted.layout
     manifest = replace(run.manifest(wanted.to, layout, wanted.int8), fp16=bool(wanted.fp16))
     if kind.features:
         manifest = replace(manifest, task="features", classes=[])
+    needs_outcomes = wanted.limits.certificate is not None
+    if needs_outcomes and (manifest.task == "features" or run.task.certified is None):
+        raise UserError("margin: needs a student that answers in classes, masks or numbers")
     weights = run.folder / "student.safetensors"
     calibration = partial(run.calibration, layout, wanted.calibrate)
     job = ExportJob(run.prepared(layout), run.model, manifest, weights, calibration, run.teacher)
