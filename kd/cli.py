@@ -11,7 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kd.errors import Stopped, UserError, UserErrorOfAll, did_you_mean, plain
-from kd.launch.child import end_with_parent, end_with_starter, wait_asleep
+from kd.launch.child import (
+    end_with_parent,
+    end_with_starter,
+    trains_teacher,
+    wait_asleep,
+    with_outer_keys,
+)
 from kd.launch.cluster import is_rank_zero
 from kd.launch.sagemaker import tell_failure
 from kd.run.request import translate
@@ -88,8 +94,9 @@ def _status(command: str, argv: Sequence[str]) -> int:
         return status
     except UserError as error:
         if is_rank_zero() or isinstance(error, UserErrorOfAll):
+            message = with_outer_keys(str(error)) if trains_teacher() else str(error)
             # a message may quote a name from a file
-            shown = "\n".join(map(on_terminal, str(error).split("\n")))
+            shown = "\n".join(map(on_terminal, message.split("\n")))
             print(f"kd-{command}: {shown}", file=sys.stderr)
         tell_failure(str(error))
         return 2

@@ -14,10 +14,16 @@ from kd.progress import CALM, WholeItems, drawn
 
 
 class Progress(Closing):
-    """Shows epoch, images/s, time left, the loss, ``limit()`` (what limits the run), and metrics once an epoch."""
+    """Shows epoch, images/s, time left, the loss, ``limit()`` (what limits the run), and metrics once an epoch.
 
-    def __init__(self, limit: Callable[[], str] | None = None) -> None:
+    Args:
+        limit: what limits the run, in words, or "".
+        whose: begins each line: ``teacher:`` where the teacher of another run is trained.
+    """
+
+    def __init__(self, limit: Callable[[], str] | None = None, whose: str = "") -> None:
         self._limit = limit or (lambda: "")
+        self._whose = whose
         self._bar: tqdm | None = None
         self._quiet_until = 0.0
         self._losses: HostCopies[None] = HostCopies()
@@ -53,7 +59,8 @@ class Progress(Closing):
         """Puts the epoch's number on the bar."""
         if self._bar is not None:
             of = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
-            self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{of}", refresh=False)
+            description = f"{self._whose}epoch {trainer.current_epoch + 1}{of}"
+            self._bar.set_description_str(description, refresh=False)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         """Moves the bar; copies the loss to the host when the bar is about to be drawn, and shows it when copied."""
@@ -77,16 +84,15 @@ class Progress(Closing):
         )
         values = [f"{k} {v:.3f}" for k, v in metrics.items() if "val/" in k and "/iou_" not in k]
         loss = f"train/loss {metrics['train/loss']:.3f}  " if "train/loss" in metrics else ""
-        self._bar.write(
-            f"epoch {trainer.current_epoch + 1:>3}  {loss}{'  '.join(values)}", file=sys.stderr
-        )
+        epoch = f"{self._whose}epoch {trainer.current_epoch + 1:>3}"
+        self._bar.write(f"{epoch}  {loss}{'  '.join(values)}", file=sys.stderr)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prints the line of an epoch without validation, which :meth:`on_validation_end` does not; no bar shows it."""
         without_validation = trainer.limit_val_batches == 0
         if self._bar is None or not without_validation or sys.stderr.isatty():
             return
-        text = f"epoch {trainer.current_epoch + 1:>3}"
+        text = f"{self._whose}epoch {trainer.current_epoch + 1:>3}"
         loss = trainer.callback_metrics.get("train/loss")
         if loss is not None:
             text += f"  train/loss {loss:.3f}"

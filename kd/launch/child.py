@@ -16,6 +16,9 @@ from kd.storage.elsewhere import LARGEST_LOG, text_of
 
 PARENT = "KD_PARENT"  # names the process with which a child ends
 STARTER = "KD_STARTER"  # names the first process of a machine, in the ranks that it starts
+TRAINS_TEACHER = (
+    "KD_TRAINS_TEACHER"  # set in a run that trains the teacher of another one, which has started it
+)
 CHECK_STARTER_S = 0.5  # seconds between two checks that the first process is alive
 OUTLIVES_S = 8.0  # seconds that a rank may outlive the first process, to finish what it writes
 _PR_SET_PDEATHSIG = 1
@@ -40,6 +43,29 @@ def start_kd_train(items: Sequence[str], **popen: Any) -> subprocess.Popen:
     env |= popen.pop("env", None) or {}
     env[PARENT] = str(os.getpid())
     return subprocess.Popen([sys.executable, "-m", "kd.cli", *items], env=env, **popen)
+
+
+def trains_teacher() -> bool:
+    """Whether this process trains the teacher of the run that has started it."""
+    return TRAINS_TEACHER in os.environ
+
+
+OUTER_KEYS = {
+    r"model\.student\.(checkpoint|pretrained)\b": "model.teacher.backbone",
+    r"model\.student(?=\.(arch|img_size|kwargs|mean|std|checkpoint_key)\b|(?!\.\w))": "model.teacher",
+}
+"""Keys of a teacher's training as patterns -> the keys of the run that it is trained for."""
+
+
+def with_outer_keys(message: str) -> str:
+    """A message of a teacher's training with the keys that its user has typed, or can type.
+
+    >>> with_outer_keys("model.student.checkpoint: there is no file a.pth")
+    'model.teacher.backbone: there is no file a.pth'
+    """
+    for pattern, key in OUTER_KEYS.items():
+        message = re.sub(pattern, key, message)
+    return message
 
 
 def reason_in(log: Path) -> str:

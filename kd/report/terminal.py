@@ -266,12 +266,19 @@ def named_values(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[
     return lines
 
 
-def print_summary(summary: dict[str, Any], folder: Path) -> None:
-    """Prints a table of ``summary.json``, its findings, and where the run is."""
+def print_summary(summary: dict[str, Any], folder: Path, of_teacher: bool = False) -> None:
+    """Prints a table of ``summary.json``, its findings, and where the run is.
+
+    Args:
+        summary: of the run.
+        folder: of the run.
+        of_teacher: it has trained the teacher of another run, which names its place.
+    """
     shown = [name for name in summary["student"]["val"] if in_tables(name)]
     teacher = summary["teacher"]
     rows: list[tuple[str, Any, Any]] = [("teacher", teacher, teacher["val"])] if teacher else []
-    for name, student in (summary.get("students") or {"student": summary["student"]}).items():
+    trained = "teacher" if of_teacher else "student"
+    for name, student in (summary.get("students") or {trained: summary["student"]}).items():
         best = student["best_val"]
         rows += [(f"{name}, last epoch", student, student["val"])]
         rows += [(f"{name}, best epoch ({best['epoch']})", student, best)] if best else []
@@ -302,6 +309,8 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
         print(f"{finding['rule']}: {finding['text']}; {finding['lever']}")
     if "verdict" in summary:
         print(f"{summary['verdict']['text']} (report.html)")
+    if of_teacher:
+        return
     where = (
         "students/NAME/student.safetensors" if summary.get("students") else "student.safetensors"
     )

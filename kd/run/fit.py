@@ -10,7 +10,7 @@ from kd.callbacks.preemption import RunStopped
 from kd.data.sources import printable, said
 from kd.errors import UserError, reason, run_error
 from kd.launch import sagemaker
-from kd.launch.child import end_with_starter, leave_starter
+from kd.launch.child import end_with_starter, leave_starter, trains_teacher
 from kd.launch.cluster import is_rank_zero
 from kd.launch.loopback import meet_on_loopback
 from kd.report.terminal import print_summary
@@ -136,7 +136,7 @@ def _fit(run: Run, resume_from: Path | None) -> int:
                 "no validation: the run ended before the first one (trainer.check_val_every_n_epoch)",
                 flush=True,
             )
-        print_summary(run.summary.content, run.folder.path)
+        print_summary(run.summary.content, run.folder.path, of_teacher=trains_teacher())
     return 0
 
 
@@ -149,14 +149,15 @@ def _ended_by(
     if stop is not None:
         kept = stop.checkpoint.is_file()
         where = f"checkpoint: {stop.checkpoint}" if kept else "no checkpoint yet"
-        say(f"\nkd-train: {stop} at step {run.trainer.global_step}; {where}")
+        whose = "the teacher's training was " if trains_teacher() else ""
+        say(f"\nkd-train: {whose}{stop} at step {run.trainer.global_step}; {where}")
         if (
             isinstance(stop, RunStopped)
             and run.trainer.is_global_zero
             and run.folder.path is not None
         ):
             print_summary(run.summary.content, run.folder.path)
-        if kept:
+        if kept and not trains_teacher():  # else the run that needs the teacher says how
             say(f"kd-train: to resume: kd-train resume={run.folder.path}")
         return 0 if isinstance(stop, RunStopped) else _status_of_stop(stop.signal_number)
     if run.folder.begun:
@@ -190,7 +191,7 @@ def _tell_failure(run: Run, error: Exception) -> None:
     print(f"{who}: failed: {reason(error)}", file=sys.stderr)
     sagemaker.tell_failure(reason(error))
     print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)
-    if rank == 0 and (folder / "checkpoints" / LAST).is_file():
+    if rank == 0 and (folder / "checkpoints" / LAST).is_file() and not trains_teacher():
         print(
             f"{who}: to resume from the last checkpoint: kd-train resume={folder}",
             file=sys.stderr,

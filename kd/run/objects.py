@@ -34,6 +34,7 @@ from kd.distill.objective import Objective
 from kd.errors import UserError
 from kd.fit_to_machine.oldest_gpu import check_gpus
 from kd.fit_to_machine.precision import choose_kernels, choose_precision
+from kd.launch.child import trains_teacher
 from kd.launch.cluster import Cluster
 from kd.launch.processes import check_processes, started
 from kd.lightning_internals import runs_in_child_processes, set_timeout
@@ -281,7 +282,11 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
     if run.module.task.draws:
         callbacks.append(Predictions())
     if config["trainer"]["enable_progress_bar"] is not False:
-        callbacks.append(Progress(monitor.phases.so_far if spec.enabled else None))
+        callbacks.append(
+            Progress(
+                monitor.phases.so_far if spec.enabled else None, "teacher: " * trains_teacher()
+            )
+        )
     return callbacks
 
 

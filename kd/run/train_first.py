@@ -19,7 +19,7 @@ import kd
 from kd.clock import part_of_the_start
 from kd.data.sources import Source, fingerprint
 from kd.errors import Stopped, UserError
-from kd.launch.child import start_kd_train
+from kd.launch.child import TRAINS_TEACHER, start_kd_train
 from kd.launch.cluster import is_rank_zero
 from kd.machine import cache_dir, signals_kept
 from kd.models import TeacherSpec, completed
@@ -331,16 +331,16 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
         (part / name / "000").rename(final)
         shutil.rmtree(part, ignore_errors=True)
         if say:
-            print(f"teacher: it is ready{_score(final)}; now the student", flush=True)
+            print(f"the teacher is ready{_score(final)}; now the student", flush=True)
     return final
 
 
 def _score(folder: Path) -> str:
-    """A trained teacher's best validation metric, for a message: ``: acc1 60.0``; empty without one."""
+    """A trained teacher's best validation metric, for a message: ``: acc1 60.0%``; empty without one."""
     summary = json_of(text_of(folder / "summary.json"))
     metric = summary["primary"]
     best = summary["student"]["best_val"].get(metric)
-    return "" if best is None else f": {format_metric(metric, best)}"
+    return "" if best is None else f": {metric} {format_metric(metric, best)}"
 
 
 def _begin(items: list[str], part: Path, name: str) -> list[str]:
@@ -367,7 +367,7 @@ def _run(items: list[str], owner: int) -> int:
             signal.SIGINT if again else signal.SIGTERM
         )  # a second Ctrl-C stops it at once
 
-    child = start_kd_train(items, pass_fds=(owner,))
+    child = start_kd_train(items, pass_fds=(owner,), env={TRAINS_TEACHER: "1"})
     with signals_kept(hand_on):
         status = child.wait()
     by_signal = {130: signal.SIGINT, 143: signal.SIGTERM}.get(status, -status)

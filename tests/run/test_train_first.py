@@ -75,17 +75,17 @@ def part(student: Path) -> Path:
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)],
-    ids=["term", "kill"],
+    [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)],
+    ids=["term", "int", "kill"],
 )
 def test_its_training_goes_on_where_it_was_stopped(student: Path, number: int) -> None:
-    """SIGTERM to both processes, or SIGKILL to the parent alone; nothing is left over, no step is made again."""
+    """SIGTERM or Ctrl-C to both processes, or SIGKILL to the parent alone; nothing is left over, no step is made again."""
     log = student.parent / "log"
-    forked = number == signal.SIGTERM
+    forked = number != signal.SIGKILL
     pid = begin(student, log, forked)
     wait_for_rows(student, 2, pid)
-    os.killpg(pid, number) if number == signal.SIGTERM else os.kill(pid, number)
-    assert status_of(pid) == (143 if number == signal.SIGTERM else -9), log.read_text()
+    os.killpg(pid, number) if forked else os.kill(pid, number)
+    assert status_of(pid) == (128 + number if forked else -9), log.read_text()
     assert survivors(pid) == []
     known = len(rows(student))
     assert_good(part(student), known)
@@ -93,9 +93,33 @@ def test_its_training_goes_on_where_it_was_stopped(student: Path, number: int) -
     text = log.read_text()
     assert text.count("teacher: no checkpoint given") == 1
     assert text.count("teacher: resuming the training that was stopped") == 1
+    assert (
+        "to resume: kd-train resume=" not in text
+    )  # the same command again is the one way that is named
+    if forked:
+        name = signal.Signals(number).name
+        assert "kd-train: the teacher's training was stopped by SIG" in text
+        assert f"kd-train: stopped by {name}; run the same command again to resume" in text
+    assert "│ teacher, last epoch" in text and "│ student, last epoch" in text
+    assert re.search(r"\nthe teacher is ready: acc1 \d+\.\d%; now the student\n", text)
+    assert (
+        "own-" not in text.partition("the teacher is ready")[0].rpartition("│")[2]
+    )  # no folder that is moved
     assert rows(student) == [str(step) for step in range(5 * 6)]
     summary = json.loads((student.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
     assert summary["status"] == "done"
+
+
+def test_messages_of_its_training_name_the_keys_of_the_run(student: Path) -> None:
+    """What the teacher's own training calls model.student is model.teacher to who types."""
+    log = student.parent / "log"
+    recipe = yaml.safe_load(student.read_text())
+    recipe["model"]["teacher"]["kwargs"]["num_heads"] = 3  # does not divide 32
+    student.write_text(yaml.safe_dump(recipe))
+    assert status_of(begin(student, log, forked=True)) == 2
+    (line,) = re.findall("kd-train: model.*", log.read_text())[:1]
+    assert line.startswith("kd-train: model.teacher: "), line
+    assert "model.student" not in log.read_text()
 
 
 @pytest.mark.slow
