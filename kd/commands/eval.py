@@ -32,6 +32,8 @@ kd-eval: accuracy of a run's student (and of its teacher), as a table and as JSO
                  for a goal, chosen on half of the pictures: accuracy=teacher (default; less margin=1 point),
                  accuracy=0.99*teacher, accuracy=0.85, share=0.1 (asked for), or latency_ms=9 (mean of a picture)
   score=         of sureness: probability (default), margin, entropy or head
+  disputed=true  labels that the teacher disputes, worst first: of the training pictures, or of split=NAME or
+                 folder=DIR; also in RUN_FOLDER/disputed_labels.csv, and with pictures in the report
   robust=true    also on damaged pictures: blur, noise, JPEG, brightness, three strengths each
   arch=NAME      timm's name for the model of a weights file that lacks it; likewise img_size=N, kwargs.NAME=VALUE,
                  mean=[R,G,B], std=[R,G,B], classes=FILE, checkpoint_key=NAME (which of several models in the file),
@@ -51,7 +53,7 @@ calibration, classes, confusions. Computed in float32, as plain timm would.
 """
 
 
-KEYS = ("split", "folder", "out", "robust", *CERTIFICATE, *CASCADE, "despite_choice")
+KEYS = ("split", "folder", "out", "robust", "disputed", *CERTIFICATE, *CASCADE, "despite_choice")
 FILE_KEYS = (
     "arch", "img_size", "kwargs", "mean", "std", "builder", "classes", "checkpoint_key",
 )  # fmt: skip
@@ -103,6 +105,10 @@ def _options(request: Request) -> "Options":
     robust = truth(options, "robust")
     wish = wish_of(options)
     claim = None if wish else claim_of(options)
+    disputed = truth(options, "disputed")
+    if disputed and (claim or wish):
+        other = "cascade" if wish else "margin"
+        raise UserError(f"disputed: can't be given together with {other}=")
     despite_choice = truth(options, "despite_choice")
     if despite_choice and not (claim or wish):
         raise UserError("despite_choice: has no effect without margin=POINTS or cascade=true")
@@ -131,6 +137,7 @@ def _options(request: Request) -> "Options":
         claim,
         wish,
         despite_choice,
+        disputed,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from kd.report import traces
 from kd.report.certified import certified
 from kd.report.charts import Section, health_lines, heat, machine_lines, phase_chart, table
+from kd.report.disputed import disputed
 from kd.report.facts import Facts
 from kd.report.faithful import faithful
 from kd.report.input_costs import costs_by_kind, input_costs, tier_table
@@ -38,6 +39,7 @@ def report(explained: Explained) -> list[Section]:
         "learning": lambda: learning(facts),
         "certificates": lambda: certified(run),
         "faithfulness": lambda: faithful(run),
+        "disputed labels": lambda: disputed(run),
     }
     first: dict[str, Parts] = {
         "headline": lambda: [headline(facts)],

@@ -43,6 +43,7 @@ def print_evaluation(result: dict[str, Any]) -> None:
         print(line)
     print_certificate(result.get("certificate"))
     print_cascade(result.get("cascade"))
+    print_disputed(result.get("disputed"))
     if "robust" in result:
         _print_robust(result["robust"])
 
@@ -343,6 +344,41 @@ def print_cascade(found: dict[str, Any] | None) -> None:
     print_table(None, ["teacher asked", "accuracy", "ms", "of the teacher's ms"], rows, left=())
     for line in cascade_lines(found):
         print(line)
+
+
+DISPUTED_ROWS = 10  # in the terminal; all are in the run's disputed_labels.csv
+
+
+def print_disputed(found: dict[str, Any] | None) -> None:
+    """Prints how many labels are disputed, and the first of them.
+
+    Args:
+        found: of :meth:`kd.run.disputes.Disputes.found`; None: nothing is printed.
+    """
+    if found is None:
+        return
+    print(disputed_line(found))
+    rows = []
+    for row in found["labels"][:DISPUTED_ROWS]:
+        label = f"{row['label']} ({row['p_label']:.0%})"
+        suggested = f"{row['suggested']} ({row['p_suggested']:.0%})"
+        rows.append([row["picture"], label, suggested])
+    if rows:
+        print_table(None, ["picture", "its label", "rather"], rows, left=(0, 1, 2))
+
+
+def disputed_line(found: dict[str, Any]) -> str:
+    """How many labels are disputed, and how good the judge is.
+
+    Args:
+        found: of :meth:`kd.run.disputes.Disputes.found`.
+    """
+    share = found["disputed"] / found["pictures"]
+    return (
+        f"{found['disputed']:,} of {found['pictures']:,} labels of {found['split']} ({share:.1%}) are disputed: a fit of "
+        f"the {found['judge']}'s features to the other pictures names another class; some {found['likely_wrong']:,} are "
+        "likely wrong (confident learning)"
+    )
 
 
 def cascade_lines(found: dict[str, Any]) -> list[str]:

@@ -27,6 +27,8 @@ from kd.run.cascade import Sureness, cascade_of, check_cascade
 from kd.run.cascade_wish import CascadeWish
 from kd.run.certify import Judged, certificates, check_pictures, count_look, group_of, usual_split
 from kd.run.claim import Claim
+from kd.run.disputes import TABLE as DISPUTED_LABELS
+from kd.run.disputes import Disputes, check_disputes
 from kd.run.request import Request
 from kd.run.run import Run
 from kd.ship.export.student import read_metadata
@@ -63,6 +65,8 @@ class Options:
     """What a cascade of student and teacher should reach (``cascade=true``)."""
     despite_choice: bool = False
     """Pictures that chose a student's epoch are taken for both all the same."""
+    disputed: bool = False
+    """Whether labels that the teacher's features dispute are listed."""
 
     @property
     def place(self) -> str:
@@ -278,9 +282,11 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
     Raises:
         UserError: see :func:`subjects`; models with other pictures or classes; ``out`` where there is no table.
     """
+    if options.disputed and not (options.split or options.folder):
+        options = replace(options, split="train")
     if any(_gives_features(word) for word in request.rest):
-        if options.proves:
-            key = "cascade" if options.cascade else "margin"
+        if options.proves or options.disputed:
+            key = "disputed" if options.disputed else "cascade" if options.cascade else "margin"
             raise UserError(f"{key}: needs a classifier, and a student has none")
         return _evaluate_features(request, replace(options, split=options.split or "val"))
     measured = subjects(request, options)
@@ -306,6 +312,8 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
             answers.append(of_subject)
     proof.add_to(results)
     evaluation = Evaluation.written(results, [subject.run for subject in measured], options)
+    if options.disputed and measured[0].run is not None:
+        evaluation.files.append(measured[0].run / DISPUTED_LABELS)
     if to_table and options.out is not None:
         _write_answers(options.out, measured, answers, options)
     if answers and answers[0].are_names:
@@ -317,7 +325,7 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
 
 @dataclass
 class _Proof:
-    """What beside the figures is worked out from each picture's outcome: certificates and the cascade."""
+    """What beside the figures is worked out from each picture: certificates, the cascade, disputed labels."""
 
     measured: Sequence[Subject]
     options: Options
@@ -327,6 +335,8 @@ class _Proof:
     """For certificates, of each model."""
     sureness: Sureness | None = None
     """For the cascade of a single model."""
+    disputes: Disputes | None = None
+    """For the labels that a single model disputes."""
 
     @classmethod
     def of(cls, measured: Sequence[Subject], options: Options) -> "_Proof":
@@ -336,6 +346,9 @@ class _Proof:
             proof.outcomes = [PictureOutcomes(subject.task) for subject in measured]
         if options.cascade is not None:
             proof.sureness = Sureness()
+        if options.disputed:
+            check_disputes(measured)
+            proof.disputes = Disputes.of(measured[0])
         return proof
 
     @property
@@ -343,6 +356,8 @@ class _Proof:
         """What takes in the batches of each model."""
         if self.sureness is not None:
             return [[self.sureness]]
+        if self.disputes is not None:
+            return [[self.disputes]]
         if self.outcomes:
             return [[outcome] for outcome in self.outcomes]
         return [[] for _ in self.measured]
@@ -355,6 +370,8 @@ class _Proof:
         if options.cascade is not None and self.sureness is not None:
             cascade = cascade_of(self.measured[0], self.sureness, options.cascade, options.place)
             results[0]["cascade"] = cascade
+        if self.disputes is not None:
+            results[0]["disputed"] = self.disputes.found(self.measured[0], options.place)
         for subject, result, caution in zip(self.measured, results, self.cautions, strict=True):
             _complete(result, options, _look(subject, options), caution)
 

@@ -83,15 +83,21 @@ def starting_classifier(
     """
     weight, bias, left_out_logits = ridge_classifier(bank, bank_labels, classes)
     labels = bank_labels.long()
+    scale = best_scale(left_out_logits, labels)
+    accuracy = float((left_out_logits.argmax(1) == labels).double().mean())
+    return scale * weight, scale * bias, accuracy
+
+
+def best_scale(logits: Tensor, labels: Tensor) -> float:
+    """The power of two, 1 to 128, that gives logits ``(N, C)`` the least mean cross-entropy with labels ``(N,)``."""
     best_loss = math.inf
     scale = 1.0
     for power in range(8):
-        loss = float(F.cross_entropy(2.0**power * left_out_logits, labels))
+        loss = float(F.cross_entropy(2.0**power * logits, labels))
         if loss < best_loss:
             best_loss = loss
             scale = 2.0**power
-    accuracy = float((left_out_logits.argmax(1) == labels).double().mean())
-    return scale * weight, scale * bias, accuracy
+    return scale
 
 
 def ridge_classifier(

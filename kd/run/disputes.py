@@ -1,0 +1,204 @@
+"""``kd-eval disputed=true``: labels that the teacher disputes, for people to look at."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from kd.callbacks.fidelity import thumbnail
+from kd.data.datamodule import DistillationDataModule
+from kd.data.pictures import decode
+from kd.data.sources import printable
+from kd.data.transforms import EvalView
+from kd.errors import UserError
+from kd.models.taps import classifier_of
+from kd.storage.elsewhere import mapping_of
+from kd.storage.shown import Table
+from kd.storage.writing import write_json, write_text
+from kd.tasks import Task
+from kd.tasks.disputed import Disputed, disputed_labels
+from kd.teachers import RunTeacher
+
+FILE = "disputed.json"
+TABLE = "disputed_labels.csv"
+EXAMPLES = 24
+"""Pictures on the page."""
+COLUMNS = ("picture", "label", "suggested", "p_label", "p_suggested", "teacher", "student")
+
+
+class Pair(Protocol):
+    """A student and its teacher (:class:`kd.run.measure.Subject`)."""
+
+    run: Path | None
+    model: nn.Module
+    classes: list[str]
+    data: DistillationDataModule
+    task: Task
+    teacher: RunTeacher | None
+
+
+def check_disputes(pairs: Sequence[Pair]) -> None:
+    """Refuses what has no labels to dispute.
+
+    Raises:
+        UserError: several models, or a task without one class a picture.
+    """
+    if len(pairs) > 1:
+        raise UserError("disputed: takes one run, or one weights file")
+    if not pairs[0].task.one_class or len(pairs[0].classes) < 2:
+        raise UserError(
+            "disputed: needs one class a picture, of two or more (model.task=Classification)"
+        )
+
+
+@dataclass
+class Disputes:
+    """Takes in every batch (:class:`kd.module.evaluation.Listener`), and keeps what a classifier's input was.
+
+    The judge is the teacher where its classifier can be found, else the student.
+    """
+
+    judge: str
+    """``teacher`` or ``student``."""
+    features: list[Tensor] = field(default_factory=list)
+    """``(N, D)``, float32 on the CPU, batch by batch, of all pictures."""
+    logits: list[Tensor] = field(default_factory=list)
+    """``(N, C)``, of the judge."""
+    labels: list[Tensor] = field(default_factory=list)
+    """``(N,)`` class ids, -1 where there is none."""
+    numbers: list[Tensor] = field(default_factory=list)
+    """``(N,)`` numbers of the pictures in their split."""
+    answers: dict[str, list[Tensor]] = field(default_factory=dict)
+    """By model, ``(N,)`` class ids."""
+
+    @classmethod
+    def of(cls, pair: Pair) -> "Disputes":
+        """Listens to the classifier's input of the teacher, or of the student.
+
+        Raises:
+            UserError: neither has a last layer.
+        """
+        if pair.teacher is not None:
+            try:
+                return cls._listening("teacher", pair.teacher.model)
+            except UserError:
+                pass  # a teacher of the user's own: the student's features serve
+        return cls._listening("student", pair.model)
+
+    @classmethod
+    def _listening(cls, name: str, model: nn.Module) -> "Disputes":
+        disputes = cls(name)
+        classifier_of(model, "disputed").register_forward_pre_hook(disputes._take)
+        return disputes
+
+    def _take(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Keeps a batch's input of the classifier, ``(N, D)`` or ``(N, D, 1, 1)``."""
+        self.features.append(inputs[0].detach().flatten(1).float().cpu())
+
+    def update(
+        self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
+    ) -> None:
+        """Adds a batch: logits ``(N, C)`` of both, class ids ``(N,)``, numbers of the pictures ``(N,)``."""
+        judged = teacher if self.judge == "teacher" else student
+        assert judged is not None
+        self.logits.append(judged.float().cpu())
+        self.labels.append(target.cpu())
+        self.numbers.append(index.cpu())
+        self.answers.setdefault("student", []).append(student.argmax(1).cpu())
+        if teacher is not None:
+            self.answers.setdefault("teacher", []).append(teacher.argmax(1).cpu())
+
+    def found(self, pair: Pair, place: str) -> dict[str, Any]:
+        """The disputed labels; also written beside the run, with pictures for the page.
+
+        Args:
+            pair: the models.
+            place: the pictures' split.
+
+        Returns:
+            ``split``, ``pictures``, ``disputed`` (how many), ``likely_wrong`` (an estimate), ``accuracy`` of the classifier
+            that has not seen the picture, ``judge``, and ``labels``: rows of :data:`COLUMNS`, the least likely labels first.
+
+        Raises:
+            UserError: too many pictures, or none with a label.
+        """
+        labels_N = torch.cat(self.labels)
+        is_known_N = labels_N >= 0
+        try:
+            disputed = disputed_labels(
+                torch.cat(self.features)[is_known_N],
+                torch.cat(self.logits)[is_known_N],
+                labels_N[is_known_N],
+            )
+        except ValueError as error:
+            raise UserError(f"disputed: {error}") from error
+        numbers_N = torch.cat(self.numbers)[is_known_N]
+        answers = {name: torch.cat(ids)[is_known_N] for name, ids in self.answers.items()}
+        rows = self._rows(disputed, labels_N[is_known_N], numbers_N, answers, pair, place)
+        found = {
+            "split": place,
+            "pictures": int(is_known_N.sum()),
+            "disputed": len(rows),
+            "likely_wrong": disputed.likely_wrong,
+            "accuracy": disputed.accuracy,
+            "judge": self.judge,
+            "labels": rows,
+        }
+        if pair.run is not None:
+            _write(found, pair, place, numbers_N[disputed.worst_first])
+        return found
+
+    def _rows(
+        self,
+        disputed: Disputed,
+        labels_N: Tensor,
+        numbers_N: Tensor,
+        answers: dict[str, Tensor],
+        pair: Pair,
+        place: str,
+    ) -> list[dict[str, Any]]:
+        """A row of each disputed picture, the least likely labels first."""
+        pictures = pair.data.split(place)
+        rows = []
+        for i in disputed.worst_first.tolist():
+            label, suggested = int(labels_N[i]), int(disputed.suggested[i])
+            row: dict[str, Any] = {
+                "picture": printable(pictures.name(int(numbers_N[i]))),
+                "label": pair.classes[label],
+                "suggested": pair.classes[suggested],
+                "p_label": round(float(disputed.probabilities[i, label]), 4),
+                "p_suggested": round(float(disputed.probabilities[i, suggested]), 4),
+            }
+            for name, class_ids in answers.items():
+                row[name] = pair.classes[int(class_ids[i])]
+            rows.append(row)
+        return rows
+
+
+def _write(found: dict[str, Any], pair: Pair, place: str, numbers: Tensor) -> None:
+    """Writes the table of all rows, what the page shows, and the count into the run's ``summary.json``."""
+    assert pair.run is not None
+    rows = found["labels"]
+    text = io.StringIO()
+    table = Table(text, "\n")
+    table.add(COLUMNS)
+    for row in rows:
+        table.add([row.get(column, "") for column in COLUMNS])
+    write_text(pair.run / TABLE, text.getvalue())
+
+    pictures = pair.data.split(place)
+    view = EvalView(pair.data.size, pair.data.crop_ratio)
+    examples = []
+    for row, number in zip(rows[:EXAMPLES], numbers.tolist(), strict=False):
+        picture = view(decode(pictures.read(number))).permute(1, 2, 0).numpy()
+        examples.append({**row, "image": thumbnail(picture)})
+    page = {key: value for key, value in found.items() if key != "labels"}
+    write_json(pair.run / FILE, {**page, "examples": examples})
+
+    summary = mapping_of(pair.run / "summary.json")
+    if summary:
+        write_json(pair.run / "summary.json", {**summary, "disputed_labels": page})

@@ -1,0 +1,102 @@
+"""``kd-eval disputed=true``: the labels that a teacher disputes, in the terminal, a table and the report."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from kd.cli import main
+from kd.data.sources import FoodTagMini
+from kd.report.disputed import disputed
+from kd.report.records import read_run
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.fixture()
+def mislabelled(tmp_path: Path) -> tuple[Path, set[str]]:
+    """A folder of drawn pictures, each tenth below another class than its own, and the names of these."""
+    source = FoodTagMini(train_per_class=16, val_per_class=8)
+    split = source.load("train")
+    classes = list(source.classes)
+    wrong = set()
+    for number, class_id in enumerate(split.targets):
+        label = classes[class_id]
+        name = f"{label}-{number}.jpg"
+        if number % 10 == 0:
+            label = classes[(class_id + 7) % len(classes)]
+            wrong.add(f"{label}/{name}")
+        folder = tmp_path / "pictures" / label
+        folder.mkdir(parents=True, exist_ok=True)
+        os.link(split.name(number), folder / name)
+    return tmp_path / "pictures", wrong
+
+
+def test_wrong_labels_of_drawn_pictures_come_first(
+    mislabelled: tuple[Path, set[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """32 of 320 labels are wrong; the recipe's teacher, which was not trained on these, judges."""
+    folder, wrong = mislabelled
+    out = tmp_path / "figures.json"
+    words = [str(RECIPES / "foodtag_teacher.safetensors"), f"folder={folder}", "disputed=true"]
+    assert main("eval", [*words, f"out={out}"]) == 0
+    assert "are disputed: a fit of the student's features" in capsys.readouterr().out
+    found = json.loads(out.read_text())["disputed"]
+    listed = ["/".join(Path(row["picture"]).parts[-2:]) for row in found["labels"]]
+    assert len(wrong) == 32
+    assert sum(name in wrong for name in listed[:32]) >= 24
+    assert sum(name in wrong for name in listed) >= 28
+    assert found["disputed"] == len(listed)
+    of_labels = [row["p_label"] for row in found["labels"]]
+    assert of_labels == sorted(of_labels)
+
+
+def test_a_run_has_table_page_and_summary(
+    with_test: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = f"data.source.root={with_test.parent / 'data'}"
+    assert main("eval", [str(with_test), "disputed=true", root]) == 0
+    out = capsys.readouterr().out
+    assert "labels of train" in out
+    assert "disputed_labels.csv" in out
+    assert "are disputed: a fit of the teacher's features" in out
+    found = json.loads((with_test / "eval_train.json").read_text())["disputed"]
+    with (with_test / "disputed_labels.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["picture"] for row in rows] == [row["picture"] for row in found["labels"]]
+    summary = json.loads((with_test / "summary.json").read_text())
+    assert summary["disputed_labels"]["disputed"] == len(rows)
+    assert summary["status"] == "done"
+    sections = disputed(read_run(with_test))
+    assert [len(section["items"]) for section in sections] == ([min(24, len(rows))] if rows else [])
+
+
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        (["disputed=yes"], "disputed: must be true or false, got 'yes'"),
+        (["disputed=true", "margin=1"], "disputed: can't be given together with margin="),
+        (["disputed=true", "cascade=true"], "disputed: can't be given together with cascade="),
+    ],
+)
+def test_a_wrong_key_is_one_line(
+    finished: Path, items: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(finished.rglob("*"))
+    assert main("eval", [str(finished), *items]) == 2
+    assert text in capsys.readouterr().err
+    assert sorted(finished.rglob("*")) == before
+
+
+def test_several_models_are_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("eval", [str(finished), str(finished), "disputed=true"]) == 2
+    assert "disputed: takes one run, or one weights file" in capsys.readouterr().err
+
+
+def test_a_damaged_file_leaves_the_page_whole(with_test: Path) -> None:
+    (with_test / "disputed.json").write_text('{"split": "train", "pictures": 0}')
+    run = read_run(with_test)
+    assert disputed(run) == []
+    assert "disputed.json can't be read" in run.notes
