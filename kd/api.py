@@ -39,7 +39,10 @@ class RunResult:
         Raises:
             UserError: there is no such student.
         """
-        folder = self.folder / "students" / name if name else self.folder
+        if name:
+            folder = self.folder / "students" / name
+        else:
+            folder = self.folder
         file = folder / "student.safetensors"
         if not file.is_file():
             raise UserError(f"name: there is no {file}")
@@ -105,7 +108,9 @@ def evaluate(
             functions.
     """
     quiet_libraries()
-    folder = run.folder if isinstance(run, RunResult) else run
+    folder = run
+    if isinstance(run, RunResult):
+        folder = run.folder
     request = replace(_request(settings or {}), rest=[str(folder)])
     return evaluated(request).results[0]
 
@@ -164,4 +169,6 @@ def _plain(value: object) -> object:
         return [_plain(inner) for inner in value]
     if hasattr(value, "tolist"):
         return value.tolist()
-    return value if isinstance(value, (int, float, NoneType)) else str(value)
+    if isinstance(value, (int, float, NoneType)):
+        return value
+    return str(value)

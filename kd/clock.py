@@ -71,16 +71,15 @@ class Clock:
         self._start = self._last = time.perf_counter()
         self._last_cpu = time.thread_time()
         self._ready = self._ready_aside = self._ready_ms()
-        self._step, self._host = StepTimes(), dict[str, float]()
+        self._step = StepTimes()
+        self._host = dict[str, float]()
         self._marks: list[tuple[str, Any]] = []
         self._first_event = self._event()
 
     def _ready_ms(self) -> float:
-        return (
-            int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e6
-            if self._schedstat is not None
-            else 0.0
-        )
+        if self._schedstat is not None:
+            return int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e6
+        return 0.0
 
     def close(self) -> None:
         """Closes the kernel's file that the clock reads; it stays usable without that number."""
@@ -96,7 +95,10 @@ class Clock:
     def _event(self) -> Any:
         if self._make_event is None:
             return None
-        event = self._spare.pop() if self._spare else self._make_event()
+        if self._spare:
+            event = self._spare.pop()
+        else:
+            event = self._make_event()
         event.record()
         return event
 
@@ -152,8 +154,10 @@ class Clock:
     def cut(self, tag: object = None) -> None:
         """Ends a step, and begins the next one."""
         self._mark()
-        step, host = self._step, self._host
-        step.t, step.tag = time.time(), tag
+        step = self._step
+        host = self._host
+        step.t = time.time()
+        step.tag = tag
         step.host_ms = 1000 * (self._last - self._start)
         step.ready_ms = self._ready_ms() - self._ready
         step.launch_ms = sum(
@@ -182,7 +186,8 @@ class Clock:
                 before = event
             self._spare.append(before)
             self._finished.append(step)
-        done, self._finished = self._finished, []
+        done = self._finished
+        self._finished = []
         return done
 
 
@@ -193,7 +198,8 @@ _called_at: float | None = None
 def start_counts_from_now() -> Iterator[None]:
     """Inside, a run's start counts from here: a function's caller may be a program that is hours old."""
     global _called_at
-    before, _called_at = _called_at, time.time()
+    before = _called_at
+    _called_at = time.time()
     try:
         yield
     finally:

@@ -69,7 +69,9 @@ def run_error(error: BaseException | None) -> RunError | None:
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """The end of a message about an unknown word; empty where no known one is near."""
     near = difflib.get_close_matches(word, list(known), 1, cutoff)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return ""
 
 
 def needs_extra(extra: str) -> str:
@@ -80,8 +82,11 @@ def needs_extra(extra: str) -> str:
 
 def pip_install(package: str) -> str:
     """The command that installs a package for this Python: ``pip`` alone may be another one's."""
-    python, here = Path(sys.executable), Path.cwd()
-    shown = python.relative_to(here) if python.is_relative_to(here) else python
+    python = Path(sys.executable)
+    here = Path.cwd()
+    shown = python
+    if python.is_relative_to(here):
+        shown = python.relative_to(here)
     return f"{shown} -m pip install {package}"
 
 
@@ -131,7 +136,9 @@ def _is_of_a_workers_pipe(error: BaseException) -> bool:
 def plain(error: BaseException) -> str:
     """An error that nobody foresaw, in one line."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename!s:.120}" if error.filename else error.strerror
+        if error.filename:
+            return f"{error.strerror}: {error.filename!s:.120}"
+        return error.strerror
     return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
 
 

@@ -14,7 +14,9 @@ from types import FrameType
 
 def core_ids() -> list[int] | None:
     """Numbers of the cores that this process may run on; None where the system does not say (macOS)."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return None
 
 
 def processor() -> str:
@@ -29,9 +31,10 @@ def processor() -> str:
 
 def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """CPU cores that this process was given: by affinity, or by its container's ``quota`` (cgroup v2)."""
-    given = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        given = len(os.sched_getaffinity(0))
+    else:
+        given = os.cpu_count() or 1
     if quota.is_file() and not quota.read_text().startswith("max"):
         allowed, period = quota.read_text().split()
         given = min(given, max(1, int(allowed) // int(period)))
@@ -102,5 +105,7 @@ def log_nccl(env: MutableMapping[str, str] = os.environ) -> None:
 def nccl_network(env: MutableMapping[str, str] = os.environ) -> str:
     """``Libfabric`` (EFA), ``Socket`` (TCP), ... as NCCL's log says; empty where it says nothing."""
     file = Path(env.get("NCCL_DEBUG_FILE", "").replace("%p", str(os.getpid())))
-    text = file.read_text(errors="replace") if file.is_file() else ""
+    text = ""
+    if file.is_file():
+        text = file.read_text(errors="replace")
     return (re.findall(r"Using network (?:AWS )?(\w+)", text) or [""])[-1]

@@ -34,7 +34,10 @@ def own_muon() -> type[Optimizer]:
     together: Callable[..., None] = partial(step_by_shapes, module)
 
     def in_the_devices_dtype(gradient: Tensor, *args: object, **kwargs: object) -> Tensor:
-        dtype = torch.float32 if gradient.is_cpu else torch.bfloat16
+        if gradient.is_cpu:
+            dtype = torch.float32
+        else:
+            dtype = torch.bfloat16
         return orthogonalise(gradient, *args, dtype=dtype, **kwargs)
 
     def step(
@@ -113,7 +116,9 @@ def step_by_shapes(
         orthogonal = module.zeropower_via_newtonschulz(
             matrices, ns_steps, coefficients, **of_the_iteration
         )
-        scale = module.get_lr_scale(matrices.shape[-2:], adjust_lr_fn) if adjust_lr_fn else 1.0
+        scale = 1.0
+        if adjust_lr_fn:
+            scale = module.get_lr_scale(matrices.shape[-2:], adjust_lr_fn)
         if conv_mode == "batched" and len(shape) > 2 and normalize_spatial:
             scale *= shape[2:].numel() ** -0.5
         update_KOI = _as_weights(orthogonal, update_KOI.shape, conv_mode).to(params[0].dtype)

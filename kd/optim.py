@@ -197,7 +197,9 @@ def scaled_to_batch(spec: OptimSpec, global_batch: int) -> OptimSpec:
         return spec
     ratio = global_batch / spec.lr_batch
     kind, _ = _kind_and_kwargs(spec)
-    factor = ratio if kind.__name__.startswith("SGD") else math.sqrt(ratio)
+    factor = ratio
+    if not kind.__name__.startswith("SGD"):
+        factor = math.sqrt(ratio)
     return replace(spec, lr=spec.lr * factor)
 
 
@@ -303,7 +305,9 @@ class Together(Optimizer):
 
 def each_of(optimizer: Optimizer) -> list[Optimizer]:
     """The optimizers that are stepped as one, or the only one."""
-    return optimizer.optimizers if isinstance(optimizer, Together) else [optimizer]
+    if isinstance(optimizer, Together):
+        return optimizer.optimizers
+    return [optimizer]
 
 
 def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:

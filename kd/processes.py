@@ -74,7 +74,9 @@ def total_of_tensors(strategy: Strategy, mine: Tensor) -> Tensor:
 
 def whole(tensor: Tensor) -> Tensor:
     """A shard's whole tensor (FSDP2), gathered from all processes, which all must call this; any other tensor itself."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor()
+    return tensor
 
 
 def any_process(strategy: Strategy, answer: bool) -> bool:
@@ -84,7 +86,9 @@ def any_process(strategy: Strategy, answer: bool) -> bool:
 
 def all_processes(strategy: Strategy, answer: bool) -> bool:
     """Whether every process says yes; every process must call this, and nothing waits for a GPU."""
-    processes = dist.get_world_size() if _together() else 1
+    processes = 1
+    if _together():
+        processes = dist.get_world_size()
     return _count_of_yes(strategy, answer) == processes
 
 

@@ -92,7 +92,9 @@ def bar(
     iterable: Iterable[Any] | None = None, *, label: str, unit: str = " images", **kwargs: Any
 ) -> tqdm:
     """A bar on stderr that is erased at its end; without a terminal a line every ten seconds."""
-    delay = 0.0 if sys.stderr.isatty() else CALM
+    delay = 0.0
+    if not sys.stderr.isatty():
+        delay = CALM
     label = " ".join(label.split())
     known = kwargs.get("total") is not None or hasattr(iterable, "__len__")
     shape = COUNTED if known else None

@@ -84,7 +84,9 @@ class Checked:
             for limit in limits(setting.type):
                 problem = limit.refuses(value)
                 if problem:
-                    shown = repr(value) if isinstance(value, str) else value
+                    shown = value
+                    if isinstance(value, str):
+                        shown = repr(value)
                     raise ValueError(f"{setting.name} {problem}, got {shown}")
 
 
@@ -120,7 +122,9 @@ def height_width(size: int | Sequence[int]) -> tuple[int, int]:
     >>> height_width(224), height_width([168, 224])
     ((224, 224), (168, 224))
     """
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    if isinstance(size, int):
+        return (size, size)
+    return (int(size[0]), int(size[1]))
 
 
 NAMESPACE = Like(r"(?!AWS/)[\w.\-/#:]{1,255}", "must be a namespace other than AWS's own")

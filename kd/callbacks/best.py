@@ -24,8 +24,10 @@ class Best(Callback):
     def __init__(
         self, monitor: str, mode: str, configs: Mapping[str, str], save: Callable[[Any, Path], None]
     ) -> None:
-        self.configs, self.save = configs, save
-        self.metric, self.sign = monitor.removeprefix("val/"), -1 if mode == "min" else 1
+        self.configs = configs
+        self.save = save
+        self.metric = monitor.removeprefix("val/")
+        self.sign = -1 if mode == "min" else 1
         self.newest: dict[str, dict[str, float]] = {}
         self.best: dict[str, dict[str, float]] = {}
         self.top: dict[
@@ -72,7 +74,8 @@ class Best(Callback):
         """
         newest = self.newest[name]
         best = self.best.get(name) or newest
-        new, old = self.sign * newest[self.metric], self.sign * best[self.metric]
+        new = self.sign * newest[self.metric]
+        old = self.sign * best[self.metric]
         if math.isnan(new):
             return False
         top = self.top[name] = max(new, self.top.get(name, old))
@@ -81,9 +84,11 @@ class Best(Callback):
 
         # KL where both have it (lower is closer), else the share of equal answers
         if math.isfinite(newest.get("kl", math.nan)) and math.isfinite(best.get("kl", math.nan)):
-            new_closeness, old_closeness = -newest["kl"], -best["kl"]
+            new_closeness = -newest["kl"]
+            old_closeness = -best["kl"]
         else:
-            new_closeness, old_closeness = newest.get("agreement", 0.0), best.get("agreement", 0.0)
+            new_closeness = newest.get("agreement", 0.0)
+            old_closeness = best.get("agreement", 0.0)
 
         error = 0.0
         if self.metric == "acc1" and pictures:

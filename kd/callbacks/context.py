@@ -72,7 +72,9 @@ class RunContext:
 
     def student_folder(self, name: str) -> Path:
         """The folder of one of several students; the run's own folder for a single student (no name)."""
-        return self.folder / "students" / name if name else self.folder
+        if name:
+            return self.folder / "students" / name
+        return self.folder
 
     @property
     def device(self) -> torch.device:

@@ -58,7 +58,9 @@ class Export(Callback):
         """The best epoch's checkpoint, or the last one where it is damaged; it alone holds a sharded student whole."""
         if "" not in self.best.best:
             sharded = isinstance(trainer.strategy, Sharding) and trainer.strategy.shards_weights
-            return newest_whole(path.parent)[0] if sharded else None
+            if sharded:
+                return newest_whole(path.parent)[0]
+            return None
         problem = damage(path)
         if not problem:
             return path

@@ -35,7 +35,8 @@ class FidelityRecord(Callback):
     """Writes how faithful the student is at each best validation, from passes that the run makes anyway."""
 
     def __init__(self, preflight: Preflight, best: Best) -> None:
-        self.preflight, self.best = preflight, best
+        self.preflight = preflight
+        self.best = best
         self._found: dict[str, Compared | None] = {}
         self._seen: HostCopies[Compared] = HostCopies()
 
@@ -66,7 +67,9 @@ class FidelityRecord(Callback):
             self._compare(found, *tensors)
 
     def _compare(self, found: Compared, logits: Tensor, target: Tensor, index: Tensor) -> None:
-        taught = self.preflight.kept.get(index) if self.preflight.kept else None
+        taught = None
+        if self.preflight.kept:
+            taught = self.preflight.kept.get(index)
         found.update(logits, None if taught is None else taught.to(logits.device), target, index)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -36,7 +36,8 @@ class FilesInput:
         self.teacher = teacher.named_input.build(teacher)
         self.teacher.to(teacher.device, teacher.dtype)
         # as many pixels as PICTURES have at the size that is set
-        pixels, pixels_named = math.prod(teacher.prepare.size), math.prod(self.teacher.prepare.size)
+        pixels = math.prod(teacher.prepare.size)
+        pixels_named = math.prod(self.teacher.prepare.size)
         pictures = min(PICTURES, PICTURES * pixels // pixels_named)
         self.of_each_batch = math.ceil(max(FEWEST, pictures) / max(1, batches))
         self.counts = torch.zeros(4, dtype=torch.long, device=teacher.device)

@@ -75,11 +75,16 @@ class Finite(Callback):
         for (batch, index), [loss] in self._losses.take(wait):
             if math.isfinite(loss):
                 self._before = float(loss)
-                self._first_loss = self._before if self._first_loss is None else self._first_loss
+                if self._first_loss is None:
+                    self._first_loss = self._before
+                else:
+                    self._first_loss = self._first_loss
                 continue
             self._losses.clear()
             named = ", ".join(str(int(i)) for i in index[:SHOWN])
-            more = f" and {len(index) - SHOWN} more" if len(index) > SHOWN else ""
+            more = ""
+            if len(index) > SHOWN:
+                more = f" and {len(index) - SHOWN} more"
             step = batch // trainer.accumulate_grad_batches
             where = f"(step {step}, epoch {trainer.current_epoch + 1}, rank {trainer.global_rank})"
             text = f"the loss is {float(loss)} in batch {batch} of the run {where}; the usual reason is {self._rate}"

@@ -31,8 +31,10 @@ class LastCheckpoint(Checkpoint):
         every_n_minutes: float | None = None,
     ) -> None:
         self.dirpath = dirpath
-        self.every_n_steps, self.every_n_minutes = every_n_steps, every_n_minutes
-        self._saved_at_step, self._saved_at = 0, time.monotonic()
+        self.every_n_steps = every_n_steps
+        self.every_n_minutes = every_n_minutes
+        self._saved_at_step = 0
+        self._saved_at = time.monotonic()
 
     @property
     def path(self) -> Path:
@@ -64,7 +66,8 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Counts the state that was resumed from as saved."""
-        self._saved_at_step, self._saved_at = trainer.global_step, time.monotonic()
+        self._saved_at_step = trainer.global_step
+        self._saved_at = time.monotonic()
 
     def on_train_batch_end(
         self,
@@ -96,4 +99,5 @@ class LastCheckpoint(Checkpoint):
     def save(self, trainer: Trainer) -> None:
         """Saves now; all ranks must call it."""
         trainer.save_checkpoint(self.path)
-        self._saved_at_step, self._saved_at = trainer.global_step, time.monotonic()
+        self._saved_at_step = trainer.global_step
+        self._saved_at = time.monotonic()

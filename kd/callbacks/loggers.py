@@ -36,10 +36,9 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
         run: the run's folder, ``.../<recipe>/<number>``.
     """
     module, _, name = spec["class_path"].rpartition(".")
-    defaults = {
-        k: p.default
-        for k, p in inspect.signature(getattr(import_module(module), name)).parameters.items()
-    }
+    defaults = {}
+    for k, p in inspect.signature(getattr(import_module(module), name)).parameters.items():
+        defaults[k] = p.default
     given = dict(spec.get("init_args") or {})
     kind = name.removesuffix("Logger").lower()
     ours: dict[str, Any] = {
@@ -57,7 +56,9 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
         given = _with_database(given, defaults, run.parent.parent)
     for key, value in ours.items():
         if key in defaults and given.get(key, defaults[key]) == defaults[key]:
-            place = Path(str(defaults[key])).name if key == "save_dir" else ""
+            place = ""
+            if key == "save_dir":
+                place = Path(str(defaults[key])).name
             given[key] = value if place in ("", "None", "_empty'>") else f"{value}/{place}"
     return {"class_path": spec["class_path"], "init_args": in_folder(given, run)}
 
@@ -83,7 +84,8 @@ def _with_database(given: dict[str, Any], defaults: dict[str, Any], runs: Path) 
     if given.get("tracking_uri") or defaults["tracking_uri"]:  # the default is MLFLOW_TRACKING_URI
         return given
     folder = given.get("save_dir") or defaults["save_dir"]
-    folder = str(runs) if folder == defaults["save_dir"] else folder
+    if folder == defaults["save_dir"]:
+        folder = str(runs)
     ours = {
         "tracking_uri": f"sqlite:///{folder}/mlflow.db",
         "artifact_location": f"{folder}/mlflow",

@@ -51,11 +51,15 @@ class MetricsCSV(LazyCSVLogger):
         if "step" not in names or not header.endswith("\n"):
             move(self._file, self._file.with_name(f"{self._file.name}.damaged"))
             return
-        cells = [(row, row.rstrip("\r\n").split(",")) for row in rows if row.endswith("\n")]
+        cells = []
+        for row in rows:
+            if row.endswith("\n"):
+                cells.append((row, row.rstrip("\r\n").split(",")))
         at = names.index("step")
-        kept = [
-            r for r, c in cells if len(c) == len(names) and c[at].isdecimal() and int(c[at]) < step
-        ]
+        kept = []
+        for r, c in cells:
+            if len(c) == len(names) and c[at].isdecimal() and int(c[at]) < step:
+                kept.append(r)
         write_text(self._file, "".join([header, *kept]))
 
     def rows(self) -> list[tuple[int, dict[str, float]]]:
@@ -92,11 +96,10 @@ class StudentCSV(MetricsCSV):
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Writes the student's metrics under the names that a single student's have; rows without any are skipped."""
-        own = {
-            k.removeprefix(self._student): v
-            for k, v in metrics.items()
-            if k.startswith(self._student)
-        }
+        own = {}
+        for k, v in metrics.items():
+            if k.startswith(self._student):
+                own[k.removeprefix(self._student)] = v
         if own:
             super().log_metrics(
                 own | ({"epoch": metrics["epoch"]} if "epoch" in metrics else {}), step

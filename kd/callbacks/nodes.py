@@ -32,7 +32,9 @@ class Nodes(Callback):
         for rank, (address, _) in enumerate(found):
             machines.setdefault(address, []).append(rank)
         where = "; ".join(f"{address}: rank {_span(ranks)}" for address, ranks in machines.items())
-        by = f" (started by {self.launcher})" if self.launcher else ""
+        by = ""
+        if self.launcher:
+            by = f" (started by {self.launcher})"
         main = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         print(
             f"processes: {trainer.world_size} on {len(machines)} machine{'s' * (len(machines) > 1)}{by}, "
@@ -56,4 +58,6 @@ def own_address() -> str:
 def _span(ranks: list[int]) -> str:
     """Ascending ranks in short: ``4-6``; ``0, 2`` where a scheduler deals them to the machines in turn."""
     whole = len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1
-    return f"{ranks[0]}-{ranks[-1]}" if whole else ", ".join(map(str, ranks))
+    if whole:
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(map(str, ranks))

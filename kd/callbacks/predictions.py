@@ -21,15 +21,19 @@ class Predictions(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes the files on rank 0; all ranks run the models, which may be sharded."""
         run = RunContext.of(trainer)
-        data, task = run.data, run.module.task
+        data = run.data
+        task = run.module.task
         batch = next(iter(data.eval_dataloader("val")))
-        images, targets = batch["image"][:PICTURES].to(run.device), batch["target"][:PICTURES]
+        images = batch["image"][:PICTURES].to(run.device)
+        targets = batch["target"][:PICTURES]
         columns: dict[str, Tensor] = {"truth": targets}
         for name, student in run.students.named().items():
             student.final.eval()
             columns[name or "student"] = _decided(task, student.logits(images), targets)
             student.final.train()
-        taught = run.module.teacher.logits(images) if run.module.teacher is not None else {}
+        taught = {}
+        if run.module.teacher is not None:
+            taught = run.module.teacher.logits(images)
         if ALL in taught:
             columns["teacher"] = _decided(task, taught[ALL], targets)
         if not trainer.is_global_zero:

@@ -28,7 +28,8 @@ class Preempted(Exception):
 
     def __init__(self, signal_number: int, checkpoint: Path) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")
-        self.signal_number, self.checkpoint = signal_number, checkpoint
+        self.signal_number = signal_number
+        self.checkpoint = checkpoint
 
 
 class RunStopped(Preempted):

@@ -71,11 +71,11 @@ class SharedPreflight:
         self.file = Path(folder, f"{self._key()}.pt") if folder else None
 
     def _key(self) -> str:
-        trainer, data = self.run.trainer, self.run.data
-        teachers = [
-            [name, t.weight, t.identity(), t.described()]
-            for name, t in self.run.teacher.members.items()
-        ]
+        trainer = self.run.trainer
+        data = self.run.data
+        teachers = []
+        for name, t in self.run.teacher.members.items():
+            teachers.append([name, t.weight, t.identity(), t.described()])
         facts = [
             teachers,
             str(dtype_for(str(trainer.precision))),
@@ -110,7 +110,9 @@ class SharedPreflight:
         if self.file is None:
             return
         rows = kept.rows
-        logits = torch.stack(list(rows.values())) if rows else None
+        logits = None
+        if rows:
+            logits = torch.stack(list(rows.values()))
         content = asdict(replace(findings, index=list(rows), logits=logits))
         # several runs may write it at once
         part = self.file.with_name(f"{self.file.stem}-{os.getpid()}.pt")
@@ -125,7 +127,8 @@ class Preflight(Callback):
     """
 
     def __init__(self, mode: str | bool = "stop", lists: Path | None = None) -> None:
-        self.mode, self.lists = mode, lists
+        self.mode = mode
+        self.lists = lists
         self.teacher_val: dict[str, float] = {}
         self.members: dict[str, dict[str, float]] = {}
         self.remedy = (
@@ -148,7 +151,10 @@ class Preflight(Callback):
             return
         if self.mode in ("off", False):
             self._keep_as_it_comes = teacher.has_head and run.module.data is not None
-            self.kept = self._nothing_kept_yet(run) if self._keep_as_it_comes else None
+            if self._keep_as_it_comes:
+                self.kept = self._nothing_kept_yet(run)
+            else:
+                self.kept = None
             return
         if not teacher.has_head:
             measured = run.module.data is not None and run.data.probe is not None
@@ -218,12 +224,15 @@ class Preflight(Callback):
         }
         for judge in judges.values():
             judge.reset()
-        info, task = run.students.data_info, run.module.task
+        info = run.students.data_info
+        task = run.module.task
         targets = TargetCounts(len(info.classes), info.ignore_index).to(run.device)
         confusions: dict[str, Confusions] = {}
         if task.one_class and len(info.classes) <= MOST_CLASSES:
             confusions = {name: Confusions(len(info.classes)).to(run.device) for name in members}
-        other_inputs = files_inputs(run) if task.one_class else {}
+        other_inputs = {}
+        if task.one_class:
+            other_inputs = files_inputs(run)
         decided = self._measure(trainer, run, judges, targets, confusions, other_inputs, kept)
 
         counts, total = targets.of_all_batches()
@@ -236,7 +245,9 @@ class Preflight(Callback):
 
         # a wrong input is named first: with it no order of classes can be judged
         for name, teacher in members.items():
-            remedy = other_inputs[name].remedy(run) if name in other_inputs else ""
+            remedy = ""
+            if name in other_inputs:
+                remedy = other_inputs[name].remedy(run)
             if not remedy and name in confusions:
                 remedy = self._order_remedy(trainer, teacher, confusions[name], info.classes)
             findings.remedies[name] = remedy
@@ -261,7 +272,9 @@ class Preflight(Callback):
         file = self.lists / f"{teacher.key.split('.')[-1]}_classes.json"
         if trainer.is_global_zero:
             write_text(file, json.dumps(names, indent=1) + "\n")
-        rule = f" ({order.rule})" if order.rule else ""
+        rule = ""
+        if order.rule:
+            rule = f" ({order.rule})"
         reached = f"in the one found{rule} it reaches {order.reached:.1%}"
         return f"; its classes are in another order, {reached}: {teacher.key}.classes={file}"
 
@@ -271,9 +284,10 @@ class Preflight(Callback):
         if not caches:
             return
         batches: Any = trainer.train_dataloader.batch_sampler  # type: ignore[union-attr]
-        keys = [
-            key for batch in islice(batches, int(trainer.num_training_batches)) for key in batch
-        ]
+        keys = []
+        for batch in islice(batches, int(trainer.num_training_batches)):
+            for key in batch:
+                keys.append(key)
         index, view = (np.array(column) for column in zip(*keys, strict=True))
         for cache in caches:
             missing = sum(int((~cache.present(v, index[view == v])).sum()) for v in np.unique(view))
@@ -334,9 +348,15 @@ class Preflight(Callback):
         Raises:
             UserError: it is too weak to teach, and ``mode`` is ``stop``.
         """
-        task, members = run.module.task, run.teacher.members
-        arch = members[key].arch if key in members else f"ensemble {run.teacher.arch}"
-        name = f"{key} ({arch})" if key else arch
+        task = run.module.task
+        members = run.teacher.members
+        if key in members:
+            arch = members[key].arch
+        else:
+            arch = f"ensemble {run.teacher.arch}"
+        name = arch
+        if key:
+            name = f"{key} ({arch})"
         value = findings.val[key][task.primary]
         score = task.judged(value, findings.total)
         remedy = findings.remedies.get(key, "")
@@ -348,7 +368,9 @@ class Preflight(Callback):
             )
         if not trainer.is_global_zero:
             return
-        share = f" ({value:.1%})" if task.one_class else ""
+        share = ""
+        if task.one_class:
+            share = f" ({value:.1%})"
         classes = len(findings.counts)
         judged = ""
         if weak:

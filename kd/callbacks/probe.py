@@ -54,7 +54,9 @@ class FeatureProbe(Callback):
         if not trainer.is_global_zero:
             return
         for name, values in found.items() if several else [(next(iter(members)), found[ALL])]:
-            who = f"teacher {name}".strip() if name or not several else "the teachers together"
+            who = "the teachers together"
+            if name or not several:
+                who = f"teacher {name}".strip()
             knn, ridge = (format_metric(metric, value) for metric, value in values.items())
             asked = len(seen.class_ids) - seen.bank
             print(f"probe: {who}: k-NN {knn}, ridge probe {ridge} of {asked} pictures", flush=True)

@@ -58,7 +58,9 @@ class Progress(Closing):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts the epoch's number on the bar."""
         if self._bar is not None:
-            of = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
+            of = ""
+            if trainer.max_epochs and trainer.max_epochs > 0:
+                of = f"/{trainer.max_epochs}"
             description = f"{self._whose}epoch {trainer.current_epoch + 1}{of}"
             self._bar.set_description_str(description, refresh=False)
 
@@ -82,8 +84,13 @@ class Progress(Closing):
         metrics = dict(
             sorted(trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl"))
         )
-        values = [f"{k} {v:.3f}" for k, v in metrics.items() if "val/" in k and "/iou_" not in k]
-        loss = f"train/loss {metrics['train/loss']:.3f}  " if "train/loss" in metrics else ""
+        values = []
+        for k, v in metrics.items():
+            if "val/" in k and "/iou_" not in k:
+                values.append(f"{k} {v:.3f}")
+        loss = ""
+        if "train/loss" in metrics:
+            loss = f"train/loss {metrics['train/loss']:.3f}  "
         epoch = f"{self._whose}epoch {trainer.current_epoch + 1:>3}"
         self._bar.write(f"{epoch}  {loss}{'  '.join(values)}", file=sys.stderr)
 

@@ -102,7 +102,8 @@ class RankWatch(Closing):
         """Starts the two threads once the process group is there."""
         if trainer.world_size == 1 or not dist.is_initialized():
             return
-        self._rank, self._world_size = trainer.global_rank, trainer.world_size
+        self._rank = trainer.global_rank
+        self._world_size = trainer.world_size
         self._done.clear()
         self._moved_at = time.monotonic()
         for work in (self._beat, self._watch):
@@ -167,7 +168,8 @@ class RankWatch(Closing):
         checked_at = 0.0
         while not self._done.wait(BEAT_S):
             now = time.monotonic()
-            waits_s, since_check_s = now - self._moved_at, now - checked_at
+            waits_s = now - self._moved_at
+            since_check_s = now - checked_at
             if self.missing or waits_s < self.timeout_s / 2 or since_check_s < self.timeout_s / 10:
                 continue
             checked_at = now
@@ -219,7 +221,8 @@ class RankWatch(Closing):
 
 def _connect() -> dist.TCPStore:
     """A connection of its own to the store through which the process group has met."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=ANSWER_S))
 
 

@@ -163,7 +163,8 @@ class RunFolder(Callback):
     def _point_latest(self) -> None:
         """``latest`` names the newest run: a link, or a one-line file where links can't be made."""
         assert self.path is not None
-        latest, fresh = self.path.parent / "latest", self.path.parent / f".latest-{os.getpid()}"
+        latest = self.path.parent / "latest"
+        fresh = self.path.parent / f".latest-{os.getpid()}"
         try:
             fresh.symlink_to(self.path.name)
         except OSError:
@@ -199,7 +200,9 @@ def _here(state: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     def own(path: object) -> str:
         name = str(path).rpartition("/")[2]
-        return str(folder / name) if name not in ("", ".", "..", LAST, PREVIOUS) else ""
+        if name not in ("", ".", "..", LAST, PREVIOUS):
+            return str(folder / name)
+        return ""
 
     models = {
         own(path): score for path, score in state.get("best_k_models", {}).items() if own(path)

@@ -89,12 +89,14 @@ class Summary(Callback):
             isinstance(exception, KeyboardInterrupt)
             or self.preemption.interruption(exception) is not None
         )
-        ended = (
-            f"stopped: {exception.reason}" if isinstance(exception, RunStopped) else "interrupted"
-        )
+        ended = "interrupted"
+        if isinstance(exception, RunStopped):
+            ended = f"stopped: {exception.reason}"
         self.write(trainer, run, ended if stopped else "failed", exception)
         if self.folder.path is not None and self.folder.begun and not stopped:
-            name = "error.txt" if trainer.is_global_zero else f"error.rank{trainer.global_rank}.txt"
+            name = "error.txt"
+            if not trainer.is_global_zero:
+                name = f"error.rank{trainer.global_rank}.txt"
             with suppress(OSError):  # a full disk is one of the reasons
                 write_text(self.folder.path / name, "".join(traceback.format_exception(exception)))
 
@@ -112,7 +114,8 @@ class Summary(Callback):
         for name in ("best", "final", "top"):
             check_numbers(state_dict.get(name, {}), f"resume: the checkpoint's {name} metrics")
         check_form(state_dict["wall_s"], 0.0, "resume: the checkpoint's wall_s")
-        self.best.best, self.best.newest = state_dict["best"], state_dict["final"]
+        self.best.best = state_dict["best"]
+        self.best.newest = state_dict["final"]
         self.best.top = state_dict.get("top", {})
         self._started = time.monotonic() - state_dict["wall_s"]
 
@@ -147,11 +150,13 @@ class Summary(Callback):
             write_explained(self.folder.path, self.content)
 
     def _students(self, students: dict[str, Student]) -> dict[str, Any]:
-        each = {
-            name: _model(s.arch, s.model, rounded(self.best.newest.get(name, {})))
-            | {"best_val": rounded(self.best.best.get(name, {})), "lr": s.lr, "start": s.start}
-            for name, s in students.items()
-        }
+        each = {}
+        for name, s in students.items():
+            each[name] = _model(s.arch, s.model, rounded(self.best.newest.get(name, {}))) | {
+                "best_val": rounded(self.best.best.get(name, {})),
+                "lr": s.lr,
+                "start": s.start,
+            }
         return {"student": next(iter(each.values()))} | (
             {"students": each} if "" not in each else {}
         )
@@ -169,13 +174,19 @@ class Summary(Callback):
             for name, t in teacher.members.items()
             if isinstance(t, OwnTeacher) and isinstance(t.given, Address)
         }
-        several = {"members": each} if len(each) > 1 else {}
+        several = {}
+        if len(each) > 1:
+            several = {"members": each}
         return whole | several | ({"asked": asked} if asked else {})
 
     def _content(self, trainer: Trainer, run: RunContext, status: str) -> dict[str, Any]:
-        info, data, memory = run.students.data_info, run.data, run.module.memory
+        info = run.students.data_info
+        data = run.data
+        memory = run.module.memory
         caches = {name: cache.report() for name, cache in run.module.caches.items()}
-        step_ms = statistics.median(self._steps_ms) if self._steps_ms else None
+        step_ms = None
+        if self._steps_ms:
+            step_ms = statistics.median(self._steps_ms)
         per_step = data.batch_size * trainer.world_size
         return {
             "status": status,
@@ -221,7 +232,9 @@ def _state_bytes(trainer: Trainer) -> int:
     tensors: list[torch.Tensor] = []
     for optimizer in trainer.optimizers:
         for part in each_of(optimizer):
-            local = part.optim if isinstance(part, ZeroRedundancyOptimizer) else part
+            local = part
+            if isinstance(part, ZeroRedundancyOptimizer):
+                local = part.optim
             for state in local.state.values():
                 tensors += [own(x) for x in state.values() if isinstance(x, torch.Tensor)]
     return size_of(tensors)
@@ -235,7 +248,9 @@ def optimizer_state(trainer: Trainer) -> dict[str, float]:
         for optimizer in trainer.optimizers
     )
     mine = _state_bytes(trainer) / 1e6
-    whole = total(trainer.strategy, mine) if sharded else mine
+    whole = mine
+    if sharded:
+        whole = total(trainer.strategy, mine)
     shards = trainer.world_size if sharded else 1
     return {"rank0_mb": round(mine, 3), "whole_mb": round(whole, 3), "sharded_over": shards}
 
@@ -248,4 +263,6 @@ def _peak_memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+    if sys.platform == "darwin":
+        return peak / 2**20
+    return peak / 2**10

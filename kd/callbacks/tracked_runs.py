@@ -60,11 +60,10 @@ def continues_run(spec: Mapping[str, Any], run: Path) -> bool:
 
 def save_run_ids(specs: Sequence[dict[str, Any]], loggers: Sequence[Logger], run: Path) -> None:
     """Writes the ids of the loggers' runs into the run's folder; nothing where no logger has one."""
-    ids = {
-        name: logger.version
-        for name, spec, logger in zip(_names(specs), specs, loggers, strict=True)
-        if _class_name(spec) in ID_ARGUMENTS and logger.version
-    }
+    ids = {}
+    for name, spec, logger in zip(_names(specs), specs, loggers, strict=True):
+        if _class_name(spec) in ID_ARGUMENTS and logger.version:
+            ids[name] = logger.version
     if ids:
         write_json(run / FILE, {**mapping_of(run / FILE), **ids})
 
@@ -84,11 +83,10 @@ def log_each_step_once(logger: Logger, resumed_at: int, rows: Sequence[Row]) -> 
     log_all = logger.log_metrics
 
     def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
-        unlogged = {
-            name: value
-            for name, value in metrics.items()
-            if step is None or step > logged_until.get(name, -1)
-        }
+        unlogged = {}
+        for name, value in metrics.items():
+            if step is None or step > logged_until.get(name, -1):
+                unlogged[name] = value
         if unlogged.keys() - {"epoch"}:
             log_all(dict(unlogged), step)
 

@@ -37,7 +37,9 @@ def run(request: Request) -> int | None:
         raise UserError(f"--describe: needs one folder, got {', '.join(request.rest) or 'none'}")
     if request.rest and not describing:
         raise UserError(f"what is '{request.rest[0]}'? Settings are key=value, recipes recipe=NAME")
-    return _describe(request) if describing else _fill(request)
+    if describing:
+        return _describe(request)
+    return _fill(request)
 
 
 def _fill(request: Request) -> int:

@@ -109,9 +109,11 @@ def usage() -> str:
 
 def _target(place: str, *search: object) -> Target:
     """The place by its name; ``search``: arguments of a search's place."""
-    module, class_name = place, TARGETS.get(place, "")
+    module = place
+    class_name = TARGETS.get(place, "")
     if place == SEARCH:
-        module, class_name = "tune", "SageMakerSearch"
+        module = "tune"
+        class_name = "SageMakerSearch"
     target_class = getattr(import_module(f"kd.fleet.jobs.{module}"), class_name)
     return target_class(*search)
 

@@ -37,7 +37,9 @@ def run(request: Request) -> int | None:
 
     options = take_all(request, "out", "top", "device")
     top = whole_number(options, "top", 5)
-    out = Path(options["out"]) if "out" in options else None
+    out = None
+    if "out" in options:
+        out = Path(options["out"])
     files = find_pictures(request.rest[1:])
     opened = Run.open(request.rest[0], request)
     check_out(opened.kind, out)
@@ -57,4 +59,6 @@ def run(request: Request) -> int | None:
         print(f"{text}: written to {where}")
     else:  # the answers themselves are on the standard output
         print(text, file=sys.stderr)
-    return 0 if len(bad) < len(files) else 1
+    if len(bad) < len(files):
+        return 0
+    return 1

@@ -189,7 +189,9 @@ def _seen_run(folder: Path) -> Path:
         raise UserError(f"there is no run folder {folder}")
     if not is_run(folder):
         below = ", ".join(str(file.parent) for file in sorted(folder.glob("*/config.yaml"))[-3:])
-        hint = f"; did you mean {below}?" if below else ""
+        hint = ""
+        if below:
+            hint = f"; did you mean {below}?"
         raise UserError(
             f"{folder} is no run's folder: it has no config.yaml, summary.json or records{hint}"
         )

@@ -129,7 +129,8 @@ def _clean(request: Request) -> int:
     if folders and not runs.is_dir():
         raise UserError(f"there is no folder {runs}")
     deletes = "yes" in request.flags
-    status, size = 0, 0
+    status = 0
+    size = 0
     goes = _may_go(runs, cache_dir(), time.time() - days * 86_400)
     for path, bytes_of_path, why in goes:
         line = f"{path}  {bytes_of_path / 1e6:,.1f} MB  {why}"
@@ -138,7 +139,8 @@ def _clean(request: Request) -> int:
                 remove(path)
                 line = f"deleted: {line}"
             except OSError as error:
-                line, status = f"{path}: can't be deleted: {error.strerror}", 1
+                line = f"{path}: can't be deleted: {error.strerror}"
+                status = 1
                 bytes_of_path = 0
         size += bytes_of_path
         print(on_terminal(line))
@@ -148,7 +150,9 @@ def _clean(request: Request) -> int:
         print(f"{size / 1e6:,.1f} MB deleted")
     else:
         again = " ".join(["kd-runs", *map(shlex.quote, request.rest)])
-        chosen = "" if days == DAYS else f" older={days:g}"
+        chosen = ""
+        if days != DAYS:
+            chosen = f" older={days:g}"
         print(
             f"{size / 1e6:,.1f} MB in all; nothing is deleted yet: {again}{chosen} --yes deletes them"
         )

@@ -134,7 +134,9 @@ def _batch(config: dict[str, Any], processes: list[int]) -> int:
 def _check_gpus(config: dict[str, Any], processes: int) -> None:
     import torch
 
-    gpus = 0 if config["trainer"].get("accelerator") == "cpu" else torch.cuda.device_count()
+    gpus = 0
+    if config["trainer"].get("accelerator") != "cpu":
+        gpus = torch.cuda.device_count()
     if 0 < gpus < processes:
         raise UserError(
             f"processes: {processes}, but there are {gpus} GPUs (trainer.accelerator=cpu measures on CPUs)"

@@ -85,7 +85,10 @@ def run(request: Request) -> int:
         join_cluster(request)
         resumed_by(request)
         run = Run.of(request)
-        tree = without_nulls(run.written) if request.about == "skip_null" else run.written
+        if request.about == "skip_null":
+            tree = without_nulls(run.written)
+        else:
+            tree = run.written
         print(as_yaml(tree), end="")
         return 0
     cluster = recognise()
@@ -140,6 +143,9 @@ def _information(request: Request) -> str:
     if "list" in request.flags:
         return listed(request.about)
     if "keys" in request.flags or request.about:
-        part = request.about if "keys" in request.flags else f"{request.about}."
+        if "keys" in request.flags:
+            part = request.about
+        else:
+            part = f"{request.about}."
         return keys.table({**keys.schema(), **request.class_keys()}, part)
     return HELP.format(recipes=listing("recipes", "recipe="))

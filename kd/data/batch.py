@@ -85,18 +85,22 @@ def as_batch(given: object) -> Batch:
             f"a batch needs one of {', '.join(IMAGE)}, got {', '.join(map(str, given))}"
         )
     target = next((given[name] for name in TARGET if name in given), None)
-    batch: dict[str, Any] = {k: v for k, v in given.items() if k not in (*IMAGE, *TARGET)}
+    batch: dict[str, Any] = {}
+    for k, v in given.items():
+        if k not in (*IMAGE, *TARGET):
+            batch[k] = v
     if image is not None:
         batch["image"] = image
-        target = torch.full((len(image),), -1) if target is None else target
+        if target is None:
+            target = torch.full((len(image),), -1)
     return cast(Batch, {**batch, "target": target})
 
 
 def real_rows(batch: Batch) -> slice | Tensor:
     """Which pictures are no padding: a slice where the loader has counted them, for which no device is asked."""
-    return (
-        slice(batch.get("real")) if "index" not in batch or "real" in batch else batch["index"] >= 0
-    )
+    if "index" not in batch or "real" in batch:
+        return slice(batch.get("real"))
+    return batch["index"] >= 0
 
 
 class RangeCheck:

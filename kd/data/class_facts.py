@@ -64,6 +64,8 @@ def facts_of(
         if mass > 0:
             expected = round(float(p[known] @ values[known]) / mass, 6)
         likeliest = float(values[int(p.argmax())])
-        of_label = None if math.isnan(likeliest) else round(likeliest, 6)
+        of_label = None
+        if not math.isnan(likeliest):
+            of_label = round(likeliest, 6)
         facts_of_picture[name] = {"of_label": of_label, "expected": expected}
     return facts_of_picture

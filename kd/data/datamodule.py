@@ -239,7 +239,9 @@ class DistillationDataModule(LightningDataModule):
         return self.splits.split(name)
 
     def _rank(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        if self.trainer:
+            return (self.trainer.global_rank, self.trainer.world_size)
+        return (0, 1)
 
     def train_dataloader(self) -> DataLoader:
         """Shuffled, augmented batches of this process, from the position that was restored."""
@@ -247,10 +249,14 @@ class DistillationDataModule(LightningDataModule):
         self.position.begin(batches)
         loader: Any = self._loader(*self._training(), batches)
         trainer: Any = self.trainer
-        accumulate = 1 if trainer is None else trainer.accumulate_grad_batches
+        accumulate = 1
+        if trainer is not None:
+            accumulate = trainer.accumulate_grad_batches
         if accumulate > 1 and self.windows_are_known:
             loader = WindowedLoader(loader, accumulate, partial(_batches_left, trainer))
-        return self.wrap_loader(loader) if self.wrap_loader else loader
+        if self.wrap_loader:
+            return self.wrap_loader(loader)
+        return loader
 
     @property
     def windows_are_known(self) -> bool:
@@ -527,7 +533,9 @@ def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> Non
     """
     for name in ("seed", "unlabeled_ratio", "balance_classes"):
         if before.get(name, now[name]) != now[name]:
-            key = "seed" if name == "seed" else f"data.{name}"
+            key = "seed"
+            if name != "seed":
+                key = f"data.{name}"
             raise UserError(
                 f"{key}: must stay {before[name]} in a resumed run, got {now[name]}: it orders the samples"
             )

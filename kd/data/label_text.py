@@ -10,9 +10,9 @@ def plain(given: object) -> str:
     >>> plain(" cat "), plain(3.0), plain("3.0"), plain(None), plain("cafe" + chr(0x301)) == "caf" + chr(0xE9)
     ('cat', '3', '3', '', True)
     """
-    text = (
-        "" if given is None or given != given else unicodedata.normalize("NFC", str(given)).strip()
-    )
+    text = ""
+    if not (given is None or given != given):
+        text = unicodedata.normalize("NFC", str(given)).strip()
     # A table's column of numbers with a missing one.
     whole = re.fullmatch(r"(-?[0-9]{1,18})\.0+", text)
     return whole[1] if whole else text

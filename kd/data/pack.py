@@ -48,7 +48,10 @@ def pack(
     Raises:
         UserError: a picture can't be decoded, or ``out`` can't be written.
     """
-    kind = source.kind if source is not None else Targets()
+    if source is not None:
+        kind = source.kind
+    else:
+        kind = Targets()
     if type(kind) not in (Targets, Masks):
         raise UserError(
             f"data.source: kd-pack packs pictures with one label each, or with masks, not {kind.name}"

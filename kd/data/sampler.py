@@ -140,7 +140,9 @@ class TrainBatches(Sampler[list[Key]]):
 
     def view(self, epoch: int) -> int:
         """Number of the view that an epoch shows: the epoch itself, or one of ``views`` where a cache repeats them."""
-        return epoch % self.views if self.views else epoch
+        if self.views:
+            return epoch % self.views
+        return epoch
 
     def _in_turn(self, first: int, count: int) -> np.ndarray:
         """``count`` unlabelled samples, ``(count,)``, from position ``first`` of the endless sequence of permutations."""
@@ -184,7 +186,9 @@ class TrainBatches(Sampler[list[Key]]):
         count = round(self.ratio * self.length)  # of unlabelled samples
         if self.paired and count > self.unlabelled:  # whole pairs repeat, see order()
             has_pairs = self.unlabelled > 1
-            repeated = (count - self.unlabelled) // 2 * 2 if has_pairs else 0
+            repeated = 0
+            if has_pairs:
+                repeated = (count - self.unlabelled) // 2 * 2
             count = self.unlabelled + repeated
         return self.length + count
 
@@ -192,7 +196,9 @@ class TrainBatches(Sampler[list[Key]]):
         return self.epoch_length() // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        shown_epoch = 0 if self.repeats else self.epoch
+        shown_epoch = 0
+        if not self.repeats:
+            shown_epoch = self.epoch
         order = self.order(shown_epoch)
         views = np.full(len(order), self.view(shown_epoch))
         may_repeat = bool(self.groups or self.unlabelled)

@@ -36,8 +36,12 @@ class Samples(Dataset[Any]):
         self.split = split
         self.seed = seed
         self.max_pixels = max_pixels
-        self.kind = source.kind if source else Targets()
-        self.ignore_index = source.ignore_index if source else None
+        if source:
+            self.kind = source.kind
+            self.ignore_index = source.ignore_index
+        else:
+            self.kind = Targets()
+            self.ignore_index = None
 
     def __len__(self) -> int:
         return len(self.split.targets)

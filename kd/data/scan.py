@@ -31,7 +31,9 @@ def usual(split: Split) -> Check:
     few = len(split.targets) <= ALL_UP_TO
     store = _store(split)
     if store is not None:  # each would be fetched whole, and once more where not all can be kept
-        return "all" if few and store.fits() else "off"
+        if few and store.fits():
+            return "all"
+        return "off"
     of_split: Check | None = getattr(split, "check", None)
     if of_split:
         return of_split
@@ -41,7 +43,9 @@ def usual(split: Split) -> Check:
 def _store(split: Split) -> Store | None:
     while isinstance(split, Subset):
         split = split.split
-    return split.store if isinstance(split, FileSplit) else None
+    if isinstance(split, FileSplit):
+        return split.store
+    return None
 
 
 class Scan(NamedTuple):
@@ -64,7 +68,10 @@ def scan(split: Split, label: str, check: Check = "all", max_pixels: int = MAX_P
         if remembered is not None:
             return remembered
         look = partial(_look, split, check, max_pixels)
-        threads = cores() if _store(split) is None else max(cores(), AT_ONCE)
+        if _store(split) is None:
+            threads = cores()
+        else:
+            threads = max(cores(), AT_ONCE)
         damaged = {}
         digests = []
         with ThreadPoolExecutor(threads) as pool:

@@ -98,11 +98,14 @@ class Splits:
 
         def real_path(path: str) -> str:
             folder, name = os.path.split(path)
-            return path if is_url(path) else f"{real_folder(folder)}/{name}"
+            if is_url(path):
+                return path
+            return f"{real_folder(folder)}/{name}"
 
-        shown = {
-            real_path(part.name(i)) for part in self.listed("val") for i in range(len(part.targets))
-        }
+        shown = set()
+        for part in self.listed("val"):
+            for i in range(len(part.targets)):
+                shown.add(real_path(part.name(i)))
         unseen_paths = [path for path in pictures.paths if real_path(path) not in shown]
         count = len(pictures.paths) - len(unseen_paths)
         if not unseen_paths:
@@ -150,13 +153,18 @@ class Splits:
         if self.on_bad_image == "stop":
             return self.listed(name)
         split = self.split(name)
-        return split.parts if isinstance(split, Joined) else [split]
+        if isinstance(split, Joined):
+            return split.parts
+        return [split]
 
     def split(self, name: str) -> Split:
         """A split without its damaged pictures; the first call for it checks them, see :meth:`prepare_data`."""
         if name in self._splits:
             return self._splits[name]
-        labels = ["probe train", "probe val"] if name == "probe" else [name, "unlabeled"]
+        if name == "probe":
+            labels = ["probe train", "probe val"]
+        else:
+            labels = [name, "unlabeled"]
         checked = []
         for part, label in zip(self.listed(name), labels, strict=False):
             checked.append(self._checked(labelled(part, label), label))
@@ -181,7 +189,9 @@ class Splits:
                 key = "data.unlabeled"
             elif name.startswith("probe"):
                 key = PROBE
-            more = f" and {count - 10} more" if count > 10 else ""
+            more = ""
+            if count > 10:
+                more = f" and {count - 10} more"
             raise UserError(
                 f"{key}: {count} damaged picture{'s' * (count > 1)}: {', '.join(descriptions[:10])}{more}; "
                 "mend them, or leave them out with data.on_bad_image=skip"
@@ -225,7 +235,9 @@ class Splits:
         shared = self.shared
         if shared and len(shared) == len(self.split("val").targets):
             val_name, train_name = map(printable, shared[0])
-            example = val_name if val_name == train_name else f"{val_name} is {train_name}"
+            example = val_name
+            if val_name != train_name:
+                example = f"{val_name} is {train_name}"
             raise UserError(
                 f"data.source: all {len(shared)} validation pictures are training pictures ({example}); give "
                 "others, or none, and data.val_fraction of the training pictures is held out"
@@ -270,7 +282,9 @@ class Splits:
 
     def unlabelled(self) -> int:
         """How many unlabelled pictures follow the labelled ones in the training split."""
-        return len(self.parts("train")[1].targets) if self.unlabeled else 0
+        if self.unlabeled:
+            return len(self.parts("train")[1].targets)
+        return 0
 
 
 def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
@@ -278,7 +292,10 @@ def held_out(targets: Sequence[Any], fraction: float, seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, 2])
     numbers_by_class: dict[Hashable, list[int]] = {}
     for i, target in enumerate(targets):
-        kind = target if isinstance(target, int) else None  # of other targets all are alike
+        # of other targets all are alike
+        kind = None
+        if isinstance(target, int):
+            kind = target
         numbers_by_class.setdefault(kind, []).append(i)
     chosen = []
     for numbers in numbers_by_class.values():
@@ -328,7 +345,9 @@ def info_of(
                 f"data.augment.{name}: is not defined for {source.kind.name}, set it to 0"
             )
     unlabelled_alone = bool(sizes["unlabeled"]) and unlabeled_ratio is None
-    counts = source.kind.counts(targets, len(source.classes)) if source.classes else None
+    counts = None
+    if source.classes:
+        counts = source.kind.counts(targets, len(source.classes))
     if balance_classes and (counts is None or unlabelled_alone):
         raise UserError("data.balance_classes: needs one label a picture to train on")
     if balance_classes and sizes["unlabeled"] and augment.mixes:

@@ -61,7 +61,10 @@ def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
         changes.append(v2.ColorJitter(strength, strength, strength, hue))
     changes = changes * augment.repeat
 
-    steps = [*changes, *crop] if augment.before_resize else [*crop, *changes]
+    if augment.before_resize:
+        steps = [*changes, *crop]
+    else:
+        steps = [*crop, *changes]
     if augment.random_erasing:
         steps.append(v2.RandomErasing(augment.random_erasing, value=MEAN_COLOUR))
     return v2.Compose(steps)
@@ -110,7 +113,9 @@ class EvalView(v2.Transform):
             # Bilinear; masks by nearest pixels.
             resized = tvf.resize(source, [scaled_height, scaled_width], antialias=True)
             views.append(tvf.crop(resized, view_top, view_left, *self.size))
-        return views[0] if len(views) == 1 else tuple(views)
+        if len(views) == 1:
+            return views[0]
+        return tuple(views)
 
 
 NO_BOX = (0, 0, 0, 0)
@@ -186,7 +191,9 @@ class MixPairs:
                 mixes.append(mix)
         for is_cut in (False, True):
             chosen = [mix for mix in mixes if mix.is_cut is is_cut]
-            step = len(images) if all_at_once(images) else 1
+            step = 1
+            if all_at_once(images):
+                step = len(images)
             for first in range(0, len(chosen), step):
                 batch.apply(chosen[first : first + step], is_cut)
         return mixed_images, mixed_labels

@@ -150,7 +150,10 @@ class FeatureTaps:
     ) -> Iterator[tuple[FeatureRegression, Tensor, Tensor]]:
         """Those of the losses that regress a layer, each with what student and teacher gave there for a batch."""
         for name, loss in losses.items():
-            of_each_layer = list(loss.losses) if isinstance(loss, EachLayer) else [loss]
+            if isinstance(loss, EachLayer):
+                of_each_layer = list(loss.losses)
+            else:
+                of_each_layer = [loss]
             if isinstance(of_each_layer[0], FeatureRegression):
                 student, teacher = self.read(name, features, answer)
                 yield from zip(of_each_layer, student, teacher, strict=True)

@@ -32,7 +32,9 @@ def check_listeners(
     Raises:
         UserError: a loss or a teacher that does not exist.
     """
-    members = list(teacher.members) if teacher is not None else []
+    members = []
+    if teacher is not None:
+        members = list(teacher.members)
     for name, member in teacher_of.items():
         if name not in losses:
             raise UserError(f"model.teacher_of.{name}: there is no loss '{name}'{among(losses)}")

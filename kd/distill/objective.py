@@ -197,7 +197,8 @@ class Objective(nn.Module):
         """
         for loss in self.losses.modules():
             if isinstance(loss, DistillLoss):
-                loss.epoch, loss.max_epochs = float(epoch), max_epochs
+                loss.epoch = float(epoch)
+                loss.max_epochs = max_epochs
 
     # -- a step ------------------------------------------------------------------------------------------------------
     def forward(
@@ -254,7 +255,9 @@ class Objective(nn.Module):
         may_differ = self.lacks_labels and self.training
         if batch_is_the_step or not may_differ:
             return [None] * len(terms)
-        counts, window_counts = [], []  # of each term
+        # of each term
+        counts = []
+        window_counts = []
         for name in terms:
             source: Any = self.task if name == "task" else self.losses[name]
             counts.append(source.counted(target))
@@ -302,7 +305,9 @@ class Objective(nn.Module):
         with without_gather():
             for name in self.measurable:
                 student, teacher = self._compared(name, features, answer)
-                first = student[0] if isinstance(student, list) else student
+                first = student
+                if isinstance(student, list):
+                    first = student[0]
                 no_target = first.new_zeros(len(first))
                 loss = self.losses[name](student, teacher, no_target)
                 losses[f"{name}_loss"] = loss

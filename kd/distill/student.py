@@ -181,11 +181,15 @@ class Student(nn.Module):
     @property
     def final(self) -> nn.Module:
         """The weights that are validated and exported: the average where there is one."""
-        return self.average.module if self.average is not None else self.model
+        if self.average is not None:
+            return self.average.module
+        return self.model
 
     @property
     def _models(self) -> list[Any]:
-        return [self.model, self.average.module] if self.average is not None else [self.model]
+        if self.average is not None:
+            return [self.model, self.average.module]
+        return [self.model]
 
     def without_gradient(self) -> list[str]:
         """Names of the parameters that no loss reaches, found by one backward pass; DDP needs to know them."""
@@ -230,7 +234,9 @@ class Student(nn.Module):
         if self.spec is None:
             return ""
         if self.start != "scratch":
-            return f"student: {self.spec.arch} {self.note}" if self.note else ""
+            if self.note:
+                return f"student: {self.spec.arch} {self.note}"
+            return ""
         message = f"student: {self.spec.arch} starts from random weights"
         if self.note:
             message += f", not from the teacher's layers ({self.note})"
@@ -244,7 +250,9 @@ class Student(nn.Module):
     @property
     def sample_size(self) -> int:
         """How many training pictures its start is measured by."""
-        return self.spec.inherit_pictures if self.spec is not None else StudentSpec.inherit_pictures
+        if self.spec is not None:
+            return self.spec.inherit_pictures
+        return StudentSpec.inherit_pictures
 
     def build_optimizer(self, pace: Pace) -> tuple[Optimizer, LambdaLR]:
         """Its optimizer (sharded where asked), with warm-up and cosine stepped every optimizer step.

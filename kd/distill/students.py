@@ -38,7 +38,9 @@ class Students(nn.ModuleDict):
     def named(self) -> dict[str, Student]:
         """The students by name; a single one has the empty name."""
         students: dict[str, Any] = dict(self._modules)
-        return students if self.several else {"": students[ONLY]}
+        if self.several:
+            return students
+        return {"": students[ONLY]}
 
     @property
     def only_or_first(self) -> Student:

@@ -34,7 +34,10 @@ def apply_auto(run: AttachedModule, data: DistillationDataModule) -> RunTeacher 
 def _follow(data: DistillationDataModule, answering_teacher: RunTeacher | None) -> None:
     """Lets the data repeat the views that a cache has answers for, and read the pixels that it keeps."""
     caches = list(caches_of(answering_teacher).values())
-    data.views = caches[0].views if caches else None
+    if caches:
+        data.views = caches[0].views
+    else:
+        data.views = None
     data.reading = reading_of(answering_teacher)
 
 
@@ -86,7 +89,10 @@ def _choose_cache(
 def _decide(run: AttachedModule, measure: Callable[[], tuple[bool, str]], what: str) -> bool:
     """What rank 0 measures, for all ranks; it prints the reason."""
     on_rank_zero = run.trainer.is_global_zero
-    decision = measure() if on_rank_zero else (False, "")
+    if on_rank_zero:
+        decision = measure()
+    else:
+        decision = (False, "")
     pays, why = from_first(run.trainer.strategy, decision)
     if on_rank_zero:
         print(f"{what} {why}", flush=True)
@@ -106,7 +112,9 @@ def restore_auto(
         return answering_teacher
     if run.trainer.is_global_zero:
         print(f"cache: {'on' if before else 'off'} nevertheless, as in the resumed run", flush=True)
-    as_before = _cache(run, teacher, data) if before else teacher
+    as_before = teacher
+    if before:
+        as_before = _cache(run, teacher, data)
     _follow(data, as_before)
     return as_before
 

@@ -137,7 +137,8 @@ def largest_batch_size(run: AttachedModule, data: DistillationDataModule) -> tup
     more_by_sharding = int(memory.saved / memory.per_picture)
     if memory.shards > 1 and more_by_sharding:
         notes += f"; {more_by_sharding} more fit as {memory.shards} processes share the state"
-    needed_mb, free_mb = memory.total(size) / 1e6, available / 1e6
+    needed_mb = memory.total(size) / 1e6
+    free_mb = available / 1e6
     return size, (
         f"batch size: {size} a process takes {needed_mb:,.0f} MB of {free_mb:,.0f} MB free; "
         f"at most {1 - room:.0%} of them, and the training set{notes}"
@@ -194,7 +195,9 @@ def learn_from(output: Tensor | tuple[Tensor, ...]) -> Tensor:
     """Any loss, a scalar, of a model's output of any shape (some give two in training): what its backward costs does
     not depend on which.
     """
-    outputs = output if isinstance(output, tuple) else (output,)
+    outputs = output
+    if not isinstance(output, tuple):
+        outputs = (output,)
     return torch.stack([x.float().square().mean() for x in outputs]).sum()
 
 
@@ -275,11 +278,15 @@ def cache_pays(
     except UserError as error:
         return False, f"off: {error}"
     spec = next(iter(teacher.members.values())).spec
-    epochs, views = _epochs(run.trainer, data), spec.cache_views
+    epochs = _epochs(run.trainer, data)
+    views = spec.cache_views
     share, size = cached_share(teacher, data, wanted)
     if epochs <= views and share < WORTH - 1:
         return False, _no_view_again(epochs, views)
-    folder = Path(spec.cache_dir).expanduser() if spec.cache_dir else cache_dir()
+    if spec.cache_dir:
+        folder = Path(spec.cache_dir).expanduser()
+    else:
+        folder = cache_dir()
     free = free_bytes(folder)
     disk = f"{size / 1e6:,.1f} MB of {free / 1e6:,.0f} MB free disk"
     if size * (1 - share) > DISK_SHARE * free:
@@ -307,7 +314,8 @@ def pixels_pay(
     fits, room = pixels_fit(member, Layout(data))
     if not fits or room == KEPT:
         return fits, f"{'on' if fits else 'off'}: {room}"
-    epochs, views = _epochs(run.trainer, data), member.spec.cache_views
+    epochs = _epochs(run.trainer, data)
+    views = member.spec.cache_views
     if epochs <= views:
         return False, _no_view_again(epochs, views)
     cost = step_cost(run, data)

@@ -48,7 +48,10 @@ def has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
         match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
         if match is None:
             continue
-        kind, major, minor, exactly = match[1], int(match[2]), int(match[3]), match[4]
+        kind = match[1]
+        major = int(match[2])
+        minor = int(match[3])
+        exactly = match[4]
         if exactly == "a" and capability != (major, minor):
             continue
         if kind == "compute" and capability >= (major, minor):

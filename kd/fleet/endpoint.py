@@ -69,7 +69,10 @@ class Endpoint(Needs):
                 "ModelDataUrl": f"{self.bucket_url('s3')}/{self.name}/model.tar.gz",
             },
         }
-        users = self._transform() if "batch" in self.options else self._endpoint()
+        if "batch" in self.options:
+            users = self._transform()
+        else:
+            users = self._endpoint()
         bodies = {"create_model": model, **users}
         for operation, request in bodies.items():
             check_request(operation.title().replace("_", ""), request)
@@ -154,7 +157,9 @@ def run(request: Request) -> int:
     )
     if not outcome.done:
         return 1
-    return 0 if kind == "transform_job" else _compare(endpoint.name, opened)
+    if kind == "transform_job":
+        return 0
+    return _compare(endpoint.name, opened)
 
 
 def _read(folder: Path, options: dict[str, str]) -> Endpoint:

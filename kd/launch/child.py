@@ -70,7 +70,9 @@ def with_outer_keys(message: str) -> str:
 
 def reason_in(log: Path) -> str:
     """Why a ``kd-train`` failed, in a line, by the log of its output."""
-    text = text_of(log, LARGEST_LOG, errors="replace") if log.is_file() else ""
+    text = ""
+    if log.is_file():
+        text = text_of(log, LARGEST_LOG, errors="replace")
     not_a_reason = "(?!the traceback|to resume|resume)"
     message = rf"kd-(?:train|latency): {not_a_reason}(?:rank \d+: )?(?:failed: )?(.+)"
     reasons = re.findall(message, text)

@@ -39,7 +39,9 @@ class Cluster:
         """Those of the trainer, by key; {} where one machine trains by itself."""
         if self.launcher == "KD_DATA_NODES":
             return {}
-        devices = {} if self.devices is None else {"trainer.devices": self.devices}
+        devices = {}
+        if self.devices is not None:
+            devices = {"trainer.devices": self.devices}
         return {"trainer.num_nodes": self.num_nodes, **devices}
 
     @property
@@ -202,7 +204,8 @@ def _sagemaker(env: Mapping[str, str], machines: groups.MachineNames | None) -> 
         }
     role: Literal["train", "data"] = "data"
     if machines.here in machines.train:
-        role, variables["NODE_RANK"] = "train", str(machines.train.index(machines.here))
+        role = "train"
+        variables["NODE_RANK"] = str(machines.train.index(machines.here))
     job = env.get("TRAINING_JOB_NAME")
     return Cluster(
         "SageMaker",
@@ -242,7 +245,9 @@ def _slurm(env: Mapping[str, str], _: groups.MachineNames | None) -> Cluster | N
     job = env.get("SLURM_JOB_ID")
     if tasks == 1:  # a shell within a job runs many things; a batch job is one
         in_shell = not by_srun or env.get("SLURM_JOB_NAME", "bash") in INTERACTIVE
-        return None if in_shell else Cluster("SLURM", num_nodes=1, devices=None, job=job)
+        if in_shell:
+            return None
+        return Cluster("SLURM", num_nodes=1, devices=None, job=job)
     if not by_srun:  # this process alone would wait for all others
         raise UserError(
             f"SLURM_NTASKS: the job has {tasks} tasks; start all with: srun kd-train ..."
@@ -305,7 +310,9 @@ def marker(job: str | None, runs: Path, command: Sequence[str]) -> Path | None:
         runs: the folder of the recipe's runs, on a file system that all machines share.
         command: the command line: a job may run several.
     """
-    return None if job is None else runs / f".job-{_digest(job, *command)}"
+    if job is None:
+        return None
+    return runs / f".job-{_digest(job, *command)}"
 
 
 def _digest(*parts: str) -> str:

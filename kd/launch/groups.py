@@ -134,7 +134,9 @@ def _training_group(groups: Mapping[str, list[str]], current: str, role: str | N
     if not training:
         training = [name for name in roles if roles[name] is None]
     if len(training) != 1:
-        what = f"'{', '.join(training)}' would train" if training else "none of them trains"
+        what = "none of them trains"
+        if training:
+            what = f"'{', '.join(training)}' would train"
         raise UserError(
             f"instance_groups: {', '.join(groups)}: {what}; one must, and it alone: name it train and the "
             "others data, or set KD_ROLE=train or data on each machine"
@@ -146,7 +148,9 @@ def _role_by_name(group: str) -> str | None:
     """What the words in a group's name say that it is for; None where they say nothing, or both."""
     words = set(re.split(r"[^a-z]+", group.lower()))
     roles = [role for role in _WORDS if _WORDS[role] & words]
-    return roles[0] if len(roles) == 1 else None
+    if len(roles) == 1:
+        return roles[0]
+    return None
 
 
 def _check_types(groups: list[dict[str, Any]], train: list[str]) -> None:
@@ -169,7 +173,9 @@ def has_gpus(instance_type: str) -> bool | None:
     """Whether an instance of AWS has NVIDIA GPUs, by its family; None for what is no such name."""
     size = r"(?:\d*x?large|medium|small|micro|nano|metal[\w-]*)"
     match = re.fullmatch(rf"(?:ml\.)?([a-z]+)\d[\w-]*\.{size}", instance_type)
-    return match[1] in ("p", "g", "gr") if match else None
+    if match:
+        return match[1] in ("p", "g", "gr")
+    return None
 
 
 # GPUs that the newest torch has no code for, by AWS's families and by name

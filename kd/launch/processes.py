@@ -61,7 +61,8 @@ def check_processes(trainer: Trainer, env: Mapping[str, str] = os.environ) -> No
     Raises:
         UserError: names the variable of the environment, how many processes there are, and how many are wanted.
     """
-    nodes, devices = trainer.num_nodes, trainer.num_devices
+    nodes = trainer.num_nodes
+    devices = trainer.num_devices
     wanted = nodes * devices
     settings = f"trainer.num_nodes={nodes} and trainer.devices={devices} want {_count(wanted)}"
     existing = started(env)

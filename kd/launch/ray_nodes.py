@@ -48,7 +48,9 @@ def _own_address(host: str) -> list[str]:
     with suppress(OSError, UnicodeError), socket.socket(type=socket.SOCK_DGRAM) as own:
         address = socket.gethostbyname(host)
         own.bind((address, 0))  # it may be one that leads here from outside
-        return [] if address.startswith("127.") else [f"--node-ip-address={address}"]
+        if address.startswith("127."):
+            return []
+        return [f"--node-ip-address={address}"]
     return []
 
 
@@ -232,7 +234,10 @@ def prepare_data(cluster: Cluster) -> int:
             if received:
                 raise Stopped(received[0])
             time.sleep(1)
-            down = 0 if _answers(address) else down + 1
+            if _answers(address):
+                down = 0
+            else:
+                down += 1
             if not down:
                 node.check()
     finally:

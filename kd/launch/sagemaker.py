@@ -57,7 +57,9 @@ def container(env: Mapping[str, str] = os.environ) -> Container | None:
     file = config / "hyperparameters.json"
     text = env.get("SM_HPS") or (text_of(file) if file.is_file() else "{}")
     parameters = read_json(text, "SM_HPS" if env.get("SM_HPS") else str(file), dict)
-    trial = env.get("TRAINING_JOB_NAME", "") if "_tuning_objective_metric" in parameters else ""
+    trial = ""
+    if "_tuning_objective_metric" in parameters:
+        trial = env.get("TRAINING_JOB_NAME", "")
     settings = {}
     for key, value in parameters.items():
         if not _NOT_OURS.fullmatch(key):
@@ -107,7 +109,9 @@ def endpoint_items(env: Mapping[str, str] = os.environ) -> list[str]:
     """What ``kd-serve`` takes where SageMaker has started this container as an endpoint, with the word "serve"."""
     model = base(env) / "model" / "student" / "1" / "model.onnx"
     port = env.get("SAGEMAKER_BIND_TO_PORT", "8080")
-    return [str(model), "host=0.0.0.0", f"port={port}", "hosts=*"] if model.is_file() else []
+    if model.is_file():
+        return [str(model), "host=0.0.0.0", f"port={port}", "hosts=*"]
+    return []
 
 
 def tell_failure(reason: str, env: Mapping[str, str] = os.environ) -> None:

@@ -16,7 +16,8 @@ Shape = tuple[int, ...]
 
 def check_range(name: str, value: float | None, allowed: str) -> None:
     """Raises a ValueError unless a constructor's argument is within ``allowed``, such as ``>= 0 and < 1``, or None."""
-    if problem := Range(allowed).refuses(value):
+    problem = Range(allowed).refuses(value)
+    if problem:
         raise ValueError(f"{name} {problem}, got {value}")
 
 

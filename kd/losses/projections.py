@@ -34,13 +34,18 @@ class Projection(nn.Module):
                 f"{teacher_shape[1:]} (maps, tokens of one number, and vectors do)"
             )
         is_map = len(teacher_shape) == 4
-        self.size = teacher_shape[2:] if is_map else ()
+        if is_map:
+            self.size = teacher_shape[2:]
+        else:
+            self.size = ()
         self.layers = self.make(_width(student_shape), _width(teacher_shape), is_map)
         return self
 
     def make(self, width: int, teacher_width: int, is_map: bool) -> nn.Module:
         """The layers from the student's width to the teacher's, over maps or over the last axis."""
-        return nn.Conv2d(width, teacher_width, 1) if is_map else nn.Linear(width, teacher_width)
+        if is_map:
+            return nn.Conv2d(width, teacher_width, 1)
+        return nn.Linear(width, teacher_width)
 
     def forward(self, features: Tensor, teacher: Tensor | None = None) -> Tensor:
         """The student's features -> the teacher's shape: on the grid of its features if given, else as built."""
@@ -58,7 +63,9 @@ class Projection(nn.Module):
 
 def _width(shape: Shape) -> int:
     """The number of channels of maps, tokens or vectors."""
-    return shape[1] if len(shape) == 4 else shape[-1]
+    if len(shape) == 4:
+        return shape[1]
+    return shape[-1]
 
 
 class _Projected(FeatureLoss):
@@ -193,6 +200,7 @@ def resize(features: Tensor, size: tuple[int, ...]) -> Tensor:
 
 def on_one_grid(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
     """``(N, C_s, H, W)``, ``(N, C_t, H', W')`` -> both average-pooled to the smaller height and width, float32."""
-    (height, width), (other_height, other_width) = student.shape[2:], teacher.shape[2:]
+    height, width = student.shape[2:]
+    other_height, other_width = teacher.shape[2:]
     size = (min(height, other_height), min(width, other_width))
     return F.adaptive_avg_pool2d(wide(student), size), F.adaptive_avg_pool2d(wide(teacher), size)

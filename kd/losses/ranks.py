@@ -91,5 +91,7 @@ def share_of_the_step(
 
 def own_rows(count: int) -> slice:
     """Where this process's ``count`` rows are in what :func:`of_all_ranks` gives."""
-    first = count * dist.get_rank() if in_parallel() else 0
+    first = 0
+    if in_parallel():
+        first = count * dist.get_rank()
     return slice(first, first + count)

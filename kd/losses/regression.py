@@ -45,7 +45,10 @@ class FeatureRegression(_Projected):
             teacher_shape = (*teacher_shape[:2], *student_shape[2:])
         super().build(student_shape, teacher_shape)
         if self.standardize != "none":
-            width = teacher_shape[1] if len(teacher_shape) == 4 else teacher_shape[-1]
+            if len(teacher_shape) == 4:
+                width = teacher_shape[1]
+            else:
+                width = teacher_shape[-1]
             self.targets = Standardizer(width, self.standardize)
             self.equal_on_all_ranks = STATISTICS
 

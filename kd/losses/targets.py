@@ -62,11 +62,14 @@ class Standardizer(KnownOnHost, Float32):
         """``(N, C, H, W)``, ``(N, L, C)`` or ``(N, C)`` -> the same shape, float32 at least."""
         is_map = features.ndim == 4
         x = wide(features.detach())
-        x = x.movedim(1, -1) if is_map else x
+        if is_map:
+            x = x.movedim(1, -1)
         if self.known is None or (self.training and not self._is_complete):
             self._follow(x.flatten(0, -2))
         x = self._standardized(x)
-        return x.movedim(-1, 1) if is_map else x
+        if is_map:
+            return x.movedim(-1, 1)
+        return x
 
     def settle(self, features: Tensor) -> None:
         """Takes a sample's statistics for good, shapes as for the forward: targets that never move."""

@@ -47,7 +47,9 @@ class InFloat32(TorchFunctionMode):
 
 def _in_float32(value: object) -> object:
     """A floating-point tensor in float32; anything else as it is."""
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.float()
+    return value
 
 
 def training_attention(model: nn.Module, pictures: Tensor) -> AbstractContextManager[object]:
@@ -61,7 +63,9 @@ def training_attention(model: nn.Module, pictures: Tensor) -> AbstractContextMan
         return nullcontext()
     if model not in _runs_once:
         _runs_once[model] = _is_plain_of_timm(model)
-    return InFloat32() if _runs_once[model] else nullcontext()
+    if _runs_once[model]:
+        return InFloat32()
+    return nullcontext()
 
 
 def _is_plain_of_timm(model: nn.Module) -> bool:

@@ -69,7 +69,9 @@ def build_model(
     if spec.builder is not None or tried not in _checked:
         _check_forward(model, spec, key)
         _checked.add(tried)
-    return model.to(memory_format=torch.channels_last) if spec.channels_last else model
+    if spec.channels_last:
+        return model.to(memory_format=torch.channels_last)
+    return model
 
 
 def _built(
@@ -89,7 +91,9 @@ def _built(
         if head:
             raise UserError(f"{key}.builder: {name_of(builder)} {reason}{hint}")
         say(f"{key}: {name_of(builder)} {reason}: its backbone is taken, the classifier is new")
-    size = None if spec.img_size is None else height_width(spec.img_size)
+    size = None
+    if spec.img_size is not None:
+        size = height_width(spec.img_size)
     return build_own(builder, num_classes, size, spec.mean, spec.std, key)
 
 
@@ -249,7 +253,9 @@ def completed(spec: Spec, key: str) -> Spec:
         size: Any = file.img_size
         if size and size[0] == size[1]:
             size = size[0]
-        instead = f", not the settings' {spec.arch}" if spec.arch else ""
+        instead = ""
+        if spec.arch:
+            instead = f", not the settings' {spec.arch}"
         say(f"{key}: {file.arch} at {size} px, as {spec.checkpoint} says{instead}")
         return replace(spec, arch=file.arch, img_size=size, kwargs=file.kwargs, **moments)
     if is_teacher or not spec.arch:
@@ -258,11 +264,15 @@ def completed(spec: Spec, key: str) -> Spec:
             "kwargs": {**file.kwargs, **spec.kwargs},
         }
         return replace(spec, arch=file.arch, **known, **moments)
-    return replace(spec, **moments) if file.arch == spec.arch else spec
+    if file.arch == spec.arch:
+        return replace(spec, **moments)
+    return spec
 
 
 def _three(values: Sequence[float] | None) -> list[float] | None:
-    return list(values) if values and len(values) == 3 else None
+    if values and len(values) == 3:
+        return list(values)
+    return None
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -130,7 +130,10 @@ class HuggingFaceBuilder:
         check_memory(
             partial(kind.from_config, model_config), self.name, {"num_classes": num_classes}
         )
-        model = self._load(kind, model_config) if self.path else kind.from_config(model_config)
+        if self.path:
+            model = self._load(kind, model_config)
+        else:
+            model = kind.from_config(model_config)
         if not num_classes:
             _without_unused(model)
         pixels = self._pixels()
@@ -169,7 +172,9 @@ class HuggingFaceBuilder:
         except RefusedFile as error:
             raise UserError(f"builder.path: {error}") from error
         except (OSError, ValueError, TypeError) as error:
-            what = f"path: {self.path}" if self.path else "config: it"
+            what = "config: it"
+            if self.path:
+                what = f"path: {self.path}"
             reason = " ".join(str(error).split())[:600]
             raise UserError(f"builder.{what} is no model of transformers: {reason}") from error
 
@@ -215,11 +220,10 @@ class HuggingFaceModel(OwnModel):
         )
         takes = signature(model.forward).parameters
         other_size = native != self.pretrained_cfg["input_size"][1:]
-        self._options = (
-            {"interpolate_pos_encoding": True}
-            if other_size and "interpolate_pos_encoding" in takes
-            else {}
-        )
+        if other_size and "interpolate_pos_encoding" in takes:
+            self._options = {"interpolate_pos_encoding": True}
+        else:
+            self._options = {}
 
     @property
     def num_features(self) -> int:
@@ -253,7 +257,9 @@ class HuggingFaceModel(OwnModel):
         tokens = output.last_hidden_state
         if tokens.ndim == 4:
             return tokens.mean((2, 3))
-        return tokens[:, 0] if self.num_prefix_tokens else tokens.mean(1)
+        if self.num_prefix_tokens:
+            return tokens[:, 0]
+        return tokens.mean(1)
 
     def save_folder(
         self,
@@ -319,4 +325,6 @@ def _size(pixels: Mapping[str, Any]) -> Size | None:
     if "height" in size:
         return size["height"], size["width"]
     side = size.get("shortest_edge")
-    return None if side is None else height_width(side)
+    if side is None:
+        return None
+    return height_width(side)

@@ -341,7 +341,9 @@ def _with_positions(
     if positions.ndim != 3 or patch.ndim != 4:
         return state, ""
     prefix_tokens = int(getattr(model, "num_prefix_tokens", 0))
-    without_patch = 0 if getattr(model, "no_embed_class", False) else prefix_tokens
+    without_patch = 0
+    if not getattr(model, "no_embed_class", False):
+        without_patch = prefix_tokens
 
     report = ""
     if img_size is not None:
@@ -379,7 +381,9 @@ def _grid_of(positions: Tensor, without_patch: int, prefix_tokens: int) -> list[
         patches = len(positions) - count
         # A square: timm's filter takes it so.
         if patches > 0 and math.isqrt(patches) ** 2 == patches:
-            return grid_shown(positions[count:]) if count == without_patch else []
+            if count == without_patch:
+                return grid_shown(positions[count:])
+            return []
     return grid_shown(positions[without_patch:])
 
 

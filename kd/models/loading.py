@@ -130,7 +130,10 @@ def _check_numbers(state: Mapping[str, Tensor], parameters: set[str], place: str
     for name, value in state.items():
         if not value.is_floating_point():
             continue
-        wrong = ~value.isfinite() if name in parameters else value.isnan()
+        if name in parameters:
+            wrong = ~value.isfinite()
+        else:
+            wrong = value.isnan()
         count = int(wrong.sum())
         if count:
             raise UserError(
@@ -206,7 +209,9 @@ def _other_classes(
 def classifier_names(model: nn.Module) -> list[str]:
     """The module paths of a model's last layers (two for a model with a distillation token)."""
     names = getattr(model, "pretrained_cfg", {}).get("classifier") or "head"
-    return [names] if isinstance(names, str) else list(names)
+    if isinstance(names, str):
+        return [names]
+    return list(names)
 
 
 def _below(keys: Iterable[str], modules: Iterable[str]) -> list[str]:
@@ -225,7 +230,9 @@ def _say_prefix(layout: FileModel, left_out: int, name: str) -> None:
     if not layout.prefix or layout.library or not (names or layout.rivals):
         return
     shown = ".".join(names) or layout.prefix[:-1]
-    beside = f", {left_out} tensors beside it are left out" if left_out > 0 else ""
+    beside = ""
+    if left_out > 0:
+        beside = f", {left_out} tensors beside it are left out"
     other = ""
     if layout.rivals:
         other = f" (another model: '{layout.rivals[0][:-1] or '.'}')"

@@ -62,7 +62,10 @@ def classes_of(model: nn.Module) -> int:
     if isinstance(known, int):
         return known
     try:
-        head = model[-1] if isinstance(model, nn.Sequential) else classifier_of(model, "student")
+        if isinstance(model, nn.Sequential):
+            head = model[-1]
+        else:
+            head = classifier_of(model, "student")
     except UserError:
         return 0
     outputs = [
@@ -113,7 +116,9 @@ class OwnModel(nn.Module):
 
     def get_classifier(self) -> nn.Module:
         """The last linear layer with as many outputs as there are classes, or None."""
-        return self.model.get_submodule(self.classifier) if self.classifier else nn.Identity()
+        if self.classifier:
+            return self.model.get_submodule(self.classifier)
+        return nn.Identity()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """As timm's models have it.
@@ -154,7 +159,10 @@ def build_own(
     try:
         model = builder.build(num_classes, img_size)
     except (UserError, ImportError, OSError, ValueError, TypeError, RuntimeError) as error:
-        reason = str(error) if isinstance(error, UserError) else plain(error)
+        if isinstance(error, UserError):
+            reason = str(error)
+        else:
+            reason = plain(error)
         raise UserError(f"{key}.builder: {reason}") from error
     if not isinstance(model, nn.Module):
         raise UserError(

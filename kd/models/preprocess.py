@@ -63,7 +63,10 @@ class Preprocess:
         if images.shape[-2:] != self.size:
             images = tvf.resize(images, list(self.size), antialias=True)
         mean, std = self._moments_on(images.device)
-        order = torch.channels_last if self.channels_last else torch.preserve_format
+        if self.channels_last:
+            order = torch.channels_last
+        else:
+            order = torch.preserve_format
         return (
             images.to(torch.float32, memory_format=order)
             .mul_(1 / 255)

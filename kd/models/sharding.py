@@ -54,7 +54,10 @@ def shard(
         parameter.data = parameter.data.contiguous()  # weights in channels-last order can't be cut
     for block in repeated_blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    own: dict[str, Any] = {"reshard_after_forward": True} if frozen else {}  # else torch decides
+    # else torch decides
+    own: dict[str, Any] = {}
+    if frozen:
+        own = {"reshard_after_forward": True}
     fully_shard(model, mesh=mesh, mp_policy=policy, **own)
 
 

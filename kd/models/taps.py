@@ -87,7 +87,9 @@ class Taps:
 
     @property
     def _size(self) -> Size:
-        return self._input_size if isinstance(self._input_size, tuple) else self._input_size.size
+        if isinstance(self._input_size, tuple):
+            return self._input_size
+        return self._input_size.size
 
     def add(
         self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = KEY
@@ -258,7 +260,9 @@ class Taps:
     def _form(self, x: Tensor, tokens: str, path: str) -> Tensor:
         """One layer's output, ``(N, C, H, W)``, ``(N, H, W, C)``, ``(N, T, D)`` or ``(N, D)``, in the form of ``tokens``."""
         if x.ndim == 4:
-            return x.permute(0, 3, 1, 2) if self._is_channels_last(x) else x
+            if self._is_channels_last(x):
+                return x.permute(0, 3, 1, 2)
+            return x
         if x.ndim != 3 or tokens == "all":
             return x
         if tokens == "class":

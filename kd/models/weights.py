@@ -138,14 +138,18 @@ def tensors_in(content: object) -> dict[str, Tensor]:
 
 def _of_our_students(content: object) -> dict[str, Tensor]:
     """The students' weights in a checkpoint of kd, ``NAME.`` before each of several; empty for other files."""
-    state = content.get("state_dict") if isinstance(content, Mapping) else None
+    state = None
+    if isinstance(content, Mapping):
+        state = content.get("state_dict")
     if not isinstance(state, Mapping):
         return {}
     of_students = {name: tensor for name, tensor in state.items() if OUR_STUDENTS.match(str(name))}
     students = models_in(of_students)
     tensors = {}
     for student, model in students.items():
-        prefix = f"{student}." if len(students) > 1 else ""
+        prefix = ""
+        if len(students) > 1:
+            prefix = f"{student}."
         for name, tensor in unit_output(model).items():
             tensors[prefix + name] = tensor
     return tensors
@@ -281,7 +285,9 @@ def _why(error: Exception) -> str:
         pickled = "a TorchScript program"
     if pickled:
         return f": it pickles {pickled}, not weights alone; save them with torch.save(model.state_dict(), FILE)"
-    first_line = text.splitlines()[0] if text else ""
+    first_line = ""
+    if text:
+        first_line = text.splitlines()[0]
     return f" ({type(error).__name__}: {first_line[:160]})"
 
 

@@ -115,7 +115,9 @@ class DistillationModule(Inference):
         """Makes these its students, in place of those before."""
         self.students = students
         self.validation = Validation(students, self.teacher)
-        identity = self.teacher.identity() if self.teacher else {}
+        identity = {}
+        if self.teacher:
+            identity = self.teacher.identity()
         self.resume = Resume(students, identity)
         # DDP would send what is equal on all ranks, and wait for gradients of parameters that no term reaches
         without_gradient = [f"students.{name}" for name in students.without_gradient()]
@@ -170,7 +172,9 @@ class DistillationModule(Inference):
     def setup(self, stage: str) -> None:
         """Starts students from the teacher's layers; places the teacher; settles what is left to measure."""
         keep_targets_exact(self.trainer)
-        sample = sample_for_fits(self.trainer, self.data) if self.data is not None else None
+        sample = None
+        if self.data is not None:
+            sample = sample_for_fits(self.trainer, self.data)
         if stage == "fit" and not self.resumed and not self.begun:
             lines = self.begin(sample, self.data)
             if lines and self.trainer.is_global_zero:
@@ -210,7 +214,9 @@ class DistillationModule(Inference):
             Messages for the user.
         """
         self.begun = True
-        labelled = data.sample if data is not None else None
+        labelled = None
+        if data is not None:
+            labelled = data.sample
         messages = []
         started = self.students.begin(self.teacher, sample)
         for of_start, student in zip(started, self.students.named().values(), strict=True):
@@ -317,7 +323,10 @@ class DistillationModule(Inference):
         terms_of = self.students.learn(batch, answer, lambda: self._seed(batch_idx))
         # one sum for all students: their parameters, and so their gradients, are apart
         totals = [terms.total for terms in terms_of.values()]
-        loss = totals[0] if len(totals) == 1 else torch.stack(totals).sum()
+        if len(totals) == 1:
+            loss = totals[0]
+        else:
+            loss = torch.stack(totals).sum()
         log_terms(self, terms_of, loss)
         return {
             "loss": scale_for_short_accumulation(loss, self, batch_idx),

@@ -202,7 +202,8 @@ class Labelled:
 
     def accuracy(self, name: str) -> dict[str, float]:
         """``knn1`` and ``probe1`` (:data:`kd.report.metric.PROBE`) of a model's features, in 0..1."""
-        features, bank = self.features[name], self.bank
+        features = self.features[name]
+        bank = self.bank
         reference = features[:bank]
         of_reference = self.class_ids[:bank]
         classified = features[bank:]
@@ -224,7 +225,8 @@ def look_at(
     device: torch.device,
 ) -> Labelled:
     """Features ``(N, D)`` of the split ``probe`` by model; each process runs its share, and all get the whole."""
-    indices, targets = [], []
+    indices = []
+    targets = []
     features: dict[str, list[Tensor]] = {name: [] for name in models}
     for batch in batches:
         images = batch["image"].to(device)

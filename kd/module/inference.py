@@ -54,7 +54,9 @@ class Inference(LightningModule):
             raise UserError(
                 f"checkpoint_path: {checkpoint_path} can't be loaded: {plain(error)}"
             ) from error
-        return module if map_location is None else module.to(map_location)
+        if map_location is None:
+            return module
+        return module.to(map_location)
 
     def validation_step(self, batch: object, batch_idx: int) -> ValidationLogits:
         """Adds one batch to each student's metrics; padding (index -1) is left out."""

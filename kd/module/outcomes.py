@@ -32,7 +32,10 @@ class PictureOutcomes:
         if teacher is not None:
             logits["teacher"] = teacher
         for model, answer in logits.items():
-            usable = answer.isfinite() if self._measures_errors else ~answer.isnan()
+            if self._measures_errors:
+                usable = answer.isfinite()
+            else:
+                usable = ~answer.isnan()
             pictures = (~usable).flatten(1).any(1).sum().item()
             self.invalid[model] = self.invalid.get(model, 0) + int(pictures)
             outcome = self.task.outcome(answer, target).cpu().numpy()
@@ -59,7 +62,9 @@ class PictureOutcomes:
         if model not in self.values or self.task.certified is None:
             return None
         order = self.order()
-        class_ids = np.concatenate(self.class_ids)[order] if self.class_ids else None
+        class_ids = None
+        if self.class_ids:
+            class_ids = np.concatenate(self.class_ids)[order]
         values = np.concatenate(self.values[model])[order]
         return Outcomes(self.task.certified, values, class_ids, self.invalid[model])
 

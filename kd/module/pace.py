@@ -20,13 +20,17 @@ from kd.optim import Pace, each_of, short_window
 def pace_of(trainer: Trainer, batch_size: int | None) -> Pace:
     """How a run goes through its steps; ``batch_size`` is that of a process, where it is known."""
     accumulate = trainer.accumulate_grad_batches
-    global_batch = None if batch_size is None else batch_size * trainer.world_size * accumulate
+    global_batch = None
+    if batch_size is not None:
+        global_batch = batch_size * trainer.world_size * accumulate
     total = trainer.estimated_stepping_batches
     if total < 0:  # Lightning's word for a loader without a length and no max_steps
         total = math.inf
     batches = trainer.num_training_batches
     # an epoch's last step takes the batches that are left, however few
-    per_epoch = batches if math.isinf(batches) else math.ceil(batches / accumulate)
+    per_epoch = batches
+    if not math.isinf(batches):
+        per_epoch = math.ceil(batches / accumulate)
     return Pace(total, per_epoch, global_batch, fused=not scales_gradients(trainer))
 
 
@@ -69,7 +73,9 @@ def scale_for_short_accumulation(loss: Tensor, module: LightningModule, batch_id
         return loss
     accumulate = trainer.accumulate_grad_batches
     factor = short_window(trainer.num_training_batches, accumulate, batch_idx)
-    return loss if factor == 1 else loss * factor
+    if factor == 1:
+        return loss
+    return loss * factor
 
 
 def log_terms(module: LightningModule, terms: Mapping[str, Terms], total: Tensor) -> None:

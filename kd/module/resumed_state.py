@@ -209,7 +209,9 @@ def _checked_groups(optimizer: Optimizer, groups: object, place: str) -> list[Ma
     sizes = [len(group["params"]) for group in own_groups]
     first = 0
     for group, size in zip(groups, sizes, strict=True):
-        numbers = group.get("params") if isinstance(group, Mapping) else None
+        numbers = None
+        if isinstance(group, Mapping):
+            numbers = group.get("params")
         if not isinstance(numbers, list) or len(numbers) != size:
             raise UserError(f"{place} param_groups must have {sizes} parameters")
         if numbers != list(range(first, first + size)):
@@ -238,9 +240,10 @@ class _Rehearsal:
 
     def __init__(self, optimizer: Optimizer, settings: list[dict[str, Any]]) -> None:
         self._groups = optimizer.param_groups
-        self._optimizer = (
-            optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
-        )
+        if isinstance(optimizer, ZeroRedundancyOptimizer):
+            self._optimizer = optimizer.optim
+        else:
+            self._optimizer = optimizer
         self._settings = settings  # of each group
         self._states: dict[tuple[int, torch.Size, torch.dtype], dict[str, Any]] = {}
         self._can_foresee = type(self._optimizer).__module__.startswith(("torch.", "timm.", "kd."))

@@ -49,11 +49,9 @@ def type_of(node: ast.expr | None) -> object:
     if node is None:
         return Any
     if isinstance(node, ast.Constant):
-        return (
-            NoneType
-            if node.value is None
-            else type_of(ast.parse(str(node.value), mode="eval").body)
-        )
+        if node.value is None:
+            return NoneType
+        return type_of(ast.parse(str(node.value), mode="eval").body)
     if isinstance(node, ast.BinOp):
         return union([type_of(node.left), type_of(node.right)])
     if isinstance(node, ast.Subscript):
@@ -79,7 +77,9 @@ def _subscripted(node: ast.Subscript) -> object:
         kind = type_of(parts[0])
         limits = [_limit(part) for part in parts[1:]]
         limits = [limit for limit in limits if limit is not None]
-        return Annotated[(kind, *limits)] if limits else kind
+        if limits:
+            return Annotated[(kind, *limits)]
+        return kind
     if name == "Optional":
         return union([type_of(parts[0]), NoneType])
     if name == "Union":
@@ -95,7 +95,9 @@ def _subscripted(node: ast.Subscript) -> object:
 
 def _limit(node: ast.expr) -> object:
     """A ``Range`` or ``Like`` in an annotation, written out or by its name in ``kd/settings.py``; None for others."""
-    called = node.func if isinstance(node, ast.Call) else node
+    called = node
+    if isinstance(node, ast.Call):
+        called = node.func
     name = ast.unparse(called).rpartition(".")[2]
     if not isinstance(node, ast.Call):
         return vars(settings).get(name)
@@ -137,7 +139,9 @@ def within(kind: object, limit: Range) -> object:
 
 def members(kind: object) -> tuple[Any, ...]:
     """The types of a union; of any other type itself."""
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if get_origin(kind) in (Union, UnionType):
+        return get_args(kind)
+    return (kind,)
 
 
 def inner_kind(kind: object, container: type) -> object:
@@ -180,4 +184,6 @@ def shown(kind: object) -> str:
         return f"{get_origin(kind).__name__}[{inside_text}]"  # type: ignore[union-attr]
     if kind is NoneType:
         return "None"
-    return kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
+    if isinstance(kind, type):
+        return kind.__name__
+    return str(kind).rpartition(".")[2]

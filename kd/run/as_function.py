@@ -78,7 +78,10 @@ def _environment() -> Iterator[None]:
 @contextmanager
 def _signals() -> Iterator[None]:
     main = threading.current_thread() is threading.main_thread()
-    numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} if main else set()
+    if main:
+        numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    else:
+        numbers = set()
     before = {
         number: handler for number in numbers if (handler := signal.getsignal(number)) is not None
     }
@@ -93,7 +96,9 @@ def _signals() -> Iterator[None]:
 @contextmanager
 def _generators() -> Iterator[None]:
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 (the global one)
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    gpus = None
+    if torch.cuda.is_initialized():
+        gpus = torch.cuda.get_rng_state_all()
     try:
         yield
     finally:
@@ -106,7 +111,8 @@ def _generators() -> Iterator[None]:
 
 @contextmanager
 def _torch_settings() -> Iterator[None]:
-    products, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    products = torch.get_float32_matmul_precision()
+    threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic

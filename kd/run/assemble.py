@@ -173,7 +173,9 @@ def begin(
 
 def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> tuple[str, str, str]:
     """Where the student's first weights come from, settled before data are read and the teacher is measured."""
-    start = "pre-trained" if spec.pretrained or spec.checkpoint else "scratch"
+    start = "scratch"
+    if spec.pretrained or spec.checkpoint:
+        start = "pre-trained"
     if spec.inherit is True and start == "pre-trained":
         given = "checkpoint" if spec.checkpoint else "pretrained"
         raise UserError(
@@ -182,7 +184,9 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
         )
     if not spec.inherit or (spec.inherit == "auto" and (teacher is None or start == "pre-trained")):
         return start, "", ALL
-    members = dict(teacher.members) if teacher is not None else {}
+    members = {}
+    if teacher is not None:
+        members = dict(teacher.members)
     if spec.inherit == "auto" and len(members) > 1:
         return (
             start,
@@ -198,9 +202,9 @@ def _start(spec: StudentSpec, model: nn.Module, teacher: RunTeacher | None) -> t
         problem += _what_can(next(iter(members.values())))
     if spec.inherit == "auto":
         return start, problem, ALL
-    without = (
-        "" if teacher is None else "; model.student.inherit=auto trains such a student without them"
-    )
+    without = ""
+    if teacher is not None:
+        without = "; model.student.inherit=auto trains such a student without them"
     raise UserError(f"model.student.inherit: {problem}{without}")
 
 
@@ -216,7 +220,10 @@ def _relative_student(spec: StudentSpec, teacher: RunTeacher | None) -> StudentS
         raise UserError(
             f"model.student.arch: {AUTO} needs a teacher whose layers can be inherited, got {parent.arch}"
         )
-    size = spec.img_size if spec.img_size is not None else parent.spec.img_size
+    if spec.img_size is not None:
+        size = spec.img_size
+    else:
+        size = parent.spec.img_size
     say(f"model.student: {parent.arch} with {kwargs}, a quarter of its teacher (arch={AUTO})")
     return replace(spec, arch=parent.arch, img_size=size, kwargs={**kwargs, **spec.kwargs})
 
@@ -228,7 +235,9 @@ def _relative_kwargs(parent: FrozenTeacher) -> dict[str, Any] | None:
     if parent.closed or parent.spec.builder is not None:
         return None
     halves = relative_of(parent.model)
-    return None if halves is None else {**parent.spec.kwargs, **halves}
+    if halves is None:
+        return None
+    return {**parent.spec.kwargs, **halves}
 
 
 def _what_can(parent: FrozenTeacher) -> str:
@@ -260,7 +269,9 @@ def _patches_of(
     from kd.distill.inherit import matching_patches
 
     key = f"model.student.kwargs.{PATCHES}={AUTO}"
-    side = matching_patches(model, parent.model) if spec.builder is None else None
+    side = None
+    if spec.builder is None:
+        side = matching_patches(model, parent.model)
     if side is not None and auto:
         found = replace(spec, kwargs={**spec.kwargs, PATCHES: side})
         return found, f"has patches of {side} pixels, as many as its teacher ({key})"

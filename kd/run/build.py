@@ -97,12 +97,11 @@ def teacher_specs(config: Mapping[str, Any], trusted: Sequence[str] = ()) -> dic
 
 def teachers_in(model: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The settings of a run's teachers, by key: ``model.teacher``, or ``model.teachers.NAME`` of each."""
-    one, several = model.get("teacher"), model.get("teachers") or {}
-    return (
-        {"model.teacher": one}
-        if one
-        else {f"model.teachers.{name}": spec for name, spec in several.items()}
-    )
+    one = model.get("teacher")
+    several = model.get("teachers") or {}
+    if one:
+        return {"model.teacher": one}
+    return {f"model.teachers.{name}": spec for name, spec in several.items()}
 
 
 def student_in(file: Path, trusted: Sequence[str]) -> tuple[nn.Module, Preprocess, list[str]]:
@@ -231,11 +230,10 @@ def _kinds(cls: type, name: str, kind: str) -> Mapping[str, object]:
 def _refusal(cls: type, arguments: Mapping[str, Any], key: str, error: Exception) -> str:
     reason = " ".join(str(error).split()) or type(error).__name__
     if "NoneType" in reason:
-        nulls = [
-            p.name
-            for p in parameters_of(cls).values()
-            if p.default and arguments.get(p.name, 0) is None
-        ]
+        nulls = []
+        for p in parameters_of(cls).values():
+            if p.default and arguments.get(p.name, 0) is None:
+                nulls.append(p.name)
         return f"{', '.join(f'{key}.{name}' for name in nulls) or key}: can't be null"
     return f"{key}: {cls.__name__} can't be built: {reason[:200]}"
 

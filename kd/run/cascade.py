@@ -89,7 +89,8 @@ def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) ->
     Raises:
         UserError: too few pictures, or no time for the teacher.
     """
-    student, teacher = np.concatenate(sureness.student), np.concatenate(sureness.teacher)
+    student = np.concatenate(sureness.student)
+    teacher = np.concatenate(sureness.teacher)
     if len(student) < FEWEST:
         raise UserError(f"cascade: needs {FEWEST} labelled pictures or more, got {len(student)}")
     student_ms, teacher_ms = _times(pair, place)
@@ -118,7 +119,8 @@ def _times(pair: Pair, place: str) -> tuple[float, float]:
     """Median milliseconds of one picture, of student and teacher; in turns, so that both meet the same machine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     image = next(iter(pair.data.eval_dataloader(place)))["image"][:1].to(device)
-    model, teacher = pair.model.to(device).eval(), pair.teacher
+    model = pair.model.to(device).eval()
+    teacher = pair.teacher
     assert teacher is not None
     calls: list[Callable[[], object]] = [
         lambda: model(pair.prepare(image)),

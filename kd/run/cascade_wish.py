@@ -46,13 +46,16 @@ def wish_of(options: Mapping[str, str]) -> CascadeWish | None:
     if len(goals) > 1:
         raise UserError(f"{goals[1]}: can't be given together with {goals[0]}=: one goal")
     score = _score(options.get("score", "probability"))
-    goal, text, latency = None, "accuracy=teacher", None
+    goal = None
+    text = "accuracy=teacher"
+    latency = None
     if "latency_ms" in options:
         latency = number_between(options, "latency_ms", low=0, high=1e6, allowed="a number > 0")
         text = f"latency_ms={latency:g}"
     elif "share" in options:
         share = number_between(options, "share", low=0, high=1, allowed="a number > 0 and < 1")
-        goal, text = Goal(share=share), f"share={share:g}"
+        goal = Goal(share=share)
+        text = f"share={share:g}"
     else:
         text = f"accuracy={options.get('accuracy', 'teacher')}"
         goal = _accuracy(options)
@@ -82,4 +85,6 @@ def _accuracy(options: Mapping[str, str]) -> Goal:
     number = number_between(
         {"accuracy": match[1] if match else text}, "accuracy", low=0, high=1, allowed=allowed
     )
-    return Goal(share_of_teacher=number) if match else Goal(accuracy=number)
+    if match:
+        return Goal(share_of_teacher=number)
+    return Goal(accuracy=number)

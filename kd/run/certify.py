@@ -89,7 +89,9 @@ def check_pictures(
     shared = _shared_with_val(data, place, judged)
     if not shared or not _chose(run):
         return []
-    what = "chose" if shared == len(judged.targets) else f"({shared:,} of them) chose"
+    what = "chose"
+    if shared != len(judged.targets):
+        what = f"({shared:,} of them) chose"
     if not despite_choice:
         raise UserError(
             f"{_key(place)}: these pictures {what} the best epoch of {run}, so they can't certify it; give split=test "
@@ -133,7 +135,9 @@ def _paths(split: Split) -> list[str]:
 
 def _whole_run(folder: Path) -> Path:
     """The run that a student's folder is in: itself, or that of several students, which has ``students/NAME``."""
-    return folder.parents[1] if folder.parent.name == "students" else folder
+    if folder.parent.name == "students":
+        return folder.parents[1]
+    return folder
 
 
 def _chose(run: Path) -> bool:
@@ -162,7 +166,8 @@ def count_look(run: Path, judged: Split, what: str) -> dict[str, int]:
     """
     file = _whole_run(run) / LOOKS
     looks = mapping_of(file).get("looks")
-    looks = looks if isinstance(looks, list) else []
+    if not isinstance(looks, list):
+        looks = []
     with open_regular(run / "student.safetensors", LARGEST_STUDENT) as file_of_weights:
         weights = hashlib.file_digest(file_of_weights, "sha256").hexdigest()
     look = {

@@ -91,7 +91,8 @@ def _check_callbacks(trainer: dict[str, Any]) -> None:
 def _check_sizes(data: dict[str, Any]) -> None:
     """Pictures that the machine's memory can't hold are a slip of the keyboard."""
     height, width = height_width(data["img_size"])
-    memory, batch = psutil.virtual_memory().total, data["batch_size"]
+    memory = psutil.virtual_memory().total
+    batch = data["batch_size"]
     if 3 * height * width * (batch if isinstance(batch, int) else 1) > memory:
         raise UserError(
             f"data.img_size: a batch of {batch} pictures of {height}x{width} is larger than the memory"
@@ -107,7 +108,8 @@ def with_key(error: Exception, config: dict[str, Any]) -> Exception:
     mistake = next((cause for cause in causes(error) if isinstance(cause, UserError)), None)
     if mistake is not None or not isinstance(error, ValueError):
         return mistake or error
-    message, flat = " ".join(str(error).split()), flatten(config)
+    message = " ".join(str(error).split())
+    flat = flatten(config)
     name = message.split(" ", 1)[0]  # our constructors begin a ValueError with the argument's name
     keys = [k for k in flat if k.split(".")[-1] == name]
     found = [

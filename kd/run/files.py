@@ -98,7 +98,8 @@ def check_text(tree: object, where: str = "") -> None:
 
 def check_whole(file: Path) -> None:
     """Refuses a run's settings that were cut short: what they lack would take its default in silence."""
-    given, text = read(file), text_of(file)
+    given = read(file)
+    text = text_of(file)
     if not (
         text.endswith(END)
         if text.startswith(BEGIN)

@@ -36,7 +36,9 @@ class Fill(LightningModule):
 
     def __init__(self, teacher: RunTeacher, data: DistillationDataModule, wanted: Wanted) -> None:
         super().__init__()
-        self.teacher, self.pictures, self.wanted = teacher, data, wanted
+        self.teacher = teacher
+        self.pictures = data
+        self.wanted = wanted
         self.answering_teacher: RunTeacher = teacher
         self.view = 0
         self._by_tier = False
@@ -51,7 +53,10 @@ class Fill(LightningModule):
         if self.caches:
             return
         self._by_tier = self._tier_answers()
-        device = torch.device("cpu") if self._by_tier else self.trainer.strategy.root_device
+        if self._by_tier:
+            device = torch.device("cpu")
+        else:
+            device = self.trainer.strategy.root_device
         self.teacher.to(device, dtype_for(str(self.trainer.precision)))
         announce = self.trainer.is_global_zero
         asking = [m for m in self.teacher.members.values() if m.spec.cache_pixels == "auto"]
@@ -125,7 +130,8 @@ def fill(
         UserError: the recipe has no teacher, or no loss that reads its answers.
     """
     data.prepare_data()
-    teacher, wanted = model.teacher, model.students.wanted
+    teacher = model.teacher
+    wanted = model.students.wanted
     if teacher is None or not wanted:
         raise UserError(
             "model.teacher: there is nothing to cache, the recipe has no teacher or no distillation loss"
@@ -149,11 +155,9 @@ def fill(
     if trainer.is_global_zero and out:
         return _publish(module, data, out)
     if trainer.is_global_zero:
-        key = (
-            next(iter(module.caches.values())).live.key
-            if len(module.caches) == 1
-            else "model.teachers.NAME"
-        )
+        key = "model.teachers.NAME"
+        if len(module.caches) == 1:
+            key = next(iter(module.caches.values())).live.key
         print(f"       use them with {key}.cache=on (or only)", flush=True)
     return 0
 

@@ -43,12 +43,12 @@ def _say_data(run: Run, say: Callable[..., None]) -> None:
     info = run.data.info
     say(f"data: {run.data.source.describe()}", flush=True)
     bad = run.data.splits.skipped
-    left_out = (
-        f", {len(bad)} damaged left out ({'; '.join(bad[:3])}{' ...' * (len(bad) > 3)})"
-        if bad
-        else ""
-    )
-    without = f" ({info.unlabeled} without a label)" if info.unlabeled else ""
+    left_out = ""
+    if bad:
+        left_out = f", {len(bad)} damaged left out ({'; '.join(bad[:3])}{' ...' * (len(bad) > 3)})"
+    without = ""
+    if info.unlabeled:
+        without = f" ({info.unlabeled} without a label)"
     say(
         f"      {info.train} training{without} and {info.val} validation pictures, "
         f"{f'{len(info.classes)} {run.data.source.kind.counted}' if info.classes else 'no labels'}"
@@ -67,7 +67,8 @@ def _say_data(run: Run, say: Callable[..., None]) -> None:
         say(
             f"      warning: {of_all}, for example {held_out}{'' if held_out == trained else f' ({trained})'}"
         )
-    if note := run.module.task.note_on_labels(info.labels):
+    note = run.module.task.note_on_labels(info.labels)
+    if note:
         say(f"      {note}")
     limits = {
         name: getattr(run.trainer, name) for name in ("limit_train_batches", "limit_val_batches")
@@ -84,9 +85,10 @@ def _say_data(run: Run, say: Callable[..., None]) -> None:
 def _all_done(run: Run) -> str:
     # a message for a resumed run that has no step left to make; empty where it has
     folder = run.folder.resume
-    summary = (
-        mapping_of(folder / "summary.json") if folder else {}
-    )  # a run writes a missing or damaged one again
+    # a run writes a missing or damaged one again
+    summary = {}
+    if folder:
+        summary = mapping_of(folder / "summary.json")
     if (
         not folder
         or summary.get("status") != "done"
@@ -96,7 +98,8 @@ def _all_done(run: Run) -> str:
     for kind, count in (("epochs", summary["epochs"]), ("steps", summary["steps"])):
         limit = getattr(run.trainer, f"max_{kind}")
         if limit is not None and 0 < limit <= count:
-            run.folder.path, run.summary.content = folder, summary
+            run.folder.path = folder
+            run.summary.content = summary
             return f"kd-train: all {count} {kind} of {folder} are done; trainer.max_{kind}={2 * count} trains on"
     return ""
 
@@ -120,7 +123,9 @@ def _fit(run: Run, resume_from: Path | None) -> int:
         run.trainer.fit(run.module, datamodule=run.data, ckpt_path=resume_from, weights_only=True)
     except SystemExit as stop:  # Lightning's answer to a signal outside our own training steps
         say("kd-train: interrupted", file=sys.stderr)
-        return 143 if type(stop).__name__ == "SIGTERMException" else 130
+        if type(stop).__name__ == "SIGTERMException":
+            return 143
+        return 130
     except UserError:
         raise
     except Exception as error:
@@ -148,7 +153,9 @@ def _ended_by(
     known = run_error(error) or run.rank_watch.explain(error)
     if stop is not None:
         kept = stop.checkpoint.is_file()
-        where = f"checkpoint: {stop.checkpoint}" if kept else "no checkpoint yet"
+        where = "no checkpoint yet"
+        if kept:
+            where = f"checkpoint: {stop.checkpoint}"
         whose = "the teacher's training was " if trains_teacher() else ""
         say(f"\nkd-train: {whose}{stop} at step {run.trainer.global_step}; {where}")
         if (
@@ -159,7 +166,9 @@ def _ended_by(
             print_summary(run.summary.content, run.folder.path)
         if kept and not trains_teacher():  # else the run that needs the teacher says how
             say(f"kd-train: to resume: kd-train resume={run.folder.path}")
-        return 0 if isinstance(stop, RunStopped) else _status_of_stop(stop.signal_number)
+        if isinstance(stop, RunStopped):
+            return 0
+        return _status_of_stop(stop.signal_number)
     if run.folder.begun:
         _tell_failure(run, known or error)
     elif known is not None:
@@ -185,9 +194,12 @@ def _named(error: Exception, trainer: Container[str]) -> Exception:
 def _tell_failure(run: Run, error: Exception) -> None:
     """Each rank reports its own: rank 0 may be the one that is gone."""
     rank = run.trainer.global_rank
-    who = f"kd-train: rank {rank}" if rank else "kd-train"
+    who = "kd-train"
+    if rank:
+        who = f"kd-train: rank {rank}"
     assert run.folder.path is not None, "it has begun"
-    folder, file = run.folder.path, f"error.rank{rank}.txt" if rank else "error.txt"
+    folder = run.folder.path
+    file = f"error.rank{rank}.txt" if rank else "error.txt"
     print(f"{who}: failed: {reason(error)}", file=sys.stderr)
     sagemaker.tell_failure(reason(error))
     print(f"{who}: the traceback is in {folder / file}", file=sys.stderr)

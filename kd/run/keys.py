@@ -42,7 +42,9 @@ class Key:
     @property
     def value(self) -> object:
         """The default; a new object each time."""
-        return ast.literal_eval(self.default) if self.default else None
+        if self.default:
+            return ast.literal_eval(self.default)
+        return None
 
     @property
     def type(self) -> str:
@@ -80,7 +82,9 @@ def _parsed(file: Path) -> ast.Module:
 
 def definition(name: str) -> ast.ClassDef | None:
     """The syntax tree of one of our classes; None for any other name."""
-    nodes = _parsed(_files()[name][0]).body if name in _files() else []
+    nodes = []
+    if name in _files():
+        nodes = _parsed(_files()[name][0]).body
     return next(
         (node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name), None
     )
@@ -122,7 +126,10 @@ def arguments(name: str) -> dict[str, Key]:
     own: dict[str, Key] = {}
     for declared in fields:
         field_name = ast.unparse(declared.target)
-        kind = hints[field_name] if hints else type_of(declared.annotation)
+        if hints:
+            kind = hints[field_name]
+        else:
+            kind = type_of(declared.annotation)
         own[field_name] = _key(field_name, kind, declared.value, texts)
     return inherited | own
 
@@ -149,7 +156,9 @@ def _limits_of_bases(inherited: Mapping[str, Key]) -> dict[str, Range]:
 def _types(name: str) -> dict[str, Any]:
     """The types of the fields of a class of ``kd/settings.py``; empty for any other class."""
     kind = vars(settings).get(name)
-    return get_type_hints(kind, include_extras=True) if is_dataclass(kind) else {}
+    if is_dataclass(kind):
+        return get_type_hints(kind, include_extras=True)
+    return {}
 
 
 def _field_texts(node: ast.ClassDef) -> dict[str, str]:
@@ -158,7 +167,9 @@ def _field_texts(node: ast.ClassDef) -> dict[str, str]:
     for field, following in pairwise(node.body):
         if not isinstance(field, ast.AnnAssign) or not isinstance(following, ast.Expr):
             continue
-        text = following.value.value if isinstance(following.value, ast.Constant) else None
+        text = None
+        if isinstance(following.value, ast.Constant):
+            text = following.value.value
         if isinstance(text, str):
             texts[ast.unparse(field.target)] = _first_sentence(text)
     return texts
@@ -178,7 +189,9 @@ def _parameters(signature: ast.arguments, texts: dict[str, str]) -> dict[str, Ke
 
 
 def _key(name: str, kind: object, default: ast.expr | None, texts: dict[str, str]) -> Key:
-    default_text = ast.unparse(default) if default is not None else ""
+    default_text = ""
+    if default is not None:
+        default_text = ast.unparse(default)
     factory = re.fullmatch(r"field\(default_factory=(\w+)\)", default_text)
     if factory:
         default_text = {"dict": "{}", "list": "[]"}.get(factory[1], factory[1])
@@ -245,7 +258,9 @@ def subclasses(*bases: str) -> dict[str, str]:
         if name.startswith("_") or name in bases or not _is_below(name, bases):
             continue
         node = definition(name)
-        docstring = ast.get_docstring(node) if node is not None else None
+        docstring = None
+        if node is not None:
+            docstring = ast.get_docstring(node)
         first_lines[name] = (docstring or "").split("\n")[0]
     return first_lines
 
@@ -274,7 +289,9 @@ def table(keys: dict[str, Key], pattern: str) -> str:
     width = min(40, max(len(key.name) for key in matching))
     lines: list[str] = []
     for key in matching:
-        default = f" = {key.default}" if key.default else ""
+        default = ""
+        if key.default:
+            default = f" = {key.default}"
         lines.append(f"{key.name:<{width}}  {key.type}{default}\n")
         if key.text:
             lines.append(f"{'':<{width}}  {key.text}\n")

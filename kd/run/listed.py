@@ -262,7 +262,9 @@ def _arguments(path: str) -> Mapping[str, keys.Key]:
     of_a_run = OF_A_RUN.get(path, {})
     arguments: dict[str, keys.Key] = {}
     for argument in function.args.args:
-        default = repr(of_a_run[argument.arg]) if argument.arg in of_a_run else ""
+        default = ""
+        if argument.arg in of_a_run:
+            default = repr(of_a_run[argument.arg])
         kind = type_of(argument.annotation)
         arguments[argument.arg] = keys.Key(argument.arg, kind, default, "")
     return arguments
@@ -286,7 +288,10 @@ def _homes(module: str, name: str) -> Iterator[str]:
     """The modules through which a package imports a name, as their source says."""
     top, *rest = module.split(".")
     found = find_spec(top)
-    root = Path(next(iter(found.submodule_search_locations or ()))) if found else Path(top)
+    if found:
+        root = Path(next(iter(found.submodule_search_locations or ())))
+    else:
+        root = Path(top)
     file = root.joinpath(*rest, "__init__.py")
     for node in ast.parse(file.read_text("utf-8")).body if file.is_file() else ():
         if (

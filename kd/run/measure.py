@@ -71,7 +71,9 @@ class Options:
     @property
     def place(self) -> str:
         """Name of the pictures' loader: the split, or ``folder`` for other pictures."""
-        return "folder" if self.folder else self.split or "val"
+        if self.folder:
+            return "folder"
+        return self.split or "val"
 
     @property
     def proves(self) -> bool:
@@ -209,7 +211,9 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
             "data.source=ImageFolder data.source.root=DIR"
         )
     config, trusted = Run.settings(run_at(run) / "config.yaml" if run else None, request)
-    metadata = read_metadata(file) if file.suffix == ".safetensors" else {}
+    metadata = {}
+    if file.suffix == ".safetensors":
+        metadata = read_metadata(file)
     if not {"arch", "kwargs"} <= metadata.keys():  # not a student of kd's
         if run:
             task = task_in(run_at(run) / "student.safetensors", trusted)
@@ -228,7 +232,9 @@ def _of_file(word: str, run: str | None, request: Request, options: Options) -> 
     if not (run or request.recipe) and "data.img_size" not in overridden:
         data.size = prepare.size  # views as large as the model's input
     task.build(len(classes), data.source.ignore_index)
-    teacher = teacher_of(teacher_specs(config, trusted), classes, task) if run else None
+    teacher = None
+    if run:
+        teacher = teacher_of(teacher_specs(config, trusted), classes, task)
     return Subject(word, None, model, prepare, classes, data, task, teacher)
 
 
@@ -305,8 +311,12 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
     results = []
     answers: list[Answers] = []  # of each model, where the task's answers are rows of a table
     for subject, listeners in zip(measured, proof.listeners, strict=True):
-        of_subject = Answers(task, subject.classes) if task.in_rows else None
-        readers = listeners if of_subject is None else [of_subject, *listeners]
+        of_subject = None
+        if task.in_rows:
+            of_subject = Answers(task, subject.classes)
+        readers = listeners
+        if of_subject is not None:
+            readers = [of_subject, *listeners]
         results.append(measure(subject, options, readers, own_data))
         if of_subject is not None:
             answers.append(of_subject)
@@ -430,13 +440,20 @@ def _complete(
     certificate = result.get("certificate")
     if certificate is None:
         return
-    place = f"folder {options.folder}" if options.folder else f"split {options.split}"
+    if options.folder:
+        place = f"folder {options.folder}"
+    else:
+        place = f"split {options.split}"
     certificate["pictures_of"] = place
     certificate["text"] += caution
     if look is not None:
         certificate |= look
-        times = "once" if look["looks"] == 1 else f"{look['looks']} times"
-        students = f", {look['students']} different students" if look["students"] > 1 else ""
+        times = "once"
+        if look["looks"] != 1:
+            times = f"{look['looks']} times"
+        students = ""
+        if look["students"] > 1:
+            students = f", {look['students']} different students"
         certificate["text"].append(f"{place}: measured {times} for this run{students} (looks.json)")
 
 
@@ -469,10 +486,14 @@ def measure(
         The content of ``eval_*.json``.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data, task, classes = subject.data, subject.task, subject.classes
+    data = subject.data
+    task = subject.task
+    classes = subject.classes
     task.name_metrics(classes)
     fidelity = task.fidelity(len(classes))
-    readers = listeners if fidelity is None else [fidelity, *listeners]
+    readers = listeners
+    if fidelity is not None:
+        readers = [fidelity, *listeners]
     batches = data.eval_dataloader(options.place)
     metrics = metrics_of_student(
         subject.model, subject.prepare, batches, task, subject.teacher, device, readers
@@ -531,7 +552,9 @@ def _write_answers(
         labels = [key for key in keys if key.startswith("label")]
         for key in keys:
             if not key.startswith("label"):
-                column = key if len(measured) == 1 else f"{subject.name} {key}"
+                column = key
+                if len(measured) != 1:
+                    column = f"{subject.name} {key}"
                 columns[column] = of_subject, key
     text = io.StringIO()
     table = Table(text, "\n")
@@ -575,7 +598,8 @@ def _features_of_run(word: str, request: Request, options: Options) -> dict[str,
     opened = Run.open(word, request)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = opened.data
-    student, prepare = opened.model.to(device), opened.preprocess
+    student = opened.model.to(device)
+    prepare = opened.preprocess
     models: Models = {"student": lambda images: student(prepare(images))}
     figures: dict[str, dict[str, float]] = {"student": {"params": count_parameters(student)}}
     for name, teacher in opened.feature_teachers().items():

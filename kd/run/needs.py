@@ -64,7 +64,9 @@ def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
 
 
 def _needs(config: Mapping[str, Any]) -> Iterator[Need]:
-    data, trainer, monitor = config["data"], config["trainer"], config["monitor"]
+    data = config["data"]
+    trainer = config["trainer"]
+    monitor = config["monitor"]
     if data["engine"] in ("dali", "ray"):
         package = {"dali": "nvidia.dali", "ray": "ray"}[data["engine"]]
         yield Need(f"data.engine: {data['engine']}", package, data["engine"])
@@ -94,7 +96,8 @@ def _check_gpus(trainer: Mapping[str, Any], overlays: list[str]) -> None:
     if trainer["accelerator"] not in ("gpu", "cuda") or sys.platform != "linux" or recognise():
         return
     if not any(any(Path("/dev").glob(pattern)) for pattern in GPU_FILES):
-        devices, machines = trainer["devices"], trainer["num_nodes"]
+        devices = trainer["devices"]
+        machines = trainer["num_nodes"]
         raise UserError(
             f"trainer.accelerator: {_by(overlays, 'x8', '8gpu')}needs GPUs (trainer.devices={devices}, "
             f"trainer.num_nodes={machines}, trainer.accelerator={trainer['accelerator']}) and this machine has none; "
@@ -105,7 +108,9 @@ def _check_gpus(trainer: Mapping[str, Any], overlays: list[str]) -> None:
 def _by(overlays: list[str], *parts: str) -> str:
     """The overlay that most likely set a value, by its name; else the run."""
     names = [name for name in overlays if any(part in name for part in parts)]
-    return f"config={names[-1]} " if names else "this run "
+    if names:
+        return f"config={names[-1]} "
+    return "this run "
 
 
 def _class_names(value: object) -> list[str]:

@@ -77,7 +77,8 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
         UserError: settings that do not fit each other, the data or the machine.
     """
     quiet_libraries()
-    run.cluster, run.marker = cluster, marker
+    run.cluster = cluster
+    run.marker = marker
     with warnings.catch_warnings(action="ignore"):
         _seed(run)
         accelerator = str(run.config["trainer"]["accelerator"])
@@ -90,7 +91,10 @@ def build(run: Run, cluster: Cluster | None = None, marker: Path | None = None) 
                 run.trainer_arguments = _trainer_arguments(run)
                 data = {**run.config["data"], "seed": run.config["seed"]}
                 run.data = built(DataSettings, data, "data", run.trusted)
-                run.module = _together(run) if run.config["students"] else _module(run, run.config)
+                if run.config["students"]:
+                    run.module = _together(run)
+                else:
+                    run.module = _module(run, run.config)
                 run.trainer = make_trainer(run)
                 match_answers(run.module.teacher, run.data)
         except Exception as error:
@@ -106,7 +110,9 @@ def check_groups(run: Run) -> None:
 
 def _check_built(run: Run) -> None:
     for name, module in run.module.students.named().items():
-        key = f"students.{name}.model" if name else "model"
+        key = "model"
+        if name:
+            key = f"students.{name}.model"
         check_losses(module.objective, key, len(run.data.info.classes))
         check_batch(module.objective.active, run.data.batch_size, run.trainer.world_size)
     run.data.splits.check_fraction()
@@ -121,7 +127,9 @@ def _check_built(run: Run) -> None:
 
 def check_losses(objective: Objective, key: str, classes: int) -> None:
     """Rejects losses over logits that are NaN or infinite on four made-up answers."""
-    trial = objective.task.trial(classes) if classes else None
+    trial = None
+    if classes:
+        trial = objective.task.trial(classes)
     if trial is None:
         return
     shape, target = trial
@@ -155,7 +163,9 @@ def _trainer_arguments(run: Run) -> dict[str, Any]:
     runs = on_disk(run.config["runs_dir"]) / run.config["recipe"]
     settings = in_folder(run.config["trainer"], unclaimed(runs))
     loggers = run.config["trainer"]["logger"]
-    specs = loggers if isinstance(loggers, list) else [loggers]
+    specs = loggers
+    if not isinstance(loggers, list):
+        specs = [loggers]
     run.loggers = [spec for spec in specs if isinstance(spec, dict)]
     if run.loggers:
         settings = {**settings, "logger": False}
@@ -249,8 +259,12 @@ def _callbacks(run: Run, best: Best) -> list[Callback]:
     """kd's own callbacks in the order in which they are called; the run gets its folder and its summary."""
     config = run.config
     runs = on_disk(config["runs_dir"]) / config["recipe"]
-    resumed_run = Path(config["resume"]) if config["resume"] else None
-    checkpoints = resumed_run.resolve() / "checkpoints" if resumed_run else None
+    resumed_run = None
+    if config["resume"]:
+        resumed_run = Path(config["resume"])
+    checkpoints = None
+    if resumed_run:
+        checkpoints = resumed_run.resolve() / "checkpoints"
     settings = config["checkpoint"]
     last = LastCheckpoint(checkpoints, settings["every_n_steps"], settings["every_n_minutes"])
     text = run.as_yaml()
@@ -304,7 +318,9 @@ def _rate(run: Run) -> str:
     """The learning rate, and the recipe's where it is another one."""
     lr = run.config["optim"]["lr"]
     rate = f"optim.lr={lr:g}"
-    return rate if run.recipe_lr in (None, lr) else f"{rate} (the recipe's: {run.recipe_lr:g})"
+    if run.recipe_lr in (None, lr):
+        return rate
+    return f"{rate} (the recipe's: {run.recipe_lr:g})"
 
 
 def _plugins(configured: object) -> list[object] | None:

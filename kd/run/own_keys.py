@@ -34,7 +34,10 @@ def whole_number(
         number = int(text)
         if low <= number and (not high or number <= high):
             return number
-    allowed = f"from {low} to {high}" if high else f">= {low}"
+    if high:
+        allowed = f"from {low} to {high}"
+    else:
+        allowed = f">= {low}"
     raise UserError(f"{key}: must be a whole number {allowed}, got '{text}'")
 
 

@@ -45,7 +45,9 @@ PACKAGE = Path(__file__).parent.parent
 def folder(kind: str) -> Path:
     """The folder of ``recipes`` or ``configs``: the wheel carries them as ``kd/_recipes`` and ``kd/_configs``."""
     inside = PACKAGE / f"_{kind}"
-    return inside if inside.is_dir() else PACKAGE.parent / kind
+    if inside.is_dir():
+        return inside
+    return PACKAGE.parent / kind
 
 
 OTHER_NAMES = {"distill": "grocery_vit"}
@@ -78,7 +80,9 @@ def listing(kind: str, prefix: str) -> str:
 def part_of(overlay: str, recipe: str) -> list[Path]:
     """What an overlay changes of one recipe alone: ``recipes/<overlay>/<recipe>.yaml``, where there is such a file."""
     file = folder("recipes") / overlay / f"{recipe}.yaml"
-    return [file] if file.is_file() else []
+    if file.is_file():
+        return [file]
+    return []
 
 
 def find(kind: str, name: str) -> Path:

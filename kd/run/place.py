@@ -120,7 +120,9 @@ def place_of(
     if resumed is None:
         return Place(runs_dir, runs, marker=marker)
     # the job's other processes would meet their own rank 0
-    holder = holder_of(resumed.folder) if is_rank_zero() else ""
+    holder = ""
+    if is_rank_zero():
+        holder = holder_of(resumed.folder)
     if holder:
         raise UserError(
             f"resume: {holder} is training in {resumed.folder}; stop it first, or wait for its end"
@@ -195,14 +197,18 @@ def check_start(run: Path, config: Mapping[str, Any]) -> None:
     if not {"model.ema_decay", "model.student.arch"} <= flatten(before).keys():
         return
     for name in config.get("students") or [""]:  # the average is what was validated
-        then, now = _ema_decay(before, name), _ema_decay(config, name)
+        then = _ema_decay(before, name)
+        now = _ema_decay(config, name)
         if (then is None) != (now is None):
-            key = f"students.{name}.model.ema_decay" if name else "model.ema_decay"
+            key = "model.ema_decay"
+            if name:
+                key = f"students.{name}.model.ema_decay"
             raise UserError(
                 f"{key}: can't be turned on or off in a resumed run ({then} before), got {now}"
             )
     for key in START:
-        then, now = before["model"]["student"].get(key), config["model"]["student"][key]
+        then = before["model"]["student"].get(key)
+        now = config["model"]["student"][key]
         if then != now and "auto" not in (then, now):
             raise UserError(
                 f"model.student.{key}: has no effect on a resumed run: it starts from its checkpoint "

@@ -106,10 +106,17 @@ class Request:
 
     def recipe_lr(self) -> float | None:
         """The learning rate of the recipe's own file, without overlays and overrides; None where it has none."""
-        optim = files.read(find("recipes", self.recipe)).get("optim") if self.recipe else None
-        rate = optim.get("lr") if isinstance(optim, dict) else None
+        optim = None
+        if self.recipe:
+            optim = files.read(find("recipes", self.recipe)).get("optim")
+        rate = None
+        if isinstance(optim, dict):
+            rate = optim.get("lr")
         try:
-            return None if rate is None else float(rate)  # YAML 1.1 takes 1e-3 for text
+            # YAML 1.1 takes 1e-3 for text
+            if rate is None:
+                return None
+            return float(rate)
         except (TypeError, ValueError):
             return None
 
@@ -198,7 +205,9 @@ class Request:
 
     def _files(self) -> list[Path]:
         """The recipe and the overlays, in rising priority."""
-        paths = [find("recipes", self.recipe)] if self.recipe else []
+        paths = []
+        if self.recipe:
+            paths = [find("recipes", self.recipe)]
         for overlay in self.overlays:
             paths.append(find("configs", overlay))
             paths += part_of(overlay, self.recipe or "")
@@ -230,7 +239,8 @@ def _check_says_something(key: str, word: Word) -> None:
 
 def _is_argument(word: tuple[str, Word]) -> bool:
     """Whether a word of the command line names no class: arguments follow their class, in whichever order typed."""
-    key, value = word[0], word[1].value
+    key = word[0]
+    value = word[1].value
     if isinstance(value, dict) and key in ABOVE_CLASSES:
         return False
     place = key.removesuffix(".class_path")
@@ -245,7 +255,9 @@ def _check_no_files(layer: Mapping[Any, Any]) -> None:
         if not isinstance(value, str) or is_settings or not is_file(value):
             continue
         model = key in ("model.teacher", "model.student")
-        instead = f" ({key}.checkpoint=FILE does)" if model else ""
+        instead = ""
+        if model:
+            instead = f" ({key}.checkpoint=FILE does)"
         raise UserError(f"{key}: takes no file, got {value}{instead}")
 
 
@@ -258,7 +270,8 @@ def _read(text: str) -> object:
 
 def translate(argv: Sequence[str]) -> Request:
     """Sorts a command line: ``key=value``, ``--key=value`` and ``--key value`` mean the same, in any order."""
-    request, items = Request(), list(argv)
+    request = Request()
+    items = list(argv)
     while items:
         item = items.pop(0)
         if item in FLAGS:
@@ -275,13 +288,16 @@ def translate(argv: Sequence[str]) -> Request:
             and items
             and not (KEY.match(items[0]) or items[0].startswith("--"))
         ):
-            key, value = underscored(item[2:]), items.pop(0)
+            key = underscored(item[2:])
+            value = items.pop(0)
             numbers = [value]
             while items and all(map(_is_number, [value, items[0]])):  # --input-size 3 224 224
                 numbers.append(items.pop(0))
-            value = f"[{', '.join(numbers)}]" if numbers[1:] else value
+            if numbers[1:]:
+                value = f"[{', '.join(numbers)}]"
         elif item.endswith((".yaml", ".yml")):
-            key, value = "recipe", item
+            key = "recipe"
+            value = item
         elif item.startswith("-"):
             raise _no_option(item)
         else:
@@ -313,7 +329,9 @@ def _no_option(item: str) -> UserError:
     key = underscored(item.lstrip("-"))
     if key in keys.schema():
         return UserError(f"{key}: a setting needs a value: {key}=...")
-    suggestion = suggest(key, keys.schema()) if len(key) > 1 else []
+    suggestion = []
+    if len(key) > 1:
+        suggestion = suggest(key, keys.schema())
     question = as_question([f"{name}=..." for name in suggestion])
     return UserError(f"no option {item}{question or ' (kd-train --help)'}")
 
@@ -340,7 +358,10 @@ def merge(request: Request, settings: dict[str, str], where: str) -> None:
             raise UserError(f"{where}: no key '{key}'")
         if key == "config":
             found = _read(value)
-            overlays = [str(name) for name in found] if isinstance(found, list) else [value]
+            if isinstance(found, list):
+                overlays = [str(name) for name in found]
+            else:
+                overlays = [value]
             request.overlays += [name for name in overlays if name not in request.overlays]
         elif key not in given:
             _sort_in(request, key, value)

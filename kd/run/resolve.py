@@ -44,7 +44,9 @@ class Word:
         if kinds.isdisjoint(texts) or (self.value is None and self.text):
             return self.value
         others = kinds - texts - {NoneType}
-        return self.value if any(typed.takes(other, self.value) for other in others) else self.text
+        if any(typed.takes(other, self.value) for other in others):
+            return self.value
+        return self.text
 
 
 def resolve(layers: Iterable[Mapping[str, Any]], trusted: Sequence[str] = ()) -> Tree:
@@ -73,7 +75,9 @@ def change(tree: Tree, layers: Iterable[Mapping[str, Any]], trusted: Sequence[st
     if merge.unknown:
         known = [*schema(), *keys_of_classes(given)]
         key = merge.unknown[0]
-        also = _classes_that_take(key) if hint(key, known, merge.losses).startswith(" (") else ""
+        also = ""
+        if hint(key, known, merge.losses).startswith(" ("):
+            also = _classes_that_take(key)
         raise UserError(f"no key '{key}'{hint(key, known, merge.losses)}{also}")
     whole = merge.whole(given, Settings, "")
     if any("${" in str(value) for _, value in files.leaves(whole)):
@@ -94,7 +98,9 @@ def _classes_that_take(key: str) -> str:
         if one.kind == "source":
             names = suggest(key, [f"{place}.{name}" for name in one.arguments])
             takers += [f"{place}={one.short} takes {name}" for name in names[:1]]
-    return f"; {', '.join(takers[:3])}" if takers else ""
+    if takers:
+        return f"; {', '.join(takers[:3])}"
+    return ""
 
 
 def check_student(name: str, differences: Mapping[str, Any]) -> None:
@@ -180,7 +186,9 @@ class _Merge:
         for layer in layers:
             tree = self.put(tree, [], layer, Settings, "")
         model = tree.get("model")
-        losses = model.get("distill_losses") if isinstance(model, dict) else None
+        losses = None
+        if isinstance(model, dict):
+            losses = model.get("distill_losses")
         for name, loss in losses.items() if isinstance(losses, dict) else ():
             if isinstance(loss, dict) and loss["class_path"]:
                 self.losses.append(name)
@@ -197,7 +205,8 @@ class _Merge:
             key: of this place, for messages and for the kind of class that it takes.
         """
         if not path:
-            value = value.of(kind) if isinstance(value, Word) else value
+            if isinstance(value, Word):
+                value = value.of(kind)
             typed.check_meant(plain(key), value, [*before] if isinstance(before, Mapping) else [])
         class_kind = listed.kind_at(key) or listed.kind_of(kind)
         if class_kind:
@@ -225,11 +234,16 @@ class _Merge:
         if not _has_keys(kind):
             problem = f"{key} has no keys of its own, it is {typed.in_words(kind)}"
             raise UserError(f"no key '{inner_key}': {problem}")
-        node: Tree = dict(before) if isinstance(before, Mapping) else {}
+        node: Tree = {}
+        if isinstance(before, Mapping):
+            node = dict(before)
         kind_below = _kind_below(kind, name)
         if adds:
-            value = value.of(Any) if isinstance(value, Word) else value
-            more = value if isinstance(value, list) else [value]
+            if isinstance(value, Word):
+                value = value.of(Any)
+            more = value
+            if not isinstance(value, list):
+                more = [value]
             more = self.put(None, [], more, kind_below, inner_key)
             present = node.get(name) or []
             node[name] = [*(present if isinstance(present, list) else [present]), *more]
@@ -271,7 +285,8 @@ class _Merge:
         if name in ARGUMENTS and rest:
             name, *rest = rest
         if name in ARGUMENTS or name == "class_path":
-            value = value.value if isinstance(value, Word) else value
+            if isinstance(value, Word):
+                value = value.value
             return self._class_of(before, {name: value}, kind, key)
         return self._with_argument(_node(before), [name, *rest], value, kind, key)
 
@@ -294,7 +309,10 @@ class _Merge:
         for name, inner in value.items():
             if name == "class_path":
                 continue
-            arguments = {name: inner} if name not in ARGUMENTS else inner or {}
+            if name not in ARGUMENTS:
+                arguments = {name: inner}
+            else:
+                arguments = inner or {}
             for argument, given in arguments.items():
                 node = self._with_argument(node, str(argument).split("."), given, kind, key)
         return node
@@ -324,7 +342,10 @@ class _Merge:
             path = f"{listed.LIGHTNINGS[kind]}.{path}"
         arguments = node["init_args"]
         if arguments and path != node["class_path"]:
-            names = set(one.fields) if one is not None else self._parameters(path, kind, key)
+            if one is not None:
+                names = set(one.fields)
+            else:
+                names = self._parameters(path, kind, key)
             arguments = {name: value for name, value in arguments.items() if name in names}
         return {"class_path": path, "init_args": arguments}
 
@@ -430,7 +451,9 @@ def _is_word(value: str, kind: str) -> bool:
 def _kind_below(kind: object, name: str) -> object:
     """The type of a setting below a place, or of an entry of a dict."""
     group = group_in(kind)
-    return fields(group)[name].kind if group is not None else inner_kind(kind, dict)
+    if group is not None:
+        return fields(group)[name].kind
+    return inner_kind(kind, dict)
 
 
 def _has_keys(kind: object) -> bool:
@@ -445,7 +468,9 @@ def _holds_settings(kind: object) -> bool:
 
 
 def _join(key: str, name: str) -> str:
-    return f"{key}.{name}" if key else name
+    if key:
+        return f"{key}.{name}"
+    return name
 
 
 def _interpolated(tree: Tree) -> Tree:

@@ -49,7 +49,9 @@ class Run:
         self, config: Tree, trusted: Sequence[str] = (), overrides: Sequence[str] = ()
     ) -> None:
         check_values(config)
-        self.config, self.trusted, self._overrides = config, list(trusted), overrides
+        self.config = config
+        self.trusted = list(trusted)
+        self._overrides = overrides
         self.cluster: Cluster | None = None
         self.marker: Path | None = None
         self.student_configs: dict[str, str] = {}
@@ -84,7 +86,10 @@ class Run:
 
     def as_yaml(self, config: Tree | None = None) -> str:
         """The resolved settings (or those of one of several students); ``kd-train FILE`` repeats the run."""
-        tree = self.written if config is None else {**config, "name": None, "resume": None}
+        if config is None:
+            tree = self.written
+        else:
+            tree = {**config, "name": None, "resume": None}
         return as_yaml(tree)
 
     def with_teacher(self) -> list[str]:

@@ -55,7 +55,10 @@ def notes(typed: Sequence[str], written: Sequence[str]) -> list[str]:
         typed: ``key=value`` items.
         written: the same, :func:`written_out`.
     """
-    mixing = [word for word in written if word.partition("=")[0] in MIXING and word not in typed]
+    mixing = []
+    for word in written:
+        if word.partition("=")[0] in MIXING and word not in typed:
+            mixing.append(word)
     if not mixing:
         return []
     return [
@@ -66,7 +69,9 @@ def notes(typed: Sequence[str], written: Sequence[str]) -> list[str]:
 def _several_labels(given: Mapping[str, str], files_say: Mapping[str, Any]) -> bool:
     """Whether the task is MultiLabel, by the command line or by a file."""
     task = _at(files_say, TASK)
-    named = task.get("class_path") if isinstance(task, Mapping) else task
+    named = task
+    if isinstance(task, Mapping):
+        named = task.get("class_path")
     return given.get(TASK, str(named)).rpartition(".")[2] == "MultiLabel"
 
 
@@ -74,7 +79,10 @@ def _at(settings: Mapping[str, Any], key: str) -> Any:
     """The value at a dotted key of nested settings; None where there is none."""
     value: Any = settings
     for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping):
+            value = value.get(name)
+        else:
+            value = None
     return value
 
 
@@ -127,7 +135,9 @@ def _source(word: str, source_name: str) -> list[str]:
         return [word]
     if source_name in OF_A_FOLDER:
         return [f"{SOURCE}.root={path}"]
-    name = "Shards" if Path(path, "train.json").is_file() else "ImageFolder"
+    name = "ImageFolder"
+    if Path(path, "train.json").is_file():
+        name = "Shards"
     return [f"{SOURCE}={name}", f"{SOURCE}.root={path}"]
 
 
@@ -136,7 +146,9 @@ def _without_arguments(given: Mapping[str, str], files_say: Mapping[str, Any]) -
     words: list[str] = []
     for key, arch in given.items():
         *groups, name = key.split(".")
-        model = _at(files_say, ".".join(groups)) if groups else files_say
+        model = files_say
+        if groups:
+            model = _at(files_say, ".".join(groups))
         if name != "arch" or not isinstance(model, dict) or not model.get("kwargs"):
             continue
         if _family(arch) != _family(str(model.get("arch"))):

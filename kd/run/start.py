@@ -44,11 +44,9 @@ def to_train(request: Request) -> Run:
     if is_rank_zero():
         for line in request.notes:
             print(line, flush=True)
-        parts = (
-            "torch, pictures and teacher"
-            if run.config["model"]["teacher"]
-            else "torch and pictures"
-        )
+        parts = "torch and pictures"
+        if run.config["model"]["teacher"]:
+            parts = "torch, pictures and teacher"
         print(f"{run.config['recipe']}: loading {parts} ...", flush=True)
         _draw_ahead(run.config["data"]["source"], cache_dir())
     by_url = is_url(run.config["runs_dir"]) or bool(resumed and resumed.url)
@@ -59,7 +57,9 @@ def to_train(request: Request) -> Run:
     if run.place.folder:
         check_start(run.place.folder, run.config)
     run.with_teacher()
-    mirror = Mirror(run.place.runs_dir) if is_url(run.place.runs_dir) else None
+    mirror = None
+    if is_url(run.place.runs_dir):
+        mirror = Mirror(run.place.runs_dir)
     run.change({"resume": str(run.place.folder) if run.place.folder else None})
     run.recipe_lr = request.recipe_lr()
     from kd.run.objects import build
@@ -79,7 +79,10 @@ def take_over(container: sagemaker.Container, request: Request) -> None:
         request.rest = []
     merge(request, container.settings, "SageMaker's hyperparameters")
     request.overlays = [sagemaker.folder_of(name) for name in request.overlays]
-    request.recipe = sagemaker.folder_of(request.recipe) if request.recipe else None
+    if request.recipe:
+        request.recipe = sagemaker.folder_of(request.recipe)
+    else:
+        request.recipe = None
     if request.value_of("runs_dir") is None:
         request.overrides.append(f"runs_dir={container.runs_dir}")
 

@@ -231,7 +231,8 @@ def hint(key: str, accepted: Iterable[str], losses: Iterable[str] = ()) -> str:
     """
     known = list(accepted)
     place, _, last = key.rpartition(".")
-    if why := NEEDLESS.get(last.lower()):
+    why = NEEDLESS.get(last.lower())
+    if why:
         return f": {why}"
     names = suggest(key, known, losses)
     siblings = [name for name in known if place.count(".") and name.startswith(f"{place}.")]
@@ -257,7 +258,8 @@ def near(given: object, names: Iterable[str], most: int = 1) -> str:
 
 def nearest(given: object, names: Iterable[str], most: int = 1) -> list[str]:
     """The names that begin with what was given, the shortest first, or else those that are spelt like it."""
-    known, text = {name.lower(): name for name in names}, str(given).lower()
+    known = {name.lower(): name for name in names}
+    text = str(given).lower()
     begin = sorted(
         (name for name in known if text and name.startswith(text)),
         key=lambda name: (len(name), name),
@@ -274,8 +276,6 @@ def as_question(names: Iterable[str]) -> str:
     "; did you mean 'a', 'b' or 'c'?"
     """
     found = [f"'{name}'" for name in names]
-    return (
-        f"; did you mean {' or '.join([', '.join(found[:-1]), found[-1]] if found[1:] else found)}?"
-        if found
-        else ""
-    )
+    if found:
+        return f"; did you mean {' or '.join([', '.join(found[:-1]), found[-1]] if found[1:] else found)}?"
+    return ""

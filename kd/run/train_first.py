@@ -120,7 +120,9 @@ def _with_steps(size: float, pictures: int) -> float:
 
 def _batch(config: dict[str, Any]) -> float:
     size = config["data"]["batch_size"]
-    return size if isinstance(size, int) else math.inf
+    if isinstance(size, int):
+        return size
+    return math.inf
 
 
 def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
@@ -138,11 +140,16 @@ def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
     with safe_open(regular(file), "pt") as opened:
         made = opened.metadata()
     wanted = {**teacher["kwargs"], "img_size": teacher["img_size"]}
-    kwargs = {key: value for key, value in json_of(made["kwargs"]).items() if key != "num_classes"}
+    kwargs = {}
+    for key, value in json_of(made["kwargs"]).items():
+        if key != "num_classes":
+            kwargs[key] = value
     if made["arch"] != teacher["arch"] or kwargs != wanted:
         return None
     source.load("train")  # only then its classes are known
-    return file if json_of(made["classes"]) == list(source.classes) else None
+    if json_of(made["classes"]) == list(source.classes):
+        return file
+    return None
 
 
 def refuse_random_weights(config: dict[str, Any]) -> None:
@@ -160,7 +167,8 @@ def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str
     typed = {item.partition("=")[0] for item in overrides}
     found: dict[str, Any] = {}
     for key, given in teachers_in(config["model"]).items():
-        said, arch = about(given["checkpoint"]), TeacherSpec(given["arch"]).arch
+        said = about(given["checkpoint"])
+        arch = TeacherSpec(given["arch"]).arch
         if (
             not said.arch
             or given["builder"]
@@ -204,7 +212,8 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
         config: the resolved configuration of the run.
         splits_itself: the validation pictures are split off by the run, so the seed is passed on too.
     """
-    teacher, data = config["model"]["teacher"], config["data"]
+    teacher = config["model"]["teacher"]
+    data = config["data"]
     limits = (
         "accelerator",
         "limit_train_batches",
@@ -250,7 +259,10 @@ def key_of(config: dict[str, Any], source: Source) -> str:
     import torch
     import torchvision
 
-    settings = {k: v for k, v in config.items() if k not in ("runs_dir", "resume", "recipe")}
+    settings = {}
+    for k, v in config.items():
+        if k not in ("runs_dir", "resume", "recipe"):
+            settings[k] = v
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for split in ("train", "val"):
         if split == "train" or source.has(split):
@@ -340,7 +352,9 @@ def _score(folder: Path) -> str:
     summary = json_of(text_of(folder / "summary.json"))
     metric = summary["primary"]
     best = summary["student"]["best_val"].get(metric)
-    return "" if best is None else f": {metric} {format_metric(metric, best)}"
+    if best is None:
+        return ""
+    return f": {metric} {format_metric(metric, best)}"
 
 
 def _begin(items: list[str], part: Path, name: str) -> list[str]:

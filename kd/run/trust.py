@@ -73,7 +73,9 @@ def check_file(file: Path, content: Mapping[Any, Any], trusted: Iterable[str]) -
     Raises:
         UserError: names the file, the key and what it holds.
     """
-    problem = None if is_own(file) else _refusal(content, list(trusted))
+    problem = None
+    if not is_own(file):
+        problem = _refusal(content, list(trusted))
     if problem:
         raise UserError(f"{file}: {problem}")
 
@@ -93,8 +95,13 @@ def vouched(
         Names, paths, and ``KEY=VALUE`` where a value counts for its key alone; :data:`ALL` first where every file is
         one's own, as with no file at all. Lightning's short names of classes (``ModelSummary``) stand in full.
     """
-    own_files = {file: content for file, content in contents.items() if all_ or is_own(file)}
-    names: list[str] = [ALL] if len(own_files) == len(contents) else []
+    own_files = {}
+    for file, content in contents.items():
+        if all_ or is_own(file):
+            own_files[file] = content
+    names: list[str] = []
+    if len(own_files) == len(contents):
+        names = [ALL]
     names += trusted
     for part in (*own_files.values(), *overrides):
         for key, value in files.leaves(part):
@@ -117,7 +124,9 @@ def vouched(
 
 def check_resolved(config: Mapping[Any, Any], trusted: list[str]) -> None:
     """Refuses in settings as they will be built, whatever they were written as, what :func:`check_file` refuses."""
-    problem = None if ALL in trusted else _refusal(config, trusted)
+    problem = None
+    if ALL not in trusted:
+        problem = _refusal(config, trusted)
     if problem:
         raise UserError(problem)
 
@@ -217,11 +226,9 @@ def _refused_at(name: str, kind: str) -> str:
     if not kind:
         return f"takes no class, got {name}; if you trust this file: --trust"
     other = next((one for one in listed.classes() if name in one.names), None)
-    return (
-        f"takes a {kind}, got the {other.kind} {name} (kd-train --list classes)"
-        if other
-        else refused(name)
-    )
+    if other:
+        return f"takes a {kind}, got the {other.kind} {name} (kd-train --list classes)"
+    return refused(name)
 
 
 def unlisted(one: Listed, field: str, key: str) -> str:

@@ -97,7 +97,8 @@ def checked(name: str, value: object, kind: object) -> object:
         suggestion = near(value, allowed_words(kind))
         raise UserError(f"{name}: must be {in_words(kind)}, got '{value}'{suggestion}") from error
     for limit in limits(kind):
-        if problem := limit.refuses(_number(value)):
+        problem = limit.refuses(_number(value))
+        if problem:
             suggestion = near(value, allowed_words(kind))
             raise UserError(f"{name}: {problem}, got {_shown(value)}{suggestion}")
     return typed_value
@@ -113,12 +114,17 @@ def wrong(kind: object, value: object) -> str:
 def no_plain_value(key: str, given: object) -> str:
     """The message for a plain value where settings of its own belong."""
     model = key in ("model.teacher", "model.student")
-    own = f"{key}.arch=NAME, {key}.checkpoint=FILE" if model else f"{key}.NAME=VALUE"
+    if model:
+        own = f"{key}.arch=NAME, {key}.checkpoint=FILE"
+    else:
+        own = f"{key}.NAME=VALUE"
     return f"{key}: has settings of its own ({own}), got '{given}'"
 
 
 def _shown(value: object) -> str:
-    return f"'{value[:80]}'" if isinstance(value, str) else f"{value}"
+    if isinstance(value, str):
+        return f"'{value[:80]}'"
+    return f"{value}"
 
 
 def check_meant(key: str, value: object, names: Sequence[str]) -> None:
@@ -129,35 +135,35 @@ def check_meant(key: str, value: object, names: Sequence[str]) -> None:
         value: as it is given.
         names: of the entries that the setting had before.
     """
-    if suggestion := meant_by(key, value, names):
+    suggestion = meant_by(key, value, names)
+    if suggestion:
         shown = "null" if value is None else value
         raise UserError(f"{key}: got '{shown}'; did you mean '{suggestion}'?")
-    if why := REASONS.get(key, {}).get(str(value)):
+    why = REASONS.get(key, {}).get(str(value))
+    if why:
         raise UserError(f"{key}: {why}")
 
 
 def meant_by(key: str, value: object, losses: Sequence[str] = ()) -> str:
     """The setting that other programs' users mean by a value; or an empty text."""
     if not isinstance(value, str) or value.endswith(SETTINGS):
-        return (
-            f"{key}.weight=0"
-            if value is None and re.fullmatch(r"model\.distill_losses\.\w+", key)
-            else ""
-        )
+        if value is None and re.fullmatch(r"model\.distill_losses\.\w+", key):
+            return f"{key}.weight=0"
+        return ""
     if key == "optim":
         return f"optim.name={next(iter(nearest(value, timm_names('optim'))), value.lower())}"
     if key in ("data", "monitor"):
-        return f"{key}.source={value}" if key == "data" else f"checkpoint.monitor={value}"
+        if key == "data":
+            return f"{key}.source={value}"
+        return f"checkpoint.monitor={value}"
     if key == "model.distill_losses":
         return f"{key}.{next(iter(losses), 'kd')}={value}"
     names = {"trainer.logger": LOGGERS, "trainer.precision": PRECISIONS}.get(key, {})
     if value.lower() in names:
         return f"{key}={names[value.lower()]}"
-    return (
-        "model.task.class_weights=auto"
-        if key.endswith("class_weights") and value == "balanced"
-        else ""
-    )
+    if key.endswith("class_weights") and value == "balanced":
+        return "model.task.class_weights=auto"
+    return ""
 
 
 def no_class(kind: str, key: str, given: str) -> str:
@@ -170,7 +176,9 @@ def no_class(kind: str, key: str, given: str) -> str:
     """
     known = [one.short for one in listed.classes() if one.kind == kind]
     suggestion = near(given.rpartition(".")[2], [*known, *lightnings(kind)])
-    what = "class or folder" if kind == "source" and "." not in given else "class"
+    what = "class"
+    if kind == "source" and "." not in given:
+        what = "class or folder"
     if kind in listed.LIGHTNINGS or not known:
         allowed = "a class path: package.Class"
     else:
@@ -190,7 +198,9 @@ def unknown_class(kind: str, key: str, given: str) -> str:
 @cache
 def lightnings(kind: str) -> list[str]:
     """The classes of Lightning's that a setting takes by name alone, from its source."""
-    package = find_spec("pytorch_lightning") if kind in listed.LIGHTNINGS else None
+    package = None
+    if kind in listed.LIGHTNINGS:
+        package = find_spec("pytorch_lightning")
     if package is None or package.submodule_search_locations is None:
         return []
     folders = listed.LIGHTNINGS[kind].split(".")[1:]
@@ -204,7 +214,9 @@ def lightnings(kind: str) -> list[str]:
 def _number(value: object) -> object:
     """A number that YAML took for text (``1e-3``)."""
     try:
-        return float(value) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return float(value)
+        return value
     except ValueError:
         return value
 
@@ -237,7 +249,8 @@ def _schema(kind: object) -> CoreSchema:
     Numbers may be text (YAML takes ``1e-3`` for it), text may look like a number, null may be a word, a list or group
     may be the name of a YAML file. Truth values are neither numbers nor text.
     """
-    container, inside = get_origin(kind) or kind, get_args(kind)
+    container = get_origin(kind) or kind
+    inside = get_args(kind)
     if len(members(kind)) > 1:
         return core_schema.union_schema([_schema(part) for part in members(kind)])
     if container is Annotated:  # ranges are checked apart: their messages show the value as it is
@@ -294,7 +307,9 @@ def _as_number(value: object) -> object:
 
 
 def _as_text(value: object) -> object:
-    return value if isinstance(value, dict | list | NoneType) else str(value)
+    if isinstance(value, dict | list | NoneType):
+        return value
+    return str(value)
 
 
 def duration(value: object) -> timedelta:
@@ -357,14 +372,16 @@ def _literals(kind: object) -> list[object]:
 def timm_names(part: str) -> frozenset[str]:
     """Names of timm's models, or of its optimizers, from its source; empty where it has none that is understood."""
     timm = find_spec("timm")
-    root = Path(next(iter(timm.submodule_search_locations or ()))) if timm else Path("timm")
-    if part == "optim":
-        files, pattern = [root / "optim" / "_optim_factory.py"], r"[\"'](\w+)[\"']"
+    if timm:
+        root = Path(next(iter(timm.submodule_search_locations or ())))
     else:
-        files, pattern = (
-            list((root / "models").glob("*.py")),
-            r"^@register_model\s*\n(?:@.*\n)*def (\w+)",
-        )
+        root = Path("timm")
+    if part == "optim":
+        files = [root / "optim" / "_optim_factory.py"]
+        pattern = r"[\"'](\w+)[\"']"
+    else:
+        files = list((root / "models").glob("*.py"))
+        pattern = r"^@register_model\s*\n(?:@.*\n)*def (\w+)"
     return frozenset(
         name
         for f in files
@@ -380,9 +397,9 @@ def _unknown_to_timm(part: str, value: object) -> str:
         return ""
     if part == "optim":
         suggestion = near(value, known, 3)
-        return (
-            "" if value in known else f"must be one of timm's optimizers, got '{value}'{suggestion}"
-        )
+        if value in known:
+            return ""
+        return f"must be one of timm's optimizers, got '{value}'{suggestion}"
     name = value.removeprefix("timm/")
     timm = sys.modules.get("timm")  # where it is imported, models of one's own may be registered
     if ":" in name or name.partition(".")[0] in known or (timm and timm.is_model(name)):

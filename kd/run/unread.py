@@ -91,12 +91,11 @@ def _check(
 
 def _newest(layers: list[dict[str, Any]], name: str) -> int:
     """The last layer that gives a key, or a part or the whole of its group; -1 where none does."""
-    ways = [
-        i
-        for i, layer in enumerate(layers)
-        for key in layer
-        if f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.")
-    ]
+    ways = []
+    for i, layer in enumerate(layers):
+        for key in layer:
+            if f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}."):
+                ways.append(i)
     return max(ways, default=-1)
 
 

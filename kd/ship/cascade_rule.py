@@ -57,9 +57,12 @@ def read_rule(run: Path, defer: str) -> CascadeRule:
     if not found:
         raise UserError(f"defer: {run} has no {FILE}; {measures}")
     try:
-        score, pictures = found["score"], int(found["pictures"])
+        score = found["score"]
+        pictures = int(found["pictures"])
         percentiles = np.array(found["scores"], np.float64)
-        head = None if found["head"] is None else [float(weight) for weight in found["head"]]
+        head = None
+        if found["head"] is not None:
+            head = [float(weight) for weight in found["head"]]
         if score not in SCORES or percentiles.shape != (101,) or pictures < 1:
             raise ValueError(score)
         if defer == "true":

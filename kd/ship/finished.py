@@ -57,7 +57,9 @@ class FinishedRun:
         """What the student answers: ``classification``, ``multilabel``, ``segmentation``, ``numbers`` or
         ``features``.
         """
-        return self.task.answers if self.classes else "features"
+        if self.classes:
+            return self.task.answers
+        return "features"
 
     @property
     def arch(self) -> str:
@@ -107,7 +109,9 @@ class FinishedRun:
 
     def teacher(self) -> RunTeacher | None:
         """The run's teacher or teachers on the student's device; None where one can't answer in classes."""
-        return teacher_of(self.teachers, self.classes, self.task) if self.has_teacher else None
+        if self.has_teacher:
+            return teacher_of(self.teachers, self.classes, self.task)
+        return None
 
     def feature_teachers(self) -> dict[str, RunTeacher]:
         """The teachers of a run without labels, by name; those whose checkpoint is gone are left out."""
@@ -163,7 +167,9 @@ class FinishedRun:
     def teacher_runtime(self, layout: Layout) -> Runtime | None:
         """The teacher in torch on uint8 pictures; None where none answers in classes."""
         teacher = self.teacher()
-        return None if teacher is None else in_torch(teacher, layout)
+        if teacher is None:
+            return None
+        return in_torch(teacher, layout)
 
 
 def check_classes(data: DistillationDataModule, classes: list[str]) -> None:

@@ -91,7 +91,9 @@ def runtimes_of(run: Path, names: str | None, made_here: Callable[[Path], bool])
         if name == "int8":
             matching = {key: export for key, export in exports.items() if export["int8"]}
         else:
-            matching = {name: exports[name]} if name in exports else {}
+            matching = {}
+            if name in exports:
+                matching = {name: exports[name]}
         if not matching:
             to = "openvino int8=true" if name == "int8" else name
             made = f"that this machine made (kd-export {run} to={to}; --trust takes any)"
@@ -178,7 +180,10 @@ def _loaders(
     """What opens each model in its process, by model and runtime."""
     loaders: dict[tuple[str, str], Any] = {}
     if "torch" in runtimes:
-        models = ["teacher", "student"] if run.has_teacher else ["student"]
+        if run.has_teacher:
+            models = ["teacher", "student"]
+        else:
+            models = ["student"]
         for model in models:
             loaders[model, "torch"] = partial(open_in_torch, reopen, model, threads)
     for name, export in runtimes.items():

@@ -109,14 +109,19 @@ def predict(
 ) -> Iterator[Predicted]:
     """The student's answers in the files' order; what can't be read goes into ``bad``, with the reason."""
     model = opened.model.to(device).eval()
-    crop_ratio = None if opened.kind == "segmentation" else opened.crop_ratio  # masks: nothing cut
+    # masks: nothing cut
+    crop_ratio = None
+    if opened.kind != "segmentation":
+        crop_ratio = opened.crop_ratio
     view = EvalView(opened.size, crop_ratio)
     batch_size = BATCH.get(device.type, 64)
     remaining = iter(files)
     shown = bar(label="predicting", total=len(files))
     with ThreadPoolExecutor(cores()) as pool, shown:
         while names := list(islice(remaining, batch_size)):
-            readable, pictures, shapes = [], [], []
+            readable = []
+            pictures = []
+            shapes = []
             results = pool.map(lambda name: _read(name, view), names)
             for name, result in zip(names, results, strict=True):
                 if isinstance(result, str):
@@ -281,9 +286,11 @@ def _write_mask(
 
 
 def _write_features(answers: Iterator[Predicted], file: Path) -> None:
-    names, rows = [], []
+    names = []
+    rows = []
     for name, features, _ in answers:
         names.append(name)
         rows.append(features.numpy())
-    features_ND, files = np.stack(rows), np.array(names)
+    features_ND = np.stack(rows)
+    files = np.array(names)
     write_whole(file, lambda opened: np.savez(opened, features=features_ND, files=files))

@@ -31,7 +31,10 @@ def _bounded() -> type[tarfile.TarInfo]:
         def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Bounded":
             nonlocal in_a_row
             header = super().frombuf(buf, encoding, errors)
-            in_a_row = in_a_row + 1 if header.type in EXTENSIONS else 0
+            if header.type in EXTENSIONS:
+                in_a_row = in_a_row + 1
+            else:
+                in_a_row = 0
             # ReadError: the library takes a HeaderError after the first member for the end of the archive
             if header.size < 0:
                 raise tarfile.ReadError("a member's size is negative")
@@ -56,7 +59,9 @@ def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[It
     Raises:
         UserError: not such an archive, or a damaged one.
     """
-    mode: Literal["r:*", "r:"] = "r:*" if compressed else "r:"
+    mode: Literal["r:*", "r:"] = "r:"
+    if compressed:
+        mode = "r:*"
     try:
         with tarfile.open(regular(archive, LARGEST_DATA), mode, tarinfo=_bounded()) as tar:
             yield _files(tar)
@@ -65,7 +70,10 @@ def opened(archive: Path, key: str = "", compressed: bool = True) -> Iterator[It
     except (*OF_AN_ARCHIVE, OSError) as error:
         if isinstance(error, OSError) and error.errno:  # of the disk, not of the archive
             raise
-        start = f"{key}: {archive}" if key else str(archive)
+        if key:
+            start = f"{key}: {archive}"
+        else:
+            start = str(archive)
         if compressed:
             raise UserError(f"{start} is not a tar file ({error})") from error
         hint = "a compressed one must be unpacked"
@@ -78,7 +86,9 @@ def _files(tar: tarfile.TarFile) -> Iterator[File]:
         if tar.offset <= end or member.size < 0:  # an extension may give a size, too
             raise tarfile.ReadError(f"{member.name[:80]!r} ends before it begins")
         end = tar.offset
-        content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
+        content = None
+        if member.isreg() and not member.issparse():
+            content = tar.extractfile(member)
         if content is not None:
             yield member, content
 

@@ -124,7 +124,8 @@ def size_and_time(path: Path) -> tuple[int, float]:
     Args:
         path: a file or folder; one that goes meanwhile has 0 bytes.
     """
-    size, newest = 0, 0.0
+    size = 0
+    newest = 0.0
     paths = [path]
     if path.is_dir():
         paths += path.rglob("*")

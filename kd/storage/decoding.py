@@ -99,7 +99,8 @@ def frame(
     scaled_width = math.floor(crop_width / (crop_ratio or 1))
     scaled_height = math.floor(crop_height / (crop_ratio or 1))
     if scaled_width == scaled_height and crop_ratio:
-        shorter, shorter_scaled = min(picture), scaled_height
+        shorter = min(picture)
+        shorter_scaled = scaled_height
         if width > shorter:
             scaled_width = int(shorter_scaled * width / shorter)
         if height > shorter:
@@ -142,14 +143,19 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         return grey.convert("RGB")
     if image.mode in ("I", "F"):
         raise BadPicture("its samples have 32 bits; pictures have 8 or 16")
-    return image if image.mode == "RGB" else image.convert("RGB")
+    if image.mode == "RGB":
+        return image
+    return image.convert("RGB")
 
 
 def upright(image: Image.Image) -> Image.Image:
     """The picture turned by its EXIF orientation; damaged EXIF is ignored."""
     try:
         turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
-        return ImageOps.exif_transpose(image) if turned else image  # Pillow would copy
+        # Pillow would copy
+        if turned:
+            return ImageOps.exif_transpose(image)
+        return image
     except Exception:  # damaged EXIF says nothing of the pixels
         return image
 

@@ -205,7 +205,9 @@ def mapping_in(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
 def text_in(tree: Mapping[str, Any], name: str, default: str = "") -> str:
     """The text of a name in values from a file; ``default`` where it has none."""
     value = tree.get(name)
-    return value if isinstance(value, str) else default
+    if isinstance(value, str):
+        return value
+    return default
 
 
 def number_in(tree: Mapping[str, Any], name: str) -> float | None:
@@ -217,7 +219,10 @@ def number_in(tree: Mapping[str, Any], name: str) -> float | None:
 
 def number_of(text: str) -> float:
     """The number of a table's field, NaN where it is empty; a ValueError where it is something else, or infinite."""
-    value = float(text) if text.strip() else math.nan
+    if text.strip():
+        value = float(text)
+    else:
+        value = math.nan
     if math.isinf(value):
         raise ValueError(text)
     return value

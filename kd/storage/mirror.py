@@ -36,7 +36,8 @@ class Mirror:
         self.of_kd = of_kd
         self.url = url.rstrip("/")
         self.files, self.root = file_system(self.url, "runs_dir")
-        self.sent_bytes, self.sent_files = 0, 0
+        self.sent_bytes = 0
+        self.sent_files = 0
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._lost = ""  # why nothing more is sent
@@ -87,7 +88,8 @@ class Mirror:
         """
         if self._thread is not None:
             return
-        self.folder, self.beside = folder, beside
+        self.folder = folder
+        self.beside = beside
         self.place = f"{folder.parent.name}/{folder.name}"
         self._copies = Copies(folder, f"{self.url}/{self.place}")
         self._copies.save()
@@ -112,7 +114,9 @@ class Mirror:
             print(f"runs_dir: {left}{more}", file=sys.stderr)
             return False
         sent = f"{self.sent_files} files, {self.sent_bytes / 1e6:.1f} MB"
-        resume = f"; kd-train resume={self._copies.url}" if self.of_kd else ""
+        resume = ""
+        if self.of_kd:
+            resume = f"; kd-train resume={self._copies.url}"
         print(f"uploaded: {self._copies.url} ({sent}){resume}", flush=True)
         return True
 
@@ -224,7 +228,9 @@ class Mirror:
             self.sent_bytes += size
             self.sent_files += 1
         elif not file.is_file() or state_of(file) == state:
-            size_there = in_store["size"] if in_store is not None else None
+            size_there = None
+            if in_store is not None:
+                size_there = in_store["size"]
             raise OSError(f"{self.url}: {name} has {size_there} bytes there, {size} here")
 
     def _check_ours(self) -> None:
@@ -249,7 +255,9 @@ class Mirror:
     def _put(self, file: Path, path: str, name: str) -> list[int]:
         """A large file, by a second name: the first may come to mean another file meanwhile. Returns its state."""
         second = self.folder / ".uploading"
-        source = second if _link(file, second) else file
+        source = file
+        if _link(file, second):
+            source = second
         try:
             state = state_of(source)
             self._copies.sending(name, state)

@@ -156,7 +156,8 @@ class LocalCache:
     """
 
     def __init__(self, folder: Path, limit: int | None = None) -> None:
-        self.folder, self.limit = folder, limit
+        self.folder = folder
+        self.limit = limit
         self._written = limit or 0  # bytes since the last eviction; the first write evicts
 
     def has(self, name: str) -> bool:
@@ -234,7 +235,10 @@ class Ranged:
 
     def __init__(self, url: str, folder: Path, whole: int, limit: int | None = None) -> None:
         self.url = url
-        self.block = LARGE if limit is None or whole <= limit else SMALL
+        if limit is None or whole <= limit:
+            self.block = LARGE
+        else:
+            self.block = SMALL
         self.cache = LocalCache(folder / f"blocks-{self.block}", limit)
 
     def read(self, name: str, offset: int, size: int) -> bytes:
@@ -365,11 +369,15 @@ def whole_file(url: str, size: int) -> bytes:
         file = path + url[len(folder) :]
         data: bytes = files.cat_file(file, start=0, end=size + 1)  # one more: has it grown?
         if len(data) != size:
-            received = "more than the listed" if len(data) > size else f"{len(data)} of"
+            received = "more than the listed"
+            if not (len(data) > size):
+                received = f"{len(data)} of"
             raise OSError(f"received {received} {size} bytes")
         return data
 
-    return tried(fetch, f"{url} can't be fetched") if size else b""
+    if size:
+        return tried(fetch, f"{url} can't be fetched")
+    return b""
 
 
 def content_of(url: str, key: str) -> bytes:

@@ -45,7 +45,9 @@ def run_at(place: str) -> Path:
         folder = fetched_run(place, "run", checkpoints=False)
     else:
         folder = run_folder(Path(place))
-    return guard(folder) if folder.is_dir() else folder
+    if folder.is_dir():
+        return guard(folder)
+    return folder
 
 
 def finished_at(place: str, *needed: str) -> Path:
@@ -191,7 +193,9 @@ def _check_sizes(in_store: Mapping[str, Mapping[str, Any]], copies: "Copies", ke
     missing = 0  # bytes
     for name, info in in_store.items():
         size = int(info["size"])
-        largest = LARGEST_WEIGHTS if Path(name).suffix in WEIGHTS else LARGEST_LOG
+        largest = LARGEST_LOG
+        if Path(name).suffix in WEIGHTS:
+            largest = LARGEST_WEIGHTS
         if size > largest:
             raise UserError(f"{key}: {too_large(f'{copies.url}/{name}', size, largest)}")
         if copies.differ(name, info):
@@ -235,7 +239,8 @@ class Copies:
         self.known: dict[str, dict[str, Any]] = {}
         with suppress(OSError, ValueError, KeyError, TypeError):
             saved = json_of(text_of(folder / KEPT))
-            saved_url, saved_files = saved["url"], saved["files"]
+            saved_url = saved["url"]
+            saved_files = saved["files"]
             if url in ("", saved_url):
                 self.url = saved_url
                 self.known = saved_files

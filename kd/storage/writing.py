@@ -72,7 +72,9 @@ def _parent(file: Path, make: bool = True) -> AbstractContextManager[int]:
 def _opened(folder: Path, make: bool) -> Iterator[int]:
     """The descriptor of a folder, reached step by step from the outermost guarded folder above it."""
     guarded = [path for path in (folder, *folder.parents) if path in GUARDED]
-    root = guarded[-1] if guarded else folder
+    root = folder
+    if guarded:
+        root = guarded[-1]
     if make:
         root.mkdir(parents=True, exist_ok=True)
     handle = os.open(root, FOLDER)

@@ -45,7 +45,10 @@ class DDP(HookedDDP):
         if module is not None:
             _import(module, backend)
         super().__init__(process_group_backend=backend, **kwargs)
-        self._third_party = backend if module is not None else None
+        if module is not None:
+            self._third_party = backend
+        else:
+            self._third_party = None
         self._compression = compression
         self._powersgd_rank = powersgd_rank
         self._powersgd_start_step = powersgd_start_step
@@ -55,7 +58,9 @@ class DDP(HookedDDP):
         if not self._third_party:
             super().setup_distributed()
             return
-        joined = torch.distributed.get_backend() if torch.distributed.is_initialized() else None
+        joined = None
+        if torch.distributed.is_initialized():
+            joined = torch.distributed.get_backend()
         if joined not in (None, self._third_party):
             raise UserError(
                 f"trainer.strategy: {self._third_party} can't share a job with {joined}: start it alone"

@@ -62,7 +62,8 @@ class DeepSpeed(DDPStrategy):
         if find_spec("deepspeed") is None:
             raise UserError(f"trainer.strategy: DeepSpeed {needs_extra('deepspeed')}")
         super().__init__(process_group_backend=process_group_backend, timeout=timeout)
-        self.stage, self._zero = stage, zero or {}
+        self.stage = stage
+        self._zero = zero or {}
         self._trained: list[list[nn.Parameter]] = []
 
     @property
@@ -203,7 +204,10 @@ class DeepSpeed(DDPStrategy):
         from deepspeed.utils import safe_get_full_optimizer_state
 
         states = list(optimizer.state.values())
-        example: dict[str, Tensor] = states[0] if states else {}  # empty before the first step
+        # empty before the first step
+        example: dict[str, Tensor] = {}
+        if states:
+            example = states[0]
         _link_states(optimizer)
         state: dict[int, dict[str, Tensor]] = {}
         for number, parameter in enumerate(chain(*self._trained) if example else []):

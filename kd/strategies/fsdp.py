@@ -38,9 +38,10 @@ class FSDP(ShardedDataParallel):
         """
         mesh = self.device_mesh["data_parallel"]
         mixed = self.precision_plugin.precision == "bf16-mixed"
-        gathered_as = (
-            torch.bfloat16 if mixed else None
-        )  # losses compute in float32, outside of autocast
+        # losses compute in float32, outside of autocast
+        gathered_as = None
+        if mixed:
+            gathered_as = torch.bfloat16
         for student in students.named().values():
             if student.average is not None:
                 raise UserError("model.ema_decay: must be null with FSDP, which shards the student")
@@ -57,7 +58,9 @@ class FSDP(ShardedDataParallel):
         """The whole state on rank 0, numbered in the order of the optimizer's groups, as a plain optimizer has it."""
         assert self.model is not None
         options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        plain = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        plain = optimizer
+        if isinstance(optimizer, LightningOptimizer):
+            plain = optimizer.optimizer
         state = state_dict.get_optimizer_state_dict(self.model, plain, options=options)
         if not state.get("param_groups"):
             return state  # another rank
@@ -78,7 +81,10 @@ class FSDP(ShardedDataParallel):
         state_dict.set_model_state_dict(self.model, weights, options=options)
         by_parameter = {parameter: name for name, parameter in self.model.named_parameters()}
         for optimizer, state in zip(self.optimizers, states, strict=True):
-            order = [by_parameter[p] for group in optimizer.param_groups for p in group["params"]]
+            order = []
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    order.append(by_parameter[p])
             named = _renamed(state, dict(zip(_names(state), order, strict=True)))
             state_dict.set_optimizer_state_dict(self.model, optimizer, named, options=options)
         return checkpoint

@@ -35,7 +35,9 @@ def _of_the_same_type(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 
     def move(tensor: Tensor) -> Tensor:
         result = fn(tensor)
-        return result if result.dtype == tensor.dtype else tensor.to(result.device)
+        if result.dtype == tensor.dtype:
+            return result
+        return tensor.to(result.device)
 
     return move
 

@@ -82,7 +82,9 @@ class Classification(Task):
             A scalar: the mean over the labelled pictures; 0, with a gradient of 0, where there are none.
         """
         known = self._known(target)
-        valid_target = target if target.is_floating_point() else target.clamp_min(0)
+        valid_target = target
+        if not target.is_floating_point():
+            valid_target = target.clamp_min(0)
         logits = logits.float()
         weights = self.weights
         smoothing = self.label_smoothing
@@ -113,7 +115,9 @@ class Classification(Task):
     @staticmethod
     def _known(target: Tensor) -> Tensor:
         """Which pictures have a label, bool ``(N,)``."""
-        return target.sum(1) > 0 if target.is_floating_point() else target >= 0
+        if target.is_floating_point():
+            return target.sum(1) > 0
+        return target >= 0
 
     def counted(self, target: Tensor) -> Tensor:
         """How many of the targets, ``(N,)`` class ids or ``(N, C)`` shares, are a label: int64, a scalar."""

@@ -284,7 +284,9 @@ class Fidelity:
     @property
     def kl(self) -> float:
         """Mean KL(teacher || student) at T = 1, in nats; NaN where nothing was compared."""
-        return self.divergence / self.compared if self.compared else math.nan
+        if self.compared:
+            return self.divergence / self.compared
+        return math.nan
 
     def result(self, classes: Sequence[str]) -> dict[str, Any]:
         """The numbers as plain values.
@@ -405,7 +407,9 @@ class KeptLogits:
     def add(self, index: Tensor, logits: Tensor) -> None:
         """Keeps a batch: ``(N,)``, ``(N, C, ...)``."""
         rows = logits.to(self.dtype).cpu()
-        bytes_of_one = rows[0].nbytes if len(rows) else 0
+        bytes_of_one = 0
+        if len(rows):
+            bytes_of_one = rows[0].nbytes
         pictures = max(self.pictures, len(self.rows) + len(rows))
         if self._full or pictures * bytes_of_one > self.limit:
             self._full = True
@@ -420,4 +424,6 @@ class KeptLogits:
             if number not in self.rows:
                 return None
             rows.append(self.rows[number])
-        return torch.stack(rows).float() if rows else None
+        if rows:
+            return torch.stack(rows).float()
+        return None

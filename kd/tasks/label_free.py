@@ -103,11 +103,11 @@ class Features(Task):
 
     def note_on_labels(self, there: bool) -> str:
         """Reports that labels are not used, where there are any."""
-        return (
-            "the labels are not used: the student has no classifier (model.student.head=false)"
-            if there
-            else ""
-        )
+        if there:
+            return (
+                "the labels are not used: the student has no classifier (model.student.head=false)"
+            )
+        return ""
 
     def refuses(self, loss: LogitLoss) -> str:
         """Refuses every loss over logits: the student has no classifier."""

@@ -47,7 +47,10 @@ class Regression(Task):
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes the errors' metric for ``num_classes`` numbers a picture, and the buffers that standardise targets."""
         self.errors = NumberErrors(num_classes)
-        self.names = [""] if num_classes == 1 else [str(i) for i in range(num_classes)]
+        if num_classes == 1:
+            self.names = [""]
+        else:
+            self.names = [str(i) for i in range(num_classes)]
         self.register_buffer(
             "means", torch.zeros(num_classes, dtype=torch.float32), persistent=False
         )
@@ -57,7 +60,10 @@ class Regression(Task):
 
     def name_metrics(self, classes: Sequence[str]) -> None:
         """Takes the numbers' names; a single number's metrics have no name in theirs."""
-        self.names = [""] if len(classes) == 1 else list(classes)
+        if len(classes) == 1:
+            self.names = [""]
+        else:
+            self.names = list(classes)
 
     def scale(self, means: Sequence[float], deviations: Sequence[float]) -> None:
         """Sets mean and standard deviation of the training targets, by which :meth:`compared` standardises."""

@@ -20,7 +20,10 @@ def check(given: ClassWeights) -> None:
             f"class_weights must be auto, a list of numbers or numbers by class name, got '{given}'"
         )
     if isinstance(given, (Mapping, Sequence)) and not isinstance(given, str):
-        values = list(given.values()) if isinstance(given, Mapping) else list(given)
+        if isinstance(given, Mapping):
+            values = list(given.values())
+        else:
+            values = list(given)
         if not all(0 <= value < float("inf") for value in values) or (values and not any(values)):
             raise ValueError(f"class_weights must be >= 0, and not all 0, got {given}")
 

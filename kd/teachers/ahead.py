@@ -40,7 +40,9 @@ def run_ahead(
 
 def taken(batch: object) -> Batch | None:
     """The batch that was made ready ahead, None for any other."""
-    return cast(Batch, batch["ahead"]()) if isinstance(batch, dict) and "ahead" in batch else None
+    if isinstance(batch, dict) and "ahead" in batch:
+        return cast(Batch, batch["ahead"]())
+    return None
 
 
 class Ahead:
@@ -61,7 +63,9 @@ class Ahead:
     def __iter__(self) -> Iterator[dict[str, Callable[[], Batch]]]:
         """``{"ahead": FUNCTION}``, which gives the batch: else Lightning would convert it a second time."""
         device = self.module.trainer.strategy.root_device
-        side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        side = None
+        if device.type == "cuda":
+            side = torch.cuda.Stream(device)
         if side is not None:
             side.wait_stream(torch.cuda.current_stream(device))
         begun: Iterator[Any] = (self._begin(batch, side) for batch in self.loader)
@@ -80,7 +84,10 @@ class Ahead:
         def take() -> Batch:
             here = torch.cuda.current_stream(side.device)
             here.wait_event(done)
-            answer = made["answer"]() if "answer" in made else Answer()
+            if "answer" in made:
+                answer = made["answer"]()
+            else:
+                answer = Answer()
             parts = [made, answer.logits, answer.features]
             apply_to_collection(
                 parts, Tensor, lambda x: x.record_stream(here) if x.is_cuda else None

@@ -48,8 +48,13 @@ class Wanted:
             if key in self.logits:
                 reads_logits = True
                 losses.extend(self.logits[key])
-        logits = {name: tuple(losses)} if reads_logits else {}
-        features = {layer: shape for layer, shape in self.features.items() if layer[0] == name}
+        logits = {}
+        if reads_logits:
+            logits = {name: tuple(losses)}
+        features = {}
+        for layer, shape in self.features.items():
+            if layer[0] == name:
+                features[layer] = shape
         return Wanted(logits, features)
 
 

@@ -104,7 +104,10 @@ class Int8Feature:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
-        self.channel_axis = 1 if len(shape) == 2 else 0
+        if len(shape) == 2:
+            self.channel_axis = 1
+        else:
+            self.channel_axis = 0
         self.channels = shape[self.channel_axis]
         values = math.prod(shape)
         self.tokens = values // self.channels
@@ -221,7 +224,10 @@ class MapCodec:
         self.precision = precision
         self.num_classes, height, width = shape
         self.all_logits = Int8Feature(shape) if precision == "int8" else HalfFeature(shape)
-        self.index_type = torch.uint8 if self.num_classes <= 2**8 else torch.int16
+        if self.num_classes <= 2**8:
+            self.index_type = torch.uint8
+        else:
+            self.index_type = torch.int16
         size = self.all_logits.bytes
         if topk is not None:
             half_values = topk + 2  # the largest, the others' mass, and k values below the largest
@@ -335,7 +341,10 @@ class TopKCodec:
         self.num_classes = num_classes
         self.k = k
         self.temperatures = temperatures
-        self.index_type = torch.uint16 if num_classes <= 2**16 else torch.int32
+        if num_classes <= 2**16:
+            self.index_type = torch.uint16
+        else:
+            self.index_type = torch.int32
         tail_bytes = 4 * len(temperatures)
         value_bytes = 2 + self.index_type.itemsize  # of each of the k classes
         self.record_bytes = padded(CRC_BYTES + tail_bytes + k * value_bytes)
@@ -413,7 +422,10 @@ class AnswerCodec:
             codec = feature_codec(shape)
             self.features[name] = codec
             feature_bytes += codec.bytes
-        self._start_of_features = logits.record_bytes if logits else CRC_BYTES
+        if logits:
+            self._start_of_features = logits.record_bytes
+        else:
+            self._start_of_features = CRC_BYTES
         self.record_bytes = padded(self._start_of_features + feature_bytes)
 
     def describe(self) -> dict[str, Any]:
@@ -450,7 +462,9 @@ class AnswerCodec:
         for name, codec in self._codecs_by_name().items():
             if isinstance(codec, Int8Feature):
                 units[name] = codec.measure(exact[name][:UNITS_OF])
-        first = UNITS_OF if len(logits) > UNITS_OF else 0
+        first = 0
+        if len(logits) > UNITS_OF:
+            first = UNITS_OF
         exact = {name: x[first:].float().cpu() for name, x in exact.items()}
         held_out_features = {feature: x[first:] for feature, x in features.items()}
         records = self.encode(logits[first:], held_out_features).cpu()

@@ -183,7 +183,8 @@ def _safetensors_rows(file: str) -> Rows:
         with safe_open(file, "numpy") as content:
             said = content.metadata() or {}
             answers = np.asarray(content.get_tensor("answers"), np.float64)
-        pictures, classes = json_of(said["pictures"]), json_of(said["classes"])
+        pictures = json_of(said["pictures"])
+        classes = json_of(said["classes"])
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise UserError(
             f"{KEY}: {file} must hold the tensor 'answers' and the metadata 'pictures' and 'classes': {error}"

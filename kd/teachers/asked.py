@@ -43,7 +43,8 @@ class AnswerJournal:
     """
 
     def __init__(self, file: Path, classes: int) -> None:
-        self.file, self.classes = file, classes
+        self.file = file
+        self.classes = classes
         self._size = DIGEST + 4 * classes + CHECK
         self._known: dict[bytes, np.ndarray] = {}
         self._read_bytes = 0
@@ -137,11 +138,23 @@ class Address:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url must be http(s)://HOST:PORT/v2/models/NAME, got '{url}'")
         path = parts.path.rstrip("/")
-        self.path = path if "/models/" in path else f"{path.removesuffix('/v2')}/v2/models/teacher"
-        self.url, self._parts = url, parts
-        self.rate, self.budget, self.price = rate, budget, price
-        self.retries, self.timeout_s, self.batch, self.output = retries, timeout_s, batch, output
-        self._folder = Path(folder) if folder else cache_dir() / "answers"
+        if "/models/" in path:
+            self.path = path
+        else:
+            self.path = f"{path.removesuffix('/v2')}/v2/models/teacher"
+        self.url = url
+        self._parts = parts
+        self.rate = rate
+        self.budget = budget
+        self.price = price
+        self.retries = retries
+        self.timeout_s = timeout_s
+        self.batch = batch
+        self.output = output
+        if folder:
+            self._folder = Path(folder)
+        else:
+            self._folder = cache_dir() / "answers"
         self.asked = self.requests = self.repeated = 0
         self.seconds = 0.0
         self._next_time = 0.0
@@ -266,7 +279,10 @@ class Address:
         Raises:
             UserError: another tensor, or NaN or infinity in it.
         """
-        size = int(header) if header and header.isdigit() else len(body)
+        if header and header.isdigit():
+            size = int(header)
+        else:
+            size = len(body)
         try:
             outputs = json_of(body[:size])["outputs"]
             output = next(each for each in outputs if each["name"] == self.output)
@@ -312,7 +328,9 @@ class Address:
             try:
                 status, answer, headers = self._once(method, path, body, json_bytes)
             except (OSError, http.client.HTTPException) as error:
-                status, answer, headers = 0, str(error).encode() or b"no connection", {}
+                status = 0
+                answer = str(error).encode() or b"no connection"
+                headers = {}
             if status == 200:
                 return answer, headers.get(HEADER.lower())
             if status and status not in AGAIN:
@@ -331,7 +349,10 @@ class Address:
     ) -> tuple[int, bytes, dict[str, str]]:
         secure = self._parts.scheme == "https"
         kind: Callable[..., http.client.HTTPConnection]
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        if secure:
+            kind = http.client.HTTPSConnection
+        else:
+            kind = http.client.HTTPConnection
         connection = kind(self._parts.hostname or "", self._parts.port, timeout=self.timeout_s)
         headers = {"Content-Type": "application/octet-stream"}
         if json_bytes:

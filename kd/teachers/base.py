@@ -66,7 +66,9 @@ class RunTeacher:
 
     def feature_weight(self, member: str) -> float:
         """The factor of losses over a member's features: its weight, where no mean of logits has it."""
-        return self.members[member].weight if len(self.members) > 1 and not self.has_head else 1.0
+        if len(self.members) > 1 and not self.has_head:
+            return self.members[member].weight
+        return 1.0
 
     @property
     def cache_modes(self) -> set[str]:
@@ -94,7 +96,10 @@ class RunTeacher:
 
     def expect(self, task: Task) -> None:
         """Receives the task that its answers serve: :meth:`as_logits` depends on it."""
-        self.link = task.link if self.has_head else ""
+        if self.has_head:
+            self.link = task.link
+        else:
+            self.link = ""
         for member in self.members.values():
             if member is not self:
                 member.expect(task)
@@ -113,7 +118,9 @@ class RunTeacher:
                     f"{self.key}: {self.arch} gives probabilities, not logits: "
                     f"{INVERSE[self.link]} is used in their place"
                 )
-        return logits_of_probabilities(outputs, self.link) if self.gives_probabilities else outputs
+        if self.gives_probabilities:
+            return logits_of_probabilities(outputs, self.link)
+        return outputs
 
     def forget_original(self) -> None:
         """Lets go of what :meth:`to` has kept."""
@@ -283,7 +290,9 @@ class OwnTeacher(RunTeacher):
 
     def fetch(self, batch: Batch, name: str = ALL) -> Batch:
         """What the user's own ``fetch`` adds; the batch as it is without one."""
-        return self.given.fetch(batch) if hasattr(self.given, "fetch") else batch
+        if hasattr(self.given, "fetch"):
+            return self.given.fetch(batch)
+        return batch
 
     @torch.no_grad()
     def answer(self, batch: Batch, wanted: Wanted, name: str = ALL) -> Answer:

@@ -52,7 +52,9 @@ def build_teacher(
         return OwnTeacher(users_teacher, named_spec, key)
     full_spec = completed(spec, key)
     names, places = columns(full_spec, classes, key)
-    count = len(names) if places is not None else num_classes
+    count = num_classes
+    if places is not None:
+        count = len(names)
     with torch.random.fork_rng(devices=[]):
         model = build_model(
             full_spec,
@@ -66,7 +68,9 @@ def build_teacher(
         model, full_spec.img_size, full_spec.channels_last, full_spec.mean, full_spec.std
     )
     # What is only completed keeps its key among the caches.
-    spec_of_cache = spec if spec.arch == full_spec.arch else full_spec
+    spec_of_cache = full_spec
+    if spec.arch == full_spec.arch:
+        spec_of_cache = spec
     teacher = FrozenTeacher(model, prepare, spec_of_cache, places, key, count)
 
     def rebuild(other: TeacherSpec) -> RunTeacher:
@@ -88,7 +92,9 @@ def input_named_by_weights(spec: ModelSpec, model: nn.Module) -> dict[str, tuple
         config = getattr(model, "pretrained_cfg", {})
         named = {"mean": config.get("mean"), "std": config.get("std")}
     else:
-        pretrained = timm.get_pretrained_cfg(spec.arch) if spec.pretrained else None
+        pretrained = None
+        if spec.pretrained:
+            pretrained = timm.get_pretrained_cfg(spec.arch)
         if pretrained is None:
             return {}
         named = {
@@ -122,10 +128,9 @@ def say_differing_input(
     if not different:
         return different
     now = {"mean": prepare.mean, "std": prepare.std, "img_size": prepare.size}
-    settings = [
-        f"{key}.{name}={as_setting(now[name])}, not {weights_value}"
-        for name, weights_value in different.items()
-    ]
+    settings = []
+    for name, weights_value in different.items():
+        settings.append(f"{key}.{name}={as_setting(now[name])}, not {weights_value}")
     say(f"{'; '.join(settings)} as {spec.checkpoint or spec.arch} was trained with")
     return different
 
@@ -197,7 +202,9 @@ def build_teachers(
             "model.teachers: give model.teacher or model.teachers, not both (model.teacher=null)"
         )
     if not several:
-        return _shared(one, classes, "model.teacher", dense) if one else None
+        if one:
+            return _shared(one, classes, "model.teacher", dense)
+        return None
     return Ensemble(
         {name: _shared(s, classes, f"model.teachers.{name}", dense) for name, s in several.items()}
     )
@@ -260,7 +267,9 @@ def columns(spec: TeacherSpec, classes: Sequence[str], key: str) -> tuple[list[s
             missing.append((data_class, name))
     if missing:
         data_class, name = missing[0]
-        for_class = f" (for {data_class})" if data_class != name else ""
+        for_class = ""
+        if data_class != name:
+            for_class = f" (for {data_class})"
         raise UserError(
             f"{key}.class_map: the teacher has no class '{name}'{for_class} among its "
             f"{len(names)}, {len(missing)} of the data's {len(classes)} are missing; name them: "
@@ -284,7 +293,9 @@ def _names(spec: TeacherSpec, classes: Sequence[str], key: str) -> list[str]:
 
 def _imagenet_names(spec: TeacherSpec, classes: Sequence[str]) -> list[str]:
     """timm's names (n01440764 ...) of a pre-trained model's classes, where they cover the data's."""
-    config = timm.get_pretrained_cfg(spec.arch) if spec.pretrained else None
+    config = None
+    if spec.pretrained:
+        config = timm.get_pretrained_cfg(spec.arch)
     if config is None or config.num_classes == len(classes):
         return []
     subset = infer_imagenet_subset({"num_classes": config.num_classes})
@@ -292,4 +303,6 @@ def _imagenet_names(spec: TeacherSpec, classes: Sequence[str]) -> list[str]:
         return []
     names = list(ImageNetInfo(subset).label_names())
     wanted = {spec.class_map.get(name, name) for name in classes}
-    return names if wanted <= set(names) else []
+    if wanted <= set(names):
+        return names
+    return []

@@ -70,7 +70,9 @@ class Layout:
         self.masks = data.source.kind.cut_with_picture
         self.pictures = {"pictures": self.samples, "content": content(data.split("train"))}
         # ray makes the same views as torch, on other machines
-        engine = "torch" if data.engine == "ray" else data.engine
+        engine = "torch"
+        if data.engine != "ray":
+            engine = data.engine
         self.views: dict[str, Any] = {
             "img_size": list(data.size),
             "seed": data.seed,
@@ -114,7 +116,9 @@ class Layout:
                 "data": {**self.pictures, **of_kind["data"]},
                 "answers": of_kind["answers"],
             }
-            url = f"{published}/{name}" if published else ""
+            url = ""
+            if published:
+                url = f"{published}/{name}"
             kinds.append(Kind(codec, parts, base / name, url))
         return kinds
 

@@ -83,7 +83,9 @@ class CachedTeacher(RunTeacher):
     def disk_bytes(self) -> int:
         """Bytes on disk once all views are filled, stored pixels included."""
         answers = self.record_bytes * self.views * self.samples
-        return answers + self.pixels.disk_bytes if self.pixels else answers
+        if self.pixels:
+            return answers + self.pixels.disk_bytes
+        return answers
 
     def error(self, which: str = "error") -> dict[str, float]:
         """The relative error of each kind of answer, as measured when the cache was begun.

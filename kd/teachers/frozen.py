@@ -59,9 +59,10 @@ class FrozenTeacher(RunTeacher):
         self.model.requires_grad_(False).eval()
         self.taps = Taps(self.model, [], prepare)
         self._identity: dict[str, Any] = {}
-        self.closed = (
-            "is a function, whose layers are unknown" if isinstance(self.model, _Called) else ""
-        )
+        if isinstance(self.model, _Called):
+            self.closed = "is a function, whose layers are unknown"
+        else:
+            self.closed = ""
         self._classifier: tuple[Tensor, Tensor] | None = None
         self._original: nn.Module | None = None
         self._placed = False
@@ -89,7 +90,10 @@ class FrozenTeacher(RunTeacher):
         self.identity()  # of the weights as loaded
         if keep and not self._placed:
             own = self.in_the_datas_classes()
-            self._original = copy.deepcopy(own) if own is self.model else own
+            if own is self.model:
+                self._original = copy.deepcopy(own)
+            else:
+                self._original = own
         last = getattr(self.model, "get_classifier", lambda: None)()
         if self._classifier is None and dtype != torch.float32 and hasattr(last, "weight"):
             self._classifier = tuple(x.clone() for x in self.classifier())  # type: ignore[assignment]

@@ -20,18 +20,20 @@ def match_answers(
     Raises:
         UserError: pictures without an answer; or mixed pictures, which no file has an answer to.
     """
-    files = [
-        member.given
-        for member in (teacher.members.values() if teacher is not None else ())
-        if isinstance(member, OwnTeacher) and isinstance(member.given, AnswersFile)
-    ]
+    files = []
+    for member in teacher.members.values() if teacher is not None else ():
+        if isinstance(member, OwnTeacher) and isinstance(member.given, AnswersFile):
+            files.append(member.given)
     if not files:
         return
     if validated == "val" and data.augment.mixes:
         raise UserError(
             f"{KEY}: a file has no answer to mixed pictures; set data.augment.mixup=0 and data.augment.cutmix=0"
         )
-    splits = {"train": "train", "val": "val"} if validated == "val" else {"val": validated}
+    if validated == "val":
+        splits = {"train": "train", "val": "val"}
+    else:
+        splits = {"val": validated}
     for file in files:
         for role, name in splits.items():
             split = data.split(name)

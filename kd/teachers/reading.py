@@ -103,7 +103,10 @@ class CachedViews(Dataset[Sample]):
         remaining = iter(new_samples)
         samples = []
         for record, key, stored in zip(records, keys, is_stored, strict=True):
-            sample = self._sample(record, key) if stored else next(remaining)
+            if stored:
+                sample = self._sample(record, key)
+            else:
+                sample = next(remaining)
             samples.append(sample)
         return samples
 
@@ -131,7 +134,10 @@ class CachedViews(Dataset[Sample]):
             return
         records = np.zeros((len(samples), self.store.record_bytes), np.uint8)
         for record, (image, target, _) in zip(records, samples, strict=True):
-            parts = [image, target] if self.pictures.kind.cut_with_picture else [image]
+            if self.pictures.kind.cut_with_picture:
+                parts = [image, target]
+            else:
+                parts = [image]
             flat = [part.as_subclass(Tensor).reshape(-1) for part in parts]
             record[CRC_BYTES:] = torch.cat(flat).numpy()
         try:

@@ -217,7 +217,9 @@ class DeviceViews:
             pixels = self._change_and_cut(pixels, plan)
         boxes = [recipe.box for recipe in plan.recipes]
         cut_sizes = [(height, width) for _, _, height, width in boxes]
-        resize = resize_together if all_at_once(pixels) else resize_each
+        resize = resize_each
+        if all_at_once(pixels):
+            resize = resize_together
         images = resize(pixels, cut_sizes, self.size)
         target = self.kind.resize(batch["target"], boxes, self.size)
         batch.update(self.finish(images, target, plan))
@@ -427,7 +429,9 @@ def _erase(images: Tensor, drawn: Sequence[Step]) -> None:
         drawn: a picture's number in the batch with RandomErasing's parameters: top ``i``, left ``j``, height ``h``,
             width ``w`` and the fill ``v``, which is None where no box has fitted.
     """
-    rows, fills = [], []  # number, left, top, right, bottom of each box
+    # number, left, top, right, bottom of each box
+    rows = []
+    fills = []
     for number, box in drawn:
         if box["v"] is None:
             continue

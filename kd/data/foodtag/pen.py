@@ -170,7 +170,9 @@ class Pen:
         ry = ry or rx
         cos = math.cos(turn)
         sin = math.sin(turn)
-        circle = _COARSE_CIRCLE if rx * self.scale < _FINE_FROM else _FINE_CIRCLE
+        circle = _FINE_CIRCLE
+        if rx * self.scale < _FINE_FROM:
+            circle = _COARSE_CIRCLE
         points = []
         for angle, circle_x, circle_y in circle:
             wave1 = height1 * math.sin(n1 * angle + phase1)

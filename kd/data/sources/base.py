@@ -172,7 +172,9 @@ def bytes_of(cache_gb: float | None) -> int | None:
     """
     if cache_gb is not None and not cache_gb > 0:
         raise ValueError(f"cache_gb must be > 0, got {cache_gb}")
-    return None if cache_gb is None else int(cache_gb * 1e9)
+    if cache_gb is None:
+        return None
+    return int(cache_gb * 1e9)
 
 
 def fetch(split: Split, numbers: Iterable[int]) -> None:
@@ -199,20 +201,28 @@ def labelled(split: Split, label: str) -> Split:
 
 def named(split: Split, i: int) -> str:
     """How messages name a picture: its split, where a run has named it, and its file."""
-    part = split.part(i)[0] if isinstance(split, Joined) else split
+    part = split
+    if isinstance(split, Joined):
+        part = split.part(i)[0]
     label = getattr(part, "label", "")
     name = printable(split.name(i))
-    return f"{label}: {name}" if label else name
+    if label:
+        return f"{label}: {name}"
+    return name
 
 
 def stamp_of(split: Split, i: int) -> str:
     """The stamp of a picture; nothing where a source of someone's own has none."""
-    return split.stamp(i) if hasattr(split, "stamp") else ""
+    if hasattr(split, "stamp"):
+        return split.stamp(i)
+    return ""
 
 
 def key_of(split: Split, i: int) -> str:
     """What a picture is: it changes when the picture's content does; a pack's is the same wherever the pack lies."""
-    return split.key(i) if hasattr(split, "key") else f"{split.name(i)}\0{stamp_of(split, i)}"
+    if hasattr(split, "key"):
+        return split.key(i)
+    return f"{split.name(i)}\0{stamp_of(split, i)}"
 
 
 def fingerprint(split: Split) -> str:

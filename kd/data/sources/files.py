@@ -37,7 +37,9 @@ class FileSplit:
 
     def at(self, file: str) -> Place:
         """The place of one file: the split's store for a URL, else this machine's disk."""
-        return self.place if is_url(file) else DISK
+        if is_url(file):
+            return self.place
+        return DISK
 
     def open(self, i: int) -> IO[bytes]:
         """Opens the picture's file for reading; an OSError says why it can't be read."""
@@ -59,7 +61,9 @@ class FileSplit:
     @property
     def store(self) -> Store | None:
         """The store that its files are in, where they are in one."""
-        return self.place if isinstance(self.place, Store) else None
+        if isinstance(self.place, Store):
+            return self.place
+        return None
 
     def fetch(self, numbers: Iterable[int]) -> None:
         """Before these are read: brings what of their files is in a store onto this disk, several at once."""

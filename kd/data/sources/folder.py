@@ -139,7 +139,9 @@ class ImageFolder(Source):
                 val = flat  # without class folders: refused where it is read
             else:
                 self.note(f"{flat} has no class folders and is not read")
-        return self._inner(root, val) if val is not None else None
+        if val is not None:
+            return self._inner(root, val)
+        return None
 
     def _has_pictures(self, root: str, name: str) -> bool:
         """Whether pictures lie in the folder itself."""

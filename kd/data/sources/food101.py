@@ -37,7 +37,10 @@ class Food101(Source):
             raise UserError(
                 f"data.source.data_dir: must be a folder of this machine, got {self.data_dir}"
             )
-        root = Path(self.data_dir) if self.data_dir else cache_dir()
+        if self.data_dir:
+            root = Path(self.data_dir)
+        else:
+            root = cache_dir()
         if self.download:
             root.mkdir(parents=True, exist_ok=True)
         # Several processes start at once.

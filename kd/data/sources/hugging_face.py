@@ -71,7 +71,9 @@ class HuggingFace(Source):
     def load(self, split: str) -> Split:
         """See :meth:`Source.load`. Any other split's name is one that the data set has."""
         train = self._rows("train")
-        rows = train if split == "train" else self._rows(split)
+        rows = train
+        if split != "train":
+            rows = self._rows(split)
         name = self._name(split)
         count = len(rows.labels)
         if not count:

@@ -84,7 +84,9 @@ def doubts(classes: Sequence[str]) -> list[str]:
         if moved:
             name, i = moved[0]
             last, last_id = moved[-1]
-            also = f", '{last}' is class {last_id}" if last != name else ""
+            also = ""
+            if last != name:
+                also = f", '{last}' is class {last_id}"
             notes.append(
                 f"classes are numbers that are not the class ids: '{name}' is class {i}{also}"
             )
@@ -220,7 +222,9 @@ def _list_in(value: object) -> list[str] | None:
     >>> _list_in('["red", "round"]'), _list_in("['red' 'round']"), _list_in("[red, 3]"), _list_in("red")
     (['red', 'round'], ['red', 'round'], ['red', '3'], None)
     """
-    text = "" if value is None else str(value).strip()
+    text = ""
+    if value is not None:
+        text = str(value).strip()
     if len(text) < 2 or text[0] + text[-1] not in ("[]", "()", "{}"):
         return None
     try:
@@ -251,7 +255,10 @@ def _separator(texts: Sequence[str], several: bool) -> tuple[str, list[str]]:
     cells_by_text = Counter(text for text in texts if text)
     if several and any(";" in text for text in cells_by_text):
         return ";", []
-    marks = [*LIKELY, *POSSIBLE] if several else [";", *LIKELY]
+    if several:
+        marks = [*LIKELY, *POSSIBLE]
+    else:
+        marks = [";", *LIKELY]
     for mark in marks:
         with_mark = [text for text in cells_by_text if mark in text.strip(mark)]
         if not with_mark:
@@ -267,7 +274,9 @@ def _separator(texts: Sequence[str], several: bool) -> tuple[str, list[str]]:
         count = max(1, len(labels))
         recurring = sum(texts_by_label[label] > 1 for label in labels) / count
         alone = sum(label in cells_by_text for label in labels) / count
-        name = "blanks" if mark == " " else f"'{mark}'"
+        name = "blanks"
+        if mark != " ":
+            name = f"'{mark}'"
         example = f"'{with_mark[0][:60]}'"
         if not several:
             if alone >= RECURRING or recurring >= CERTAIN:
@@ -315,7 +324,9 @@ def join_rows(
             joined[path] = [*joined[path], *new]
     if different and not several:
         path = next(iter(different))
-        more = f", and {len(different) - 1} more" if len(different) > 1 else ""
+        more = ""
+        if len(different) > 1:
+            more = f", and {len(different) - 1} more"
         raise Unfit(
             f"lists {path} with {len(joined[path])} labels ({listed(joined[path])}){more}; give each picture one label, or "
             "data.source.multi_label=true joins them"

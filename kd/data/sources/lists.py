@@ -129,7 +129,9 @@ def _labelled_rows(
 
 
 def _flag_text(value: object) -> str:
-    return "" if value is None else str(value).strip().lower()
+    if value is None:
+        return ""
+    return str(value).strip().lower()
 
 
 def _is_one_hot(values: Sequence[object]) -> bool:
@@ -228,7 +230,9 @@ def _coco(content: Mapping[str, Any], split_column: Column | None) -> ListConten
     splits, notes, _ = splits_by_row(columns, split_column)
     rows = []
     for i, picture in enumerate(pictures):
-        split = None if splits is None else splits[i]
+        split = None
+        if splits is not None:
+            split = splits[i]
         rows.append(Row(picture["file_name"], label=labels_by_picture[picture["id"]], split=split))
     return ListContent(
         rows, labelled=True, splits=splits is not None, notes=notes, classes=list(names.values())
@@ -237,9 +241,9 @@ def _coco(content: Mapping[str, Any], split_column: Column | None) -> ListConten
 
 def _ultralytics(records: Sequence[Mapping[str, Any]]) -> ListContent:
     """The first line describes the data set, each further one a picture with its split and class ids."""
-    names = {
-        str(number): str(name) for number, name in dict(records[0].get("class_names") or {}).items()
-    }
+    names = {}
+    for number, name in dict(records[0].get("class_names") or {}).items():
+        names[str(number)] = str(name)
     rows: list[Row] = []
     for record in records[1:]:
         ids = (record.get("annotations") or {}).get("classification") or []

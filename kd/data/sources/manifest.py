@@ -87,7 +87,8 @@ class Manifest(Source):
         split_column: int | str | None = None,
         label_separator: str | None = None,
     ) -> None:
-        delimiter = "\t" if delimiter in ("\\t", "tab") else delimiter
+        if delimiter in ("\\t", "tab"):
+            delimiter = "\t"
         if delimiter is not None and len(delimiter) != 1:
             raise ValueError(f"delimiter must be one character (or tab), got '{delimiter}'")
         if (
@@ -125,10 +126,13 @@ class Manifest(Source):
     def load(self, split: str) -> FileSplit:
         """See :meth:`Source.load`. Any other split's name is one that the list's column of splits has."""
         train = self._listed("train")
-        pictures = train if split == "train" else self._listed(split)
-        targets = (
-            self._numbers(split, pictures) if self.targets else self._ids(split, pictures, train)
-        )
+        pictures = train
+        if split != "train":
+            pictures = self._listed(split)
+        if self.targets:
+            targets = self._numbers(split, pictures)
+        else:
+            targets = self._ids(split, pictures, train)
         return FileSplit(
             pictures.paths, targets, pictures.left_out, self._place(split, pictures.paths)
         )
@@ -160,7 +164,9 @@ class Manifest(Source):
         for path, fields in zip(pictures.paths, pictures.labels, strict=True):
             row = []
             for name, field in zip(self.classes, fields, strict=True):
-                text = "" if field is None else str(field).strip()
+                text = ""
+                if field is not None:
+                    text = str(field).strip()
                 try:
                     row.append(number_of(text))
                 except ValueError as error:

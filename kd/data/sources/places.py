@@ -216,9 +216,10 @@ class Store:
     def fetch(self, files: Iterable[str]) -> None:
         """Copies these onto the disk, several at once; what can't be had is said by :meth:`open`."""
         copies = self._copies()
-        missing = [
-            file for file in files if file in self._states and not copies.has(self._copy(file))
-        ]
+        missing = []
+        for file in files:
+            if file in self._states and not copies.has(self._copy(file)):
+                missing.append(file)
         if len(missing) > 1:
             with ThreadPoolExecutor(min(AT_ONCE, len(missing))) as pool:
                 list(pool.map(self._try, missing))
@@ -237,7 +238,9 @@ class Store:
 
     def size(self, file: str) -> int:
         """Bytes of a file by the listing; 0 where it is not there."""
-        return size_in(self._states[file]) if file in self._states else 0
+        if file in self._states:
+            return size_in(self._states[file])
+        return 0
 
 
 @lru_cache(maxsize=16)
@@ -290,7 +293,9 @@ def place_of(root: str, key: str, limit: int | None = None) -> Place:
     Raises:
         UserError: it can't be listed.
     """
-    return Store.of(root, key, limit) if is_url(root) else DISK
+    if is_url(root):
+        return Store.of(root, key, limit)
+    return DISK
 
 
 def joined(root: str, *names: str) -> str:

@@ -119,7 +119,9 @@ class SegmentationFolder(Source):
     def _name(self, split: str) -> str:
         """The folder of a split below both folders: ``split``, or one whose name means it (``Training``)."""
         images = joined(self.root, self.folders[0])
-        names = self.place.folders(images) if self.place.is_folder(images) else []
+        names = []
+        if self.place.is_folder(images):
+            names = self.place.folders(images)
         if split in names:
             return split
         return choose(sorted(names), split, "data.source.root", images) or split
@@ -160,7 +162,9 @@ class SegmentationFolder(Source):
         files_of_masks = set(self.place.files(masks))
         missing = [joined(masks, name) for name in mask_names if name not in files_of_masks]
         if missing:
-            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            more = ""
+            if len(missing) > 1:
+                more = f" (and {len(missing) - 1} more)"
             raise UserError(f"data.source.root: there is no mask {missing[0]}{more}")
         return MaskSplit(
             [joined(images, name) for name in names],

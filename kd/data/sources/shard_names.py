@@ -58,7 +58,9 @@ def shards_of_split(places: str | Sequence[str] | None, split: str, key: str) ->
             f"{key}: {places} has shards of the splits {', '.join(named_splits)} and others "
             f"({unnamed.name}); give a pattern of those that are {split}"
         )
-    wanted = "test" if split == "val" and "val" not in splits else split
+    wanted = split
+    if split == "val" and "val" not in splits:
+        wanted = "test"
     return [str(file) for file in files if split_of_file[file] == wanted]
 
 
@@ -138,5 +140,7 @@ def _choices(braced: str, key: str) -> list[str]:
     last = int(numbers[2])
     if not first <= last < first + MOST_SHARDS:
         raise UserError(f"{key}: {{{braced}}} must count up, at most {MOST_SHARDS:,} shards")
-    width = len(numbers[1]) if numbers[1].startswith("0") else 1
+    width = 1
+    if numbers[1].startswith("0"):
+        width = len(numbers[1])
     return [f"{number:0{width}d}" for number in range(first, last + 1)]

@@ -73,7 +73,9 @@ class Shards(Source):
         """Refuses a shard on this disk that is missing, or shorter than the split's index says."""
         for shard, end in split.ends().items():
             file = Path(self.root, shard)
-            size = file.stat().st_size if file.is_file() else 0
+            size = 0
+            if file.is_file():
+                size = file.stat().st_size
             if size < end:
                 raise UserError(
                     f"data.source.root: {self.root}/{shard} has {size} bytes, its index says {end} or more"
@@ -82,7 +84,9 @@ class Shards(Source):
     @property
     def kind(self) -> Targets:  # type: ignore[override]
         """Masks where the training index has them, else class ids."""
-        return Masks() if "masks" in self._index("train")[0] else Targets()
+        if "masks" in self._index("train")[0]:
+            return Masks()
+        return Targets()
 
     @property
     def ignore_index(self) -> int | None:  # type: ignore[override]
@@ -148,7 +152,10 @@ def check_index(index: object) -> None:
             f"samples and targets must be equally many, >= 1, got {len(samples)} and {len(targets)}"
         )
     _check_masks(index.get("masks"), len(samples), index.get("ignore_index"))
-    class_ids = range(len(classes)) if classes else range(UNLABELLED, UNLABELLED + 1)
+    if classes:
+        class_ids = range(len(classes))
+    else:
+        class_ids = range(UNLABELLED, UNLABELLED + 1)
     for i in range(len(samples)):
         _check_sample(i, samples[i], targets[i], len(shards), class_ids)
 

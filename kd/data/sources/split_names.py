@@ -62,7 +62,9 @@ def split_of(name: object) -> str | None:
             return None
     if meanings == {"train", "val"}:  # as of PASCAL VOC's trainval
         return "train"
-    return meanings.pop() if len(meanings) == 1 else None
+    if len(meanings) == 1:
+        return meanings.pop()
+    return None
 
 
 def choose(names: Iterable[str], split: str, key: str, where: str) -> str | None:
@@ -79,7 +81,10 @@ def choose(names: Iterable[str], split: str, key: str, where: str) -> str | None
         return None
 
     def rank(name: str) -> tuple[int, int]:
-        usual = USUAL.index(name) if name in USUAL else len(USUAL)
+        if name in USUAL:
+            usual = USUAL.index(name)
+        else:
+            usual = len(USUAL)
         return wanted.index(split_of(name) or ""), usual
 
     first, *later = sorted(fitting, key=lambda name: (rank(name), name))
@@ -193,7 +198,9 @@ def _some(values: Iterable[object]) -> str:
     """A few of the different values, for a message."""
     different: list[str] = []
     for value in values:
-        text = "nothing" if value in ("", None) else f"'{str(value)[:30]}'"
+        text = "nothing"
+        if value not in ("", None):
+            text = f"'{str(value)[:30]}'"
         if text not in different:
             different.append(text)
         if len(different) > 3:
@@ -227,7 +234,9 @@ def _flagged(
     """Rows' splits by columns of yes and no. A row of no yes is trained on, unless a column says which rows are."""
     default: str | None = "train"
     if "train" in flags.values():
-        default = "val" if len(flags) == 1 else None
+        default = None
+        if len(flags) == 1:
+            default = "val"
     splits: list[str | None] = []
     for number, row in enumerate(zip(*columns.values(), strict=True)):
         yes = set()

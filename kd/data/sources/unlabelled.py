@@ -85,7 +85,9 @@ def unlabelled_folder(
     """
     root = expanded(root)
     place = place_of(root, key, cache_bytes)
-    folder = root.rstrip("/") if is_url(root) else root
+    folder = root
+    if is_url(root):
+        folder = root.rstrip("/")
     if not place.is_folder(folder):
         raise UserError(f"{key}: there is no folder {root}")
     paths, others = pictures_below(folder, place)

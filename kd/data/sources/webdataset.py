@@ -94,7 +94,9 @@ class WebDataset(Source):
         train = self._split("train")
         self._check_labels(train)
         self.classes = self._class_names(train)
-        shards = train if split == "train" else self._split(split)
+        shards = train
+        if split != "train":
+            shards = self._split(split)
         labels = _labels(shards)
         if not self.classes:
             return TarSplit(shards, [UNLABELLED] * len(labels))
@@ -153,9 +155,13 @@ class WebDataset(Source):
         train = self.places["train"]
         named = shards_of_split(train, split, "data.source.train")
         if named is not None and split != "train":
-            return self._of_split(self._indexed(split, named), split) if named else {}
+            if named:
+                return self._of_split(self._indexed(split, named), split)
+            return {}
         shards = self._indexed("train", train or [])
-        return self._of_split(shards, split) if self._row_splits(shards) is not None else {}
+        if self._row_splits(shards) is not None:
+            return self._of_split(shards, split)
+        return {}
 
     def _row_splits(self, shards: dict[str, Shard]) -> list[str | None] | None:
         """The split that each sample's JSON names; None where none does."""
@@ -361,7 +367,9 @@ def _members(shard: str, key: str) -> dict[str, dict[str, tuple[int, int]]]:
                 continue
             if member.offset_data + member.size > shard_size or member.size > MAX_BYTES:
                 raise UserError(f"{key}: {shard} is truncated: it ends within {member.name}")
-            sample_name = f"{folder}/{stem}" if folder else stem
+            sample_name = stem
+            if folder:
+                sample_name = f"{folder}/{stem}"
             members = samples.setdefault(sample_name, {})
             ending = ending.lower()
             if ending in members:
@@ -420,7 +428,9 @@ def _field(text: str, label: str, where: str) -> str | None:
         content: Any = json_of(text)
     except ValueError as error:
         raise UserError(f"data.source.label: the json of {where} can't be read") from error
-    fields = content if isinstance(content, dict) else {}
+    fields = {}
+    if isinstance(content, dict):
+        fields = content
     names = FIELDS if label == "auto" else (label.removeprefix("json."),)
     values = [fields[name] for name in names if fields.get(name) is not None]
     if not values:

@@ -354,7 +354,9 @@ class Tier:
             data, _ = self.works[culprit.stream.work]
             number, _ = culprit.keys[0]
             split = getattr(data, "split", None)
-            picture = split.name(number) if split else number
+            picture = number
+            if split:
+                picture = split.name(number)
             self._fail(
                 RunError(
                     f"data.engine: {culprit.lost} processes in turn have ended over one batch (out of memory? "

@@ -178,7 +178,10 @@ class Scheduler:
         Returns:
             The machines that have left since the last call.
         """
-        left = [m for m in self.machines.values() if not m.gone and m.node not in found]
+        left = []
+        for m in self.machines.values():
+            if not m.gone and m.node not in found:
+                left.append(m)
         for machine in left:
             machine.gone = True
         for node, (name, cores) in found.items():
@@ -333,7 +336,9 @@ class Scheduler:
             return None
         first = maker.jobs[0]
         first.lost += 1
-        return first if first.lost >= TRIES else None
+        if first.lost >= TRIES:
+            return first
+        return None
 
     def take(self, stream: Stream) -> Batch | Exception | None:
         """The next batch of a pass in order; None where it is not made yet. Raised errors arrive as values."""

@@ -33,7 +33,9 @@ class Channel:
 
     def request(self) -> dict[str, Any]:
         """The channel as an item of ``InputDataConfig``."""
-        mode = {"InputMode": self.input_mode} if self.input_mode else {}
+        mode = {}
+        if self.input_mode:
+            mode = {"InputMode": self.input_mode}
         return {"ChannelName": self.name, "DataSource": self._source(), **mode}
 
     def _source(self) -> dict[str, Any]:

@@ -35,7 +35,9 @@ class Machines:
     def parts(self) -> tuple[str, int] | None:
         """``("A100", 8)``; None for an instance type."""
         match = re.fullmatch(r"([A-Za-z][\w.-]*):([1-9]\d*)", self.type)
-        return (match[1], int(match[2])) if match else None
+        if match:
+            return (match[1], int(match[2]))
+        return None
 
     @property
     def gpus(self) -> int | None:
@@ -68,7 +70,9 @@ def read_machines(key: str, text: str) -> Machines:
     1
     """
     match = re.fullmatch(r"(?:(\d+)x)?([A-Za-z][\w.:+-]*)", text)
-    count = int(match[1] or 1) if match else 0
+    count = 0
+    if match:
+        count = int(match[1] or 1)
     if match is None or count < 1:
         raise UserError(
             f"{key}: must be a number of machines and their type (4xml.p4d.24xlarge, 2xA100:8, 1xcpu:16), "
@@ -118,7 +122,9 @@ class Needs:
     def what_is_missing(self) -> str:
         """One line that names all missing keys with examples; "" where all were given."""
         examples = " ".join(f"{key}={example}" for key, example in self.missing.items())
-        return f"{', '.join(self.missing)}: must be given ({examples})" if self.missing else ""
+        if self.missing:
+            return f"{', '.join(self.missing)}: must be given ({examples})"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -263,7 +269,9 @@ def _step(config: dict[str, Any], machines: Machines) -> str:
     batch = config["data"]["batch_size"]
     accumulate = config["trainer"]["accumulate_grad_batches"] or 1
     processes_each = _processes(config, machines)
-    processes = machines.count * processes_each if processes_each else None
+    processes = None
+    if processes_each:
+        processes = machines.count * processes_each
     factors = f"{batch} x {processes or 'all'} processes"
     if accumulate > 1:
         factors += f" x {accumulate} batches"
@@ -307,7 +315,10 @@ def _check_age(machines: Machines) -> None:
 
 
 def _check_processes(config: dict[str, Any], machines: Machines) -> None:
-    gpus = gpus_of(machines.type) if machines.gpus is None else machines.gpus
+    if machines.gpus is None:
+        gpus = gpus_of(machines.type)
+    else:
+        gpus = machines.gpus
     if not gpus:
         return
     devices = config["trainer"]["devices"]
@@ -344,7 +355,9 @@ def _processes(config: dict[str, Any], machines: Machines) -> int | None:
     if machines.gpus != 0:
         return machines.gpus
     devices = str(config["trainer"]["devices"])
-    return int(devices) if devices.isdigit() else 1
+    if devices.isdigit():
+        return int(devices)
+    return 1
 
 
 def _prices(

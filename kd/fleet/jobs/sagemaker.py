@@ -158,7 +158,9 @@ def common(job: Job) -> dict[str, Any]:
     inputs = [channel.request() for channel in data]
     if job.files:
         inputs.append(Channel("files", f"{_place(job)}/files/").request())
-    key = {"KmsKeyId": job.options["kms_key"]} if job.options.get("kms_key") else {}
+    key = {}
+    if job.options.get("kms_key"):
+        key = {"KmsKeyId": job.options["kms_key"]}
     return {
         **network(job, data),
         "RoleArn": job.need("role", "arn:aws:iam::ACCOUNT:role/NAME"),
@@ -373,7 +375,9 @@ def _outcome(answer: Mapping[str, Any]) -> Outcome:
 
 
 def _hours(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds / 3600
+    if seconds is None:
+        return None
+    return seconds / 3600
 
 
 class _Log:
@@ -382,7 +386,8 @@ class _Log:
     GROUP = "/aws/sagemaker/TrainingJobs"
 
     def __init__(self, client: "BaseClient", job: str) -> None:
-        self._client, self._job = client, job
+        self._client = client
+        self._job = job
         self._next: dict[str, str] = {}
 
     def print_new(self) -> None:
@@ -393,7 +398,9 @@ class _Log:
         except self._client.exceptions.ResourceNotFoundException:  # nothing has been written yet
             return
         for name in sorted(stream["logStreamName"] for stream in streams["logStreams"]):
-            token = {"nextToken": self._next[name]} if name in self._next else {}
+            token = {}
+            if name in self._next:
+                token = {"nextToken": self._next[name]}
             page = self._client.get_log_events(
                 logGroupName=self.GROUP, logStreamName=name, startFromHead=True, **token
             )

@@ -91,7 +91,9 @@ def follow(folder: Path, target_of: Callable[[str], Target]) -> int:
         print(f"kd-launch: {record['job']}: {outcome.text}", file=sys.stderr)
         return 1
     into = folder.parent.parent / record["job"]
-    run = into if into.exists() else target.fetch(outcome, into)
+    run = into
+    if not into.exists():
+        run = target.fetch(outcome, into)
     text = f"kd-launch: {record['job']}: {outcome.text}"
     if run is not None:
         write_text(run / RECORD, text_of(folder / RECORD))

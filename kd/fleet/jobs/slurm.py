@@ -143,7 +143,9 @@ def _resources(job: Job, key: str, machines: Machines, processes: int) -> str:
             f"{key}: must name each machine's parts (4xgpu:8, 2xa100:8, 1xcpu:16), got '{machines.type}'"
         )
     kind, count = machines.parts
-    usual = max(1, count // processes) if kind == "cpu" else CORES
+    usual = CORES
+    if kind == "cpu":
+        usual = max(1, count // processes)
     cores = whole_number(job.options, "cpus_per_task", usual, high=10_000)
     lines = [
         f"--nodes={machines.count}",

@@ -105,7 +105,10 @@ def ask(command: Sequence[str], text: str | None = None) -> str:
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
-        reason = lines[-1].strip()[:300] if lines else f"exit status {done.returncode}"
+        if lines:
+            reason = lines[-1].strip()[:300]
+        else:
+            reason = f"exit status {done.returncode}"
         raise UserError(f"{command[0]} {command[1]}: {reason}")
     return done.stdout.strip()
 
@@ -118,7 +121,8 @@ class Tail:
     """
 
     def __init__(self, file: Path) -> None:
-        self._file, self._read = file, 0
+        self._file = file
+        self._read = 0
 
     def print_new(self) -> None:
         """Prints what has come since the last call, in whole lines."""

@@ -55,9 +55,15 @@ class Torchrun(Target):
             "python": shlex.quote(sys.executable),
             "command": command(job),
         }
-        where = f"on each of {', '.join(hosts)}" if hosts else "on this machine"
-        port = whole_number(job.options, "port", 29500, high=65535) if hosts else 0
-        tier = f" KD_DATA_NODES={len(data_hosts)} RAY_AUTH_TOKEN={job.secret}" if data_hosts else ""
+        where = "on this machine"
+        if hosts:
+            where = f"on each of {', '.join(hosts)}"
+        port = 0
+        if hosts:
+            port = whole_number(job.options, "port", 29500, high=65535)
+        tier = ""
+        if data_hosts:
+            tier = f" KD_DATA_NODES={len(data_hosts)} RAY_AUTH_TOKEN={job.secret}"
         files = {
             "train.sh": SCRIPT.format(
                 **shared,
@@ -93,7 +99,9 @@ class Torchrun(Target):
         places += [(host, "data.sh") for host in data_hosts]
         started = []
         for number, (host, script_name) in enumerate(places):
-            shell = f"ssh -o BatchMode=yes -- {shlex.quote(host)} bash -s <" if host else "bash"
+            shell = "bash"
+            if host:
+                shell = f"ssh -o BatchMode=yes -- {shlex.quote(host)} bash -s <"
             script = shlex.quote(str(folder / script_name))
             log = shlex.quote(str(folder / f"log.{number}"))
             status = shlex.quote(str(folder / f"status.{number}"))
@@ -131,7 +139,9 @@ def _hosts(job: Job) -> tuple[list[str], list[str]]:
     this_machine_alone = not hosts and job.machines.count == 1
     if not this_machine_alone:
         _check_number("hosts", hosts, job.machines.count)
-    data_count = 0 if job.data_machines is None else job.data_machines.count
+    data_count = 0
+    if job.data_machines is not None:
+        data_count = job.data_machines.count
     _check_number("data_hosts", data_hosts, data_count)
     return hosts, data_hosts
 
@@ -152,4 +162,6 @@ def _runs(pid: int) -> bool:
 
 
 def _status(file: Path) -> str:
-    return text_of(file).strip() if file.is_file() else "unknown (killed)"
+    if file.is_file():
+        return text_of(file).strip()
+    return "unknown (killed)"

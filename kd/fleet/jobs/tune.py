@@ -62,7 +62,8 @@ class SageMakerSearch(sagemaker.SageMaker):
     """
 
     def __init__(self, search: SearchPlan | None = None, jobs: int = 1) -> None:
-        self.search, self.jobs = search, jobs
+        self.search = search
+        self.jobs = jobs
 
     def write(self, job: Job) -> dict[str, str]:
         """``request.json``: the request; prints how the objective is read from the log.

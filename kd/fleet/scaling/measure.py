@@ -147,7 +147,9 @@ def reading(case: Case, run: RunRecords) -> ShortRun:
         of_parts = [step.get(phase, 0.0) for phases in PHASES_OF.values() for phase in phases]
         lengths.append(sum(of_parts) + step.get("communication", 0.0))
     low, middle, high = (percentile(lengths, q) for q in (16, 50, 84))
-    spread = (high - low) / 2 / middle if middle else 0.0
+    spread = 0.0
+    if middle:
+        spread = (high - low) / 2 / middle
 
     memory: dict[str, float] = run.summary.get("memory_mb") or {}
     state_mb = sum(memory.get(name, 0.0) for name in ("student", "gradients", "optimizer"))

@@ -116,7 +116,8 @@ def _predicted(
 
 def sections(scale: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The sections of the page, from the content of ``scale.json``."""
-    measured, predicted = scale["measured"], scale["predicted"]
+    measured = scale["measured"]
+    predicted = scale["predicted"]
     rates = next(iter(scale["fitted"].values()))["rates_ms"]
     return [
         {

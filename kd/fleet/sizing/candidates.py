@@ -153,7 +153,10 @@ def _of_recipe(
         if unseen:
             raise UserError(f"img_sizes: {unseen}")
     begun = _begin_without_values(spec, student, teacher, "model.student")
-    name = f"{spec.arch}_own" if spec.arch in archs else spec.arch
+    if spec.arch in archs:
+        name = f"{spec.arch}_own"
+    else:
+        name = spec.arch
     return Candidate.of(name, spec, begun, of_recipe=True)
 
 
@@ -162,7 +165,9 @@ def _named(
 ) -> Candidate:
     """A model of timm's by its name, which inherits where it can."""
     spec = cast(StudentSpec, student.spec)
-    kwargs = {PATCHES: AUTO} if spec.kwargs.get(PATCHES) == AUTO else {}
+    kwargs = {}
+    if spec.kwargs.get(PATCHES) == AUTO:
+        kwargs = {PATCHES: AUTO}
     run_spec = replace(
         spec,
         arch=arch,

@@ -137,7 +137,9 @@ def sections(sizes: Mapping[str, Any]) -> list[dict[str, Any] | None]:
 
 def _scores_over_latency(sizes: Mapping[str, Any], conditions: Conditions) -> dict[str, Any] | None:
     """The chart of scored candidates and the teacher; None without any."""
-    scale = 100 if is_share(sizes["metric"]) else 1
+    scale = 1
+    if is_share(sizes["metric"]):
+        scale = 100
     points = []  # x, y, name, marked, label
     for row in sizes["candidates"]:
         if "score" in row:
@@ -150,7 +152,9 @@ def _scores_over_latency(sizes: Mapping[str, Any], conditions: Conditions) -> di
         points.append([teacher["latency_ms"], score, "teacher", False, "teacher"])
     if not points:
         return None
-    when = f"after {sizes['steps']} steps of distillation" if sizes["steps"] else "before training"
+    when = "before training"
+    if sizes["steps"]:
+        when = f"after {sizes['steps']} steps of distillation"
     return {
         "kind": "points",
         "title": f"{sizes['metric']} {when} over latency ({conditions})",
@@ -170,7 +174,9 @@ def _label(row: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
         words.append("chosen")
     if row["own"]:
         words.append("the recipe's")
-    return ", ".join(words) if row["front"] or len(words) > 1 else ""
+    if row["front"] or len(words) > 1:
+        return ", ".join(words)
+    return ""
 
 
 def _how(sizes: Mapping[str, Any], conditions: Conditions) -> list[str]:

@@ -139,7 +139,9 @@ def measured(
     module: DistillationModule, data: DistillationDataModule, teacher: bool = True
 ) -> dict[str, float]:
     """The main metric of each student, and of the teacher, in one pass over the pictures."""
-    of_kind = _of_answers if split_of(module.student_of_one) == "val" else _of_features
+    of_kind = _of_features
+    if split_of(module.student_of_one) == "val":
+        of_kind = _of_answers
     with evaluating(*module.students.named().values()):
         return of_kind(module, data, module.teacher if teacher else None)
 

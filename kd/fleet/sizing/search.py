@@ -98,7 +98,10 @@ class SizeSearch:
         self.candidates = candidates(self.student, self.teacher, plan.archs, plan.sizes, plan.count)
         self.data = hold_out(run.module, run.data)
         self.metric = self.student.task.primary
-        self.sign = -1 if less_is_better(self.metric) else 1
+        if less_is_better(self.metric):
+            self.sign = -1
+        else:
+            self.sign = 1
         self.results = Results(self.folder / "results.json")
 
     def measure(self) -> dict[str, Any]:
@@ -157,7 +160,9 @@ class SizeSearch:
 
     def _row(self, candidate: Candidate) -> Row:
         """A candidate before anything is measured; its MB are the weights alone, the least that a file can take."""
-        bytes_a_weight = 1 if self.plan.conditions.int8 else 4
+        bytes_a_weight = 4
+        if self.plan.conditions.int8:
+            bytes_a_weight = 1
         return {
             "name": candidate.name,
             **candidate.settings(),

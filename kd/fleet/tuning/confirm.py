@@ -20,7 +20,8 @@ TEST = "test"
 
 def search_and_confirm(plan: SearchPlan) -> int:
     """Searches, writes what was found after each trial, prints the table; returns the exit status."""
-    jobs, accelerator = plan.jobs, plan.config["trainer"]["accelerator"]
+    jobs = plan.jobs
+    accelerator = plan.config["trainer"]["accelerator"]
     if isinstance(jobs, int):
         return _search_and_confirm(plan, deal(jobs, gpus_of(accelerator)))
     from kd.fleet.tuning.ray_cluster import joined
@@ -87,7 +88,9 @@ def revive(search: Search) -> None:
 def _stopped_trial(search: Search) -> FrozenTrial:
     """The trial that ``revive`` names, by its number or as the best by its last metric."""
     name = search.plan.revive
-    sign = 1 if search.plan.objectives[0].maximize else -1
+    sign = -1
+    if search.plan.objectives[0].maximize:
+        sign = 1
     stopped = {str(trial.number): trial for trial in search.study.trials("pruned")}
 
     def last_metric(trial: FrozenTrial) -> float:
@@ -97,7 +100,9 @@ def _stopped_trial(search: Search) -> FrozenTrial:
         return max(stopped.values(), key=last_metric)
     if name in stopped:
         return stopped[name]
-    allowed = f"those are {', '.join(stopped)}" if stopped else "none was stopped early"
+    allowed = "none was stopped early"
+    if stopped:
+        allowed = f"those are {', '.join(stopped)}"
     raise UserError(
         f"revive: must be best, or a trial that was stopped early, got '{name}'; {allowed}"
     )

@@ -77,7 +77,9 @@ def _cards(study: Study, plan: SearchPlan) -> dict[str, Any]:
     if counts["pruned"] and epochs_without_pruning:
         share = 1 - epochs / epochs_without_pruning
         saved = f"{share:.0%} of the epochs saved by stopping early"
-    where = f"of {plan.jobs} at a time" if isinstance(plan.jobs, int) else "under Ray"
+    where = "under Ray"
+    if isinstance(plan.jobs, int):
+        where = f"of {plan.jobs} at a time"
     return {
         "kind": "cards",
         "cards": [
@@ -111,7 +113,9 @@ def _importance(study: Study) -> dict[str, Any] | None:
 def _slices(study: Study, plan: SearchPlan) -> list[dict[str, Any]]:
     """For each searched key a chart of the first objective over its values; the best trial is marked."""
     best = chosen(study, plan)
-    marked = best.number if best is not None else None
+    marked = None
+    if best is not None:
+        marked = best.number
     objective = plan.objectives[0]
     charts = []
     for space in plan.space:
@@ -164,7 +168,9 @@ def _parallel(study: Study, plan: SearchPlan) -> dict[str, Any] | None:
     rows = []  # name, brightness in 0..1, places on the axes
     for trial in sorted(trials, key=lambda t: t.values[0], reverse=not objective.maximize):
         value = (trial.values[0] - low) / ((high - low) or 1.0)
-        brightness = value if objective.maximize else 1 - value
+        brightness = value
+        if not objective.maximize:
+            brightness = 1 - value
         places = [_place(space, trial.params.get(space.key)) for space in plan.space]
         chosen_values = ", ".join(item(key, v) for key, v in trial.params.items())
         name = f"{_name(trial)}: {objective.name} {trial.values[0]:.4g} ({chosen_values})"
@@ -237,7 +243,10 @@ def _front(study: Study, plan: SearchPlan) -> list[dict[str, Any]]:
 
 
 def _table(study: Study, plan: SearchPlan) -> dict[str, Any]:
-    rows = [row(t, plan) for t in ranked(study, plan) if t.state.name != "FAIL"]
+    rows = []
+    for t in ranked(study, plan):
+        if t.state.name != "FAIL":
+            rows.append(row(t, plan))
     return {
         "kind": "table",
         "title": "Trials",

@@ -106,7 +106,10 @@ class SearchPlan:
 
     def settings(self) -> dict[str, Any]:
         """What must be the same for a search to go on."""
-        config = {k: v for k, v in flatten(self.config).items() if k not in ("runs_dir", "resume")}
+        config = {}
+        for k, v in flatten(self.config).items():
+            if k not in ("runs_dir", "resume"):
+                config[k] = v
         spaces = {f"search.{space.key}": space.text() for space in self.space}
         return {**config, **spaces, "objective": [[o.name, o.maximize] for o in self.objectives]}
 
@@ -223,7 +226,9 @@ def _as_on_a_command_line(space: object) -> object:
         value = yaml_of(space)
     except ValueError:  # the trial says what is wrong
         return space
-    return _as_on_a_command_line(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return _as_on_a_command_line(value)
+    return value
 
 
 def _objectives(

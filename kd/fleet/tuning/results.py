@@ -67,7 +67,9 @@ def write_best(study: Study, plan: SearchPlan) -> None:
 
 def ranked(study: Study, plan: SearchPlan) -> list[Any]:
     """Finished trials, the best first; then those stopped early, then those that failed."""
-    sign = 1 if plan.objectives[0].maximize else -1
+    sign = -1
+    if plan.objectives[0].maximize:
+        sign = 1
     done = sorted(study.trials("complete"), key=lambda t: -sign * t.values[0])
     return done + study.trials("pruned") + study.trials("failed")
 
@@ -146,7 +148,9 @@ class Confirmation:
         if n < 2:
             return differences[0], math.inf
         degrees = n - 1
-        t = T95[degrees] if degrees < len(T95) else T95_MANY
+        t = T95_MANY
+        if degrees < len(T95):
+            t = T95[degrees]
         half = t * statistics.stdev(differences) / n**0.5
         return statistics.mean(differences), half
 
@@ -159,7 +163,9 @@ class Confirmation:
         means = f"{self.objective} on fresh seeds {self.seeds}: {values}"
         if math.isinf(half):
             return f"{means}; one seed says nothing of the spread."
-        gain = mean if self.maximize else -mean
+        gain = mean
+        if not self.maximize:
+            gain = -mean
         if gain <= 0:
             verdict = "is none: the default is as good or better"
         elif gain > half:

@@ -49,7 +49,9 @@ class Space:
 
     def examples(self) -> list[Any]:
         """Values that show whether the configuration takes it: all choices, or both ends."""
-        return list(self.choices) if self.choices is not None else [self.low, self.high]
+        if self.choices is not None:
+            return list(self.choices)
+        return [self.low, self.high]
 
     def suggest(self, trial: "optuna.Trial") -> object:
         """Lets the sampler choose the trial's value."""
@@ -83,7 +85,9 @@ def parse(key: str, text: object) -> Space:
     """
     wrong = f"search.{key}: {FORMS}; got {text if isinstance(text, str) else json.dumps(text)}"
     try:
-        value = yaml_of(text) if isinstance(text, str) else text
+        value = text
+        if isinstance(text, str):
+            value = yaml_of(text)
     except ValueError as error:
         raise UserError(wrong) from error
     if isinstance(value, list):
@@ -98,7 +102,8 @@ def parse(key: str, text: object) -> Space:
         raise UserError(wrong)
     low, high = numbers
     if isinstance(low, float) or isinstance(high, float):
-        low, high = float(low), float(high)
+        low = float(low)
+        high = float(high)
     if not low < high:
         raise UserError(
             f"search.{key}: an empty range, {text}: the first number must be below the second"
@@ -140,7 +145,9 @@ def short(value: object) -> str:
     >>> short(0.00123456), short("KDLoss"), short(True)
     ('0.001235', 'KDLoss', 'True')
     """
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
 
 
 def suggest(spaces: Sequence[Space], trial: "optuna.Trial") -> dict[str, Any]:

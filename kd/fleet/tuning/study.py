@@ -130,7 +130,9 @@ class Study:
 
     def best(self) -> list[Any]:
         """The best finished trial; with several objectives the Pareto front."""
-        return self.study.best_trials if self.trials("complete") else []
+        if self.trials("complete"):
+            return self.study.best_trials
+        return []
 
     def importance(self) -> dict[str, float]:
         """How much each parameter decides the first objective (PED-ANOVA, shares of 1); empty for few trials."""

@@ -9,7 +9,9 @@ def wide(x: Tensor) -> Tensor:
 
     Under CPU autocast a bfloat16 log-softmax stays bfloat16 and loses the small terms.
     """
-    return x if x.dtype == torch.float64 else x.float()
+    if x.dtype == torch.float64:
+        return x
+    return x.float()
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

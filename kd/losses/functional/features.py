@@ -190,7 +190,9 @@ def cosine_loss(student_features: Tensor, teacher_features: Tensor) -> Tensor:
     tensor([0., 1.])
     """
     same_shape(student_features, teacher_features, "features")
-    channels = 1 if student_features.ndim == 4 else -1
+    channels = -1
+    if student_features.ndim == 4:
+        channels = 1
     student = wide(student_features)
     teacher = wide(teacher_features.detach())
     has_direction = (student != 0).any(dim=channels)

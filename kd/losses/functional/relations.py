@@ -80,7 +80,9 @@ def rkd_angle_loss(
 
 def _angles(x: Tensor, vertices: slice | None) -> Tensor:
     """Cosines of the angles at each of V vertices between all pairs of samples, ``(N, D)`` -> ``(V, N, N)``."""
-    vertices_VD = x if vertices is None else x[vertices]
+    vertices_VD = x
+    if vertices is not None:
+        vertices_VD = x[vertices]
     units_VND = directions(x[None] - vertices_VD[:, None], dim=2)
     return matmul(units_VND, units_VND.transpose(1, 2))
 

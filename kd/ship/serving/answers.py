@@ -23,7 +23,9 @@ def try_out(model: Runtime, manifest: ExportManifest, what: str) -> None:
             f"{what} does not take uint8 pictures of {manifest.shape}: {reason}"
         ) from error
     shape: tuple[int, ...] = getattr(numbers, "shape", ())
-    rank = 4 if manifest.task == "segmentation" else 2
+    rank = 2
+    if manifest.task == "segmentation":
+        rank = 4
     right = len(shape) == rank and shape[0] == 2
     if manifest.task != "features":
         right = right and shape[1] == len(manifest.classes)
@@ -66,7 +68,9 @@ def probabilities(numbers: np.ndarray, manifest: ExportManifest) -> np.ndarray:
 
 def mask_type(classes: int) -> type[np.uint8] | type[np.uint16]:
     """The smallest type that holds all class ids of a mask."""
-    return np.uint8 if classes <= 256 else np.uint16
+    if classes <= 256:
+        return np.uint8
+    return np.uint16
 
 
 def _mask(numbers: np.ndarray, classes: list[str]) -> dict[str, Any]:

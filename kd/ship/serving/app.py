@@ -64,7 +64,10 @@ class Server:
         rule: CascadeRule | None = None,
     ) -> None:
         self.rule = rule
-        self.watch = None if rule is None else ShareWatch(rule)
+        if rule is None:
+            self.watch = None
+        else:
+            self.watch = ShareWatch(rule)
         self.manifest = manifest
         self.limits = limits
         self.hosts = hosts

@@ -40,14 +40,16 @@ class Room:
     """What all requests together may hold at a time, in bytes or pictures."""
 
     def __init__(self, most: float) -> None:
-        self.most, self.held = most, 0.0
+        self.most = most
+        self.held = 0.0
 
 
 class Share:
     """What one request holds of a :class:`Room`; a context manager that gives it back at its end."""
 
     def __init__(self, room: Room) -> None:
-        self._room, self._mine = room, 0.0
+        self._room = room
+        self._mine = 0.0
 
     def take(self, amount: float) -> None:
         """Takes more. Room for as much again must be left, so that large requests are refused before small ones."""
@@ -197,7 +199,10 @@ def _from_json(body: bytearray, most: int) -> list[Upload]:
         if count_marks(body) > MARKS:
             raise ValueError
         content = json_of(body)
-        pictures = content["images"] if "images" in content else [content["image"]]
+        if "images" in content:
+            pictures = content["images"]
+        else:
+            pictures = [content["image"]]
         if not isinstance(pictures, list):
             raise TypeError
         if not all(isinstance(picture, str) for picture in pictures):

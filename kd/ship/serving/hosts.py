@@ -20,7 +20,9 @@ class KnownHosts:
         self.names = {"localhost", *names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reason = self._refusal(Headers(scope=scope)) if scope["type"] == "http" else ""
+        reason = ""
+        if scope["type"] == "http":
+            reason = self._refusal(Headers(scope=scope))
         if reason:
             return await JSONResponse({"error": reason}, 403)(scope, receive, send)
         return await self.app(scope, receive, send)

@@ -183,7 +183,10 @@ def _pictures(
         pixels = raw if is_binary else _pixels_of_json(data, len(shape))
         _check_elements(shape, len(pixels))
         return list(np.frombuffer(pixels, np.uint8).reshape(shape))
-    files = _split(raw, shape[0]) if is_binary else _files_of_json(data)
+    if is_binary:
+        files = _split(raw, shape[0])
+    else:
+        files = _files_of_json(data)
     _check_elements(shape, len(files))
     return files
 
@@ -232,7 +235,9 @@ def _wanted(outputs: list[Any], known: list[str], binary_by_default: bool) -> di
     """The requested tensors by name, and whether each is sent in binary; all known ones where none is named."""
     wanted = {}
     for output in outputs:
-        name = output.get("name") if isinstance(output, dict) else None
+        name = None
+        if isinstance(output, dict):
+            name = output.get("name")
         if name not in known:
             raise Refused(400, f"outputs: must be of {', '.join(known)}, got {str(name)[:40]!r}")
         parameters = _typed(output, "parameters", dict, {})

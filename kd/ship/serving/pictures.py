@@ -31,7 +31,9 @@ def view(data: bytes | np.ndarray, manifest: ExportManifest, max_pixels: int) ->
         raise Refused(413, str(error).replace("data.", "")) from error
     except BadPicture as error:
         raise Refused(415, str(error)) from error
-    return pixels if manifest.layout == "nhwc" else pixels.transpose(2, 0, 1)
+    if manifest.layout == "nhwc":
+        return pixels
+    return pixels.transpose(2, 0, 1)
 
 
 def _opened(data: bytes | np.ndarray, max_pixels: int) -> Image.Image:
@@ -46,7 +48,9 @@ def _opened(data: bytes | np.ndarray, max_pixels: int) -> Image.Image:
 
 def _scaled(picture: Image.Image, manifest: ExportManifest, max_pixels: int) -> Image.Image:
     """The view of a picture; a mask is of the whole picture, so nothing is cut off for it."""
-    crop_ratio = None if manifest.task == "segmentation" else manifest.crop_ratio
+    crop_ratio = None
+    if manifest.task != "segmentation":
+        crop_ratio = manifest.crop_ratio
     part, scaled_size, corner = frame(picture.size, manifest.size, crop_ratio, max_pixels)
 
     left, top, part_width, part_height = part

@@ -68,7 +68,8 @@ class _Connection(H11Protocol):
         if len(self.connections) <= self.most:
             return
         connections = cast("set[_Connection]", self.connections)
-        ended, idle = [], []
+        ended = []
+        idle = []
         open_count = 0
         for connection in sorted(connections, key=lambda c: c._due.when()):
             socket_ = connection._socket
@@ -102,7 +103,10 @@ class _Connection(H11Protocol):
             self._due.cancel()
             self._watch()
             next_request, _ = self.conn.trailing_data
-            self._pipelined = self._pipelined + 1 if next_request else 0
+            if next_request:
+                self._pipelined = self._pipelined + 1
+            else:
+                self._pipelined = 0
             if self._pipelined > PIPELINED:
                 self._end()
         super().on_response_complete()
@@ -114,7 +118,9 @@ class _Connection(H11Protocol):
 
     def _watch(self) -> None:
         """Begins the time of a stage: until a request's headers are whole, or until its answer is sent."""
-        allowed = HEADERS_S if self.idle else cast(float, self.config.timeout_graceful_shutdown)
+        allowed = HEADERS_S
+        if not self.idle:
+            allowed = cast(float, self.config.timeout_graceful_shutdown)
         self._due = self.loop.call_later(allowed, self._late, self.cycle, self.idle)
 
     def _late(self, cycle: object, idle: bool) -> None:
@@ -131,7 +137,9 @@ class _Connection(H11Protocol):
         self._ended = cast(_Lingering, self.transport).ended = True
         self._due.cancel()
         unsent = self._socket.get_write_buffer_size()
-        allowed = cast(float, self.config.timeout_graceful_shutdown) if unsent else LINGER_S
+        allowed = LINGER_S
+        if unsent:
+            allowed = cast(float, self.config.timeout_graceful_shutdown)
         self._due = self.loop.call_later(allowed, self._socket.abort)
         self._socket.resume_reading()
         try:
@@ -194,7 +202,10 @@ def bind(host: str, port: int) -> socket.socket:
         UserError: the port is in use, or no such address.
     """
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        if ":" in host:
+            family = socket.AF_INET6
+        else:
+            family = socket.AF_INET
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise UserError(f"port: {host}:{port} can't be used: {error.strerror or error}") from error
