@@ -7,6 +7,9 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+Kind = TypeVar("Kind", bound=BaseException)
 
 
 class UserError(ValueError):
@@ -61,9 +64,9 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def run_error(error: BaseException | None) -> RunError | None:
-    """The :class:`RunError` among an error and its causes, where a library has wrapped it; else None."""
-    return next((cause for cause in causes(error) if isinstance(cause, RunError)), None)
+def cause_of_kind(error: BaseException | None, kind: type[Kind]) -> Kind | None:
+    """The first of an error and its :func:`causes` that is of a kind, where a library has wrapped it; else None."""
+    return next((cause for cause in causes(error) if isinstance(cause, kind)), None)
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:

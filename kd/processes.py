@@ -23,6 +23,7 @@ from kd.lightning_internals import timeout_of
 T = TypeVar("T")
 
 ON_THE_HOST = "gloo"
+"""The backend that sends tensors of the host."""
 # backends of GPUs that allow a second group beside them; a third party's (smddp) may not
 WITH_SECOND_GROUPS = ("nccl", "xccl", "hccl")
 

@@ -25,7 +25,6 @@ from kd.lightning_internals import purge_from, write_with
 RUN = "RUN"  # in a logger's arguments: the run's folder
 LIGHTNINGS = "lightning_logs"  # the name that Lightning's loggers give where none is given
 Tree = TypeVar("Tree")  # nested dicts and lists of plain values
-NEED_A_FOLDER = ("CSVLogger", "TensorBoardLogger")
 
 
 def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:

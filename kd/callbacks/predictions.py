@@ -12,6 +12,7 @@ from kd.tasks import Task
 from kd.teachers.answer import ALL
 
 PICTURES = 8
+"""Of the first validation batch: so many are drawn."""
 
 
 class Predictions(Callback):

@@ -25,6 +25,7 @@ ID_ARGUMENTS = {
 }
 """The argument by which a logger continues a run."""
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What the id of a run of W&B, MLflow or Comet may be; another text in the file is not passed on."""
 WANDB_STEP = "trainer/global_step"
 """The metric in which Lightning's logger gives W&B the step."""
 Row: TypeAlias = tuple[int, Mapping[str, float]]

@@ -44,6 +44,7 @@ An export that loses more is not kept: exit status 1. The comparison goes to RUN
 """
 
 HALVES = "to=onnx, openvino, triton, sagemaker"
+"""Formats that have FP16, for the message."""
 
 KEYS = (
     "to",

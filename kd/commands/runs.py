@@ -37,7 +37,9 @@ DAYS = 7
 OF_EVERY_RUN = {"recipe", "runs_dir", "data", "model", "trainer"}
 """Keys of each run's settings."""
 NUMBERS = ("teacher", "student", "images/s", "age", "MB")
+"""Columns that are set to the right."""
 MAIN = ("acc1", "miou", "map", "f1", "knn1", "feature_loss")
+"""A run's row shows the first of these metrics that it has."""
 COLUMNS = (
     "run",
     "status",

@@ -11,7 +11,9 @@ from torch import Tensor
 from kd.errors import UserError
 
 IMAGE = ("image", "images", "pixel_values")
+"""Names under which a user's batch may have its pictures."""
 TARGET = ("target", "targets", "label", "labels")
+"""Names under which it may have its targets."""
 ONE_LABEL = "one label a picture"
 """What :class:`kd.data.targets.Targets` calls data whose pictures have one class id each."""
 

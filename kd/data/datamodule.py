@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from importlib import import_module
 from itertools import cycle, islice
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from kd.data.windows import WindowedLoader
 from kd.errors import UserError, plain
 from kd.lightning_internals import make_loader_again
 from kd.machine import cores
-from kd.settings import Augment, Check, DataSettings, Probe, TierSpec, height_width
+from kd.settings import Augment, DataSettings, TierSpec, height_width
 from kd.storage.tensors import TorchFile, read_checkpoint
 
 if TYPE_CHECKING:
@@ -95,88 +95,59 @@ def _batches_left(trainer: Trainer) -> float:
 
 
 class DistillationDataModule(LightningDataModule):
-    """Pictures for distillation; :class:`kd.settings.DataSettings` explains the arguments."""
+    """Pictures for distillation.
 
-    def __init__(
-        self,
-        source: Source | None = None,
-        *,
-        img_size: int | tuple[int, int] = DataSettings.img_size,
-        batch_size: int | Literal["auto"] = DataSettings.batch_size,
-        num_workers: int | Literal["auto"] = DataSettings.num_workers,
-        crop_ratio: float = DataSettings.crop_ratio,
-        augment: Augment | None = None,
-        engine: Literal["torch", "device", "dali", "ray"] = DataSettings.engine,
-        copy_ahead: bool = DataSettings.copy_ahead,
-        on_bad_image: str = DataSettings.on_bad_image,
-        check: Check | None = None,
-        max_pixels: int = DataSettings.max_pixels,
-        val_fraction: float = DataSettings.val_fraction,
-        balance_classes: bool = DataSettings.balance_classes,
-        unlabeled: str | None = None,
-        unlabeled_ratio: float | None = None,
-        seed: int = DataSettings.seed,
-        tier: TierSpec | None = None,
-        probe: Probe | None = None,
-        class_facts: str | None = None,
-    ) -> None:
+    Args:
+        source: where pictures and labels come from; default: FoodTag-mini.
+        settings: the fields of :class:`kd.settings.DataSettings` by name, all with a default.
+
+    Raises:
+        ValueError: a setting out of its range.
+        UserError: settings that do not fit each other or the source.
+    """
+
+    def __init__(self, source: Source | None = None, **settings: Any) -> None:
         super().__init__()
-        settings = DataSettings(  # refuses what is out of range
-            source=source,
-            img_size=img_size,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            crop_ratio=crop_ratio,
-            augment=augment,
-            engine=engine,
-            copy_ahead=copy_ahead,
-            on_bad_image=on_bad_image,
-            check=check,
-            max_pixels=max_pixels,
-            val_fraction=val_fraction,
-            balance_classes=balance_classes,
-            unlabeled=unlabeled,
-            unlabeled_ratio=unlabeled_ratio,
-            seed=seed,
-            tier=tier,
-            probe=probe,
-            class_facts=class_facts,
-        )
+        data = DataSettings(source=source, **settings)
         # The loader. A run measures what is "auto"; until then these numbers hold.
         self.auto: set[str] = set()
-        if isinstance(batch_size, str):  # "auto"
+        self.batch_size: int
+        if isinstance(data.batch_size, str):  # "auto"
             self.auto.add("batch_size")
-            batch_size = 64
-        self.batch_size: int = batch_size
-        self.tier = _make_tier(tier, engine, num_workers, self._rank)
+            self.batch_size = 64
+        else:
+            self.batch_size = data.batch_size
+        self.tier = _make_tier(data, self._rank)
         self.num_workers: int
         if self.tier is not None:
             self.num_workers = 0  # the tier's machines load, none of this machine's processes
-        elif isinstance(num_workers, str):  # "auto"
+        elif isinstance(data.num_workers, str):  # "auto"
             self.auto.add("num_workers")
             self.num_workers = max(0, cores() - 1)
         else:
-            self.num_workers = num_workers
-        self.copy_ahead = copy_ahead
+            self.num_workers = data.num_workers
+        self.copy_ahead = data.copy_ahead
         self.wrap_loader: Callable[[DataLoader], Any] | None = None  # around the training loader
 
         # Pictures and labels.
         self.source = source or FoodTagMini()
-        self.unlabeled = unlabeled
-        self.unlabeled_ratio = unlabeled_ratio
-        self.balance_classes = balance_classes
-        self.class_facts = class_facts
+        self.unlabeled = data.unlabeled
+        self.unlabeled_ratio = data.unlabeled_ratio
+        self.balance_classes = data.balance_classes
+        self.class_facts = data.class_facts
         self._facts: ClassFacts | None = None  # read once the classes are known
-        self.probe = probe if probe is not None and probe.root else None
-        self.splits = Splits(self.source, settings, self.probe)
+        self.probe = data.probe
+        if data.probe is not None and not data.probe.root:
+            self.probe = None
+        self.splits = Splits(self.source, data, self.probe)
         self.position = Position()
 
         # Views.
-        self.size = height_width(img_size)
-        self.crop_ratio = crop_ratio
-        self.augment = augment or Augment()
-        self.seed = seed
-        self.engine = engine
+        self.size = height_width(data.img_size)
+        self.crop_ratio = data.crop_ratio
+        self.augment = data.augment or Augment()
+        self.seed = data.seed
+        self.engine = data.engine
         if self._engine is not None:
             self._engine.check(self.augment, self.source)
         self._finish: Callable[[Batch], Batch] | None = None  # what is left to the device
@@ -499,26 +470,29 @@ def _is_class_id(target: Target) -> bool:
     return isinstance(target, int | np.integer) and target >= 0
 
 
-def _make_tier(
-    spec: TierSpec | None, engine: str, workers: int | str, rank: Callable[[], tuple[int, int]]
-) -> "Tier | None":
+def _make_tier(data: DataSettings, rank: Callable[[], tuple[int, int]]) -> "Tier | None":
     """The machines of ``engine=ray``; None with any other engine.
 
+    Args:
+        data: ``engine``, ``tier`` and ``num_workers`` count.
+        rank: this training process's number, and how many there are; called once training begins.
+
     Raises:
-        UserError: ``spec`` without ``engine=ray``.
+        UserError: ``tier`` without ``engine=ray``.
         ValueError: no workers.
     """
-    if engine != "ray":
-        if spec is not None:
+    if data.engine != "ray":
+        if data.tier is not None:
             raise UserError(
-                f"data.tier: needs data.engine=ray, got {engine}; data.tier=null leaves it out"
+                f"data.tier: needs data.engine=ray, got {data.engine}; data.tier=null leaves it out"
             )
         return None
     from kd.data.tier.loader import Tier
 
-    if workers == 0:
+    if data.num_workers == 0:
         raise ValueError("num_workers must be auto or >= 1 with engine=ray, got 0")
-    return Tier(spec or TierSpec(), None if isinstance(workers, str) else workers, rank)
+    workers = data.num_workers
+    return Tier(data.tier or TierSpec(), None if isinstance(workers, str) else workers, rank)
 
 
 def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from kd.errors import NO_SHARED_MEMORY, RunError
 # say who sent a signal, so a worker there could not be ended by its own process: nothing is held back there.
 FROM_OUTSIDE = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 HELD_BACK = FROM_OUTSIDE if hasattr(signal, "sigwaitinfo") else set[signal.Signals]()
+"""Signals that the loader's workers hold back; none where the system can't wait for them."""
 
 
 class Loader(DataLoader):

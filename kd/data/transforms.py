@@ -119,6 +119,7 @@ class EvalView(v2.Transform):
 
 
 NO_BOX = (0, 0, 0, 0)
+"""Of a mixed pair that has no box: it is mixed by mixup."""
 
 
 class Mix(NamedTuple):

@@ -7,8 +7,6 @@ import torch
 
 from kd.errors import UserError
 
-OLDEST = (7, 5)  # Turing (T4): torch 2.11 and newer have no code for Volta (V100) and what is older
-
 
 def check_gpus(accelerator: str) -> None:
     """Refuses a run on a GPU that torch has no code for, where the run would use one.

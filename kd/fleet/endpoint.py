@@ -35,9 +35,12 @@ KEYS = {
     "out": "s3://... of its answers",
 }
 PARTS = {"endpoint": "EndpointName", "endpoint_config": "EndpointConfigName", "model": "ModelName"}
+"""What an endpoint is made of at SageMaker, by kind, and the argument that names each; deleted in this order."""
 SERVERLESS = {"MemorySizeInMB": 4096, "MaxConcurrency": 5}
+"""Memory in MB, and requests at a time, of a serverless endpoint."""
 POLL_S = 15
 PICTURE = "application/x-image"
+"""Content type of a request's picture."""
 ALIKE = 0.02
 """Of the largest number: the export is held to the student closer than this."""
 

@@ -136,6 +136,7 @@ def _end_after(starter: int) -> None:
 
 
 SAYS_HOW = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Variables by which a user decides how OpenMP's threads wait; then kd does not."""
 
 
 def wait_asleep() -> None:

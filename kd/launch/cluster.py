@@ -12,7 +12,9 @@ from kd.errors import UserError
 from kd.launch import groups
 
 PORT = "29500"
+"""Where the processes meet, unless ``MASTER_PORT`` is set."""
 RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK")
+"""Variables in which launchers put a process's number."""
 INTERACTIVE = ("bash", "interactive")  # SLURM's job names of shells, in which many programs run
 
 

@@ -11,6 +11,7 @@ from kd.losses.targets import Standardizer
 from kd.settings import Standardization
 
 STATISTICS = tuple(f"targets.{name}" for name in ("mean", "scatter", "turn", "rows", "batches"))
+"""Buffers of the standardized targets, which are equal on all ranks."""
 
 
 class FeatureRegression(_Projected):

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import transformers
 
 HALF = (0.5, 0.5, 0.5)
+"""Mean and deviation of pictures, where the model's file names none."""
 PIXELS = "preprocessor_config.json"
+"""The file from which transformers reads how pictures are prepared."""
 FAMILIES = [
     "beit",
     "bit",

@@ -32,10 +32,12 @@ NO_HEAD = (
     "; a backbone has no classifier: recipe=photos {root}.backbone={path} fine-tunes it first, "
     "recipe=foundation_vit learns its features without labels"
 )
+"""The end of a message about a checkpoint without a classifier."""
 TWO_TOKENS = (
     f"; its classifier reads the class token and the patches' mean: {{root}}.builder={HUGGING_FACE}"
     " {root}.builder.path=FOLDER (of save_pretrained)"
 )
+"""The end of a message about a checkpoint whose classifier reads the class token and the patches' mean."""
 
 
 def load_checkpoint(

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 SCALE = "unit_scale"
+"""Buffer of a classifier, ``(C,)``: its outputs are multiplied by it."""
 OFFSET = "unit_offset"
+"""Buffer of a classifier, ``(C,)``: added after :data:`SCALE`."""
 
 
 @torch.no_grad()

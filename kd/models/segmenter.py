@@ -10,6 +10,7 @@ from kd.errors import UserError
 # The head works on a grid of a quarter of the picture: finer costs much and gains little.
 HEAD_STRIDE = 4
 LEVELS = 4
+"""Maps of the backbone that the head reads, the last ones."""
 TimmModel: TypeAlias = Any  # torch types its parts as bare modules
 
 

@@ -44,8 +44,11 @@ NAMES = (
 """Keys below which files have class names."""
 
 FILES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar", ".npz", ".pkl")
+"""Endings of weights files that are read."""
 TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
+"""Weights in a folder of timm's, the first that is there."""
 NOT_PASSED_ON = ("num_classes", "img_size", *LOADS)
+"""Arguments of a file's model that are settings of their own, or that would load weights."""
 
 
 @dataclass

@@ -17,7 +17,7 @@ from torch import nn
 
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import Source
-from kd.errors import UserError, causes
+from kd.errors import UserError, cause_of_kind
 from kd.losses import DistillLoss, Projection
 from kd.models import Preprocess, StudentSpec, TeacherSpec
 from kd.models.own import Builder
@@ -193,7 +193,7 @@ def _instance(value: Mapping[str, Any], kind: str, key: str, trusted: Sequence[s
             arguments[argument] = built(kind_below, value_below, f"{key}.{argument}", trusted)
         return _object(cls, arguments, key)
     except Exception as error:
-        mistake = next((cause for cause in causes(error) if isinstance(cause, UserError)), None)
+        mistake = cause_of_kind(error, UserError)
         raise mistake or UserError(_refusal(cls, arguments, key, error)) from error
 
 

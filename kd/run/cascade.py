@@ -22,6 +22,7 @@ from kd.tasks import Task
 from kd.teachers import RunTeacher
 
 REPEATS = 15
+"""Runs of each model on one picture; the median counts, without the first."""
 FEWEST = 40  # pictures
 
 

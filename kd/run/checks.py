@@ -5,7 +5,7 @@ from typing import Any
 
 import psutil
 
-from kd.errors import UserError, causes
+from kd.errors import UserError, cause_of_kind
 from kd.run.files import flatten, leaves
 from kd.run.trust import check_plain
 from kd.settings import height_width
@@ -105,7 +105,7 @@ def _check_sizes(data: dict[str, Any]) -> None:
 
 def with_key(error: Exception, config: dict[str, Any]) -> Exception:
     """The user's mistake behind what was raised while settings became objects; any other error as it is."""
-    mistake = next((cause for cause in causes(error) if isinstance(cause, UserError)), None)
+    mistake = cause_of_kind(error, UserError)
     if mistake is not None or not isinstance(error, ValueError):
         return mistake or error
     message = " ".join(str(error).split())

@@ -83,7 +83,9 @@ GROUPS = {
     "checkpoint",
     "monitor",
 }
+"""Keys that every run's settings hold."""
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""A control character."""
 
 
 def check_text(tree: object, where: str = "") -> None:

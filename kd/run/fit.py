@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kd.callbacks.preemption import RunStopped
 from kd.data.sources import printable, said
-from kd.errors import UserError, reason, run_error
+from kd.errors import RunError, UserError, cause_of_kind, reason
 from kd.launch import sagemaker
 from kd.launch.child import end_with_starter, leave_starter, trains_teacher
 from kd.launch.cluster import is_rank_zero
@@ -150,7 +150,7 @@ def _ended_by(
 ) -> int:
     """Says why a run ended before its time; returns the exit status."""
     stop = run.summary.preemption.interruption(error)
-    known = run_error(error) or run.rank_watch.explain(error)
+    known = cause_of_kind(error, RunError) or run.rank_watch.explain(error)
     if stop is not None:
         kept = stop.checkpoint.is_file()
         where = "no checkpoint yet"

@@ -26,6 +26,7 @@ ABOVE_CLASSES = (
     "model.distill_losses",
     "trainer",
 )
+"""Groups that hold a class: a mapping for one of these may name it."""
 GROUPS = ("data", "data.augment", "data.probe", "model", "model.student", "model.teacher", "optim", "trainer",
           "checkpoint", "monitor")  # fmt: skip
 FLAGS = (

@@ -26,6 +26,7 @@ Tree: TypeAlias = dict[str, Any]
 DEFAULTS: Tree = {"model.task": "Classification"}
 """What is set before all files."""
 ARGUMENTS = ("init_args", "dict_kwargs")
+"""Keys below which a class has its arguments."""
 
 
 @dataclass(frozen=True)

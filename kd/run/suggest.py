@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 MOST = 3
+"""Suggestions in a message."""
 LOSS = "model.distill_losses.{loss}"  # each of the recipe's distillation losses
 WORDS = (  # words of the field -> our keys
     (

@@ -19,8 +19,11 @@ from kd.ship.finished import FinishedRun
 from kd.storage.elsewhere import mapping_of
 
 ROUNDS = 5
+"""Each model is timed so often, in turns with the others."""
 RUNNABLE = ("onnx", "openvino", "torch_export", "triton")
+"""Formats whose exports can be timed here."""
 Row = dict[str, Any]
+"""One line of the table: a model at a batch size and number of threads."""
 Runtimes = dict[str, dict[str, Any]]
 """Exports by name, as ``export/export.json`` describes them; ``torch``: nothing."""
 Reopen = Callable[[], FinishedRun]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DIGEST = r"[0-9a-f]{8,64}"
+"""The end of a cached thing's name."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 CONTROL = "monitor"  # the file's name
 WORDS = "on, off, interval=SECONDS, health=BATCHES, kernels=BATCHES, nvtx=on|off"
 LEAST = {"interval": 0.05, "health": 0, "kernels": 1}
+"""The least number that may follow each word; of seconds, steps and a window's steps."""
 LARGEST = 2**16  # bytes of the file
 
 

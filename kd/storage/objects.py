@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 TRIES = 6
+"""A request that fails is made so often."""
 PAUSE_S = 0.2  # before the second try; doubled before each further one
 LARGE, SMALL = 8 * 2**20, 2**18  # bytes of a block: where all is kept, and where blocks come and go
 STRIPES = 64  # locks: that many blocks are fetched at the same time, by all processes of a machine

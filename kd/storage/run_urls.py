@@ -30,6 +30,7 @@ MOST_FILES = 100_000  # of a run in a store
 WEIGHTS = (".ckpt", ".safetensors", ".pt2", ".onnx", ".data", ".bin", ".gz", ".npz")
 KEPT, LATEST = ".uploaded.json", f"checkpoints/{LAST}"
 TAGS = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "created")
+"""Names under which object stores keep what changes with a file's content; the first that is there counts."""
 
 
 def on_disk(place: str) -> Path:

@@ -31,6 +31,7 @@ FILES = (".ckpt", ".csv", ".html", ".json", ".jsonl", ".md", ".safetensors", ".t
 GUARDED: set[Path] = set()  # folders of runs, absolute
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags that open a file only where there is none."""
 
 
 def guard(folder: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from kd.errors import RunError, causes
+from kd.errors import RunError, cause_of_kind
 from kd.storage.checkpoints import LAST, PREVIOUS
 from kd.storage.tensors import read_checkpoint
 from kd.storage.writing import write_whole
@@ -35,7 +35,7 @@ class CheckpointFiles(TorchCheckpointIO):
         try:
             write_whole(path, lambda file: torch.save(checkpoint, file), keep)
         except (OSError, RuntimeError) as error:
-            of_disk = next((cause for cause in causes(error) if isinstance(cause, OSError)), None)
+            of_disk = cause_of_kind(error, OSError)
             if of_disk is None:
                 raise
             reason = of_disk.strerror or of_disk

@@ -26,6 +26,7 @@ KINDS = get_args(Kind)
 SCORES = {"classification": "accuracy", "multilabel": "f1", "segmentation": "iou"}
 """The score of a class, by kind."""
 ByModel = dict[str, Tensor]
+"""A tensor of each of :data:`MODELS`, by name."""
 
 
 @dataclass

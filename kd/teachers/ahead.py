@@ -22,6 +22,7 @@ from kd.teachers.answer import Answer
 from kd.teachers.base import RunTeacher
 
 Asking = Callable[[Batch], Answer]
+"""Gives the teacher's answer to a batch on the device."""
 
 
 def run_ahead(

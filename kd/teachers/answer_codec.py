@@ -388,6 +388,7 @@ class TopKCodec:
 Codec = DenseCodec | TopKCodec | MapCodec
 
 FEATURES_ALONE = "features alone"
+"""The format of records without logits."""
 
 Feature = tuple[str, str]
 """(layer, tokens): a layer of the teacher and its form, see :class:`kd.models.taps.TapSpec`."""

@@ -21,14 +21,17 @@ from kd.storage.elsewhere import json_of
 from kd.teachers.answer import ALL, Answer, Wanted
 
 HEADER = "Inference-Header-Content-Length"
+"""The header of a body in which binary tensors follow the JSON: its value is the JSON's length in bytes."""
 DIGEST = 32
 """Bytes of SHA-256."""
 CHECK = 4
 """Bytes of a record's checksum."""
 LARGEST_ANSWER = 2**30
+"""Bytes of a response that are read."""
 AGAIN = (408, 425, 429, 500, 502, 503, 504)
 """Status codes after which the same request is sent again."""
 LONGEST_WAIT_S = 30.0
+"""Seconds between two tries of a request."""
 
 
 class AnswerJournal:

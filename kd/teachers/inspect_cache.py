@@ -20,6 +20,7 @@ from kd.teachers.cache_layout import PIXELS, Layout, Parts
 DEPTH = 4
 """Folders that are searched: the given one, and those of a pack, a teacher and a kind of answer below it."""
 PARTS = ("teacher", "transform", "data", "answers")
+"""Parts of a fingerprint, see :mod:`kd.teachers.cache_layout`."""
 
 
 @dataclass

@@ -17,9 +17,11 @@ from kd.storage.elsewhere import json_of
 # What separates labels, in the order in which it is looked for; ";" always does.
 LIKELY = "|,"
 POSSIBLE = "/+& "
+"""Marks that may separate labels, but are part of many names too."""
 # Share of the labels that are labels of other cells too: several labels; and surely.
 RECURRING = 0.5
 CERTAIN = 0.9
+"""Share of the cells with a mark of which all parts recur, from which any mark separates labels."""
 QUOTED_OR_BARE = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"|([^\s,'\"][^,'\"]*)")
 """A word of a list's text: in single quotes, in double quotes, or bare."""
 NAMED = 5  # classes that a message names

@@ -28,7 +28,9 @@ from kd.storage.elsewhere import LARGEST_DATA, json_of, open_descriptor
 from kd.storage.objects import Ranged, file_system, in_one_line, is_url, small_file
 
 INDEX_LISTS = ("classes", "shards", "samples", "targets", "checksums")
+"""The lists that a pack's index must hold."""
 LARGEST_OFFSET = 2**60
+"""Bytes; an index that names a larger place in a shard is refused."""
 
 
 class Shards(Source):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from kd.errors import UserError
 
 Column = str | int
+"""A column of a list: its name, or its number where there is no header."""
 
 WORDS = {
     "train": "train", "training": "train", "trn": "train", "trainval": "train",

@@ -38,7 +38,9 @@ from kd.storage.elsewhere import LARGEST_DATA, json_of, open_regular, text_of
 from kd.storage.writing import write_text
 
 FIELDS = ("label", "cls", "class", "class_id", "class_name", "label_name", "category", "target")
+"""Fields of a sample's JSON that may hold its label, in the order in which they are looked for."""
 LABELS = ("cls", "json", "txt")
+"""Endings of a sample's files that may hold its label."""
 MAX_LABEL = 2**20  # bytes of a member that holds a label
 CAPTIONS = 0.5  # texts of which more than this share are different, and many, name no classes
 

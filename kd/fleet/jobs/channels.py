@@ -8,8 +8,11 @@ from kd.errors import UserError
 from kd.fleet.jobs.job import Job
 
 OPTIONS = {"input_mode": ("File", "FastFile"), "access": ("ro", "rw")}
+"""Settings of a channel, and their values."""
 PIPE = "Pipe is a stream that is read once, from start to end; kd reads pictures and packs by name; take FastFile"
+"""Why ``input_mode=Pipe`` is refused."""
 PLACES = "s3://BUCKET[/FOLDER], fsx://FILE_SYSTEM_ID/MOUNT_NAME[/FOLDER] or efs://FILE_SYSTEM_ID[/FOLDER]"
+"""What a channel's place may be, for messages."""
 _FILE_SYSTEM = re.compile(r"(fsx|efs)://(fs-[0-9a-f]{8,})(/.*)?")
 
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 POLL_S = 30
 NOT_THERE = ("pruner=", "confirm=", "revive=", "name=")
+"""Settings of a search that SageMaker's own has nothing for."""
 STRATEGIES = {"tpe": "Bayesian", "random": "Random", "grid": "Grid"}
+"""kd's samplers by SageMaker's names."""
 
 
 def planned(request: Request) -> tuple[SearchPlan, int]:

@@ -7,6 +7,7 @@ from kd.fleet.scaling.model import MACHINES, PASSES, Network, ShortRun, StepMode
 from kd.report.metric import duration
 
 CASE = "processes x batch"
+"""Name of the tables' first column."""
 UNKNOWN = "unknown with two readings (processes=1,2,4 gives more)"
 
 

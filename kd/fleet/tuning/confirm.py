@@ -15,7 +15,9 @@ from kd.storage.elsewhere import text_of
 from kd.storage.writing import write_text
 
 CONFIRMED = "confirm.txt"
+"""File of a search's folder that holds the confirmation's text."""
 TEST = "test"
+"""The split that a confirmation also measures, where the pictures have one."""
 
 
 def search_and_confirm(plan: SearchPlan) -> int:

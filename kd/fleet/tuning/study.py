@@ -21,6 +21,7 @@ except ImportError as error:
 
 JOURNAL = "journal.log"
 Finished = Literal["complete", "pruned", "failed"]
+"""How a trial has ended."""
 _STATES = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL,
            "running": TrialState.RUNNING}  # fmt: skip
 

@@ -33,6 +33,7 @@ from kd.storage.shown import in_html
 
 PAGE = Path(__file__).parent / "page.html"
 RETRY_S = 1
+"""Seconds after which a refused client may ask again."""
 BODIES = 16  # The bodies of all requests together are at most so many times a request's
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src blob: data:; style-src 'unsafe-inline'; "

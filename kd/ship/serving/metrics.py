@@ -6,7 +6,9 @@ from kd.ship.export.base import need
 
 EXTRA = "serve"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds of the histograms of durations."""
 PICTURES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Upper bounds of the histogram of batch sizes."""
 
 
 class Metrics:

@@ -19,6 +19,7 @@ from kd.ship.serving.bodies import Refused, check_count, count_marks, from_base6
 from kd.storage.elsewhere import json_of
 
 HEADER = "Inference-Header-Content-Length"
+"""The header of a body in which binary tensors follow the JSON: its value is the JSON's length in bytes."""
 EXTENSION = "binary_tensor_data"
 VIEWS = "kd_views"
 """Parameter of the input: its pictures are views already."""
