@@ -45,6 +45,10 @@ class Clock:
 
     On a GPU each change of phase records an event: a wait for data counts only while the device is idle, and kernels
     count where they run. Events are read steps later: nothing waits for them.
+
+    Args:
+        event: makes an event of the GPU (``torch.cuda.Event``), called when none is left to use again; None: the
+            host's clock alone counts.
     """
 
     def __init__(self, event: Callable[[], Any] | None = None) -> None:

@@ -69,7 +69,12 @@ def in_job() -> bool:
 
 @contextmanager
 def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None) -> Iterator[None]:
-    """Inside, ``handler`` (or, as it is joined, Ray) handles SIGTERM and SIGINT: the handlers before come back."""
+    """Inside, others may handle SIGTERM and SIGINT; the handlers before come back afterwards.
+
+    Args:
+        handler: called with the signal's number and the frame, as by :func:`signal.signal`; None: what runs inside sets
+            its own (Ray does when it is joined).
+    """
     main = (
         threading.current_thread() is threading.main_thread()
     )  # Python handles signals in it alone

@@ -17,8 +17,15 @@ class Best(Callback):
 
     Accuracies within one standard error of the highest count as equal: of these, the one whose answers diverge least
     from the teacher's is kept. One of 296 pictures decides nothing; the mean KL divergence varies far less.
-    A single student's weights go to ``best.ckpt``. ``save`` writes those of several to ``students/<name>``, beside a
-    ``config.yaml`` (from ``configs``) that repeats that student's run alone. Must precede the callbacks that read it.
+    A single student's weights go to ``best.ckpt``; those of several to ``students/<name>``, beside a ``config.yaml``
+    that repeats that student's run alone. Must precede the callbacks that read it.
+
+    Args:
+        monitor: the metric, as ``val/acc1``.
+        mode: ``min`` or ``max``: which way it is better.
+        configs: of several students, the text of each one's ``config.yaml``, by name; {} for a single one.
+        save: writes a student to a file; called by the first process, of several students, after each validation that
+            was the student's best.
     """
 
     def __init__(

@@ -36,7 +36,15 @@ class Loader(DataLoader):
         num_workers: int,
         pinned: bool,
     ) -> "Loader":
-        """Loads ``data`` by the keys of each batch, in so many processes; ``pinned``: for copies to a GPU."""
+        """Loads ``data`` by the keys of each batch.
+
+        Args:
+            data: gives a sample for a key.
+            batches: lists of keys, one a batch.
+            collate: a list of samples -> a batch; each worker calls it.
+            num_workers: processes; 0: this one loads.
+            pinned: the batches' memory is such that a GPU copies from it without a wait.
+        """
         return cls(
             data,
             batch_sampler=batches,

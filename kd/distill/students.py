@@ -141,7 +141,13 @@ class Students(nn.ModuleDict):
     def learn(
         self, batch: Batch, answer: Answer, before_each: Callable[[], None]
     ) -> dict[str, Terms]:
-        """The losses of one batch, by student; ``before_each`` is called before each student's turn."""
+        """The losses of one batch, by student.
+
+        Args:
+            batch: on the students' device.
+            answer: the teacher's to the same pictures.
+            before_each: called before each student's turn.
+        """
         terms = {}
         for name, student in self.named().items():
             before_each()

@@ -35,7 +35,7 @@ TRIED_ROOM = 0.1
 
 
 def median_ms(call: Callable[[], Any], device: torch.device) -> float:
-    """Median of three calls in milliseconds, after one that warms up; waits for the device."""
+    """Median of three calls of ``call`` in milliseconds, after one that warms up; waits for the device."""
     call()
     seconds = timeit.repeat(call, timer=partial(_clock, device), number=1, repeat=3)
     return 1000 * statistics.median(seconds)
@@ -155,7 +155,8 @@ def tried_size(
         most: pictures.
         memory: what else there is.
         available: bytes.
-        peak: bytes that a step with so many pictures took at most; ``None``: more than there are.
+        peak: runs a step with so many pictures, and gives the most bytes that it took; ``None``: more than there are.
+            Called for a few numbers of pictures.
     """
     peak_of_all = peak(size)
     while peak_of_all is None and size > 1:

@@ -38,7 +38,12 @@ def choose_precision(accelerator: str) -> tuple[str, str]:
 def precision_of_cpu(
     capabilities: Mapping[str, object], measured: Callable[[], float]
 ) -> tuple[str, str]:
-    """The precision of a CPU and the reason; oneDNN emulates bfloat16 on any AVX512: that says nothing."""
+    """The precision of a CPU and the reason; oneDNN emulates bfloat16 on any AVX512: that says nothing.
+
+    Args:
+        capabilities: of the CPU, as torch names them.
+        measured: times a product of matrices in bfloat16, in units of float32's; called where no capability decides.
+    """
     named = next((name for name in BFLOAT16 if capabilities.get(name)), None)
     if named:
         return "bf16-mixed", f"precision: bf16-mixed, as this CPU has {named}"

@@ -178,7 +178,16 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def trial(model: Callable[[Tensor], Out], prepare: Prepare, count: int) -> Out:
-    """A forward of ``count`` black pictures, to see the shapes that layers give."""
+    """A forward of ``count`` black pictures, to see the shapes that layers give.
+
+    Args:
+        model: called once, with what ``prepare`` makes of the pictures.
+        prepare: the model's preprocessing.
+        count: N of the pictures ``(N, 3, *prepare.size)``.
+
+    Returns:
+        What the model gave.
+    """
     unknown = isinstance(prepare, Given) and prepare.function is None
     pictures = torch.zeros(count, 3, *prepare.size, dtype=torch.float32 if unknown else torch.uint8)
     try:
@@ -199,7 +208,17 @@ def input_of(
     prepare: Callable[[Tensor], Tensor] | None = None,
     argument: str = "prepare",
 ) -> Prepare:
-    """What is given, or what timm says of the model; for other models it must be given, or float pictures."""
+    """What is given, or what timm says of the model; for other models it must be given, or float pictures.
+
+    Args:
+        model: the model, or any function of pictures.
+        name: of the model, for messages.
+        prepare: uint8 pictures ``(N, 3, H, W)`` -> the model's input; called for every batch.
+        argument: the user's name for ``prepare``, for messages.
+
+    Raises:
+        TypeError: ``prepare`` is not callable.
+    """
     if prepare is not None and not callable(prepare):
         raise TypeError(
             f"{argument}: must be a kd.Preprocess or a function of uint8 pictures, got {prepare!r}"

@@ -94,7 +94,13 @@ class Taps:
     def add(
         self, patterns: str | list[str], run: Callable[[], Any] | None = None, key: str = KEY
     ) -> None:
-        """Adds layers to read; ``run`` runs one small forward, by which ``maps`` is found."""
+        """Adds layers to read.
+
+        Args:
+            patterns: their paths, with ``*``, or the names ``maps`` and ``prelogits``.
+            run: runs the model once; called where ``maps`` has to be found. None: on two pictures of zeros.
+            key: the setting that names the layers, for messages.
+        """
         for path in self.paths(patterns, run, key):
             self._keys.setdefault(path, key)
             if path in self._hooked:

@@ -224,7 +224,14 @@ def look_at(
     batches: Iterable[Batch],
     device: torch.device,
 ) -> Labelled:
-    """Features ``(N, D)`` of the split ``probe`` by model; each process runs its share, and all get the whole."""
+    """Features ``(N, D)`` of the split ``probe`` by model; each process runs its share, and all get the whole.
+
+    Args:
+        models: each gives features ``(N, D)`` for pictures ``(N, 3, H, W)``; called for every batch.
+        data: holds the split.
+        batches: this process's share of it.
+        device: of the models.
+    """
     indices = []
     targets = []
     features: dict[str, list[Tensor]] = {name: [] for name in models}

@@ -158,7 +158,11 @@ def begin(
 ) -> Begun:
     """The one place that decides where a student's first weights come from, and what ``patch_size: auto`` means.
 
-    ``model``: of its :func:`own_patches`; ``build`` makes another where it gets its teacher's.
+    Args:
+        asked: the student's settings, perhaps with ``patch_size: auto``.
+        model: the student's, built with its :func:`own_patches`.
+        teacher: the run's, or None.
+        build: makes a model of other settings; called where the student gets its teacher's patches.
     """
     spec = own_patches(asked)
     start, note, parent = _start(spec, model, teacher)

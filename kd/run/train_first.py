@@ -47,7 +47,17 @@ def teacher_settings(
     resolved: Callable[[list[str]], dict[str, Any]],
     trusted: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The settings that give the run its recipe's teacher, which is trained now if need be; empty where it has one."""
+    """The settings that give the run its recipe's teacher, which is trained now if need be; empty where it has one.
+
+    Args:
+        config: the run's settings, resolved.
+        typed: ``key=value`` items of the command line.
+        resolved: gives all settings for a command line's words; called for the teacher's own run.
+        trusted: what the user trusts beside the list of classes.
+
+    Raises:
+        UserError: settings of a teacher that do not fit each other, or its training failed.
+    """
     refuse_random_weights(config)
     teacher = config["model"]["teacher"]
     if (

@@ -140,7 +140,12 @@ def predict(
 
 
 def _read(name: str, view: Callable[[Any], Any]) -> tuple[torch.Tensor, tuple[int, int]] | str:
-    """View and size of a picture, or why it can't be read."""
+    """View and size (height, width) of a picture, or why it can't be read.
+
+    Args:
+        name: the file.
+        view: the picture, uint8 ``(3, H, W)`` -> the model's view of it; called by a thread of the pool.
+    """
     try:
         with open_regular(name, MAX_BYTES) as stream:
             picture = decode(stream.read())

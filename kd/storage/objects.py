@@ -72,6 +72,10 @@ def file_system(url: str, key: str = "data.source.root") -> tuple[Any, str]:
 def tried(attempt: Callable[[], Given], what: str) -> Given:
     """The result of an attempt that may fail on the way, after some more of them.
 
+    Args:
+        attempt: called up to :data:`TRIES` times, with pauses that double.
+        what: went wrong where all fail, for the message.
+
     Raises:
         FileNotFoundError: no such file: another try would change nothing.
         OSError: all have failed; the message names ``what`` and the last reason.

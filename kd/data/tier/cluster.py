@@ -128,7 +128,13 @@ class GpuMaker(BatchMaker):
         return super().greet()
 
     def learn(self, work: int, data: Samples, collate: Callable[..., Batch]) -> None:
-        """Decoders learn to make samples, which become a batch here."""
+        """Decoders learn to make samples, which become a batch here.
+
+        Args:
+            work: number of the kind of batches.
+            data: gives samples for keys.
+            collate: samples -> a batch; this process calls it, the decoders make a list of their samples.
+        """
         data_there = self.ray.put(data)
         self._all([decoder.learn.remote(work, data_there, list) for decoder in self.decoders])
         with self._known:

@@ -63,7 +63,7 @@ class Tier:
     Args:
         spec: where it is.
         makers: of this process; default: its share of all cores of the tier.
-        rank: number and count of the training processes, once they are known.
+        rank: gives this training process's number, and how many there are; called when the first batch is read.
 
     Raises:
         UserError: Ray is not installed.
@@ -124,7 +124,13 @@ class Tier:
     def loader(
         self, data: Dataset[Any], batches: Iterable[list[Key]], collate: Callable[..., Any]
     ) -> TierLoader:
-        """See :class:`TierLoader`. The same work again is known to the makers already."""
+        """See :class:`TierLoader`. The same work again is known to the makers already.
+
+        Args:
+            data: gives samples for keys; sent to the makers.
+            batches: lists of keys, one a batch.
+            collate: samples -> a batch; the makers call it.
+        """
         number = None
         for i, (known_data, known_collate) in enumerate(self.works):
             if known_data is data and known_collate is collate:

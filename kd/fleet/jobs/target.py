@@ -31,7 +31,13 @@ class Outcome:
 
 
 def followed(name: str, poll: Callable[[], tuple[str, Outcome | None]], seconds: float) -> Outcome:
-    """Polls a job until it has an outcome; prints each new state."""
+    """Polls a job until it has an outcome; prints each new state.
+
+    Args:
+        name: of the job, for the lines.
+        poll: gives the state in one line, and the outcome once the job has ended.
+        seconds: between two polls.
+    """
     last = ""
     while True:
         state, outcome = poll()

@@ -67,7 +67,11 @@ def _as_if_trained(model: nn.Module) -> nn.Module:
 
 
 def several(loads: Sequence[Callable[[], Call]]) -> Call:
-    """Opens models in one process, which then runs one of them: ``(number of the model, pictures)``."""
+    """Opens models in one process, which then runs one of them: ``(number of the model, pictures)``.
+
+    Args:
+        loads: each opens a model; called once, here.
+    """
     calls = [load() for load in loads]
 
     def call(which_and_pictures: tuple[int, Any]) -> object:
