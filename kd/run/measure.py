@@ -311,15 +311,11 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
     results = []
     answers: list[Answers] = []  # of each model, where the task's answers are rows of a table
     for subject, listeners in zip(measured, proof.listeners, strict=True):
-        of_subject = None
+        readers = [*listeners]
         if task.in_rows:
-            of_subject = Answers(task, subject.classes)
-        readers = listeners
-        if of_subject is not None:
-            readers = [of_subject, *listeners]
+            answers.append(Answers(task, subject.classes))
+            readers.insert(0, answers[-1])
         results.append(measure(subject, options, readers, own_data))
-        if of_subject is not None:
-            answers.append(of_subject)
     proof.add_to(results)
     evaluation = Evaluation.written(results, [subject.run for subject in measured], options)
     if options.disputed and measured[0].run is not None:
