@@ -32,6 +32,7 @@ class Pair(Protocol):
     run: Path | None
     model: nn.Module
     prepare: Prepare
+    classes: list[str]
     data: DistillationDataModule
     task: Task
     teacher: RunTeacher | None

@@ -3,42 +3,28 @@
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kd.callbacks.fidelity import thumbnail
-from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.sources import printable
 from kd.data.transforms import EvalView
 from kd.errors import UserError
 from kd.models.taps import classifier_of
+from kd.run.cascade import Pair
 from kd.storage.elsewhere import mapping_of
 from kd.storage.shown import Table
 from kd.storage.writing import write_json, write_text
-from kd.tasks import Task
 from kd.tasks.disputed import Disputed, disputed_labels
-from kd.teachers import RunTeacher
 
 FILE = "disputed.json"
 TABLE = "disputed_labels.csv"
 EXAMPLES = 24
 """Pictures on the page."""
 COLUMNS = ("picture", "label", "suggested", "p_label", "p_suggested", "teacher", "student")
-
-
-class Pair(Protocol):
-    """A student and its teacher (:class:`kd.run.measure.Subject`)."""
-
-    run: Path | None
-    model: nn.Module
-    classes: list[str]
-    data: DistillationDataModule
-    task: Task
-    teacher: RunTeacher | None
 
 
 def check_disputes(pairs: Sequence[Pair]) -> None:
