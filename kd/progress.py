@@ -7,6 +7,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 CALM = 10.0  # seconds between two lines in a log file
+CALM_AT_START = 4.0  # likewise, before the first step: nothing else shows that a run is alive
 
 
 class Lines:
@@ -75,13 +76,13 @@ COUNTED = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt}{unit}, {rate
 """A bar whose end is known."""
 
 
-def drawn() -> dict[str, Any]:
-    """Where a bar is drawn, and how often: on a terminal, or as a line every ten seconds."""
+def drawn(calm: float = CALM) -> dict[str, Any]:
+    """Where a bar is drawn, and how often: on a terminal, or as a line every ``calm`` seconds."""
     if sys.stderr.isatty():
         return {"file": Canvas(sys.stderr), "mininterval": 0.5}
     return {
         "file": Lines(sys.stderr),
-        "mininterval": CALM,
+        "mininterval": calm,
         "miniters": 1,
         "ncols": 80,
         "ascii": True,
@@ -89,12 +90,18 @@ def drawn() -> dict[str, Any]:
 
 
 def bar(
-    iterable: Iterable[Any] | None = None, *, label: str, unit: str = " images", **kwargs: Any
+    iterable: Iterable[Any] | None = None,
+    *,
+    label: str,
+    unit: str = " images",
+    calm: float | None = None,
+    **kwargs: Any,
 ) -> tqdm:
-    """A bar on stderr that is erased at its end; without a terminal a line every ten seconds."""
+    """A bar on stderr that is erased at its end; without a terminal a line every ``calm`` seconds (10)."""
+    calm = CALM if calm is None else calm
     delay = 0.0
     if not sys.stderr.isatty():
-        delay = CALM
+        delay = calm
     label = " ".join(label.split())
     known = kwargs.get("total") is not None or hasattr(iterable, "__len__")
     shape = COUNTED if known else None
@@ -106,6 +113,6 @@ def bar(
         delay=delay,
         bar_format=shape,
         dynamic_ncols=sys.stderr.isatty(),
-        **drawn(),
+        **drawn(calm),
         **kwargs,
     )

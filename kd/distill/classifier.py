@@ -16,7 +16,7 @@ from kd.distill.inherit.ridge import fit_linear
 from kd.distill.student import Student
 from kd.models.loading import has_new_classifier
 from kd.models.preprocess import evaluating
-from kd.progress import bar
+from kd.progress import CALM_AT_START, bar
 from kd.tasks.features import starting_classifier
 from kd.teachers import RunTeacher
 from kd.teachers.answer import ALL, Wanted
@@ -104,7 +104,9 @@ def fit_to_answers(
     hidden = getattr(rank_zero_only, "rank", 0) != 0
     hook = classifier.register_forward_pre_hook(record)
     with hook, evaluating(student.model):
-        for part in bar(sample.split(BATCH), label="a first classifier", disable=hidden):
+        for part in bar(
+            sample.split(BATCH), label="a first classifier", calm=CALM_AT_START, disable=hidden
+        ):
             student.model(student.prepare(part))
             answer = teacher.answer(Batch(image=part), Wanted()).logits[ALL]
             assert isinstance(answer, Tensor)
@@ -134,7 +136,11 @@ def _features(
     labelled_pictures = iter(sample(count, True))
     hook = classifier.register_forward_pre_hook(record)
     hidden = getattr(rank_zero_only, "rank", 0) != 0
-    with hook, evaluating(student.model), bar(label="a first classifier", disable=hidden) as shown:
+    with (
+        hook,
+        evaluating(student.model),
+        bar(label="a first classifier", calm=CALM_AT_START, disable=hidden) as shown,
+    ):
         while batch := list(islice(labelled_pictures, BATCH)):
             pictures = torch.stack([picture for picture, _ in batch])
             student.model(student.prepare(pictures))

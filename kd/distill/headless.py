@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from kd.data.batch import Batch, DataInfo, real_rows
 from kd.distill.inherit.pair import final_norm
+from kd.distill.inherit.stream import shown
 from kd.distill.objective import Objective
 from kd.distill.student import Student
 from kd.models.own import logits_of
@@ -47,6 +48,7 @@ class HeadlessStudent(Student):
         message = super().begin(pictures)
         if self.start == "inherited" and pictures is not None:
             self._centre(pictures(self.sample_size))
+            self.sample_taps = None  # of features that were not centred
         return message
 
     @torch.no_grad()
@@ -56,7 +58,9 @@ class HeadlessStudent(Student):
         if bias is None:
             return
         with evaluating(self.model):
-            features = [logits_of(self.model(self.prepare(part))) for part in pictures.split(64)]
+            features = []
+            for part in shown(pictures.split(64), "mean of the features"):
+                features.append(logits_of(self.model(self.prepare(part))))
         bias -= torch.cat(features).mean(dim=0)
         if self.average is not None:
             self.average.set(self.model)

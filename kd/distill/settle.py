@@ -1,7 +1,7 @@
 """What losses must know of the teachers' features before the first step: a sample's statistics."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
@@ -11,15 +11,14 @@ from kd.clock import part_of_the_start
 from kd.data.batch import Batch
 from kd.distill.feature_taps import Read
 from kd.distill.inherit.ridge import fit_projection
+from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.student import Student
 from kd.distill.students import Students
-from kd.losses import FeatureRegression
 from kd.losses.ranks import without_gather
-from kd.losses.targets import Standardizer
 from kd.models.preprocess import evaluating
-from kd.progress import bar
+from kd.progress import CALM_AT_START, bar
 from kd.teachers import RunTeacher
-from kd.teachers.answer import Answer
+from kd.teachers.answer import Answer, Layer
 
 
 @part_of_the_start("fit of the losses' projections")
@@ -32,6 +31,8 @@ def settle_losses(
 ) -> None:
     """Standardises the teachers' features by a sample, and fits linear projections of inherited features to it.
 
+    What the student's own start has read already is not read again.
+
     Args:
         students: of the run; those whose losses need neither are left alone.
         teacher: of the run.
@@ -39,46 +40,92 @@ def settle_losses(
         broadcast: gives every process the first one's object.
     """
     for student in students.named().values():
-        losses = student.objective.active
-        modules = [module for loss in losses.values() for module in loss.modules()]
-        standardizers = [module for module in modules if isinstance(module, Standardizer)]
-        has_regression = any(isinstance(module, FeatureRegression) for module in modules)
-        fits_projections = student.start == "inherited"
-        if not standardizers and not (fits_projections and has_regression):
+        taps = student.sample_taps
+        student.sample_taps = None
+        if not student.is_settled_by_sample:
             continue
-        read, answer = _answers(student, teacher, sample(student.sample_size))
+        outputs = _read_by_the_start(student, taps)
+        if outputs is None:
+            outputs = _read_anew(student, teacher, sample(student.sample_size))
+        read, answer = _joined(student, outputs)
+        losses = student.objective.active
         with without_gather():
             for (
                 loss,
                 student_features,
                 teacher_features,
             ) in student.objective.feature_taps.regressions(losses, read, answer):
-                inputs, outputs = loss.settle(student_features, teacher_features)
-                if fits_projections:
-                    fit_projection(loss.projection, inputs, outputs)
+                inputs, targets = loss.settle(student_features, teacher_features)
+                if student.start == "inherited":
+                    fit_projection(loss.projection, inputs, targets)
         # The first process's for all: another machine's eigenvectors may differ in sign.
-        for standardizer in standardizers:
+        for standardizer in student.standardizers:
             standardizer.load_state_dict(broadcast(standardizer.state_dict()))
 
 
-def _answers(student: Student, teacher: RunTeacher, pictures: Tensor) -> tuple[Read, Answer]:
-    """How to read the student's layers, and the teacher's answer, for all pictures, uint8 ``(N, 3, H, W)``."""
-    tapped_batches = []  # what the student's taps caught of each batch
-    teacher_batches = []  # the teacher's features of each batch, by layer
+class SampleOutputs(NamedTuple):
+    """What losses read of a sample, batch by batch."""
+
+    student: list[dict[str, Tensor]]
+    """What the student's taps caught, by path."""
+    teacher: list[dict[Layer, Tensor]]
+    """The teachers' features."""
+
+
+def _read_by_the_start(student: Student, taps: SampleTaps | None) -> SampleOutputs | None:
+    """What the fit of the student's start has read; None where the losses read a layer that it did not run."""
+    if taps is None:
+        return None
+    paths: set[str] = set()
+    for layers, _ in student.objective.layers_of_student.values():
+        paths.update(layers)
+    student_batches = taps.caught(student.model)
+    teacher_batches = taps.caught(taps.teacher)
+    wanted = list(student.objective.wanted.features)
+    teacher_paths = {path for _, path, _ in wanted}
+    if not student_batches or not teacher_batches:
+        return None
+    if not all(paths <= set(caught) for caught in student_batches):
+        return None
+    if not all(teacher_paths <= set(caught) for caught in teacher_batches):
+        return None
+
+    teacher_taps = taps.on(taps.teacher)
+    features = []
+    for caught in teacher_batches:
+        of_batch = {}
+        for layer in wanted:
+            _, path, tokens = layer
+            (feature,) = teacher_taps.read(caught, path, tokens)
+            of_batch[layer] = feature.float()
+        features.append(of_batch)
+    return SampleOutputs(student_batches, features)
+
+
+def _read_anew(student: Student, teacher: RunTeacher, pictures: Tensor) -> SampleOutputs:
+    """Runs student and teacher on the pictures."""
+    tapped_batches = []
+    teacher_batches = []
     hidden = getattr(rank_zero_only, "rank", 0) != 0
     parts = pictures.split(64)
-    for part in bar(parts, label="what the losses read", unit=" parts", disable=hidden):
+    label = "what the losses read"
+    for part in bar(parts, label=label, unit=" parts", calm=CALM_AT_START, disable=hidden):
         with evaluating(student), student.taps as tapped:
             student.model(student.prepare(part))
         tapped_batches.append(tapped)
         answer = teacher.answer(Batch(image=part), student.objective.wanted)
-        teacher_batches.append(answer.features)
+        teacher_batches.append(dict(answer.features))
+    return SampleOutputs(tapped_batches, teacher_batches)
+
+
+def _joined(student: Student, outputs: SampleOutputs) -> tuple[Read, Answer]:
+    """How to read the student's layers, and the teacher's answer, for all pictures."""
 
     def read(layers: list[str], form: str) -> list[Tensor]:
-        batches = [student.taps.read(tapped, layers, form) for tapped in tapped_batches]
+        batches = [student.taps.read(caught, layers, form) for caught in outputs.student]
         return [torch.cat(of_one_layer) for of_one_layer in zip(*batches, strict=True)]
 
     features = {}
-    for layer in teacher_batches[0]:
-        features[layer] = torch.cat([batch[layer] for batch in teacher_batches])
+    for layer in outputs.teacher[0]:
+        features[layer] = torch.cat([batch[layer] for batch in outputs.teacher])
     return read, Answer(features=features)

@@ -13,8 +13,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from kd.clock import annotate
 from kd.data.batch import Batch, DataInfo
+from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.objective import Objective, Terms
 from kd.errors import UserError
+from kd.losses import FeatureRegression
+from kd.losses.targets import Standardizer
 from kd.models import Prepare, Preprocess, StudentSpec, trial
 from kd.models.attention import training_attention
 from kd.models.build import AUTO
@@ -82,6 +85,8 @@ class Student(nn.Module):
         self.train()  # Lightning leaves modes as it finds them
         self.taps = Taps(model, [], prepare)
         objective.bind(data, teacher, model, self.taps, self._trial)
+        self.sample_taps: SampleTaps | None = None
+        """What its losses read of both models while its start was fitted; it is freed when the losses are settled."""
         self._lender: Any = None  # whose classifier SimKD takes over
         self._prepare_classifier(teacher)
 
@@ -246,6 +251,23 @@ class Student(nn.Module):
         if is_plain and is_model_pretrained(self.spec.arch):
             message += "; model.student.pretrained=true starts from timm's"
         return message
+
+    @property
+    def standardizers(self) -> list[Standardizer]:
+        """What standardises the teachers' features, of all losses."""
+        losses = self.objective.active.values()
+        modules = [module for loss in losses for module in loss.modules()]
+        return [module for module in modules if isinstance(module, Standardizer)]
+
+    @property
+    def is_settled_by_sample(self) -> bool:
+        """Whether its losses need a sample before the first step: to standardise by, or to fit projections to."""
+        if self.standardizers:
+            return True
+        losses = self.objective.active.values()
+        modules = [module for loss in losses for module in loss.modules()]
+        has_regression = any(isinstance(module, FeatureRegression) for module in modules)
+        return self.start == "inherited" and has_regression
 
     @property
     def sample_size(self) -> int:

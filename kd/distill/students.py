@@ -10,11 +10,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from kd.clock import part_of_the_start
 from kd.data.batch import Batch, DataInfo
 from kd.distill.inherit import inherit_together
+from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.objective import Terms
 from kd.distill.student import Student
 from kd.errors import UserError
+from kd.models.taps import Taps
 from kd.optim import Pace, Together
-from kd.teachers import RunTeacher
+from kd.report.records import FIT_OF_THE_START
+from kd.teachers import FrozenTeacher, RunTeacher
 from kd.teachers.answer import Answer, Wanted
 
 ONLY = "student"
@@ -102,13 +105,16 @@ class Students(nn.ModuleDict):
             models = [(student.model, student.prepare) for student in students]
             sample = pictures(count)
             parent_teacher = teacher.members[parent]
+            parent_model = parent_teacher.original()
+            taps = _taps_of_losses(students, parent_teacher, parent_model)
             try:
-                with part_of_the_start("fit of the inherited start"):
+                with part_of_the_start(FIT_OF_THE_START):
                     inherit_together(
                         models,  # type: ignore[arg-type]
-                        parent_teacher.original(),
+                        parent_model,
                         sample,
                         parent_teacher.prepare,
+                        taps,
                     )
             except ValueError as error:
                 raise UserError(f"model.student.inherit: {error}") from error
@@ -169,6 +175,39 @@ class Students(nn.ModuleDict):
         """Brings classifiers that are made of the teacher's up to date."""
         for student in self.named().values():
             student.take_classifier()
+
+
+def _taps_of_losses(
+    students: list[Student], parent: FrozenTeacher, parent_model: nn.Module
+) -> SampleTaps:
+    """Taps on what the students' losses read of themselves and of the teacher whose layers they take.
+
+    Students whose losses read other teachers, too, or no features at all, get none.
+
+    Args:
+        students: of one parent; each gets the taps as its ``sample_taps``.
+        parent: the teacher.
+        parent_model: its model as the fit runs it.
+    """
+    taps: dict[nn.Module, Taps] = {}
+    teacher_paths: list[str] = []
+    reading_students = []
+    for student in students:
+        layers = list(student.objective.wanted.features)
+        of_parent = all(member == student.parent for member, _, _ in layers)
+        if of_parent and student.is_settled_by_sample:
+            reading_students.append(student)
+            taps[student.model] = student.taps
+            teacher_paths += [path for _, path, _ in layers]
+    if reading_students:
+        is_the_same = parent_model is parent.model
+        taps[parent_model] = (
+            parent.taps if is_the_same else Taps(parent_model, [teacher_paths], parent.prepare)
+        )
+    sample_taps = SampleTaps(taps, parent_model)
+    for student in reading_students:
+        student.sample_taps = sample_taps
+    return sample_taps
 
 
 class StepOutput(TypedDict):

@@ -10,8 +10,9 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
+from kd.clock import part_of_the_start
 from kd.data.datamodule import DistillationDataModule
-from kd.progress import bar
+from kd.progress import CALM_AT_START, bar
 
 MOST_IN_A_TRIAL = 256
 """Pictures at most in a trial run: it is to show that all parts work, in seconds."""
@@ -31,10 +32,15 @@ def sample_for_fits(trainer: Trainer, data: DistillationDataModule) -> Callable[
     reason = why_trial(trainer)
 
     @cache
+    @part_of_the_start("pictures for the fits")
     def decoded(number: int) -> Tensor:
         hidden = getattr(rank_zero_only, "rank", 0) != 0
         shown = bar(
-            data.sample(number), label="pictures for the fits", total=number, disable=hidden
+            data.sample(number),
+            label="pictures for the fits",
+            calm=CALM_AT_START,
+            total=number,
+            disable=hidden,
         )
         return torch.stack([picture for picture, _ in shown])
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kd.report.facts import BUSY, DATA_WAIT_AT, STUDENT_PHASES, Facts
 from kd.report.ratio import ratio, share, speedup, without
-from kd.report.records import percentile
+from kd.report.records import FIT_OF_THE_START, percentile
 from kd.report.step_facts import COMPUTING, phase_share
 
 WORTH = 1.1  # a lever below this gain is not worth naming
@@ -297,7 +297,10 @@ def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit
     text = f"start-up takes {startup_s:.0f} of {run_s:.0f} s ({share(startup_s, run_s):.0%}), most of it {longest}"
     if parts:
         text += f" ({parts[longest]:.0f} s)"
-    lever = f"shorten '{longest}', or train longer in one run: at most"
+    shorter = f"shorten '{longest}'"
+    if longest == FIT_OF_THE_START:
+        shorter = "fit the start on fewer pictures (model.student.inherit_pictures)"
+    lever = f"{shorter}, or train longer in one run: at most"
     return Limit("startup", text, lever, speedup(run_s, run_s - startup_s))
 
 

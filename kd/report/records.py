@@ -37,6 +37,8 @@ PHASES = (
 
 ``forward`` is the forward pass and loss of a training that is not kd's; ``rest`` what a plain loop gives no name.
 """
+FIT_OF_THE_START = "fit of the inherited start"
+"""The part of a run's start-up in which a student gets its teacher's layers."""
 LIMIT = 20_000  # lines a file: a few MB
 THINNED = ("step", "sample", "tier")
 Kind = type | tuple[type, ...]

@@ -219,35 +219,42 @@ def _relative_student(spec: StudentSpec, teacher: RunTeacher | None) -> StudentS
             f"model.student.arch: {AUTO} takes a relative of the teacher, and there is none"
         )
     parent = next(iter(teacher.members.values()))
-    kwargs = _relative_kwargs(parent)
-    if kwargs is None:
+    try:
+        kwargs = _relative_kwargs(parent)
+    except ValueError as error:
         raise UserError(
-            f"model.student.arch: {AUTO} needs a teacher whose layers can be inherited, got {parent.arch}"
-        )
+            f"model.student.arch: {AUTO} needs a teacher whose layers can be inherited, got {parent.arch}: {error}"
+        ) from error
     if spec.img_size is not None:
         size = spec.img_size
     else:
         size = parent.spec.img_size
-    say(f"model.student: {parent.arch} with {kwargs}, a quarter of its teacher (arch={AUTO})")
+    say(
+        f"model.student: {parent.arch} with {kwargs}, a smaller relative of its teacher (arch={AUTO})"
+    )
     return replace(spec, arch=parent.arch, img_size=size, kwargs={**kwargs, **spec.kwargs})
 
 
-def _relative_kwargs(parent: FrozenTeacher) -> dict[str, Any] | None:
-    """Arguments of a teacher's relative of a quarter of its size; None: it has none that inherits."""
+def _relative_kwargs(parent: FrozenTeacher) -> dict[str, Any]:
+    """Arguments of a teacher's relative of a quarter of its size.
+
+    Raises:
+        ValueError: no relative of it could inherit; one line says why.
+    """
     from kd.distill.inherit import relative_of
 
-    if parent.closed or parent.spec.builder is not None:
-        return None
-    halves = relative_of(parent.model)
-    if halves is None:
-        return None
-    return {**parent.spec.kwargs, **halves}
+    if parent.closed:
+        raise ValueError(f"the teacher {parent.closed}")
+    if parent.spec.builder is not None:
+        raise ValueError("the teacher is built by a function of your own")
+    return {**parent.spec.kwargs, **relative_of(parent.model)}
 
 
 def _what_can(parent: FrozenTeacher) -> str:
     """Names a student that could start from the teacher's layers, for a message; "" where there is none."""
-    kwargs = _relative_kwargs(parent)
-    if kwargs is None:
+    try:
+        kwargs = _relative_kwargs(parent)
+    except ValueError:
         return ""
     settings = ", ".join(f"{name}: {value}" for name, value in kwargs.items())
     arch = f"model.student.arch={parent.arch}"

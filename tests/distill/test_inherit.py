@@ -15,6 +15,7 @@ from kd.data.batch import DataInfo
 from kd.errors import UserError
 from kd.losses import KDLoss
 from kd.models import StudentSpec, TeacherSpec, build_model
+from kd.report.records import FIT_OF_THE_START, read_run
 from kd.run.assemble import assemble
 from tests._helpers import ARCH, CLASSES, TINY, save_teacher
 
@@ -34,7 +35,11 @@ def test_a_teacher_without_a_classifier_gives_a_student_its_layers(
     ]
     assert train_main([f"recipe={recipe}", *items, "trainer.max_epochs=1", "optim.lr=1e-12"]) == 0
     assert "starts from random weights" not in capsys.readouterr().out
-    file = recipe.parent / "runs" / "tiny" / "000" / "student.safetensors"
+    run = recipe.parent / "runs" / "tiny" / "000"
+    startup = read_run(run).event("startup")
+    assert startup is not None
+    assert {FIT_OF_THE_START, "pictures for the fits"} <= set(startup["parts"])
+    file = run / "student.safetensors"
     ours, theirs = (load_file(f)["patch_embed.proj.weight"].flatten(1) for f in (file, headless))
     theirs = theirs - theirs.mean(
         0

@@ -8,7 +8,7 @@ import pytest
 from kd.report import limits
 from kd.report import rules as v
 from kd.report.facts import Facts
-from kd.report.records import RunRecords
+from kd.report.records import FIT_OF_THE_START, RunRecords
 from kd.report.rules import Explained
 from kd.report.step_facts import step_ms
 from tests._pages import HEALTHY, run_of
@@ -376,6 +376,14 @@ def test_the_costly_callback_is_named() -> None:
     assert limit is not None
     assert "Slow.on_train_batch_start alone 45 ms" in limit.text
     assert limits.bookkeeping_bound(given({"student": 95.0, "logging": 5.0})) is None
+
+
+def test_a_long_fit_of_the_start_names_its_setting() -> None:
+    parts = {"imports, models, data": 60.0, FIT_OF_THE_START: 1500.0}
+    limit = limits.startup_bound(given({}, startup={"s": 1560.0, "parts": parts}, planned_s=1680.0))
+    assert limit is not None
+    assert "most of it fit of the inherited start (1500 s)" in limit.text
+    assert "model.student.inherit_pictures" in limit.lever
 
 
 def test_startup_needs_a_long_start_of_a_short_run() -> None:

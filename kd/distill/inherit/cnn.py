@@ -17,6 +17,8 @@ from kd.distill.inherit.maps import (
 )
 from kd.distill.inherit.pair import check_copy
 from kd.distill.inherit.ridge import fit_linear
+from kd.distill.inherit.sample_taps import SampleTaps
+from kd.distill.inherit.stream import shown
 from kd.models.preprocess import Images, Preprocess
 
 PART = 32
@@ -58,7 +60,8 @@ def fit_at_places(
     """
     count = rows_needed(layer) // len(inputs)
     rows = []
-    for number, (part, target) in enumerate(zip(inputs, targets, strict=True)):
+    pairs = shown(zip(inputs, targets, strict=True), "a layer", len(inputs))
+    for number, (part, target) in enumerate(pairs):
         with caught([layer]) as read:
             run(part)
         positions = positions_in(target, number, count)
@@ -79,6 +82,7 @@ def fit_classifier(
     student_input: Preprocess,
     teacher_input: Preprocess,
     start: Tensor,
+    taps: SampleTaps,
 ) -> None:
     """Fits the student's classifier to the teacher's answers to all pictures, the rest of it fitted already.
 
@@ -89,18 +93,26 @@ def fit_classifier(
         student_input: how the student's pictures are resized and normalised.
         teacher_input: how the teacher's are.
         start: the weight's start, ``(classes, C)``.
+        taps: get what tapped layers of the models give on the sample.
 
     Raises:
         ValueError: the student is a copy of the teacher's size, and answers differently.
     """
     features, logits = [], []
-    for part in pictures.split(PART):
-        last = student.forward_features(student_input(part))
-        features.append(student.forward_head(last, pre_logits=True))
-        logits.append(teacher(teacher_input(part)))
-    fit_linear(student.get_classifier(), [(torch.cat(features), torch.cat(logits))], start)
+    parts = pictures.split(PART)
+    for number, part in enumerate(shown(parts, "the classifier")):
+        with taps.of_part(student, number):
+            last = student.forward_features(student_input(part))
+            features.append(student.forward_head(last, pre_logits=True))
+        with taps.of_part(teacher, number):
+            logits.append(teacher(teacher_input(part)))
+    classifier = student.get_classifier()
+    fit_linear(classifier, [(torch.cat(features), torch.cat(logits))], start)
+    for number, pooled in enumerate(features):
+        with taps.of_part(student, number):
+            classifier(pooled)
     if _same_shapes(student, teacher) and student_input.size == teacher_input.size:
-        answers = [student(student_input(part)) for part in pictures.split(PART)]
+        answers = [student(student_input(part)) for part in shown(parts, "check of the copy")]
         check_copy(torch.cat(answers), torch.cat(logits))
 
 

@@ -43,7 +43,8 @@ from kd.distill.inherit.maps import (
     under_kernel,
     windows,
 )
-from kd.distill.inherit.stream import progress
+from kd.distill.inherit.sample_taps import SampleTaps
+from kd.distill.inherit.stream import progress, shown
 from kd.models.preprocess import Images, Preprocess
 
 
@@ -127,6 +128,7 @@ def inherit_convnext(
     pictures: Images,
     student_input: Preprocess,
     teacher_input: Preprocess,
+    taps: SampleTaps,
 ) -> None:
     """Overwrites a student's weights with the teacher's layers, fitted to its size; both are in evaluation mode.
 
@@ -136,14 +138,17 @@ def inherit_convnext(
         pictures: the sample, uint8 ``(N, 3, H, W)``.
         student_input: how the student's pictures are resized and normalised.
         teacher_input: how the teacher's are; it sees the student's size here.
+        taps: get what tapped layers of the models give on the sample.
     """
     as_student_sees = Preprocess(student_input.size, teacher_input.mean, teacher_input.std)
     height, width = student_input.size
     stride = teacher.stem[0].stride[0]
     values = _width(teacher.stages[0]) * (height // stride) * (width // stride)
     few = pictures[: max(PART, int(MOST_BYTES / (4 * values)))]
-    ours = [student_input(part) for part in few.split(PART)]
-    theirs = [as_student_sees(part) for part in few.split(PART)]
+    ours, theirs = [], []
+    for part in shown(few.split(PART), "pictures"):
+        ours.append(student_input(part))
+        theirs.append(as_student_sees(part))
     chosen, changes = _choose(student, teacher, theirs)
 
     # Scales and shifts of norms, and layer scales, go into the layers that are fitted.
@@ -156,7 +161,7 @@ def inherit_convnext(
             nn.init.ones_(module.gamma)
 
     blocks = sum(len(stage.blocks) for stage in teacher.stages)
-    with progress("the student's blocks", blocks) as shown:
+    with progress("the student's blocks", blocks) as passed:
         ours, theirs = _fit_stem(student, teacher, ours, theirs, chosen[0])
         before = chosen[0]
         for number, (small, big) in enumerate(zip(student.stages, teacher.stages, strict=True)):
@@ -168,11 +173,11 @@ def inherit_convnext(
             for block, group in zip(small.blocks, groups, strict=True):
                 followed = [big.blocks[place] for place in group]
                 ours, theirs = _fit_block(block, followed, ours, theirs, kept)
-                shown.update(len(group))
+                passed.update(len(group))
 
     if inherits_classifier(student, teacher):
         start = (teacher.head.fc.weight * head_norm(teacher).weight)[:, chosen[-1]]
-        fit_classifier(student, teacher, pictures, student_input, teacher_input, start)
+        fit_classifier(student, teacher, pictures, student_input, teacher_input, start, taps)
 
 
 def _choose(
@@ -198,7 +203,7 @@ def _choose(
     rows: dict[nn.Module, list[Tensor]] = {layer: [] for layers in readers for layer in layers}
     changes = [[0.0] * len(stage.blocks) for stage in teacher.stages]
     blocks = [block for stage in teacher.stages for block in stage.blocks]
-    for number, part in enumerate(inputs[:GUIDE]):
+    for number, part in enumerate(shown(inputs[:GUIDE], "choice of channels")):
         with caught([*rows, *blocks]) as read, caught(blocks, output=True) as written:
             teacher(part)
         for layer in rows:
@@ -318,7 +323,7 @@ def _fit_block(
     first = followed[0]
     mlp, teacher_mlp = block.mlp, first.mlp
     filtered, first_outputs, units, after = [], [], [], []
-    for number, stream in enumerate(theirs):
+    for number, stream in enumerate(shown(theirs, "the teacher's block")):
         read_layers = [teacher_mlp.fc2]
         with (
             caught([first.conv_dw, teacher_mlp.fc1], output=True) as given,
@@ -359,4 +364,4 @@ def _fit_block(
     # The second layer: what the student's stream lacks of the teacher's.
     missing = [total[:, kept] - stream for total, stream in zip(after, ours, strict=True)]
     fit_at_places(mlp.fc2, None, block, ours, missing, write[:, places])
-    return [block(stream) for stream in ours], after
+    return [block(stream) for stream in shown(ours, "the student's block")], after

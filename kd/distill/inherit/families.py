@@ -15,6 +15,7 @@ from kd.distill.inherit.anatomy import Part
 from kd.distill.inherit.convnext import check_convnexts, inherit_convnext
 from kd.distill.inherit.pair import check_pair as check_vits
 from kd.distill.inherit.resnet import check_resnets, inherit_resnet
+from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.inherit.start import inherit_together as inherit_vits
 from kd.models.preprocess import Images, Preprocess, evaluating
 from kd.models.segmenter import DenseModel
@@ -33,7 +34,7 @@ class Family:
     """timm's classes; a class derived from one is another model."""
     check: Callable[[Any, Any], None]
     """Raises a ValueError for a pair that does not fit."""
-    inherit: Callable[[Students, Any, Images, Preprocess], None]
+    inherit: Callable[[Students, Any, Images, Preprocess, SampleTaps], None]
     """Overwrites the students' weights."""
 
 
@@ -41,11 +42,15 @@ def _one_by_one(inherit: Callable[..., None]) -> Callable[..., None]:
     """Of a family whose students have nothing in common that is worth computing once."""
 
     def inherit_each(
-        students: Students, teacher: Part, pictures: Images, teacher_input: Preprocess
+        students: Students,
+        teacher: Part,
+        pictures: Images,
+        teacher_input: Preprocess,
+        taps: SampleTaps,
     ) -> None:
         with evaluating(teacher, *(student for student, _ in students)):
             for student, prepare in students:
-                inherit(student, teacher, pictures, prepare, teacher_input)
+                inherit(student, teacher, pictures, prepare, teacher_input, taps)
 
     return inherit_each
 
@@ -88,7 +93,11 @@ def check_pair(student: nn.Module, teacher: nn.Module) -> None:
 
 @torch.no_grad()
 def inherit_together(
-    students: Students, teacher: nn.Module, pictures: Images, teacher_input: Preprocess
+    students: Students,
+    teacher: nn.Module,
+    pictures: Images,
+    teacher_input: Preprocess,
+    taps: SampleTaps | None = None,
 ) -> None:
     """Overwrites students' weights with the teacher's layers, fitted to each one's size; deterministic.
 
@@ -97,6 +106,7 @@ def inherit_together(
         teacher: a model of timm's, or a dense model on one.
         pictures: the sample, uint8 ``(N, 3, H, W)``; labels are not needed.
         teacher_input: how the teacher's pictures are resized and normalised.
+        taps: get what tapped layers of the models give on the sample.
 
     Raises:
         ValueError: a pair that does not fit, or a copy at full size that answers otherwise than its teacher.
@@ -105,4 +115,4 @@ def inherit_together(
         check_pair(student, teacher)
     family = family_of(teacher)
     assert family is not None
-    family.inherit(students, teacher, pictures, teacher_input)
+    family.inherit(students, teacher, pictures, teacher_input, taps or SampleTaps({}))

@@ -1,7 +1,7 @@
 """A teacher's activations on sample pictures, computed once for all students that start from it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,11 +25,13 @@ from kd.distill.inherit.pair import (
     kept_tokens,
     pools_by_attention,
 )
+from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.inherit.stream import (
     embedded_as,
     moment_of,
     projection_of,
     seen_by_norms,
+    shown,
     teacher_streams,
 )
 from kd.models.preprocess import Images, Preprocess
@@ -156,6 +158,7 @@ class MeasuredTeacher:
         model: the teacher, or the backbone of a dense one.
         pictures: the sample, uint8 ``(N, 3, H, W)``.
         prepare: resizes and normalises pictures as the teacher takes them.
+        taps: get what its tapped layers give on its own grid of patches.
     """
 
     moment: Tensor
@@ -165,10 +168,11 @@ class MeasuredTeacher:
     rotations: list[Rotation | None]
     """The rotary positions of each of its blocks, likewise."""
 
-    def __init__(self, model: ViT, pictures: Images, prepare: Preprocess) -> None:
+    def __init__(self, model: ViT, pictures: Images, prepare: Preprocess, taps: SampleTaps) -> None:
         self.model = model
         self.pictures = pictures
         self.prepare = prepare
+        self.taps = taps
         self.passed: Callable[[], object] = lambda: None
         """Called after each part of the sample that has gone through a block."""
         self._grid: object = None
@@ -193,13 +197,21 @@ class MeasuredTeacher:
         model = self.model
         is_at_end = self._next == len(model.blocks) - 1 and self._after
         logits = []
-        if is_at_end and self._grid == grid_of(model, self.prepare.size):
-            for stream in self._after:
-                logits.append(model.forward_head(model.norm(stream)))
+        if is_at_end and self._is_its_own_grid:
+            for number, stream in enumerate(self._after):
+                with self.taps.of_part(model, number):
+                    logits.append(model.forward_head(model.norm(stream)))
         else:
-            for part in self.pictures.split(PART):
-                logits.append(model(self.prepare(part)))
+            parts = shown(self.pictures.split(PART), "the teacher's answers")
+            for number, part in enumerate(parts):
+                with self.taps.of_part(model, number):
+                    logits.append(model(self.prepare(part)))
         return torch.cat(logits)
+
+    @property
+    def _is_its_own_grid(self) -> bool:
+        """Whether pictures are cut as the teacher itself cuts them."""
+        return self._grid == grid_of(self.model, self.prepare.size)
 
     def use_grid_of(self, student: ViT, size: tuple[int, int]) -> None:
         """Cuts pictures into the student's patches from now on; measures the streams if the grid is another.
@@ -213,7 +225,7 @@ class MeasuredTeacher:
             return
         prepare = Preprocess(size, self.prepare.mean, self.prepare.std)
         embedded = []
-        for part in self.pictures.split(PART):
+        for part in shown(self.pictures.split(PART), "the teacher's patches"):
             embedded.append(self.model.norm_pre(embedded_as(student, self.model, prepare(part))))
         self.rotations = [
             rotation_of(self.model, block, student) for block in range(len(self.model.blocks))
@@ -283,9 +295,11 @@ class MeasuredTeacher:
         all_activations = []
         all_after = []
         for part, stream in enumerate(self._streams):
-            activations, after = BlockActivations.measure(
-                block, stream, self.rotations[number], kept, guides=part < self.guide_parts
-            )
+            is_read = self._is_its_own_grid
+            with self.taps.of_part(self.model, part) if is_read else nullcontext():
+                activations, after = BlockActivations.measure(
+                    block, stream, self.rotations[number], kept, guides=part < self.guide_parts
+                )
             self.passed()
             all_activations.append(activations)
             all_after.append(after)

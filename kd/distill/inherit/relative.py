@@ -4,20 +4,22 @@ from typing import Any
 
 from torch import nn
 
-from kd.distill.inherit.families import family_of
+from kd.distill.inherit.families import check_pair, family_of
 from kd.distill.inherit.resnet import block_layers, stages_of
 from kd.models.segmenter import backbone_of
 
 
-def relative_of(model: nn.Module) -> dict[str, Any] | None:
+def relative_of(model: nn.Module) -> dict[str, Any]:
     """timm's arguments of a relative half as wide as a model, with heads of its size and as many blocks.
 
-    Returns:
-        None for a model of no family, or one that can't be halved.
+    Of an odd number of heads the larger half is kept.
+
+    Raises:
+        ValueError: a model whose layers can't be inherited, or one of a single head; one line says why.
     """
+    check_pair(model, model)
     family = family_of(model)
-    if family is None:
-        return None
+    assert family is not None
     backbone: Any = backbone_of(model)
     if family.name == "ConvNeXt":
         return {"dims": [stage.blocks[0].conv_dw.out_channels // 2 for stage in backbone.stages]}
@@ -28,7 +30,7 @@ def relative_of(model: nn.Module) -> dict[str, Any] | None:
             widths.append(block_layers(block)[-1][0].out_channels // block.expansion // 2)
         return {"channels": widths}
     attention = backbone.blocks[0].attn
-    heads = attention.num_heads // 2
-    if not heads:
-        return None
+    if attention.num_heads == 1:
+        raise ValueError("the teacher has one head, which can't be halved")
+    heads = (attention.num_heads + 1) // 2
     return {"embed_dim": heads * attention.head_dim, "num_heads": heads}

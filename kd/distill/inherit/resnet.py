@@ -39,7 +39,8 @@ from kd.distill.inherit.maps import (
     folded_with_norm,
     groups_by_change,
 )
-from kd.distill.inherit.stream import progress
+from kd.distill.inherit.sample_taps import SampleTaps
+from kd.distill.inherit.stream import progress, shown
 from kd.models.preprocess import Images, Preprocess
 
 Layer: TypeAlias = tuple[nn.Conv2d, Any]
@@ -170,6 +171,7 @@ def inherit_resnet(
     pictures: Images,
     student_input: Preprocess,
     teacher_input: Preprocess,
+    taps: SampleTaps,
 ) -> None:
     """Overwrites a student's weights with the teacher's layers, fitted to its size; both are in evaluation mode.
 
@@ -179,14 +181,17 @@ def inherit_resnet(
         pictures: the sample, uint8 ``(N, 3, H, W)``.
         student_input: how the student's pictures are resized and normalised.
         teacher_input: how the teacher's are; it sees the student's size here.
+        taps: get what tapped layers of the models give on the sample.
     """
     as_student_sees = Preprocess(student_input.size, teacher_input.mean, teacher_input.std)
     fit = _Fit(student, teacher)
     few = pictures[: fit.most_pictures(student_input.size)]
-    ours = [student_input(part) for part in few.split(PART)]
-    theirs = [as_student_sees(part) for part in few.split(PART)]
+    ours, theirs = [], []
+    for part in shown(few.split(PART), "pictures"):
+        ours.append(student_input(part))
+        theirs.append(as_student_sees(part))
     blocks = sum(len(stage) for stage in stages_of(teacher))
-    with progress("the student's convolutions", blocks) as shown:
+    with progress("the student's convolutions", blocks) as passed:
         chosen = fit.choose(theirs)
         ours, theirs = fit.stem(ours, theirs, chosen)
         for number in range(len(stages_of(student))):
@@ -194,11 +199,11 @@ def inherit_resnet(
             for group in fit.groups[number]:
                 ours, theirs = fit.block(number, group, ours, theirs, before, chosen[number + 1])
                 before = chosen[number + 1]
-                shown.update(len(group))
+                passed.update(len(group))
 
     if inherits_classifier(student, teacher):
         start = teacher.fc.weight[:, chosen[-1]]
-        fit_classifier(student, teacher, pictures, student_input, teacher_input, start)
+        fit_classifier(student, teacher, pictures, student_input, teacher_input, start, taps)
 
 
 class _Fit:
@@ -234,7 +239,7 @@ class _Fit:
         rows: dict[nn.Module, list[Tensor]] = {block: [] for block in blocks}
         stem_rows = []
         changes: dict[nn.Module, float] = dict.fromkeys(blocks, 0.0)
-        for number, part in enumerate(inputs[:GUIDE]):
+        for number, part in enumerate(shown(inputs[:GUIDE], "choice of channels")):
             stream = _stem(self.teacher, part)
             stem_rows.append(at(stream, positions_in(stream, number)))
             for block in blocks:
@@ -342,7 +347,7 @@ class _Fit:
         teacher_blocks: list[Any] = [stages_of(self.teacher)[stage][number] for number in group]
         followed = teacher_blocks[0]
         sums, outputs = [], []
-        for stream in theirs:
+        for stream in shown(theirs, "the teacher's block"):
             current = stream
             for each in teacher_blocks:
                 with caught([last_activation(each)]) as tensors:
@@ -369,7 +374,8 @@ class _Fit:
             after,
             targets,
         )
-        return [block(stream.clone()) for stream in ours], outputs
+        after_block = [block(stream.clone()) for stream in shown(ours, "the student's block")]
+        return after_block, outputs
 
     def _fit_shortcut(
         self,

@@ -24,7 +24,8 @@ from kd.distill.inherit.pair import (
 )
 from kd.distill.inherit.pooling import inherit_pool
 from kd.distill.inherit.ridge import fit_linear
-from kd.distill.inherit.stream import chosen_blocks, progress, reset_norms
+from kd.distill.inherit.sample_taps import SampleTaps
+from kd.distill.inherit.stream import chosen_blocks, progress, reset_norms, shown
 from kd.models.preprocess import Images, Preprocess, evaluating
 from kd.models.segmenter import DenseModel
 
@@ -35,6 +36,7 @@ def inherit_together(
     teacher: ViT,
     pictures: Images,
     teacher_input: Preprocess,
+    taps: SampleTaps,
 ) -> None:
     """Overwrites students' weights with the teacher's layers, fitted to each one's size; deterministic.
 
@@ -47,12 +49,14 @@ def inherit_together(
         teacher: a plain timm ViT, or a dense model on one.
         pictures: the sample, uint8 ``(N, 3, H, W)``; labels are not needed.
         teacher_input: how the teacher's pictures are resized and normalised.
+        taps: get what tapped layers of the models give on the sample.
 
     Raises:
         ValueError: a pair that does not fit, or a copy at full size that answers otherwise than its teacher.
     """
     is_dense = isinstance(teacher, DenseModel)
-    measured = MeasuredTeacher(teacher.backbone if is_dense else teacher, pictures, teacher_input)
+    measured_model = teacher.backbone if is_dense else teacher
+    measured = MeasuredTeacher(measured_model, pictures, teacher_input, taps)
     with evaluating(teacher, *(student for student, _ in students)):
         students_by_grid: dict[object, list[tuple[ViT, Preprocess]]] = {}
         for student, prepare in students:
@@ -86,7 +90,7 @@ class _StudentFit:
         inherit_embedding(student, measured.model, self.projection, prepare, measured.prepare)
         self.streams: list[Tensor] = []
         """The student's stream before the next block, ``(N, L, D)`` of each part of the sample."""
-        for part in measured.pictures.split(PART):
+        for part in shown(measured.pictures.split(PART), "the student's patches"):
             self.streams.append(embedded(student, prepare(part)))
         if not isinstance(student.norm_pre, nn.Identity):
             guides = torch.cat(self.streams[: measured.guide_parts])
@@ -116,6 +120,12 @@ class _StudentFit:
         is_learnt = rotation is not None and rotation.is_learnt
         only_its = id(self) if is_learnt else None
         stream_and_shape = id(self.streams), repr(block), block.attn.num_heads, only_its
+        # The norm is plain: it gives already what it will give in training.
+        taps = self.measured.taps
+        if taps.reads(self.student):
+            for part, stream in enumerate(self.streams):
+                with taps.of_part(self.student, part):
+                    block.norm1(stream)
 
         def fit() -> tuple[nn.Module, list[Tensor]]:
             return block, inherit_block(block, targets, self.streams, rotation)
@@ -136,9 +146,20 @@ class _StudentFit:
         if inherits_head(student, teacher):
             inherit_head(student, teacher, self.streams, projection, measured.logits)
         if copy_is_possible(student, teacher) and self.prepare.size == measured.prepare.size:
-            batches = measured.pictures.split(64)
+            batches = shown(measured.pictures.split(64), "check of the copy")
             logits = torch.cat([student(self.prepare(batch)) for batch in batches])
             check_copy(logits, measured.logits)
+        self._read_end()
+
+    def _read_end(self) -> None:
+        """Runs what comes after the last block, of both models, for what losses read there."""
+        taps = self.measured.taps
+        if not taps.reads(self.student):
+            return
+        for part, stream in enumerate(self.streams):
+            with taps.of_part(self.student, part):
+                self.student.forward_head(self.student.norm(stream))
+        self.measured.logits  # noqa: B018  # computed here at the latest
 
 
 def _fit_students(fits: Sequence[_StudentFit]) -> None:
@@ -151,8 +172,8 @@ def _fit_students(fits: Sequence[_StudentFit]) -> None:
     measured = fits[0].measured
     # A part passes once through each of the teacher's blocks, and twice through each of a student's: two layers write.
     passes = len(measured.model.blocks) + 2 * sum(len(each.blocks) for each in fits)
-    with progress(label, passes * len(fits[0].streams)) as shown:
-        measured.passed = shown.update
+    with progress(label, passes * len(fits[0].streams)) as passed:
+        measured.passed = passed.update
         for number in numbers:
             for group in groups:
                 # A student of fewer blocks than its teacher makes in one step what the teacher makes in several.
@@ -164,7 +185,7 @@ def _fit_students(fits: Sequence[_StudentFit]) -> None:
                 several = len(with_this_block) > 1
                 guides = measured.guide_parts
                 targets = BlockTargets(parts, guides, first.projection, first.shares, several)
-                targets.passed = shown.update
+                targets.passed = passed.update
                 for each in with_this_block:
                     each.fit_block(number, targets)
     measured.passed = lambda: None
@@ -199,12 +220,16 @@ def _inherit_dense_heads(
 ) -> None:
     """Fits dense models' heads to their teacher's; arguments as of :func:`inherit_together`."""
     batches = pictures.split(64)
-    teacher_levels = [teacher.levels(teacher_input(batch)) for batch in batches]
+    teacher_levels = []
+    for batch in shown(batches, "the teacher's levels of features"):
+        teacher_levels.append(teacher.levels(teacher_input(batch)))
     teacher_maps = []  # of each level, (N, width, H, W)
     for level, convolution in enumerate(teacher.head.levels):
         teacher_maps.append(torch.cat([convolution(levels[level]) for levels in teacher_levels]))
     for student, prepare in students:
-        student_levels = [student.levels(prepare(batch)) for batch in batches]
+        student_levels = []
+        for batch in shown(batches, "the student's levels of features"):
+            student_levels.append(student.levels(prepare(batch)))
         _fit_level_convolutions(student, student_levels, teacher_maps)
         for name in ("fuse", "classifier"):
             part_of_head = getattr(student.head, name)

@@ -5,7 +5,7 @@ token's mean, so only the centred stream matters; neither sees a token's length.
 norms see it".
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from kd.distill.inherit.anatomy import (
+    Part,
     Rotation,
     ViT,
     has_layer_without_bias,
@@ -22,7 +23,7 @@ from kd.distill.inherit.anatomy import (
     run_block,
 )
 from kd.distill.inherit.pair import centres, final_norm, stream_norms
-from kd.progress import bar
+from kd.progress import CALM_AT_START, bar
 
 CLASSIFIED = 0.95
 """Share of the variance of the teacher's logits that the directions read by its classifier make."""
@@ -117,12 +118,12 @@ def teacher_streams(
     """
     streams = [stream]
     total = len(teacher.blocks) * len(stream.split(64))
-    with progress("the teacher's blocks", total) as shown:
+    with progress("the teacher's blocks", total) as passed:
         for block, rotation in zip(teacher.blocks, rotations, strict=True):
             parts = []
             for part in streams[-1].split(64):
                 parts.append(run_block(block, part, rotation))
-                shown.update()
+                passed.update()
             streams.append(torch.cat(parts))
     return [seen_by_norms(each, teacher.blocks[0].norm1) for each in streams]
 
@@ -198,7 +199,7 @@ def moment_of(streams: list[Tensor], class_tokens: int) -> Tensor:
     """
     width = streams[0].shape[-1]
     moment = torch.zeros(width, width, dtype=torch.float64)
-    for stream in streams:
+    for stream in shown(streams, "directions of the teacher's stream"):
         directions = nn.functional.normalize(stream.double(), dim=-1)
         for tokens in (directions[:, :class_tokens], directions[:, class_tokens:]):
             rows = tokens.reshape(-1, width)
@@ -289,9 +290,29 @@ def chosen_blocks(student: ViT, teacher: ViT) -> list[int]:
 
 def progress(label: str, total: int) -> tqdm:
     """A progress bar in the first process, for ``total`` parts of the sample on their way through all blocks."""
+    return _bar(None, label, total)
+
+
+def shown(parts: Iterable[Part], label: str, total: int | None = None) -> Iterable[Part]:
+    """The same parts, with a progress bar in the first process where they take longer than a few seconds.
+
+    Args:
+        parts: of a sample.
+        label: what is done with them.
+        total: how many there are, where they have no length.
+    """
+    if total is None:
+        assert isinstance(parts, Sequence)
+        total = len(parts)
+    return _bar(parts, label, total)
+
+
+def _bar(parts: Iterable[Any] | None, label: str, total: int) -> tqdm:
     return bar(
+        parts,
         total=total,
         label=f"inherit: {label}",
         unit=" parts",
+        calm=CALM_AT_START,
         disable=getattr(rank_zero_only, "rank", 0) != 0,
     )
