@@ -37,11 +37,10 @@ class Audit(Callback):
                 int(file.stem.removeprefix("samples.rank")) >= trainer.world_size
             )  # a rank of the run before
             if file == self._file or (gone and trainer.is_global_zero):
-                kept = [
-                    json.dumps(line) + "\n"
-                    for line in read(file)
-                    if line["step"] <= trainer.global_step
-                ]
+                kept = []
+                for line in read(file):
+                    if line["step"] <= trainer.global_step:
+                        kept.append(json.dumps(line) + "\n")
                 write_text(file, "".join(kept))
 
     def on_train_batch_end(
@@ -70,7 +69,8 @@ class Audit(Callback):
         }
         with appended(self._file) as file:
             file.write(json.dumps(line) + "\n")
-        self._index, self._losses = [], []
+        self._index = []
+        self._losses = []
 
 
 def read(file: Path) -> Iterable[dict[str, Any]]:

@@ -100,9 +100,11 @@ class CloudWatch(Outlet):
     def _data(self) -> Iterator[dict[str, Any]]:
         now = datetime.now(UTC)
         for name, values in self.numbers.read().items():
-            labels, unit = GAUGES[name].dimensions, UNITS.get(GAUGES[name].unit, "None")
+            labels = GAUGES[name].dimensions
+            unit = UNITS.get(GAUGES[name].unit, "None")
             if labels == ("core",):
-                labels, values = (), {(): mean(list(values.values()))}
+                labels = ()
+                values = {(): mean(list(values.values()))}
             for key, value in values.items():
                 if math.isfinite(value):  # it takes no other numbers
                     of = self._own | {

@@ -80,7 +80,8 @@ class Confusion(Recording):
         if self._writer is None:
             header = {"of": "confusion", "classes": list(classes)}
             self._writer = Writer(run.folder / "records" / "confusion.jsonl", header)
-        counts, right = matrix.sum(1), matrix.diagonal()
+        counts = matrix.sum(1)
+        right = matrix.diagonal()
         wrong = matrix - torch.diag(right)
         most_frequent, cells = wrong.flatten().topk(min(PAIRS, wrong.numel()))
         pairs: list[list[int]] = []

@@ -23,7 +23,8 @@ class Replay:
     """A loader that keeps the batches of its first pass, and gives those from memory in later ones."""
 
     def __init__(self, loader: DataLoader) -> None:
-        self.loader, self.batches = loader, list[Any]()
+        self.loader = loader
+        self.batches = list[Any]()
         self.batch_sampler = loader.batch_sampler  # Lightning sets its epoch
 
     def __len__(self) -> int:
@@ -55,12 +56,10 @@ class Remembered:
         number: Callable[[], int],
         remembering: bool,
     ) -> None:
-        self.teacher, self.answers, self.number, self.remembering = (
-            teacher,
-            answers,
-            number,
-            remembering,
-        )
+        self.teacher = teacher
+        self.answers = answers
+        self.number = number
+        self.remembering = remembering
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.teacher, name)
@@ -148,7 +147,8 @@ class Headspace(Callback):
         """Writes and prints ms a step as it is, with free input, and with a free teacher too."""
         if not trainer.is_global_zero:
             return
-        run, steps = RunContext.of(trainer), trainer.num_training_batches - 1 - WARM_UP
+        run = RunContext.of(trainer)
+        steps = trainer.num_training_batches - 1 - WARM_UP
         now, free_input, both = (1000 * (ends[1] - ends[0]) / steps for ends in self._ends.values())
         found = {"now_ms": round(now, 3), "free_input_ms": round(free_input, 3)}
         if run.module.teacher is not None:

@@ -42,7 +42,8 @@ class Health(Recording):
         self, watched: Watched, every: int = 50, activations: Sequence[str] | None = None
     ) -> None:
         self.watched = watched
-        self.every, self.activations = every, activations
+        self.every = every
+        self.activations = activations
         self._readings: list[_Reading] = []
         self._eager = False  # a compiled model runs as it is written, for the batch that is read
         self.newest: dict[str, dict[str, Any]] = {}
@@ -263,9 +264,10 @@ def _on_host(tree: dict[str, Any]) -> dict[str, Any]:
 def _spread_evenly(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Up to :data:`LAYERS` linear and convolution layers, as many ReLUs, and as many sigmoids."""
     for kinds in ((nn.Linear, nn.Conv2d), (nn.ReLU,), tuple(ENDS)):
-        layers = [
-            (name, layer) for name, layer in model.named_modules() if isinstance(layer, kinds)
-        ]
+        layers = []
+        for name, layer in model.named_modules():
+            if isinstance(layer, kinds):
+                layers.append((name, layer))
         every = math.ceil(len(layers) / LAYERS) or 1
         yield from layers[::every]
 
@@ -273,7 +275,8 @@ def _spread_evenly(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _inputs(images: Tensor) -> dict[str, Any]:
     """What the pictures ``(N, C, H, W)`` of a batch are like; a thousand values of each decide which are equal."""
     flat = images.detach().flatten(1)
-    low, high = flat.amin(1), flat.amax(1)
+    low = flat.amin(1)
+    high = flat.amax(1)
     some = flat[:, :: max(1, flat.shape[1] // 1000)]
     numbers = torch.stack([(low == high).double().mean(), low.min(), high.max()]).tolist()
     constant, least, most = (round(number, 4) for number in numbers)
@@ -287,4 +290,6 @@ def _inputs(images: Tensor) -> dict[str, Any]:
 
 
 def _finite(number: float) -> float | None:
-    return float(f"{number:.6g}") if math.isfinite(number) else None
+    if math.isfinite(number):
+        return float(f"{number:.6g}")
+    return None

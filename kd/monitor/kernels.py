@@ -42,13 +42,16 @@ class Kernels(Closing):
 
     def __init__(self, watched: Watched, at: int | None, steps: int, memory: bool) -> None:
         self.watched = watched
-        self.at, self.steps, self.memory = at, steps, memory
+        self.at = at
+        self.steps = steps
+        self.memory = memory
         self._profile: Any = None
 
     def begin(self, at: int, steps: int) -> None:
         """Another window, in a running job; its trace takes the place of the one before."""
         if self._profile is None:
-            self.at, self.steps = at, steps
+            self.at = at
+            self.steps = steps
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
@@ -84,7 +87,8 @@ class Kernels(Closing):
         self._profile = None
 
     def _save(self, trainer: Trainer, first: int) -> None:
-        rank, place = trainer.global_rank, self.watched.folder(trainer) / "records"
+        rank = trainer.global_rank
+        place = self.watched.folder(trainer) / "records"
         cuda = device_of(trainer).type == "cuda"
         window = summarize(self._profile.events(), self.steps, cuda)
         trace = file_for(place / f"trace.rank{rank}.json")
@@ -189,7 +193,8 @@ def _busy(events: list[Any]) -> float | None:
     )
     if not spans:
         return None
-    covered, reached = 0.0, spans[0][0]
+    covered = 0.0
+    reached = spans[0][0]
     for start, end in spans:
         covered += max(0.0, end - max(start, reached))
         reached = max(reached, end)

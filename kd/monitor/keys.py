@@ -37,7 +37,9 @@ class MonitorSpec(MonitorSettings):
         Raises:
             UserError: it can't be read.
         """
-        return read_prices(Path(self.prices).expanduser()) if self.prices is not None else {}
+        if self.prices is not None:
+            return read_prices(Path(self.prices).expanduser())
+        return {}
 
     def costs(self) -> dict[str, Any]:
         """What the run's records keep of prices, by the records' names; what is not known is left out."""
@@ -54,7 +56,9 @@ class MonitorSpec(MonitorSettings):
         for rule, action in (self.actions or {}).items():
             _known(f"monitor.actions.{rule}", rule, list(RULES))
             if action == "webhook" and not re.match(r"https?://.", self.webhook or ""):
-                given = f"'{self.webhook}'" if self.webhook else "nothing"
+                given = "nothing"
+                if self.webhook:
+                    given = f"'{self.webhook}'"
                 raise UserError(
                     f"monitor.webhook: an http(s) address to post {rule} to, got {given}"
                 )

@@ -18,9 +18,12 @@ class Otlp(Outlet):
     """Gauges ``kd.<name>``, with the headers of ``OTEL_EXPORTER_OTLP_HEADERS``, where a token may be."""
 
     def __init__(self, numbers: RunNumbers, endpoint: str, every_s: float) -> None:
-        path = "" if urlsplit(endpoint).path.strip("/") else "/v1/metrics"
+        path = ""
+        if not urlsplit(endpoint).path.strip("/"):
+            path = "/v1/metrics"
         super().__init__(numbers)
-        self.every_s, self.endpoint = every_s, endpoint.rstrip("/") + path
+        self.every_s = every_s
+        self.endpoint = endpoint.rstrip("/") + path
         self._provider: Any = None
 
     def open(self, trainer: Trainer) -> None:
@@ -36,7 +39,8 @@ class Otlp(Outlet):
             from opentelemetry.sdk.resources import Resource
         except ImportError as error:
             raise UserError(f"monitor.otlp: {needs_extra('otel')}") from error
-        run, host = self.numbers.folder(trainer), socket.gethostname()
+        run = self.numbers.folder(trainer)
+        host = socket.gethostname()
         of = {
             "service.name": "kd",
             "kd.recipe": run.parent.name,

@@ -23,7 +23,8 @@ class Prometheus(Outlet):
 
     def __init__(self, numbers: RunNumbers, port: int, address: str = "127.0.0.1") -> None:
         super().__init__(numbers)
-        self.port, self.address = port, address
+        self.port = port
+        self.address = address
         self._server: Any = None
 
     def open(self, trainer: Trainer) -> None:
@@ -41,11 +42,9 @@ class Prometheus(Outlet):
         try:
             self._server, _ = start_http_server(self.port, self.address, registry)
         except OSError as error:
-            where = (
-                ""
-                if self.address == "127.0.0.1"
-                else f" at {self.address} (monitor.prometheus_host)"
-            )
+            where = ""
+            if self.address != "127.0.0.1":
+                where = f" at {self.address} (monitor.prometheus_host)"
             raise UserError(
                 f"monitor.prometheus_port: {self.port} can't be opened{where}: {error.strerror}"
             ) from error

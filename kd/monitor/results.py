@@ -35,7 +35,9 @@ class WatchedResults(Callback):
     """
 
     def __init__(self, place: str, settings: dict[str, Any], stopping: Stopping) -> None:
-        self.place, self.settings, self.stopping = place, settings, stopping
+        self.place = place
+        self.settings = settings
+        self.stopping = stopping
         self.folder = on_disk(place)
         self._mirror: Mirror | None = None
         self._started = time.monotonic()
@@ -49,7 +51,9 @@ class WatchedResults(Callback):
         Raises:
             UserError: the folder holds another run, or can't be written.
         """
-        problem = self._begin(trainer, module) if trainer.is_global_zero else ""
+        problem = ""
+        if trainer.is_global_zero:
+            problem = self._begin(trainer, module)
         problem = from_first(trainer.strategy, problem)
         if problem:
             raise UserError(problem)
@@ -108,7 +112,9 @@ class WatchedResults(Callback):
         """Copies the loss to the host at the steps that loggers take, and writes those that have arrived."""
         every = max(1, getattr(trainer, "log_every_n_steps", 1))
         due = after_step(trainer, batch_idx) and trainer.global_step % every == 0
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        loss = outputs
+        if isinstance(outputs, dict):
+            loss = outputs.get("loss")
         if due and isinstance(loss, Tensor) and loss.numel() == 1:
             step = {"step": trainer.global_step - 1, "epoch": trainer.current_epoch}
             self._losses.add(step, loss.detach())

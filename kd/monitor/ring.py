@@ -31,7 +31,8 @@ class Ring(Callback):
 
 
 def _median_s(size: int, device: torch.device) -> float:
-    data, found = torch.zeros(size // 4, device=device), []
+    data = torch.zeros(size // 4, device=device)
+    found = []
     for _ in range(REPEATS):
         dist.barrier()
         began = time.perf_counter()

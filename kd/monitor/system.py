@@ -117,12 +117,11 @@ class Delays:
             nothing where the kernel does not tell.
         """
         now = time.monotonic()
-        spent, self._at = now - self._at, now
+        spent = now - self._at
+        self._at = now
         read = {pid: _queue_ns(pid) for pid in (*ranks, *loaders)}
-        before, self._before = (
-            self._before,
-            {(p, t): ns for p, threads in read.items() for t, ns in threads.items()},
-        )
+        before = self._before
+        self._before = {(p, t): ns for p, threads in read.items() for t, ns in threads.items()}
         worst: dict[int, tuple[float, int]] = {}
         for pid, threads in read.items():
             late = [
@@ -167,9 +166,11 @@ class SystemReader:
 
     def read(self) -> dict[str, Any]:
         """One sample: shares in %, memory in MB, rates in MB/s since the last call."""
-        memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+        memory = psutil.virtual_memory()
+        swap = psutil.swap_memory()
         now = time.monotonic()
-        seconds, self._at = max(1e-3, now - self._at), now
+        seconds = max(1e-3, now - self._at)
+        self._at = now
         sample: dict[str, Any] = {
             "t": round(time.time(), 2),
             "cpu": psutil.cpu_percent(percpu=True),
@@ -189,15 +190,16 @@ class SystemReader:
         with suppress(Exception):
             net = psutil.net_io_counters()
             counted |= {"net_r": net.bytes_recv, "net_w": net.bytes_sent}
-        rates = {
-            k: round(max(0.0, v - self._before.get(k, v)) / MB / seconds, 3)
-            for k, v in counted.items()
-        }
+        rates = {}
+        for k, v in counted.items():
+            rates[k] = round(max(0.0, v - self._before.get(k, v)) / MB / seconds, 3)
         self._before = counted
         return rates
 
     def _processes(self) -> dict[str, Any]:
-        main, rss, workers = 0.0, 0, []
+        main = 0.0
+        rss = 0
+        workers = []
         delays: dict[str, Any] = {}
         if self._reads % LOOK_FOR_CHILDREN == 0:
             self._children = self._find_children()
@@ -243,7 +245,8 @@ class System(Callback):
         here = [
             process for process in of_all_processes(mine) if process[0] == mine[0]
         ]  # however they were started
-        ranks, gpus = [pid for _, pid, _ in here], [gpu for _, _, gpu in here]
+        ranks = [pid for _, pid, _ in here]
+        gpus = [gpu for _, _, gpu in here]
         if trainer.local_rank != 0:
             return
         main = threading.current_thread() is threading.main_thread()

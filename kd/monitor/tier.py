@@ -39,7 +39,9 @@ class TierRecord(Recording):
 
     def _write(self, trainer: Trainer) -> None:
         tier = RunContext.of(trainer).data.tier
-        reading = tier.reading() if tier is not None else {}
+        reading = {}
+        if tier is not None:
+            reading = tier.reading()
         if reading and self._writer is not None:
             self._writer.write({"kind": "tier", "t": round(time.time(), 3), **reading})
         self._last = time.monotonic()

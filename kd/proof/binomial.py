@@ -84,7 +84,8 @@ def _incomplete_beta(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def _beta_fraction(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The continued fraction of the incomplete beta function, by Lentz's method."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
+    a = a.astype(np.float64)
+    b = b.astype(np.float64)
     numerator = np.ones_like(x)
     denominator = 1 / _away_from_zero(1 - (a + b) * x / (a + 1))
     value = denominator.copy()
@@ -114,12 +115,14 @@ def upper_bound(k: int, n: int, error: float) -> float:
     """
     if k >= n:
         return 1.0
-    low, high = k / n, 1.0
+    low = k / n
+    high = 1.0
     for _ in range(ROUNDS):
         shares = np.linspace(low, high, POINTS)
         excluded = at_least(k + 1, n, shares) >= 1 - error
         first = max(1, int(np.argmax(excluded)))
-        low, high = float(shares[first - 1]), float(shares[first])
+        low = float(shares[first - 1])
+        high = float(shares[first])
     return high
 
 

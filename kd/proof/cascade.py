@@ -95,8 +95,10 @@ def near_teacher(margin: float) -> Test:
     """The cascade is worse than the teacher by ``margin`` (in 0..1) or more."""
 
     def p_value(measured: Measured, threshold: float) -> float:
-        right, teacher = measured.right(threshold), measured.teacher_right
-        b, c = int((teacher & ~right).sum()), int((right & ~teacher).sum())
+        right = measured.right(threshold)
+        teacher = measured.teacher_right
+        b = int((teacher & ~right).sum())
+        c = int((right & ~teacher).sum())
         return _paired_p_value(PairedCounts(len(right), b, c), margin)
 
     return p_value
@@ -194,12 +196,14 @@ class Goal:
 
     def choose(self, measured: Measured, confidence: float) -> float | None:
         """The threshold; None where none is sure to meet the goal on so few pictures."""
-        goal, error = self, 1 - confidence
+        goal = self
+        error = 1 - confidence
         if self.share_of_teacher is not None:
             # A tenth of the error bounds the teacher's accuracy A from below: a loss of (1 - s) A is allowed.
             right = int(measured.teacher_right.sum())
             least = lower_bound(right, len(measured.teacher_right), error / 10)
-            goal, error = Goal(of_teacher=(1 - self.share_of_teacher) * least), 0.9 * error
+            goal = Goal(of_teacher=(1 - self.share_of_teacher) * least)
+            error = 0.9 * error
         return first_to_last(goal.test, measured, error, self.share is not None)
 
 
@@ -301,13 +305,15 @@ def choose(
     """
     order = np.random.default_rng(plan.seed).permutation(len(student))
     half = len(order) // 2
-    first, second = order[:half], order[half:]
+    first = order[:half]
+    second = order[half:]
     fitted = first[: half // 2]  # the head learns from one quarter
     head = fit_head(features[fitted], student[fitted], teacher[fitted])
     if plan.score == "head":
         first = first[half // 2 :]
     everything = Measured(score_of(features, plan.score, head), student, teacher)
-    chooser, checker = everything.part(first), everything.part(second)
+    chooser = everything.part(first)
+    checker = everything.part(second)
     threshold = plan.goal.choose(chooser, plan.confidence)
     compared = {}
     for score in SCORES:

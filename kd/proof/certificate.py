@@ -120,14 +120,18 @@ def _counts(reference: np.ndarray, candidate: np.ndarray) -> dict[str, int]:
 
 def _exact(found: dict[str, Any], wanted: ProofMargin) -> dict[str, Any]:
     """The exact test of two accuracies, its bound, and the tests that are usual beside it."""
-    b, c = found["only_reference"], found["only_candidate"]
+    b = found["only_reference"]
+    c = found["only_candidate"]
     counts = PairedCounts(found["pictures"], b, c)
     p_value = loss_p_value(counts, wanted.margin)
     shown = p_value <= 1 - wanted.confidence
     loss = largest_loss(counts, wanted.confidence)
 
     # The bound is found by halving: at the margin itself the test decides.
-    loss = min(loss, wanted.margin) if shown else max(loss, wanted.margin)
+    if shown:
+        loss = min(loss, wanted.margin)
+    else:
+        loss = max(loss, wanted.margin)
     return {
         "method": "exact test of paired accuracies, ordered by Tango's score",
         "shown": shown,
@@ -146,7 +150,9 @@ def _resampled(
     reference: Outcomes, candidate: Outcomes, wanted: ProofMargin, group: np.ndarray | None
 ) -> dict[str, Any]:
     """The bootstrap of a measure that is no count of independent pictures."""
-    numbers = np.arange(len(reference.values)) if group is None else group
+    numbers = group
+    if group is None:
+        numbers = np.arange(len(reference.values))
     groups = int(numbers.max()) + 1
     if groups < FEWEST:
         what = "pictures" if group is None else "groups of pictures"
@@ -171,7 +177,8 @@ def _resampled(
 
 def gain_of(reference: Outcomes, candidate: Outcomes, group: np.ndarray) -> Statistic:
     """The candidate's gain as a function of how often each group of pictures counts."""
-    first, second = reference.values, candidate.values
+    first = reference.values
+    second = candidate.values
     if reference.measure == "mean IoU":
         return iou_gain(first, second, group)
     if reference.measure == "mean average precision":
@@ -187,7 +194,8 @@ def differs(reference: Outcomes, candidate: Outcomes) -> np.ndarray:
     A score differs where its place among the scores of the same label does, an error by a ten-thousandth of the
     reference's mean error.
     """
-    first, second = reference.values, candidate.values
+    first = reference.values
+    second = candidate.values
     if reference.measure == "mean average precision":
         changed = _places(first[:, 0]) != _places(second[:, 0])
     elif reference.measure == "mean absolute error":
@@ -233,7 +241,8 @@ def by_class(
     for class_id in np.unique(reference.class_ids):
         chosen = reference.class_ids == class_id
         counts = _counts(reference.values[chosen], candidate.values[chosen])
-        b, c = counts["only_reference"], counts["only_candidate"]
+        b = counts["only_reference"]
+        c = counts["only_candidate"]
         of_reference = b + counts["both_right"]
         row = {
             "name": names[class_id] if class_id < len(names) else str(class_id),
@@ -274,7 +283,8 @@ def lines(found: dict[str, Any]) -> list[str]:
     Args:
         found: of :func:`certify`.
     """
-    measure, loss = found["measure"], found["largest_loss"]
+    measure = found["measure"]
+    loss = found["largest_loss"]
     claim = f"{found['candidate']} not worse than {found['reference']} by more than"
     claim = f"{claim} {in_points(found['margin'], measure)} of {measure}"
     sure = f"{100 * found['confidence']:.4g} % confidence"
@@ -303,7 +313,8 @@ def _what_would_do(found: dict[str, Any]) -> str:
     """The end of a sentence: how many pictures would give a certificate, where it was not given."""
     if found["shown"]:
         return ""
-    needed, here = found["pictures_needed"], found["pictures"]
+    needed = found["pictures_needed"]
+    here = found["pictures"]
     if needed is None:
         return f"; it is worse by {in_points(-found['difference'], found['measure'])} here, more pictures would not help"
     digits = max(0, len(str(needed)) - 2)
@@ -324,7 +335,8 @@ def _counted(found: dict[str, Any]) -> str:
 
 
 def _class_line(classes: dict[str, Any], reference: str) -> str:
-    worse, tested = classes["worse"], classes["tested"]
+    worse = classes["worse"]
+    tested = classes["tested"]
     few = ""
     if classes["too_few"]:
         few = f"; {classes['too_few']} of {tested} can't be: {reference} is right on too few of their pictures"
@@ -333,5 +345,7 @@ def _class_line(classes: dict[str, Any], reference: str) -> str:
     named = []
     for row in worse[:NAMED]:
         named.append(f"{row['name']} {row['reference']:.0%} -> {row['candidate']:.0%}")
-    more = f" and {len(worse) - NAMED} more" if len(worse) > NAMED else ""
+    more = ""
+    if len(worse) > NAMED:
+        more = f" and {len(worse) - NAMED} more"
     return f"classes proven worse (of {tested}, Holm): {', '.join(named)}{more}{few}"

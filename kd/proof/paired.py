@@ -91,8 +91,11 @@ def tango_interval(counts: PairedCounts, confidence: float) -> tuple[float, floa
 
 def _tango_margin(counts: PairedCounts, z: float) -> float:
     """The smallest margin whose score reaches z; the score rises with the margin."""
-    n, b, c = counts.pictures, counts.only_reference, counts.only_candidate
-    low, high = -counts.difference, 1.0
+    n = counts.pictures
+    b = counts.only_reference
+    c = counts.only_candidate
+    low = -counts.difference
+    high = 1.0
     for _ in range(60):
         middle = (low + high) / 2
         if float(tango_score(n, b, c, middle)) < z:
@@ -116,7 +119,9 @@ def loss_p_value(counts: PairedCounts, margin: float) -> float:
         counts: of the pictures.
         margin: m, in -1..1: by so much the candidate is worse.
     """
-    n, b, c = counts.pictures, counts.only_reference, counts.only_candidate
+    n = counts.pictures
+    b = counts.only_reference
+    c = counts.only_candidate
     score = float(tango_score(n, b, c, margin))
     if n > LARGEST_EXACT:
         return 1 - NormalDist().cdf(score)
@@ -158,7 +163,8 @@ def _likely_numbers(n: int, shares: np.ndarray) -> np.ndarray:
 
 def _least_candidate(n: int, k: np.ndarray, margin: float, score: float) -> np.ndarray:
     """For each k = b + c the smallest c whose score is ``score`` or more; k + 1 where none is. By halving."""
-    low, high = np.zeros_like(k), k + 1
+    low = np.zeros_like(k)
+    high = k + 1
     while (low < high).any():
         middle = (low + high) // 2
         reaches = tango_score(n, k - middle, middle, margin) >= score - 1e-9
@@ -180,7 +186,8 @@ def largest_loss(counts: PairedCounts, confidence: float) -> float:
     error = 1 - confidence
     guess = _tango_margin(counts, NormalDist().inv_cdf(confidence))
     width = 0.25 * (guess + counts.difference) + 1 / counts.pictures
-    low, high = max(guess - width, -1.0), min(guess + width, 1.0)
+    low = max(guess - width, -1.0)
+    high = min(guess + width, 1.0)
     while low > -1 and loss_p_value(counts, low) <= error:
         low = max(-1.0, low - width)
     while high < 1 and loss_p_value(counts, high) > error:
@@ -248,10 +255,13 @@ def pictures_needed(counts: PairedCounts, margin: float, confidence: float) -> i
     Returns:
         None where no number of pictures would: the candidate is worse by the margin here.
     """
-    difference, error = counts.difference, 1 - confidence
+    difference = counts.difference
+    error = 1 - confidence
     if difference <= -margin:
         return None
-    least = math.log(error) / math.log1p(-margin) if margin < 1 else 1.0
+    least = 1.0
+    if margin < 1:
+        least = math.log(error) / math.log1p(-margin)
     z = NormalDist().inv_cdf(confidence) + NormalDist().inv_cdf(POWER)
     variance = counts.discordant / counts.pictures - difference**2
     return math.ceil(max(least, z**2 * variance / (margin + difference) ** 2))

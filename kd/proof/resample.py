@@ -71,7 +71,9 @@ def _acceleration(statistic: Statistic, groups: int) -> float:
     without = np.concatenate(parts)
     change = without.mean() - without
     spread = float((change**2).sum())
-    return float((change**3).sum() / (6 * spread**1.5)) if spread > 0 else 0.0
+    if spread > 0:
+        return float((change**3).sum() / (6 * spread**1.5))
+    return 0.0
 
 
 def summed(rows: np.ndarray, group: np.ndarray) -> np.ndarray:
@@ -108,7 +110,8 @@ def error_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) 
     known_GT = summed(~np.isnan(reference) * 1.0, group)
 
     def gain(weights_RG: np.ndarray) -> np.ndarray:
-        first_RT, second_RT = weights_RG @ first_GT, weights_RG @ second_GT
+        first_RT = weights_RG @ first_GT
+        second_RT = weights_RG @ second_GT
         gain_RT = (first_RT - second_RT) / np.maximum(first_RT, 1e-12)
         occurs_RT = weights_RG @ known_GT > 0
         return np.where(occurs_RT, gain_RT, 0.0).sum(1) / np.maximum(occurs_RT.sum(1), 1)

@@ -47,7 +47,8 @@ def card(
         data_license: likewise, of the pictures.
     """
     summary = run.summary
-    student, data = summary.get("student") or {}, summary.get("data") or {}
+    student = summary.get("student") or {}
+    data = summary.get("data") or {}
     best = student.get("best_val") or student.get("val") or {}
     fidelity = mapping_of(run.folder / "fidelity.json")
     latency = mapping_of(run.folder / "export" / "latency.json")
@@ -59,7 +60,9 @@ def card(
     rare = 0  # classes with too few pictures for a number of their own
     if fidelity.get("kind") == "classification":
         rare = sum(row["count"] < RARE for row in classes)
-    unseen = data.get("classes", len(classes)) - len(classes) if classes else 0
+    unseen = 0
+    if classes:
+        unseen = data.get("classes", len(classes)) - len(classes)
     licenses = {
         "student": license_name,
         "teacher": teacher_license,
@@ -99,7 +102,9 @@ def _pipeline(run: RunRecords) -> str:
         return FEATURES
     class_path = str((model.get("task") or {}).get("class_path", ""))
     kind = class_path.rpartition(".")[2].lower()
-    return f"image-{kind}" if kind in ("segmentation", "regression") else "image-classification"
+    if kind in ("segmentation", "regression"):
+        return f"image-{kind}"
+    return "image-classification"
 
 
 def _front(
@@ -109,7 +114,9 @@ def _front(
     metrics = []
     for key, value in best.items():
         if key in METRICS:
-            shown = round(100 * value, 2) if is_share(key) else value
+            shown = value
+            if is_share(key):
+                shown = round(100 * value, 2)
             kind = METRICS[key].replace(" ", "-")
             metrics.append({"type": kind, "name": METRICS[key], "value": shown})
     content: dict[str, Any] = {
@@ -128,7 +135,9 @@ def _front(
 
 def _making(run: RunRecords) -> list[tuple[str, Any]]:
     """How the student was trained: rows of what and value."""
-    model, data, summary = run.config.get("model") or {}, run.summary.get("data") or {}, run.summary
+    model = run.config.get("model") or {}
+    data = run.summary.get("data") or {}
+    summary = run.summary
     counts = f"{data.get('train', '?')} training and {data.get('val', '?')} validation pictures"
     rows: list[tuple[str, Any]] = [("data", counts)]
     if data.get("unlabeled"):
@@ -177,7 +186,8 @@ def _class_row(row: dict[str, Any]) -> tuple[Any, ...]:
 def _speed_row(row: dict[str, Any]) -> tuple[Any, ...]:
     """A row of ``latency.json`` for the card."""
     setting = row["model"], row["runtime"], row["threads"], row["batch"]
-    median, p95 = f"{row['median_ms']:.2f}", f"{row['p95_ms']:.2f}"
+    median = f"{row['median_ms']:.2f}"
+    p95 = f"{row['p95_ms']:.2f}"
     return *setting, median, p95, f"{row['images_per_s']:.0f}", row.get("times_the_teacher", "")
 
 
@@ -186,7 +196,8 @@ def _exports(exports: dict[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, export in exports.items():
         if export.get("kept"):
-            size, agreement = f"{export['size_mb']:.1f}", f"{export['agreement']:.2%}"
+            size = f"{export['size_mb']:.1f}"
+            agreement = f"{export['agreement']:.2%}"
             difference = f"{export['max_difference']:.2g}"
             rows.append((name, size, agreement, _percent(export.get("export")), difference))
     return rows
@@ -212,4 +223,6 @@ def _plain(value: object) -> object:
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
+    if value is None:
+        return ""
+    return f"{value:.1%}"

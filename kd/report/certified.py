@@ -29,8 +29,12 @@ def certificates_of(run: RunRecords) -> list[tuple[str, list[str]]]:
 def _lines(measured: dict[str, Any]) -> list[str]:
     """The certificate's text in the figures of an evaluation or an export; empty without one."""
     certificate = measured.get("certificate")
-    text = certificate.get("text") if isinstance(certificate, dict) else None
-    return [str(line) for line in text] if isinstance(text, list) else []
+    text = None
+    if isinstance(certificate, dict):
+        text = certificate.get("text")
+    if isinstance(text, list):
+        return [str(line) for line in text]
+    return []
 
 
 def certified(run: RunRecords) -> list[Section]:

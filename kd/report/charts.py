@@ -147,7 +147,9 @@ def heat(run: RunRecords) -> Section | None:
     """How busy each core and GPU was over time, in %; None without samples."""
     rows = []
     for node, samples in run.samples.items():
-        where = f"{node} " if len(run.samples) > 1 else ""
+        where = ""
+        if len(run.samples) > 1:
+            where = f"{node} "
         for number, use in enumerate(zip_longest(*(sample["cpu"] for sample in samples))):
             rows.append([f"{where}core {number}", _binned(use, _average)])
         for number, readings in enumerate(gpus_of(samples)):
@@ -163,7 +165,9 @@ def machine_lines(run: RunRecords) -> list[Section | None]:
     """CPU, memory, disk, network and GPUs of each machine over time."""
     charts = []
     for node, samples in run.samples.items():
-        name = f" of {node}" if len(run.samples) > 1 else ""
+        name = ""
+        if len(run.samples) > 1:
+            name = f" of {node}"
         x = _seconds(samples)
         rows = [{**sample, "loaders": sum(sample.get("workers", []))} for sample in samples]
         for title, keys in MACHINE.items():
@@ -178,7 +182,8 @@ def _is_shown(metric: str, prefix: str) -> bool:
     """The rate has a chart of its own, as features' accuracy; a line a class is too much, a rank has another scale."""
     if metric.rpartition("/")[2] in (*PROBE, "rankme") or "/iou_" in metric:
         return False
-    is_rate, rate_chart = metric.endswith("/lr"), prefix.endswith("/lr")
+    is_rate = metric.endswith("/lr")
+    rate_chart = prefix.endswith("/lr")
     return metric.startswith(prefix) and is_rate == rate_chart
 
 

@@ -40,7 +40,9 @@ def classes_of_fidelity(content: dict[str, Any], of: str) -> Section | None:
     right = {row["name"]: row.get("recall", row["student"]) for row in content["per_class"]}
     confusions = []
     for pair in content["confusions"]:
-        taught = pair["teacher"] if "teacher" in content["ece"] else None
+        taught = None
+        if "teacher" in content["ece"]:
+            taught = pair["teacher"]
         confusions.append((pair["is"], pair["called"], pair["student"], taught))
     return _section(title, models, bars, len(rows), counts, right, confusions)
 
@@ -102,7 +104,9 @@ def _section(
         note += f"; {classes - BARS} more classes lost less"
         largest = []
         for true, called, times, taught in confusions[:PAIRS]:
-            by_teacher = "" if taught is None else f" (teacher {taught})"
+            by_teacher = ""
+            if taught is not None:
+                by_teacher = f" (teacher {taught})"
             largest.append(f"{true} called {called} {times} times{by_teacher}")
         if largest:
             note += f". Most often: {'; '.join(largest)}"

@@ -57,7 +57,8 @@ def label(facts: Facts) -> str:
 def _verdict(
     explained: Sequence[Explained], names: Sequence[str], differing: Sequence[Sequence[str]]
 ) -> Section:
-    first, last = explained[0].facts, explained[-1].facts
+    first = explained[0].facts
+    last = explained[-1].facts
     verdicts = [
         f"{name}: {explained_run.verdict['text']}"
         for name, explained_run in zip(names, explained, strict=True)
@@ -113,7 +114,8 @@ def _outcome(facts: Facts) -> Numbers:
     run = facts.run
     numbers = {}
     for student in run.students:
-        name, model = student or "student", run.model_of(student)
+        name = student or "student"
+        model = run.model_of(student)
         numbers[f"{name} val {run.primary}"] = facts.best_val(student)
         numbers[f"{name} val agreement"] = (model.get("best_val") or {}).get("agreement")
         numbers[f"{name} parameters (M)"] = model["params"] / 1e6 if model.get("params") else None
@@ -160,7 +162,10 @@ def _moved_classes(before: Facts, after: Facts, names: Sequence[str]) -> Section
 
 def _numbers(facts: Facts) -> Numbers:
     """The numbers of a run that are compared: length, cost, speed, utilisation, step times and phases."""
-    step_hours = facts.step_ms / 3600 if facts.step_ms else None  # of 1000 steps
+    # of 1000 steps
+    step_hours = None
+    if facts.step_ms:
+        step_hours = facts.step_ms / 3600
     images_per_device = None
     if facts.images_per_s:
         images_per_device = ratio(facts.images_per_s, facts.devices)
@@ -282,7 +287,8 @@ def _largest_change(before: Facts, after: Facts) -> str:
     largest = max(PHASES, key=lambda name: changes[name])
     if changes[largest] <= 0.02 * max(before.step_ms, after.step_ms):
         return ""
-    ms_before, ms_after = before.phases.get(largest, 0.0), after.phases.get(largest, 0.0)
+    ms_before = before.phases.get(largest, 0.0)
+    ms_after = after.phases.get(largest, 0.0)
     return (
         f"; most of the difference: {largest} went from {ms_before:.0f} to {ms_after:.0f} ms a step"
     )
@@ -353,7 +359,9 @@ def _operations(runs: Sequence[Facts], names: Sequence[str]) -> Section | None:
     """Top operations of the profiled windows: which stay, enter or leave from the first run to the last."""
     shares = []  # of each run, 0 to 1 by operation
     for facts in runs:
-        top = facts.windows[-1]["top"] if facts.windows else []
+        top = []
+        if facts.windows:
+            top = facts.windows[-1]["top"]
         shares.append({operation["name"]: operation["share"] for operation in top})
     if sum(bool(shares_of_run) for shares_of_run in shares) < 2:
         return None

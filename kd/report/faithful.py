@@ -25,7 +25,10 @@ def faithful(run: RunRecords) -> list[Section]:
     """The sections, by student where there are several; without ``fidelity.json`` what its validations have counted."""
     sections = []
     for student in run.students:
-        folder = run.folder / "students" / student if student else run.folder
+        if student:
+            folder = run.folder / "students" / student
+        else:
+            folder = run.folder
         file = folder / "fidelity.json"
         if not file.is_file():
             counted = classes_of_counts(run, student)
@@ -71,7 +74,9 @@ def _numbers(content: dict[str, Any], of: str) -> Section:
 
 def _target(content: dict[str, Any], target: dict[str, Any], of: str) -> list[Section]:
     """Of one number: how close the models are to the targets and to each other, and where on the scale."""
-    name, errors, deciles = target["name"], target["mae"], target["deciles"]
+    name = target["name"]
+    errors = target["mae"]
+    deciles = target["deciles"]
     rows = [
         [f"mean absolute error of the {model}", short(value)] for model, value in errors.items()
     ]

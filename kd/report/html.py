@@ -78,4 +78,6 @@ def finite(value: object) -> object:
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {k: finite(v) for k, v in value.items()}
-    return [finite(v) for v in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return value

@@ -41,7 +41,9 @@ class Way:
     @property
     def cost(self) -> float | None:
         """Price of 1000 steps; None where an hour's price is not known."""
-        return None if self.price is None else self.price * self.step_ms / 3600
+        if self.price is None:
+            return None
+        return self.price * self.step_ms / 3600
 
 
 def cores_wanted(facts: Facts) -> tuple[int, float] | None:
@@ -50,12 +52,15 @@ def cores_wanted(facts: Facts) -> tuple[int, float] | None:
         return None
     needed = cores_needed(facts)
     present_cores = facts.cores / facts.processes
-    return (needed, present_cores) if needed > present_cores else None
+    if needed > present_cores:
+        return (needed, present_cores)
+    return None
 
 
 def ways(facts: Facts) -> list[Way]:
     """As it is; views on the device; larger machines; machines beside that make all batches."""
-    rest, price = facts.step_ms - facts.phases["data"], facts.price
+    rest = facts.step_ms - facts.phases["data"]
+    price = facts.price
     possible = [
         Way("as it is", facts.step_ms, price),
         Way("data.engine=device, or dali", rest, price),
@@ -65,7 +70,9 @@ def ways(facts: Facts) -> list[Way]:
         if machine.get("gpus"):
             continue
         count = machines_needed(facts, rest, machine["vcpus"])
-        price_then = None if price is None else price + count * machine["price"]
+        price_then = None
+        if price is not None:
+            price_then = price + count * machine["price"]
         possible.append(Way(f"data.engine=ray on {count} {name} beside", rest, price_then))
     return possible
 
@@ -172,7 +179,9 @@ def tier_table(facts: Facts) -> Section | None:
 
 
 def _rate(value: float, seconds: float) -> float:
-    return round(value / seconds, 2) if seconds else 0.0
+    if seconds:
+        return round(value / seconds, 2)
+    return 0.0
 
 
 # -- whether a data tier pays: ``kd-report RUN --what-if data_machines=N`` --------------------------------------------
@@ -207,8 +216,10 @@ def tier_pays(facts: Facts, change: Change) -> list[str]:
     before = replace(change, data_machines=None, data_cores=None, data_instance=None, price=None)
     if facts.tier is None and change.workers is not None:
         before = replace(before, workers=None)  # of the tier
-    now, then = predict(facts, before), predict(facts, change)
-    machines, machines_now = wanted(facts, change), present(facts)
+    now = predict(facts, before)
+    then = predict(facts, change)
+    machines = wanted(facts, change)
+    machines_now = present(facts)
     if machines is None:
         if machines_now is None:
             return ["the run has no data tier: nothing is different"]
@@ -227,12 +238,15 @@ def _without(now: Outlook, then: Outlook) -> list[str]:
     text = f"without its data tier a step would take {_ms(then)} instead of {_ms(now)}"
     if now.cost is None or then.cost is None:
         return [text]
-    pays = "the tier pays" if then.cost > now.cost else "the tier does not pay"
+    pays = "the tier does not pay"
+    if then.cost > now.cost:
+        pays = "the tier pays"
     return [text, f"{pays}: the run costs {now.cost:.4g} with it and {then.cost:.4g} without"]
 
 
 def _speed(compared: _Comparison) -> str:
-    machines, machines_now = compared.machines, compared.machines_now
+    machines = compared.machines
+    machines_now = compared.machines_now
     instead = ""
     if machines_now is not None:
         instead = f" instead of {machines_now.count} of {machines_now.cores:g} cores"
@@ -260,7 +274,9 @@ def fewest(facts: Facts, change: Change) -> int:
 
 
 def _cost(now: Outlook, cost_now: float, then: Outlook, cost_then: float) -> str:
-    saved = 1 - cost_then / cost_now if cost_now else 0.0
+    saved = 0.0
+    if cost_now:
+        saved = 1 - cost_then / cost_now
     if saved > 0:
         return f"it pays: the run costs {saved:.0%} less"
     text = f"it does not pay: the run costs {-saved:.0%} more"
@@ -271,7 +287,8 @@ def _cost(now: Outlook, cost_now: float, then: Outlook, cost_then: float) -> str
 
 def _counts(compared: _Comparison) -> list[str]:
     """From which number on it pays; beyond the fewest that do each more only costs more."""
-    machine_price, cost_now = compared.machines.price, compared.now.cost
+    machine_price = compared.machines.price
+    cost_now = compared.now.cost
     if compared.change.price is not None or machine_price is None or cost_now is None:
         return []
     costs = {}
@@ -293,7 +310,9 @@ def _counts(compared: _Comparison) -> list[str]:
 
 def _price(compared: _Comparison) -> list[str]:
     """The price of one machine at which the run costs as much as before."""
-    machines, machines_now, now = compared.machines, compared.machines_now, compared.now
+    machines = compared.machines
+    machines_now = compared.machines_now
+    now = compared.now
     more = machines.count - (machines_now.count if machines_now else 0)
     if more == 0 or (machines_now is not None and machines_now.cores != machines.cores):
         return []
@@ -302,7 +321,9 @@ def _price(compared: _Comparison) -> list[str]:
         return ["it pays at no price: the run would be no shorter"]
     pays, than = ("it pays while", "less") if more > 0 else ("it pays where", "more")
     if now.cost is not None:
-        whose = "another machine" if more > 0 and machines_now is not None else "a machine"
+        whose = "a machine"
+        if more > 0 and machines_now is not None:
+            whose = "another machine"
         price = max(0.0, now.cost / now.hours * worth / more)
         return [f"{pays} {whose} costs {than} than {price:.3g} an hour"]
     they_cost = "they cost" if more > 1 else "it cost"
@@ -319,7 +340,9 @@ def _network(facts: Facts, then: Outlook) -> list[str]:
         size = [size, size]
     if facts.tier is not None:
         batches = facts.tier.total("batches")
-        megabytes = facts.tier.total("mb") / batches if batches else 0.0
+        megabytes = 0.0
+        if batches:
+            megabytes = facts.tier.total("mb") / batches
     elif isinstance(size, list) and len(size) == 2:
         height, width = size
         megabytes = facts.header["batch_size"] * 3 * height * width / 1e6

@@ -54,7 +54,8 @@ def _teachers(run: RunRecords) -> dict[str, dict[str, float]]:
 
 def headline(facts: Facts) -> Section | None:
     """The share of the teacher's accuracy that the (best) student keeps, and how small it is."""
-    run, metric = facts.run, facts.run.primary
+    run = facts.run
+    metric = facts.run.primary
     scores = {}
     for student in run.students:
         score = facts.best_val(student)
@@ -62,9 +63,12 @@ def headline(facts: Facts) -> Section | None:
             scores[student] = score
     if not scores:
         return None
-    best = min if less_is_better(metric) else max
+    best = max
+    if less_is_better(metric):
+        best = min
     name = best(scores, key=lambda student: scores[student])
-    who, score = f"The student {name}" if name else "The student", scores[name]
+    who = f"The student {name}" if name else "The student"
+    score = scores[name]
     shown = format_metric(metric, score)
     teacher = run.teacher
     teacher_score = (teacher.get("val") or {}).get(metric)
@@ -72,7 +76,10 @@ def headline(facts: Facts) -> Section | None:
         return {"kind": "headline", "text": f"{who} reaches {metric} {shown}"}
 
     shown_of_teacher = format_metric(metric, teacher_score)
-    better = score < teacher_score if less_is_better(metric) else score > teacher_score
+    if less_is_better(metric):
+        better = score < teacher_score
+    else:
+        better = score > teacher_score
     if better:
         text = f"{who} is better than its teacher: {metric} {shown} against {shown_of_teacher}"
     elif is_share(metric):
@@ -80,10 +87,14 @@ def headline(facts: Facts) -> Section | None:
         text = f"{who} keeps {share:.1%} of its teacher's {metric} ({shown} of {shown_of_teacher})"
     else:
         text = f"{who} has {metric} {shown}, its teacher {shown_of_teacher}"
-    small, large = run.model_of(name).get("params"), teacher.get("params")
+    small = run.model_of(name).get("params")
+    large = teacher.get("params")
     if small and large:
         times = ratio(small, large)
-        shown = f"{part_in_words(times)} of" if small < large else f"{times:.1f} times"
+        if small < large:
+            shown = f"{part_in_words(times)} of"
+        else:
+            shown = f"{times:.1f} times"
         text += f" with {shown} its parameters"
     return {"kind": "headline", "text": text}
 

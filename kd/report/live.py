@@ -109,9 +109,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(404, "no such run")
             return
         if query == "json":
-            kind, text = "application/json", json.dumps(finite(content))
+            kind = "application/json"
+            text = json.dumps(finite(content))
         else:
-            kind, text = "text/html", page(content)
+            kind = "text/html"
+            text = page(content)
         sent = text.encode()
         self.send_response(200)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")

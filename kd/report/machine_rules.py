@@ -57,7 +57,8 @@ def low_gpu_utilization(
     recent = gpu[skip:][-window:]
     if not recent:
         return None
-    p95, p5 = percentile(recent, 95), percentile(recent, 5)
+    p95 = percentile(recent, 95)
+    p5 = percentile(recent, 5)
     if p95 < low:
         text = f"p95 of GPU utilisation is {p95:.0f} %"
         return Finding("LowGPUUtilization", text, "see the verdict")
@@ -132,10 +133,12 @@ def load_balancing(
     means = [mean(values[skip:]) for values in gpus if len(values) > skip]
     if len(means) < 2:
         return None
-    most, least = max(means), min(means)
+    most = max(means)
+    least = min(means)
     if share(most - least, most) < imbalance:
         return None
-    busiest, idlest = means.index(most), means.index(least)
+    busiest = means.index(most)
+    idlest = means.index(least)
     text = f"GPU {busiest} is used {most:.0f} %, GPU {idlest} {least:.0f} %"
     return Finding("LoadBalancing", text, "give all devices the same share of work")
 
@@ -204,7 +207,9 @@ def dataloader(
         return Finding("Dataloader", text, lever)
     idle = round(cores - taken - others)
     if data_share > low and idle >= 1:
-        unused = "1 core is" if idle == 1 else f"{idle} cores are"
+        unused = "1 core is"
+        if idle != 1:
+            unused = f"{idle} cores are"
         text = f"{data_share:.0%} of the step waits for data while {unused} not used"
         more = max(1, int(ratio(idle, processes)))
         return Finding("Dataloader", text, f"data.num_workers={num_workers + more}")
@@ -261,7 +266,9 @@ def scheduler_delay(
         thread: name of that thread.
         at: fires from here.
     """
-    trainer = f"training ({thread})" if thread else "training"
+    trainer = "training"
+    if thread:
+        trainer = f"training ({thread})"
     delayed = []
     for who, waiting in ((trainer, training), ("a loader process", loading)):
         if waiting is not None and waiting >= at:

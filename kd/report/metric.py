@@ -42,7 +42,9 @@ def format_metric(metric: str, value: float | None) -> str:
         return f"{value:.4g}"
     if metric == "rankme":
         return f"{value:.1f}"
-    return f"{value:.4f}" if metric.endswith("_loss") else f"{value:.1%}"
+    if metric.endswith("_loss"):
+        return f"{value:.4f}"
+    return f"{value:.1%}"
 
 
 def duration(seconds: float | None) -> str:
@@ -51,7 +53,9 @@ def duration(seconds: float | None) -> str:
         return ""
     if seconds < 120:
         return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.2f} h"
 
 
 PARTS = {"half": 1 / 2, "a third": 1 / 3, "two thirds": 2 / 3, "a quarter": 1 / 4, "three quarters": 3 / 4,
@@ -84,7 +88,9 @@ def short(value: float | None) -> str:
     """Four digits of a number; empty where it is not known."""
     if value is None or not math.isfinite(value):
         return ""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
 
 
 def in_tables(metric: str) -> bool:

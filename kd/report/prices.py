@@ -29,7 +29,9 @@ def read_prices(file: Path) -> dict[str, dict[str, float]]:
 
 def _kinds(file: Path, name: str, value: object) -> dict[str, float]:
     """Prices and parts of one machine, from its value in the table: a price, or several by kind."""
-    kinds = value if isinstance(value, dict) else {"on_demand": value}
+    kinds = value
+    if not isinstance(value, dict):
+        kinds = {"on_demand": value}
     numbers = {}
     for kind, number in kinds.items():
         known = kind in PRICES or kind in PARTS
@@ -77,7 +79,8 @@ def price_of(instances: Sequence[str], prices: Mapping[str, Mapping[str, float]]
     ...          {"p4d.24xlarge": {"on_demand": 37.688}, "c5.18xlarge": {"on_demand": 3.672, "spot": 1.5}})
     40.688
     """
-    known, machines = by_name(prices), counted(instances)
+    known = by_name(prices)
+    machines = counted(instances)
     for item, (_, name) in zip(instances, machines, strict=True):
         if name not in known:
             raise UserError(

@@ -10,13 +10,20 @@ MOST = 100.0  # times: a remainder below 1 % of a step is not measured well enou
 
 def ratio(value: float, over: float, otherwise: float = 0.0) -> float:
     """``value / over``; ``otherwise`` where ``over`` is 0 or the result is NaN or infinite."""
-    quotient = value / over if over else math.nan
-    return quotient if math.isfinite(quotient) else otherwise
+    if over:
+        quotient = value / over
+    else:
+        quotient = math.nan
+    if math.isfinite(quotient):
+        return quotient
+    return otherwise
 
 
 def share(part: float, whole: float) -> float:
     """A part of a whole; 0 where there is no whole."""
-    return ratio(part, whole) if whole > 0 else 0.0
+    if whole > 0:
+        return ratio(part, whole)
+    return 0.0
 
 
 def speedup(before: float, after: float) -> float:
@@ -37,4 +44,6 @@ def times(before: float | None, after: float | None) -> str:
     if not known or not before:
         return ""
     quotient = ratio(after or 0.0, before)
-    return f"{quotient:.2f}x" if abs(quotient) >= 0.1 else f"{quotient:.2g}x"
+    if abs(quotient) >= 0.1:
+        return f"{quotient:.2f}x"
+    return f"{quotient:.2g}x"

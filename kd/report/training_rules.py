@@ -18,7 +18,8 @@ def loss_not_decreasing(
     if len(loss) < least:
         return None
     fifth = max(1, len(loss) // 5)
-    first, last = mean(loss[:fifth]), mean(loss[-fifth:])
+    first = mean(loss[:fifth])
+    last = mean(loss[-fifth:])
     if last < first * (1 - percent / 100):
         return None
     text = f"train/loss went from {first:.3f} to {last:.3f}"
@@ -35,7 +36,8 @@ def loss_rising(
     """
     if len(loss) < first + newest:
         return None
-    start, now = percentile(loss[:first], 50), percentile(loss[-newest:], 50)
+    start = percentile(loss[:first], 50)
+    now = percentile(loss[-newest:], 50)
     finite = math.isfinite(now)
     if finite and not 0 < start * factor <= now:
         return None
@@ -69,7 +71,8 @@ def overfit(
     still_falls = train_loss[-1] < train_loss[-1 - patience]
     if has_recovered or not still_falls:
         return None
-    before, now = format_metric(metric, best), format_metric(metric, val[-1])
+    before = format_metric(metric, best)
+    now = format_metric(metric, val[-1])
     text = f"{metric} fell from {before} to {now} while train/loss still falls"
     lever = "stronger data.augment, fewer epochs; the best epoch is exported anyway"
     return Finding("Overfit", text, lever)
@@ -79,7 +82,8 @@ def class_imbalance(counts: Sequence[int], factor: float = 10) -> Finding | None
     """The most frequent class has ``factor`` times the pictures of the rarest."""
     if len(counts) < 2:
         return None
-    most, least = max(counts), min(counts)
+    most = max(counts)
+    least = min(counts)
     if most < factor * max(1, least):
         return None
     text = f"the most frequent class has {most} pictures, the rarest {least}"
@@ -129,7 +133,8 @@ def student_ignores_teacher(
     if len(agreement) <= patience or not long_enough:
         return None
     for loss in long_enough.values():
-        before, now = loss[-1 - patience], loss[-1]
+        before = loss[-1 - patience]
+        now = loss[-1]
         if now < before - flat * abs(before):
             return None  # it falls
     recent = agreement[-patience - 1 :]
@@ -187,12 +192,14 @@ def overtraining(
     if len(val) <= patience:
         return None
     epochs = int(patience)
-    best_before, best_since = max(val[:-epochs]), max(val[-epochs:])
+    best_before = max(val[:-epochs])
+    best_since = max(val[-epochs:])
     if best_since >= best_before + delta:
         return None
     text = f"{metric} has been no better than {format_metric(metric, best_before)} for {patience:g} epochs"
     if len(kl) > patience:
-        least_before, least_since = min(kl[:-epochs]), min(kl[-epochs:])
+        least_before = min(kl[:-epochs])
+        least_since = min(kl[-epochs:])
         if -least_since >= -least_before + delta:
             return None
         text += f", val/kl no lower than {least_before:.3f}"
@@ -227,7 +234,8 @@ def student_under_trained(
         return None
     if not agreement or agreement[-1] >= below:
         return None
-    best_before, best_since = max(val[:-epochs]), max(val[-epochs:])
+    best_before = max(val[:-epochs])
+    best_since = max(val[-epochs:])
     if best_since < best_before + gain:
         return None
     text = (

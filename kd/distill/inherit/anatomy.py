@@ -27,7 +27,9 @@ ONLY_IN_TRAINING = ("shift_coords", "jitter_coords", "rescale_coords", "aug_acti
 
 def register_count(model: ViT) -> int:
     """How many register tokens a model has; also called storage tokens."""
-    return 0 if model.reg_token is None else model.reg_token.shape[1]
+    if model.reg_token is None:
+        return 0
+    return model.reg_token.shape[1]
 
 
 def layer_scale(block: Part, branch: int) -> Tensor | None:
@@ -41,7 +43,9 @@ def layer_scale(block: Part, branch: int) -> Tensor | None:
 def scaled(block: Part, branch: int, written: Tensor) -> Tensor:
     """What a branch adds to the stream: what its last layer gives, by its layer scale."""
     scale = layer_scale(block, branch)
-    return written if scale is None else written * scale
+    if scale is None:
+        return written
+    return written * scale
 
 
 def reset_layer_scales(model: nn.Module) -> None:
@@ -62,7 +66,10 @@ def embedded(model: ViT, pictures: Tensor) -> Tensor:
         ``(N, L, D)``.
     """
     tokens = model._pos_embed(model.patch_embed(pictures))
-    return tokens[0] if isinstance(tokens, tuple) else tokens  # Eva: the rotary positions, too
+    # Eva: the rotary positions, too
+    if isinstance(tokens, tuple):
+        return tokens[0]
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,9 @@ class Rotation:
     def angles(self) -> Tensor:
         """Sines and cosines, ``(L, 2 * S)``, or of each head if they are learnt, ``(H, L, 2 * S)``."""
         angles = self.rope.get_embed(shape=list(self.grid))
-        return angles[self.block] if self.is_learnt else angles
+        if self.is_learnt:
+            return angles[self.block]
+        return angles
 
 
 def rotation_of(model: ViT, block: int, student: ViT) -> Rotation | None:
@@ -143,7 +152,9 @@ def qkv_layers(attention: Part) -> list[nn.Linear]:
 def qkv_weight(attention: Part) -> Tensor:
     """Weights of queries, keys and values, ``(3 * H * S, D)``."""
     layers = qkv_layers(attention)
-    return layers[0].weight if len(layers) == 1 else torch.cat([each.weight for each in layers])
+    if len(layers) == 1:
+        return layers[0].weight
+    return torch.cat([each.weight for each in layers])
 
 
 def qkv_biases(attention: Part) -> list[Tensor | None]:
@@ -154,7 +165,9 @@ def qkv_biases(attention: Part) -> list[Tensor | None]:
     if len(layers) == QKV_PARTS:
         return [each.bias for each in layers]
     bias = layers[0].bias
-    return [None] * QKV_PARTS if bias is None else list(bias.chunk(QKV_PARTS))
+    if bias is None:
+        return [None] * QKV_PARTS
+    return list(bias.chunk(QKV_PARTS))
 
 
 def qkv_of(attention: Part, tokens: Tensor) -> Tensor:

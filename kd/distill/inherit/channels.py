@@ -39,7 +39,9 @@ def chosen_channels(readings: Sequence[Readout], count: int) -> Tensor:
     width = readings[0].covariance.shape[0]
     if count == width:
         return torch.arange(width)
-    covariances, reads = [], []  # G, and R G with R'R = A'A, at most as many rows as channels
+    # G, and R G with R'R = A'A, at most as many rows as channels
+    covariances = []
+    reads = []
     for reading in readings:
         covariance = reading.covariance.double()
         weight = reading.weight.double()

@@ -114,7 +114,9 @@ def _before_norm(norm: Part, projection: Tensor) -> Tensor:
     """
     if isinstance(norm, nn.Identity):
         return projection
-    scaled_projection = projection if norm.weight is None else projection * norm.weight
+    scaled_projection = projection
+    if norm.weight is not None:
+        scaled_projection = projection * norm.weight
     if not centres(norm):
         return scaled_projection
     return scaled_projection - scaled_projection.mean(1, keepdim=True)
@@ -136,7 +138,8 @@ def fit_norm_before_blocks(norm: Part, tokens: Tensor, target: Tensor) -> None:
     if getattr(norm, "bias", None) is None:
         norm.weight.copy_((x * y).mean(0) / x.square().mean(0).clamp(min=1e-12))
         return
-    mean_x, mean_y = x.mean(0), y.mean(0)
+    mean_x = x.mean(0)
+    mean_y = y.mean(0)
     covariance = ((x - mean_x) * (y - mean_y)).mean(0)
     slope = covariance / x.var(0, correction=0).clamp(min=1e-12)
     norm.weight.copy_(slope)
@@ -249,7 +252,8 @@ def _fit_attention(
     block: Part, targets: BlockTargets, streams: Sequence[Tensor], rotation: Rotation | None
 ) -> list[Tensor]:
     """Fits queries, keys and values, then the projection; returns the stream between attention and MLP."""
-    attention, teacher = block.attn, targets.teacher
+    attention = block.attn
+    teacher = targets.teacher
     normed = [block.norm1(stream) for stream in streams]
 
     def teacher_write() -> Tensor:
@@ -351,14 +355,18 @@ def _fit_qkv(
 
         def outputs_of(activations: BlockActivations, rows: Tensor = rows) -> Tensor:
             outputs = select(activations)
-            return outputs if len(rows) == len(start) else outputs[..., rows]
+            if len(rows) == len(start):
+                return outputs
+            return outputs[..., rows]
 
         linear = skip_init(nn.Linear, start.shape[1], len(rows), bias=has_bias)
         outputs = targets.outputs(has_bias, (key, *parts), outputs_of)
         pairs = zip(normed, outputs, strict=True)
         fit_linear(linear, pairs, start[rows], targets.shares)
         for index, part in enumerate(parts):
-            bias = linear.bias.chunk(len(parts))[index] if has_bias else None
+            bias = None
+            if has_bias:
+                bias = linear.bias.chunk(len(parts))[index]
             set_qkv(attention, part, linear.weight.chunk(len(parts))[index], bias)
 
 
@@ -418,7 +426,8 @@ def _folded_qkv(targets: BlockTargets) -> Tensor:
 
 def fit_mlp(block: Part, targets: BlockTargets, streams: Sequence[Tensor]) -> list[Tensor]:
     """Fits the MLP's first layers, then its second; returns the stream after the block."""
-    mlp, teacher = block.mlp, targets.teacher
+    mlp = block.mlp
+    teacher = targets.teacher
     shares = targets.shares
     teacher_count = targets.parts[0].units.shape[-1]
     student_count = mlp.fc2.in_features
@@ -517,7 +526,9 @@ def inherit_head(
 def _last_weight(block: Part, branch: int, layer: nn.Linear) -> Tensor:
     """The weight of a branch's last layer with the layer scale after it, ``diag(gamma) W``."""
     scale = layer_scale(block, branch)
-    return layer.weight if scale is None else scale[:, None] * layer.weight
+    if scale is None:
+        return layer.weight
+    return scale[:, None] * layer.weight
 
 
 def folded(weight: Tensor, norm: Part, projection: Tensor, rows: Tensor) -> Tensor:
@@ -589,7 +600,9 @@ def _spread(parts: Sequence[Tensor], shares: Tensor | None, of_each_column: bool
         shares: how much each of the L tokens counts; None: all alike.
         of_each_column: variances alone.
     """
-    moments, means, counts = [], [], []
+    moments = []
+    means = []
+    counts = []
     for values in parts:
         rows, mean, row_shares = centred_rows(values, shares)
         if of_each_column:

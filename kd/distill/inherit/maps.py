@@ -43,7 +43,8 @@ def drawn_positions(pictures: int, height: int, width: int, count: int, seed: in
     if count < total:
         generator = torch.Generator().manual_seed(seed)
         places = torch.randint(total, (count,), generator=generator)
-    picture, place = places // (height * width), places % (height * width)
+    picture = places // (height * width)
+    place = places % (height * width)
     return Positions(picture, place // width, place % width)
 
 
@@ -72,7 +73,8 @@ def windows(layer: nn.Conv2d, maps_NCHW: Tensor) -> Tensor:
     padding: Any = layer.padding
     rows, columns = padding
     padded = nn.functional.pad(maps_NCHW, (columns, columns, rows, rows))
-    (kh, kw), (sh, sw) = layer.kernel_size, layer.stride
+    kh, kw = layer.kernel_size
+    sh, sw = layer.stride
     return padded.unfold(2, kh, sh).unfold(3, kw, sw)
 
 
@@ -108,7 +110,9 @@ def caught(layers: Iterable[nn.Module], output: bool = False) -> Iterator[dict[n
 def as_maps(layer: nn.Module, tensor: Tensor) -> Tensor:
     """A linear layer's ``(N, H, W, C)`` as ``(N, C, H, W)``; other layers have it so."""
     is_last = isinstance(layer, nn.Linear | nn.LayerNorm) and tensor.ndim == 4
-    return tensor.permute(0, 3, 1, 2) if is_last and not _is_2d(layer) else tensor
+    if is_last and not _is_2d(layer):
+        return tensor.permute(0, 3, 1, 2)
+    return tensor
 
 
 def _is_2d(layer: nn.Module) -> bool:
@@ -153,7 +157,8 @@ def _measure(norm: Part, rows: Tensor, bias: Tensor) -> None:
         rows: its input on the sample, ``(R, C)``.
         bias: what it adds, ``(C,)``.
     """
-    mean, variance = rows.mean(0), rows.var(0, correction=0)
+    mean = rows.mean(0)
+    variance = rows.var(0, correction=0)
     norm.running_mean.copy_(mean)
     norm.running_var.copy_(variance)
     norm.weight.copy_((variance + norm.eps).sqrt())
@@ -194,7 +199,11 @@ def fit_depthwise(layer: nn.Conv2d, pairs: Iterable[tuple[Tensor, Tensor]], star
         pairs: of each part of the sample, inputs ``(R, C, kh * kw)`` and outputs ``(R, C)``.
         start: its weight's start, ``(C, 1, kh, kw)``.
     """
-    grams, crosses, sums_x, sums_y, count = [], [], [], [], 0
+    grams = []
+    crosses = []
+    sums_x = []
+    sums_y = []
+    count = 0
     for inputs_RCk, outputs_RC in pairs:
         inputs_CRk = inputs_RCk.transpose(0, 1).double()
         outputs_CR1 = outputs_RC.T.double()[..., None]

@@ -62,7 +62,8 @@ def check_pair(student: ViT, teacher: ViT) -> None:
 
 def _check_same_kind(student: ViT, teacher: ViT) -> None:
     """Checks what the student must have as its teacher has it; raises a ValueError."""
-    small, big = student.blocks[0], teacher.blocks[0]
+    small = student.blocks[0]
+    big = teacher.blocks[0]
     values = {
         "kind of MLP": (type(small.mlp).__name__, type(big.mlp).__name__),
         "qk_norm": (_qk_norm(small.attn), _qk_norm(big.attn)),
@@ -105,7 +106,9 @@ def _why_whole_heads(model: ViT) -> str:
 
 def _kind(module: nn.Module) -> str:
     """The kind of a module that may be missing, ``none`` then."""
-    return "none" if isinstance(module, nn.Identity) else type(module).__name__
+    if isinstance(module, nn.Identity):
+        return "none"
+    return type(module).__name__
 
 
 def _inner_norm(attention: Part) -> str:
@@ -121,13 +124,16 @@ def _kind_of_pool(pool: Part) -> str:
     if pool is None:
         return "none"
     norm = _qk_norm(pool)
-    size = "" if norm == "none" else f" of {pool.head_dim}"
+    size = ""
+    if norm != "none":
+        size = f" of {pool.head_dim}"
     return f"{_kind(pool.norm)} before the MLP, {norm} of queries{size}"
 
 
 def _check_not_larger(student: ViT, teacher: ViT) -> None:
     """Checks what the student must not have more of than its teacher; raises a ValueError."""
-    small, big = student.blocks[0], teacher.blocks[0]
+    small = student.blocks[0]
+    big = teacher.blocks[0]
     sizes = {
         "width": (student.embed_dim, teacher.embed_dim),
         "depth": (len(student.blocks), len(teacher.blocks)),
@@ -173,7 +179,9 @@ def matching_patches(student: ViT, teacher: ViT) -> int | None:
     own_side, own_width = student_patches.patch_size
     if own_side != own_width:
         return None
-    return side if NEAR * own_side <= side < own_side else None
+    if NEAR * own_side <= side < own_side:
+        return side
+    return None
 
 
 def _not_understood(model: ViT, reads_end: bool) -> str:
@@ -211,7 +219,9 @@ def _norms_not_understood(model: ViT) -> str:
     for norm in norms:
         if centres(norm) is None or centres(norm) != centres(norms[0]):
             kinds.add(type(norm).__name__)
-    return f"norms of the kind {', '.join(sorted(kinds))}" if kinds else ""
+    if kinds:
+        return f"norms of the kind {', '.join(sorted(kinds))}"
+    return ""
 
 
 def _block_not_understood(block: Part) -> str:
@@ -252,7 +262,10 @@ def stream_norms(model: ViT) -> list[nn.Module]:
     norms = []
     for block in model.blocks:
         norms += [block.norm1, block.norm2]
-    final = model.norm if pools_by_attention(model) else final_norm(model)
+    if pools_by_attention(model):
+        final = model.norm
+    else:
+        final = final_norm(model)
     if final is not None and not isinstance(final, nn.Identity):
         norms.append(final)
     return norms
@@ -265,8 +278,13 @@ def pools_by_attention(model: ViT) -> bool:
 
 def final_norm(model: ViT) -> nn.Module | None:
     """The norm before the classifier, before or after pooling; None where there is not exactly one."""
-    norms = [norm for norm in (model.norm, model.fc_norm) if not isinstance(norm, nn.Identity)]
-    return norms[0] if len(norms) == 1 else None
+    norms = []
+    for norm in (model.norm, model.fc_norm):
+        if not isinstance(norm, nn.Identity):
+            norms.append(norm)
+    if len(norms) == 1:
+        return norms[0]
+    return None
 
 
 def centres(norm: nn.Module) -> bool | None:
@@ -349,7 +367,9 @@ def check_copy(copy: Tensor, original: Tensor) -> None:
     copy = copy - copy.mean(0)
     original = original - original.mean(0)
     norms = float(copy.norm() * original.norm())
-    correlation = float((copy * original).sum()) / norms if norms else 1.0
+    correlation = 1.0
+    if norms:
+        correlation = float((copy * original).sum()) / norms
     if correlation < EXACT:
         raise ValueError(
             f"a copy of this teacher gives other outputs (correlation {correlation:.2f}): its "

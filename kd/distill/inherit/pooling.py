@@ -47,7 +47,9 @@ def pooled_tokens(model: ViT, stream: Tensor) -> Tensor:
     """What the pooling reads of the stream after the last block, ``(N, L, D)`` -> ``(N, L, D)``, normalised."""
     tokens = model.norm(stream)
     leaves_prefix_out = not getattr(model, "pool_include_prefix", True)  # Eva's reads all tokens
-    return tokens[:, model.num_prefix_tokens :] if leaves_prefix_out else tokens
+    if leaves_prefix_out:
+        return tokens[:, model.num_prefix_tokens :]
+    return tokens
 
 
 def inherit_pool(

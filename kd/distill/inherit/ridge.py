@@ -104,7 +104,9 @@ def _moments(
     x, mean_x, row_shares = centred_rows(inputs, shares, centre)
     if not isinstance(outputs, CentredRows):
         outputs = centred_rows(outputs, shares, centre)
-    weighted_x = x if shares is None else row_shares * x
+    weighted_x = x
+    if shares is not None:
+        weighted_x = row_shares * x
     gram = symmetric_product(weighted_x, x) / len(x)
     cross = weighted_x.T @ outputs.rows / len(x)
     return Moments(len(x), gram, cross, mean_x, outputs.mean)

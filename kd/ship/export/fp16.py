@@ -157,7 +157,9 @@ def shortened(layers: Sequence[str]) -> str:
     """The first layers by name, and how many more there are."""
     named = ", ".join(layers[:NAMED])
     more = len(layers) - NAMED
-    return f"{named} and {more} more" if more > 0 else named
+    if more > 0:
+        return f"{named} and {more} more"
+    return named
 
 
 def measure(model: "onnx.ModelProto", pictures: Iterable[np.ndarray]) -> list[TensorRange]:
@@ -225,7 +227,10 @@ def _weights(graph: "onnx.GraphProto") -> list[TensorRange]:
     import onnx
     from onnx.numpy_helper import to_array
 
-    users = {tensor: node for node in reversed(graph.node) for tensor in node.input}
+    users = {}
+    for node in reversed(graph.node):
+        for tensor in node.input:
+            users[tensor] = node
     ranges = []
     for weight in graph.initializer:
         values = to_array(weight)
@@ -244,7 +249,9 @@ def _weights(graph: "onnx.GraphProto") -> list[TensorRange]:
 
 
 def _share(part: float, whole: float) -> float:
-    return min(float(part / whole), 1.0) if whole else 0.0
+    if whole:
+        return min(float(part / whole), 1.0)
+    return 0.0
 
 
 def nodes_around(graph: "onnx.GraphProto", ranges: Collection[TensorRange]) -> set[str]:
@@ -331,7 +338,8 @@ def rounded(model: "onnx.ModelProto") -> "onnx.ModelProto":
     from onnx.helper import make_node
     from onnx.numpy_helper import from_array, to_array
 
-    float16, float32 = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+    float16 = onnx.TensorProto.FLOAT16
+    float32 = onnx.TensorProto.FLOAT
     types = _types(model)
     exact = onnx.ModelProto()
     exact.CopyFrom(model)
@@ -417,7 +425,9 @@ def _normalised_axes(node: "onnx.NodeProto") -> list[int]:
     if node.op_type != "LayerNormalization":
         return []
     axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1)
-    return list(range(axis, 0)) if axis < 0 else []
+    if axis < 0:
+        return list(range(axis, 0))
+    return []
 
 
 def layer_of(node: "onnx.NodeProto") -> str:

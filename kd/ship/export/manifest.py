@@ -78,7 +78,9 @@ class ExportManifest:
     def shape(self) -> tuple[int, int, int]:
         """Shape of one picture in the manifest's layout: ``(H, W, 3)`` or ``(3, H, W)``, uint8."""
         height, width = self.size
-        return (height, width, 3) if self.layout == "nhwc" else (3, height, width)
+        if self.layout == "nhwc":
+            return (height, width, 3)
+        return (3, height, width)
 
     def as_metadata(self) -> dict[str, str]:
         """For a model file's own metadata: strings by prefixed keys."""

@@ -42,7 +42,8 @@ class Prepared(nn.Module):
             student_height, student_width = preprocess.size
             self.register_buffer("rows", _scaling(height, student_height))
             self.register_buffer("columns", _scaling(width, student_width).T.contiguous())
-        mean, std = torch.tensor(preprocess.mean), torch.tensor(preprocess.std)
+        mean = torch.tensor(preprocess.mean)
+        std = torch.tensor(preprocess.std)
         self.register_buffer("mean", 255 * mean.view(1, -1, 1, 1))
         self.register_buffer("std", 255 * std.view(1, -1, 1, 1))
         self.eval().requires_grad_(False)

@@ -99,4 +99,6 @@ def _peak_mb() -> float:
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+    if sys.platform == "darwin":
+        return peak / 2**20
+    return peak / 2**10

@@ -91,7 +91,9 @@ def save_student(
         checkpoint: take the weights from this training checkpoint instead of the module's present ones.
     """
     path = Path(path)
-    student = module.student_of_one if isinstance(module, DistillationModule) else module
+    student = module
+    if isinstance(module, DistillationModule):
+        student = module.student_of_one
     if checkpoint is None:
         weights = student.final.state_dict()
     else:
@@ -218,7 +220,9 @@ def load_student(
 def builder_in(path: Path) -> str:
     """Class path of the builder that made the student in a file; "" where timm has built it."""
     made_by = json_of(read_metadata(path).get("builder", "{}"))
-    return str(made_by.get("class_path", "")) if isinstance(made_by, dict) else ""
+    if isinstance(made_by, dict):
+        return str(made_by.get("class_path", ""))
+    return ""
 
 
 def _of_timm(path: Path, meta: dict[str, Any]) -> Callable[[], nn.Module]:
