@@ -132,10 +132,13 @@ def size(
     Raises:
         UserError: a mistake in them, or a budget that no candidate meets; nothing is written.
     """
-    sizes, _ = sized(_request(settings or {}, [f"recipe={recipe}"]))
+    request = _request(settings or {}, [f"recipe={recipe}"])
+    sizes, _ = sized(request)
     candidates = sizes["candidates"]
-    choice = next((row for row in candidates if row["name"] == sizes["choice"]), None)
-    return candidates, choice
+    for candidate in candidates:
+        if candidate["name"] == sizes["choice"]:
+            return candidates, candidate
+    return candidates, None
 
 
 def _request(settings: Mapping[str, Any], first: Sequence[str] = ()) -> Request:

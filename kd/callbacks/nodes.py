@@ -57,7 +57,9 @@ def own_address() -> str:
 
 def _span(ranks: list[int]) -> str:
     """Ascending ranks in short: ``4-6``; ``0, 2`` where a scheduler deals them to the machines in turn."""
-    whole = len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1
-    if whole:
-        return f"{ranks[0]}-{ranks[-1]}"
+    first = ranks[0]
+    last = ranks[-1]
+    without_gaps = last - first == len(ranks) - 1
+    if len(ranks) > 1 and without_gaps:
+        return f"{first}-{last}"
     return ", ".join(map(str, ranks))

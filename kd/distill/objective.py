@@ -158,10 +158,13 @@ class Objective(nn.Module):
         """What the active losses read of the teacher."""
         losses_by_teacher: dict[str, tuple[LogitLoss, ...]] = {}
         for name, loss in self.active.items():
-            if isinstance(loss, LogitLoss):
-                member = self._teacher_of.get(name, ALL)
-                losses_by_teacher[member] = (*losses_by_teacher.get(member, ()), loss)
-        return Wanted(losses_by_teacher, self.feature_taps.shapes(self.active))
+            if not isinstance(loss, LogitLoss):
+                continue
+            member = self._teacher_of.get(name, ALL)
+            losses = losses_by_teacher.get(member, ())
+            losses_by_teacher[member] = (*losses, loss)
+        layers = self.feature_taps.shapes(self.active)
+        return Wanted(losses_by_teacher, layers)
 
     @property
     def trains_logits(self) -> bool:

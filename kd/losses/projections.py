@@ -203,4 +203,6 @@ def on_one_grid(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
     height, width = student.shape[2:]
     other_height, other_width = teacher.shape[2:]
     size = (min(height, other_height), min(width, other_width))
-    return F.adaptive_avg_pool2d(wide(student), size), F.adaptive_avg_pool2d(wide(teacher), size)
+    pooled_student = F.adaptive_avg_pool2d(wide(student), size)
+    pooled_teacher = F.adaptive_avg_pool2d(wide(teacher), size)
+    return pooled_student, pooled_teacher

@@ -110,11 +110,14 @@ def certify(
 
 
 def _counts(reference: np.ndarray, candidate: np.ndarray) -> dict[str, int]:
+    """How many pictures both models, one or none of them has right; ``(N,)`` each, right where > 0."""
+    first = reference > 0
+    second = candidate > 0
     return {
-        "both_right": int(((reference > 0) & (candidate > 0)).sum()),
-        "only_reference": int(((reference > 0) & ~(candidate > 0)).sum()),
-        "only_candidate": int((~(reference > 0) & (candidate > 0)).sum()),
-        "both_wrong": int((~(reference > 0) & ~(candidate > 0)).sum()),
+        "both_right": int((first & second).sum()),
+        "only_reference": int((first & ~second).sum()),
+        "only_candidate": int((~first & second).sum()),
+        "both_wrong": int((~first & ~second).sum()),
     }
 
 

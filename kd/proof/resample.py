@@ -39,14 +39,22 @@ def smallest_gain(statistic: Statistic, groups: int, confidence: float, seed: in
         confidence: one-sided, in 0.5..1.
         seed: of the samples.
     """
-    gain = float(statistic(np.ones((1, groups)))[0])
+    all_once = np.ones((1, groups))
+    gain = float(statistic(all_once)[0])
     gains = _resampled(statistic, groups, seed)
-    share = (np.sum(gains < gain) + np.sum(gains == gain) / 2) / len(gains)
+
+    # Samples that gain as much count half to those below.
+    below = np.sum(gains < gain)
+    equal = np.sum(gains == gain)
+    share = (below + equal / 2) / len(gains)
     if share in (0.0, 1.0):  # all samples are alike
         return float(gains.min())
-    z0 = NormalDist().inv_cdf(float(share))
-    z = z0 + NormalDist().inv_cdf(1 - confidence)
-    place = NormalDist().cdf(z0 + z / (1 - _acceleration(statistic, groups) * z))
+
+    normal = NormalDist()
+    z0 = normal.inv_cdf(float(share))
+    z = z0 + normal.inv_cdf(1 - confidence)
+    acceleration = _acceleration(statistic, groups)
+    place = normal.cdf(z0 + z / (1 - acceleration * z))
     return float(np.quantile(gains, place))
 
 
@@ -114,7 +122,9 @@ def error_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) 
         second_RT = weights_RG @ second_GT
         gain_RT = (first_RT - second_RT) / np.maximum(first_RT, 1e-12)
         occurs_RT = weights_RG @ known_GT > 0
-        return np.where(occurs_RT, gain_RT, 0.0).sum(1) / np.maximum(occurs_RT.sum(1), 1)
+        sum_R = np.where(occurs_RT, gain_RT, 0.0).sum(1)
+        occurring_R = occurs_RT.sum(1)
+        return sum_R / np.maximum(occurring_R, 1)
 
     return gain
 

@@ -185,10 +185,16 @@ def _class_row(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _speed_row(row: dict[str, Any]) -> tuple[Any, ...]:
     """A row of ``latency.json`` for the card."""
-    setting = row["model"], row["runtime"], row["threads"], row["batch"]
-    median = f"{row['median_ms']:.2f}"
-    p95 = f"{row['p95_ms']:.2f}"
-    return *setting, median, p95, f"{row['images_per_s']:.0f}", row.get("times_the_teacher", "")
+    return (
+        row["model"],
+        row["runtime"],
+        row["threads"],
+        row["batch"],
+        f"{row['median_ms']:.2f}",
+        f"{row['p95_ms']:.2f}",
+        f"{row['images_per_s']:.0f}",
+        row.get("times_the_teacher", ""),
+    )
 
 
 def _exports(exports: dict[str, Any]) -> list[tuple[str, ...]]:

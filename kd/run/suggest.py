@@ -276,7 +276,10 @@ def as_question(names: Iterable[str]) -> str:
     >>> as_question(["a", "b", "c"])
     "; did you mean 'a', 'b' or 'c'?"
     """
-    found = [f"'{name}'" for name in names]
-    if found:
-        return f"; did you mean {' or '.join([', '.join(found[:-1]), found[-1]] if found[1:] else found)}?"
-    return ""
+    quoted = [f"'{name}'" for name in names]
+    if not quoted:
+        return ""
+    *others, last = quoted
+    if not others:
+        return f"; did you mean {last}?"
+    return f"; did you mean {', '.join(others)} or {last}?"

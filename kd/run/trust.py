@@ -333,8 +333,13 @@ def _nested(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
     """The entries of a mapping with their whole keys; of a dotted key the part before its first dot."""
     for name, inner in value.items():
         first, _, rest = str(name).partition(".")
-        first = first.removesuffix("+")
-        yield f"{key}.{first}" if key else first, {rest: inner} if rest else inner
+        whole_key = first.removesuffix("+")
+        if key:
+            whole_key = f"{key}.{whole_key}"
+        if rest:
+            yield whole_key, {rest: inner}
+        else:
+            yield whole_key, inner
 
 
 def _arguments(value: Mapping[Any, Any], key: str) -> Iterator[tuple[str, Any]]:
