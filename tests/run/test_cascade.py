@@ -2,6 +2,8 @@
 
 import json
 import runpy
+import sys
+import types
 import urllib.request
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from PIL import Image
 from kd.cli import main
 from kd.errors import UserError
 from kd.ship.cascade_rule import CascadeRule, ShareWatch, read_rule
+from tests._helpers import CLASSES
 from tests._serving import serving
 
 
@@ -157,7 +160,7 @@ def test_exported_both_models_answer_under_ten_lines(
     assert main("export", [str(measured), "to=cascade", root]) == 0, capsys.readouterr().err
     folder = measured / "export" / "cascade"
     names = {file.name for file in folder.iterdir()}
-    assert names >= {"student.onnx", "teacher.onnx", "cascade.json", "answer.py"}
+    assert names >= {"student", "teacher", "cascade", "cascade.json", "answer.py"}
     monkeypatch.chdir(folder)
     answer = runpy.run_path("answer.py")["answer"]
     height, width = json.loads((folder / "manifest.json").read_text())["size"]
@@ -168,13 +171,108 @@ def test_exported_both_models_answer_under_ten_lines(
     expected = read_rule(measured, "true")
     import onnxruntime
 
-    student = onnxruntime.InferenceSession("student.onnx").run(
+    student = onnxruntime.InferenceSession("student/1/model.onnx").run(
         ["answer"], {"pictures": np.stack(views)}
     )[0]
     shifted = np.exp(student - student.max(1, keepdims=True))
     assert asks.tolist() == expected.asks(shifted / shifted.sum(1, keepdims=True)).tolist()
     np.testing.assert_array_equal(logits[~asks], student[~asks])
-    teacher = onnxruntime.InferenceSession("teacher.onnx").run(
+    teacher = onnxruntime.InferenceSession("teacher/1/model.onnx").run(
         ["answer"], {"pictures": np.stack(views)}
     )[0]
     np.testing.assert_allclose(logits[asks], teacher[asks], atol=1e-5)
+    check_triton(folder, np.stack(views), student, teacher, monkeypatch)
+
+
+def check_triton(
+    folder: Path,
+    pictures: np.ndarray,
+    student: np.ndarray,
+    teacher: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The repository's third model answers with both others, the pictures of two requests in one batch.
+
+    Triton's own module exists in its server alone; here it runs the repository's ONNX files.
+    """
+    backend = TritonBackend(folder)
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", backend)
+    program = runpy.run_path(str(folder / "cascade" / "1" / "model.py"))
+    model = program["TritonPythonModel"]()
+    model.initialize({})
+    assert model.rule == json.loads((folder / "cascade.json").read_text())
+    shifted = np.exp(student - student.max(1, keepdims=True))
+    sure = shifted.max(1) / shifted.sum(1)
+    model.rule["threshold"] = float(np.median(sure))
+    asks = sure < model.rule["threshold"]
+    assert 0 < asks.sum() < len(asks)
+    logits = np.where(asks[:, None], teacher, student)
+
+    requests = [{"pictures": Tensor("pictures", part)} for part in (pictures[:5], pictures[5:])]
+    answered = [response.output_tensors for response in model.execute(requests)]
+    parts = {tensor.name: [] for tensor in answered[0]}
+    for tensors in answered:
+        for tensor in tensors:
+            parts[tensor.name].append(tensor.as_numpy())
+    assert [len(part) for part in parts["answer"]] == [5, len(pictures) - 5]
+    np.testing.assert_allclose(np.concatenate(parts["answer"]), logits, atol=1e-5)
+    assert np.concatenate(parts["by_teacher"])[:, 0].tolist() == asks.tolist()
+    assert backend.pictures == {"student": len(pictures), "teacher": int(asks.sum())}
+
+    for name, kind in (
+        ("student", "onnxruntime"),
+        ("teacher", "onnxruntime"),
+        ("cascade", "python"),
+    ):
+        text = (folder / name / "config.pbtxt").read_text()
+        assert text.startswith(f'name: "{name}"\nbackend: "{kind}"\n')
+        assert ("by_teacher" in text) == (kind == "python")
+        assert (folder / name / "labels.txt").read_text().split() == list(CLASSES)
+
+
+class Tensor:
+    """A tensor of Triton's Python backend."""
+
+    def __init__(self, name: str, numbers: np.ndarray) -> None:
+        self.name, self.numbers = name, numbers
+
+    def as_numpy(self) -> np.ndarray:
+        return self.numbers
+
+
+class TritonBackend(types.ModuleType):
+    """``triton_python_backend_utils``: requests to other models run the repository's ONNX files."""
+
+    Tensor = Tensor
+    TritonModelException = RuntimeError
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("triton_python_backend_utils")
+        self.folder = folder
+        self.pictures: dict[str, int] = {}
+
+    def InferenceResponse(self, output_tensors: list[Tensor]) -> types.SimpleNamespace:
+        return types.SimpleNamespace(output_tensors=output_tensors, has_error=lambda: False)
+
+    def InferenceRequest(
+        self, model_name: str, requested_output_names: list[str], inputs: list[Tensor]
+    ) -> types.SimpleNamespace:
+        import onnxruntime
+
+        def run() -> types.SimpleNamespace:
+            feed = {tensor.name: tensor.numbers for tensor in inputs}
+            self.pictures[model_name] = self.pictures.get(model_name, 0) + len(inputs[0].numbers)
+            session = onnxruntime.InferenceSession(self.folder / model_name / "1" / "model.onnx")
+            answers = session.run(requested_output_names, feed)
+            named = zip(requested_output_names, answers, strict=True)
+            return self.InferenceResponse([Tensor(name, answer) for name, answer in named])
+
+        return types.SimpleNamespace(exec=run)
+
+    @staticmethod
+    def get_input_tensor_by_name(request: dict[str, Tensor], name: str) -> Tensor:
+        return request[name]
+
+    @staticmethod
+    def get_output_tensor_by_name(response: types.SimpleNamespace, name: str) -> Tensor:
+        return next(tensor for tensor in response.output_tensors if tensor.name == name)

@@ -1,4 +1,4 @@
-"""Student and teacher with the rule of who answers: two ONNX files and ten lines of Python for ONNX Runtime."""
+"""Student and teacher with the rule of who answers: a model repository of Triton, and ten lines for ONNX Runtime alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,12 +10,16 @@ import numpy as np
 from kd.errors import UserError
 from kd.ship.cascade_rule import FILE, CascadeRule, read_rule
 from kd.ship.export.base import ExportJob, Format, Runtime
+from kd.ship.export.manifest import as_lines
 from kd.ship.export.onnx import EXTRA, as_runtime, onnx_program, open_session
-from kd.storage.writing import write_json, write_text
+from kd.ship.export.triton import NAME, config
+from kd.storage.writing import make_folder, write_json, write_text
 
 if TYPE_CHECKING:
     from torch import nn
 
+TEACHER, CASCADE = "teacher", "cascade"
+"""Folders of the repository beside the student's."""
 SCORE_LINES = {
     "probability": "p.max(1)",
     "margin": "np.diff(np.sort(p, 1)[:, -2:], axis=1)[:, 0]",
@@ -29,7 +33,7 @@ import json
 import numpy as np
 import onnxruntime as ort
 rule = json.load(open("cascade.json"))
-student, teacher = (ort.InferenceSession(f"{name}.onnx") for name in ("student", "teacher"))
+student, teacher = (ort.InferenceSession(f"{name}/1/model.onnx") for name in ("student", "teacher"))
 def answer(pictures):  # uint8 SHAPE -> logits (N, classes), and which pictures the teacher answered
     z = student.run(["answer"], {"pictures": pictures})[0]
     p = np.exp(z - z.max(1, keepdims=True)) / np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)
@@ -39,9 +43,61 @@ def answer(pictures):  # uint8 SHAPE -> logits (N, classes), and which pictures 
     return z, asks
 '''
 
+TRITON_PROGRAM = '''\
+"""Answers of the student where it is sure, else of the teacher: both run as models of this repository."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.rule = json.loads(Path(__file__).with_name("cascade.json").read_text())
+
+    def execute(self, requests):
+        parts = [pb_utils.get_input_tensor_by_name(r, "pictures").as_numpy() for r in requests]
+        z, asks = self.answer(np.concatenate(parts))  # the pictures of all requests together
+        responses = []
+        for part in parts:
+            answer, by_teacher, z, asks = z[: len(part)], asks[: len(part)], z[len(part) :], asks[len(part) :]
+            tensors = [pb_utils.Tensor("answer", answer), pb_utils.Tensor("by_teacher", by_teacher[:, None])]
+            responses.append(pb_utils.InferenceResponse(output_tensors=tensors))
+        return responses
+
+    def answer(self, pictures):
+        z = logits("student", pictures).copy()
+        p = np.exp(z - z.max(1, keepdims=True)) / np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)
+        asks = ~(SCORE >= self.rule["threshold"])  # also where the student answers NaN
+        if asks.any():
+            z[asks] = logits("teacher", np.ascontiguousarray(pictures[asks]))
+        return z, asks
+
+
+def logits(model, pictures):
+    inputs = [pb_utils.Tensor("pictures", pictures)]
+    request = pb_utils.InferenceRequest(model_name=model, requested_output_names=["answer"], inputs=inputs)
+    response = request.exec()
+    if response.has_error():
+        raise pb_utils.TritonModelException(response.error().message())
+    return pb_utils.get_output_tensor_by_name(response, "answer").as_numpy()
+'''
+"""``model.py`` of Triton's Python backend, which may ask other models: an ensemble can't, it runs all of them."""
+BY_TEACHER = """,
+  {
+    name: "by_teacher"
+    data_type: TYPE_BOOL
+    dims: [1]
+  }"""
+
 
 class Cascade(Format):
-    """``student.onnx``, ``teacher.onnx``, ``cascade.json`` and ``answer.py``; the same pictures for both models."""
+    """Triton's model repository with ``student``, ``teacher`` and ``cascade``; ``cascade.json`` and ``answer.py`` beside.
+
+    Both models take the same pictures.
+    """
 
     needs: Mapping[str, Sequence[str]] = {EXTRA: ("onnx", "onnxscript", "onnxruntime")}
 
@@ -52,11 +108,15 @@ class Cascade(Format):
             UserError: no rule, a rule that plain NumPy can't compute, or a teacher that can't be exported.
         """
         rule = _rule(job)
-        onnx_program(job).save(folder / "student.onnx")
-        onnx_program(_teachers_job(job)).save(folder / "teacher.onnx")
+        answer = (len(job.manifest.classes),)
+        for name, of_model in ((NAME, job), (TEACHER, _teachers_job(job))):
+            program = onnx_program(of_model)
+            program.save(make_folder(folder / name / "1") / "model.onnx")
+            write_text(folder / name / "config.pbtxt", config(of_model.manifest, answer, name))
+            write_text(folder / name / "labels.txt", as_lines(job.manifest.classes))
         shape = f"(N, {', '.join(str(side) for side in job.manifest.shape)})"
-        program = PROGRAM.replace("SHAPE", shape).replace("SCORE", SCORE_LINES[rule.score])
-        write_text(folder / "answer.py", program)
+        score = SCORE_LINES[rule.score]
+        write_text(folder / "answer.py", PROGRAM.replace("SHAPE", shape).replace("SCORE", score))
         file = folder / FILE
         content = {
             "score": rule.score,
@@ -66,14 +126,20 @@ class Cascade(Format):
             "classes": job.manifest.classes,
         }
         write_json(file, content)
+        cascade = folder / CASCADE
+        write_json(make_folder(cascade / "1") / FILE, content)
+        write_text(cascade / "1" / "model.py", TRITON_PROGRAM.replace("SCORE", score))
+        of_cascade = config(job.manifest, answer, CASCADE, "python", BY_TEACHER)
+        write_text(cascade / "config.pbtxt", of_cascade)
+        write_text(cascade / "labels.txt", as_lines(job.manifest.classes))
         self._read_rule = rule
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """Both models under the rule, on the CPU."""
         student, teacher = (
-            as_runtime(open_session(file.with_name(f"{name}.onnx"), threads))
-            for name in ("student", "teacher")
+            as_runtime(open_session(file.parent / name / "1" / "model.onnx", threads))
+            for name in (NAME, TEACHER)
         )
         return _runtime(student, teacher, self._read_rule)
 

@@ -15,7 +15,7 @@ MAX_BATCH = 64
 
 CONFIG = """\
 name: "{name}"
-backend: "onnxruntime"
+backend: "{backend}"
 max_batch_size: {max_batch}
 input [
   {{
@@ -29,7 +29,7 @@ output [
     name: "{output}"
     data_type: TYPE_FP32
     dims: {out_dims}{labels}
-  }}
+  }}{more_outputs}
 ]
 dynamic_batching {{
   max_queue_delay_microseconds: 2000
@@ -65,12 +65,21 @@ class Triton(Format):
         return Onnx().simulate(file / NAME / "1" / "model.onnx")
 
 
-def config(manifest: ExportManifest, answer: tuple[int, ...]) -> str:
+def config(
+    manifest: ExportManifest,
+    answer: tuple[int, ...],
+    name: str = NAME,
+    backend: str = "onnxruntime",
+    more_outputs: str = "",
+) -> str:
     """The text of ``config.pbtxt``.
 
     Args:
         manifest: of the export.
         answer: shape of one picture's answer, without the batch.
+        name: of the model, its folder's.
+        backend: of Triton.
+        more_outputs: what follows the answer in the list of outputs.
     """
     labels = (
         '\n    label_filename: "labels.txt"'
@@ -78,7 +87,9 @@ def config(manifest: ExportManifest, answer: tuple[int, ...]) -> str:
         else ""
     )
     return CONFIG.format(
-        name=NAME,
+        name=name,
+        backend=backend,
+        more_outputs=more_outputs,
         max_batch=MAX_BATCH,
         input=INPUT,
         output=OUTPUT,
