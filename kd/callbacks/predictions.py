@@ -34,7 +34,7 @@ class Predictions(Callback):
             student.final.train()
         taught = {}
         if run.module.teacher is not None:
-            taught = run.module.teacher.logits(images)
+            taught = run.module.teacher.logits(images, batch["index"][:PICTURES])
         if ALL in taught:
             columns["teacher"] = _decided(task, taught[ALL], targets)
         if not trainer.is_global_zero:

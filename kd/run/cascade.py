@@ -75,6 +75,10 @@ def check_cascade(pairs: Sequence[Pair]) -> None:
         raise UserError("cascade: takes one run, with its teacher")
     if pairs[0].teacher is None:
         raise UserError("cascade: there is no teacher to ask; it needs one that answers in classes")
+    if pairs[0].teacher.elsewhere == "file":
+        raise UserError(
+            "cascade: the teacher's answers are in a file, it can't be asked for other pictures"
+        )
     if not pairs[0].task.one_class:
         raise UserError("cascade: needs one class a picture (model.task=Classification)")
 
@@ -95,7 +99,7 @@ def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) ->
     teacher = np.concatenate(sureness.teacher)
     if len(student) < FEWEST:
         raise UserError(f"cascade: needs {FEWEST} labelled pictures or more, got {len(student)}")
-    student_ms, teacher_ms = _times(pair, place)
+    student_ms, teacher_ms = times_of(pair, place)
     goal = wish.goal
     if goal is None:
         assert wish.latency_ms is not None
@@ -117,7 +121,7 @@ def cascade_of(pair: Pair, sureness: Sureness, wish: CascadeWish, place: str) ->
 
 
 @torch.inference_mode()
-def _times(pair: Pair, place: str) -> tuple[float, float]:
+def times_of(pair: Pair, place: str) -> tuple[float, float]:
     """Median milliseconds of one picture, of student and teacher; in turns, so that both meet the same machine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     image = next(iter(pair.data.eval_dataloader(place)))["image"][:1].to(device)

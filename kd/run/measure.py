@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -305,7 +306,7 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
     if to_table and not task.in_rows:
         raise UserError("out: is not available for segmentation; kd-predict writes the masks")
     for subject in measured:
-        match_answers(subject.teacher, subject.data, options.place)
+        _find_answers(subject, options)
     proof = _Proof.of(measured, options)
     own_data = not any(item.startswith("data.source") for item in request.overrides)
     results = []
@@ -327,6 +328,21 @@ def evaluate_models(request: Request, options: Options) -> Evaluation:
     notes = [note for subject in measured for note in subject.data.source.notes]
     evaluation.notes = list(dict.fromkeys(notes))
     return evaluation
+
+
+def _find_answers(subject: Subject, options: Options) -> None:
+    """Looks up the pictures in a teacher's file of answers; where it lacks some, the student alone is measured.
+
+    Raises:
+        UserError: it lacks some, and a certificate needs them.
+    """
+    try:
+        match_answers(subject.teacher, subject.data, options.place)
+    except UserError as error:
+        if options.proves:
+            raise
+        print(f"{error}: only the student is measured", file=sys.stderr)
+        subject.teacher = None
 
 
 @dataclass

@@ -20,7 +20,7 @@ from kd.ship.export.student import read_metadata
 from kd.storage.elsewhere import json_of
 from kd.storage.objects import is_url
 from kd.tasks import Task
-from kd.teachers import RunTeacher, build_teacher, build_teachers
+from kd.teachers import Address, AnswersFile, RunTeacher, build_teacher, build_teachers
 
 Specs = Mapping[str, TeacherSpec]
 """Settings of teachers by name; a single teacher's name is empty."""
@@ -101,9 +101,20 @@ class FinishedRun:
         if not self.teachers or not self.config["model"]["student"].get("head", True):
             return False
         for spec in self.teachers.values():
+            if isinstance(spec.builder, Address):
+                print(
+                    f"{spec.builder.url} is not asked: only the student is measured",
+                    file=sys.stderr,
+                )
+                return False
             if not _has_checkpoint(spec):
-                gone = f"the teacher's checkpoint {spec.checkpoint} is gone"
-                print(f"{gone}: only the student is measured", file=sys.stderr)
+                of_file = isinstance(spec.builder, AnswersFile)
+                what = (
+                    f"answers {spec.builder.file}" if of_file else f"checkpoint {spec.checkpoint}"
+                )
+                print(
+                    f"the teacher's {what} not found: only the student is measured", file=sys.stderr
+                )
                 return False
         return all(spec.head for spec in self.teachers.values())
 
@@ -199,6 +210,6 @@ def teacher_of(specs: Specs, classes: list[str], task: Task) -> RunTeacher | Non
 
 
 def _has_checkpoint(spec: TeacherSpec) -> bool:
-    """Whether a teacher has a checkpoint; that a URL leads to one shows when it is fetched."""
-    place = spec.checkpoint
+    """Whether a teacher has a checkpoint, or a file of answers; that a URL leads to one shows when it is fetched."""
+    place = spec.builder.file if isinstance(spec.builder, AnswersFile) else spec.checkpoint
     return bool(place) and (is_url(str(place)) or Path(str(place)).exists())

@@ -3,7 +3,7 @@
 import csv
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ class AnswersFile:
         file: the file.
     """
 
+    elsewhere = "file"
+
     def __init__(self, file: str) -> None:
         if not file.endswith(ENDINGS):
             raise ValueError(f"file must be one of {', '.join(ENDINGS)}, got '{file}'")
@@ -83,25 +85,32 @@ class AnswersFile:
             classes: of the data, by class id.
 
         Raises:
-            UserError: a picture without an answer, a class that the data does not have, or a number that is NaN.
+            UserError: a picture without an answer, an answer that two pictures' paths end with, a class that the data
+                does not have, or a number that is NaN.
         """
         rows = read_rows(self.file)
         logits = _logits_of(self.file, rows, classes)
-        found = []
+        row_of = {_ends(picture)[0]: row for row, picture in enumerate(rows)}
+        places = []
         missing = []
-        place_of = _places(rows)
+        named: dict[int, str] = {}
         for name in names:
-            place = next((place_of[end] for end in _ends(name) if end in place_of), None)
+            place = next((row_of[end] for end in _ends(name) if end in row_of), None)
             if place is None:
                 missing.append(name)
-            else:
-                found.append(logits[place])
+                continue
+            if named.setdefault(place, name) != name:
+                raise UserError(
+                    f"{KEY}: {self.file}: {list(rows)[place]} is the end of {named[place]} and of {name}; write more of "
+                    "their paths"
+                )
+            places.append(place)
         if missing:
             raise UserError(
                 f"{KEY}: {self.file} has no answer to {len(missing):,} of {len(names):,} pictures of {split}, such as "
                 f"{missing[0]}"
             )
-        self._logits[split] = np.stack(found)
+        self._logits[split] = logits[places]
 
     def answer(self, batch: Batch, wanted: Wanted) -> Answer:
         """The logits of the batch's pictures, float32 ``(N, C)``.
@@ -143,6 +152,10 @@ def read_rows(file: str) -> Rows:
             row = rows[picture] = {}
             given = {str(key): value for key, value in line.items() if key != "picture"}
         for label, value in given.items():
+            if label in row:
+                raise UserError(
+                    f"{KEY}: {file}: {picture} has two answers for {label} (row {number})"
+                )
             row[label] = _number(value, f"{file}, row {number}, {label}")
     return rows
 
@@ -234,16 +247,3 @@ def _ends(name: str) -> list[str]:
     """A path, and what is left of it without its first folders, the longest first."""
     parts = Path(name).parts
     return ["/".join(parts[first:]) for first in range(len(parts))]
-
-
-def _places(pictures: Iterable[str]) -> dict[str, int]:
-    """The row of each picture, by all ends of its name that no other picture has."""
-    places: dict[str, int] = {}
-    shared: set[str] = set()
-    for i, picture in enumerate(pictures):
-        for name in _ends(picture):
-            if places.setdefault(name, i) != i:
-                shared.add(name)
-    for name in shared:
-        del places[name]
-    return places

@@ -118,6 +118,8 @@ class Address:
         folder: of the answers; default: one in the user's cache folder.
     """
 
+    elsewhere = "address"
+
     def __init__(
         self,
         url: str,

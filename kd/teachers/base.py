@@ -76,6 +76,12 @@ class RunTeacher:
         return {member.spec.cache for member in self.members.values()}
 
     @property
+    def elsewhere(self) -> str:
+        """``file`` or ``address`` if its answers, or those of one of several, are not computed in this process."""
+        kinds = [member.elsewhere for member in self.members.values() if member is not self]
+        return next(filter(None, kinds), "")
+
+    @property
     def is_shared_out(self) -> bool:
         """Whether it answers only where all processes ask."""
         return any(member.is_shared_out for member in self.members.values() if member is not self)
@@ -136,12 +142,12 @@ class RunTeacher:
         """The answer to a batch, with at least what is wanted; a member's under its name."""
         raise NotImplementedError
 
-    def logits(self, images: Images, index: Tensor | None = None) -> dict[str, Tensor]:
+    def logits(self, images: Images, index: Tensor | None) -> dict[str, Tensor]:
         """Each teacher's logits, and the mean under :data:`ALL`; empty without a classifier, which runs nothing.
 
         Args:
             images: as a batch has them.
-            index: their numbers ``(N,)`` in their split, which answers of a file need.
+            index: their numbers ``(N,)`` in their split, which answers of a file need; None: they have none.
         """
         if not self.has_head:
             return {}
@@ -278,6 +284,11 @@ class OwnTeacher(RunTeacher):
         self.model: nn.Module = nn.Module()
         if isinstance(given, nn.Module):
             self.model = given.requires_grad_(False).eval()
+
+    @property
+    def elsewhere(self) -> str:
+        """What the user's object names as its attribute ``elsewhere``."""
+        return str(getattr(self.given, "elsewhere", ""))
 
     def to(
         self, device: torch.device, dtype: torch.dtype = torch.float32, keep: bool = False

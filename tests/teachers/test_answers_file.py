@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from kd.cli import train_main
+from kd.cli import main, train_main
 from kd.errors import UserError
 from kd.teachers.answer import Wanted
 from kd.teachers.answers_file import AnswersFile
-from tests._helpers import CLASSES, write_recipe
+from tests._helpers import CLASSES, draw_folder, write_recipe
 
 NAMES = [f"train/{label}/{i}.png" for label in CLASSES for i in range(2)]
 
@@ -85,9 +85,32 @@ def test_a_wrong_file_is_one_line(change, text: str, tmp_path: Path) -> None:  #
     assert "\n" not in str(caught.value)
 
 
+def test_no_picture_gets_the_answer_of_another_with_the_same_file_name(tmp_path: Path) -> None:
+    """A row names a picture if the picture's whole path ends with it, and one picture alone."""
+    names = ["apple/0.png", "bread/1.png"]
+    teacher = AnswersFile(str(wide(tmp_path / "a.csv", names, shares(2)))).build(len(CLASSES))
+    teacher.match("train", ["/data/apple/0.png", "/data/bread/1.png"], CLASSES)
+    with pytest.raises(UserError, match="has no answer to 1 of 2 .* such as /data/cake/0.png"):
+        teacher.match("train", ["/data/cake/0.png", "/data/bread/1.png"], CLASSES)
+    short = AnswersFile(str(wide(tmp_path / "b.csv", ["0.png", "1.png"], shares(2)))).build(4)
+    short.match("train", ["/data/cake/0.png", "/data/bread/1.png"], CLASSES)
+    with pytest.raises(
+        UserError, match="0.png is the end of /data/cake/0.png and of /data/apple/0"
+    ):
+        short.match("train", ["/data/cake/0.png", "/data/apple/0.png"], CLASSES)
+
+
+def test_two_answers_of_one_class_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "long.csv"
+    file.write_text("picture,label,p\na.png,bread,0.6\na.png,bread,0.2\n")
+    with pytest.raises(UserError, match="a.png has two answers for bread \\(row 2\\)"):
+        AnswersFile(str(file)).build(4).match("train", ["a.png"], CLASSES)
+
+
 def test_a_run_learns_from_a_file(
     pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Measured settings too: nothing of a file runs in a step. ``kd-eval`` compares with its answers where it has them."""
     names = sorted(
         str(file.relative_to(pictures)) for file in pictures.rglob("*.*") if file.is_file()
     )
@@ -96,8 +119,24 @@ def test_a_run_learns_from_a_file(
     losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
     recipe = write_recipe(tmp_path / "file.yaml", pictures, None, model__distill_losses=losses)
     items = [f"recipe={recipe}", f"model.teacher.answers={file}", "trainer.max_epochs=1"]
-    assert train_main(items) == 0
+    measured = ["data.batch_size=auto", "data.num_workers=auto", "optim.lr_batch=8"]
+    assert train_main([*items, *measured]) == 0
     assert "answers for whole pictures" in "".join(capsys.readouterr())
     run = tmp_path / "runs" / "tiny" / "000"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["teacher"]["val"]["acc1"] == 1
+    capsys.readouterr()
+    assert main("eval", [str(run)]) == 0
+    assert json.loads((run / "eval_val.json").read_text())["teacher"]["acc1"] == 1
+    assert main("eval", [str(run), "cascade=true"]) == 2
+    others = draw_folder(tmp_path / "others", train=1, val=30) / "val"
+    assert main("eval", [str(run), f"folder={others}", "cascade=true"]) == 2
+    assert "kd-eval: cascade: the teacher's answers are in a file" in capsys.readouterr().err
+    assert main("eval", [str(run), f"folder={others}"]) == 0
+    assert "such as" in (err := capsys.readouterr().err)
+    assert "only the student is measured" in err
+    assert "teacher" not in json.loads((run / "eval_folder_val.json").read_text())
+    assert main("eval", [str(run), f"folder={others}", "margin=5"]) == 2
+    file.unlink()
+    assert main("eval", [str(run)]) == 0
+    assert f"the teacher's answers {file} not found" in capsys.readouterr().err
