@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kd.report import traces
+from kd.report.asked_answers import asked_answers
 from kd.report.certified import certified
 from kd.report.charts import Section, health_lines, heat, machine_lines, phase_chart, table
 from kd.report.disputed import disputed
@@ -14,6 +15,7 @@ from kd.report.faithful import faithful
 from kd.report.input_costs import costs_by_kind, input_costs, tier_table
 from kd.report.learning import headline, learning
 from kd.report.metric import counted, duration, format_metric
+from kd.report.proven_cascade import cascade_sections
 from kd.report.ratio import ratio, share
 from kd.report.records import PHASES, RunRecords, percentile
 from kd.report.rules import Explained, attempt, evidence_of, remedy, sentence
@@ -38,6 +40,8 @@ def report(explained: Explained) -> list[Section]:
     results: dict[str, Parts] = {
         "learning": lambda: learning(facts),
         "certificates": lambda: certified(run),
+        "cascade": lambda: cascade_sections(run),
+        "answers from elsewhere": lambda: [asked_answers(run)],
         "faithfulness": lambda: faithful(run),
         "disputed labels": lambda: disputed(run),
     }

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from kd.errors import UserError
 from kd.run import files, resolve
@@ -104,7 +105,9 @@ def _answers(word: str) -> list[str]:
     # the recipe's own teacher is not used
     words = [f"{teacher}.checkpoint=null", f"{teacher}.recipe=null"]
     if re.match(r"https?://", place):
-        return [*words, f"{builder}=kd.teachers.asked.Address", f"{builder}.url={place}"]
+        is_chat = urlsplit(place).path.endswith("/chat/completions")
+        kind = "kd.teachers.chat.ChatAddress" if is_chat else "kd.teachers.asked.Address"
+        return [*words, f"{builder}={kind}", f"{builder}.url={place}"]
     if place.endswith((".csv", ".parquet", ".safetensors")):
         kind = "kd.teachers.answers_file.AnswersFile"
         return [*words, f"{builder}={kind}", f"{builder}.file={place}"]

@@ -20,6 +20,7 @@ from kd.machine import cache_dir
 from kd.storage.elsewhere import json_of
 from kd.teachers.answer import ALL, Answer, Wanted
 
+KEY = "model.teacher.answers"
 HEADER = "Inference-Header-Content-Length"
 """The header of a body in which binary tensors follow the JSON: its value is the JSON's length in bytes."""
 DIGEST = 32
@@ -160,7 +161,8 @@ class Address:
             self._folder = Path(folder)
         else:
             self._folder = cache_dir() / "answers"
-        self.asked = self.requests = self.repeated = 0
+        self.asked = 0
+        self._tries: list[int] = []  # of each request, how often it was sent before
         self.seconds = 0.0
         self._next_time = 0.0
         self._journal: AnswerJournal | None = None
@@ -242,8 +244,8 @@ class Address:
         found = {
             "url": self.url,
             "asked": self.asked,
-            "requests": self.requests,
-            "repeated": self.repeated,
+            "requests": len(self._tries),
+            "repeated": sum(attempt > 0 for attempt in self._tries),
             "seconds": round(self.seconds, 1),
             "kept": 0 if self._journal is None else len(self._journal),
         }
@@ -328,8 +330,7 @@ class Address:
         """A request, again after failures that may pass; the body and the length of its JSON."""
         pause = 0.5
         for attempt in range(self.retries + 1):
-            self.requests += 1
-            self.repeated += attempt > 0
+            self._tries.append(attempt)
             try:
                 status, answer, headers = self._once(method, path, body, json_bytes)
             except (OSError, http.client.HTTPException) as error:
@@ -349,6 +350,13 @@ class Address:
             f"model.teacher.answers: {self.url} can't be asked: {status or 'no answer'}, {reason}"
         )
 
+    def _headers(self, json_bytes: int) -> dict[str, str]:
+        """Headers of a request whose body begins with so much JSON, before binary tensors."""
+        headers = {"Content-Type": "application/octet-stream"}
+        if json_bytes:
+            headers[HEADER] = str(json_bytes)
+        return headers
+
     def _once(
         self, method: str, path: str, body: bytes, json_bytes: int
     ) -> tuple[int, bytes, dict[str, str]]:
@@ -359,11 +367,8 @@ class Address:
         else:
             kind = http.client.HTTPConnection
         connection = kind(self._parts.hostname or "", self._parts.port, timeout=self.timeout_s)
-        headers = {"Content-Type": "application/octet-stream"}
-        if json_bytes:
-            headers[HEADER] = str(json_bytes)
         try:
-            connection.request(method, path, body or None, headers)
+            connection.request(method, path, body or None, self._headers(json_bytes))
             response = connection.getresponse()
             content = response.read(LARGEST_ANSWER)
             return response.status, content, {k.lower(): v for k, v in response.getheaders()}

@@ -25,6 +25,7 @@ from kd.models import (
 )
 from kd.models.weights import about, say
 from kd.teachers.base import Ensemble, OwnTeacher, RunTeacher, Teacher
+from kd.teachers.chat import ChatAddress
 from kd.teachers.frozen import FrozenTeacher, NamedInput
 
 SAME_MOMENTS = 0.002  # a mean or deviation that differs by no more is the same, rounded
@@ -47,6 +48,8 @@ def build_teacher(
                 f"{key}.class_map: a teacher of your own gives logits in the data's classes; map them there"
             )
         size: Any = spec.img_size
+        if isinstance(spec.builder, ChatAddress):
+            spec.builder.name_classes(classes)
         users_teacher: Any = spec.builder.build(num_classes, size)
         named_spec = replace(spec, arch=type(users_teacher).__name__)
         return OwnTeacher(users_teacher, named_spec, key)

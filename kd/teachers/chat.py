@@ -1,0 +1,182 @@
+"""A language model with eyes behind a chat address as the teacher: its probabilities of the data's classes."""
+
+import base64
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import string
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from kd.errors import UserError
+from kd.storage.elsewhere import json_of
+from kd.teachers.asked import KEY, Address, AnswerJournal
+from kd.teachers.probabilities import SMALLEST
+
+LETTERS = string.ascii_uppercase + string.ascii_lowercase
+"""Stand for classes: every tokenizer has a token of each, so one token is a whole answer."""
+ALTERNATIVES = 20
+"""Likeliest tokens that are asked for; servers allow no more."""
+PROMPT = "What does the picture show? Answer with one letter.\n{classes}"
+CHAT = "/chat/completions"
+"""How the path of such an address ends."""
+
+
+class ChatAddress(Address):
+    """Asks an endpoint of OpenAI's chat protocol (also vLLM, SGLang, llama.cpp) which class a view shows.
+
+    Used as ``model.teacher.answers=https://HOST/v1/chat/completions model.teacher.builder.model=NAME``. Each class has a
+    letter; the probabilities are those of the first token of the answer (``top_logprobs``). What is missing of 1 is
+    spread evenly over the classes that are not among the :data:`ALTERNATIVES` likeliest tokens. Answers are kept as by
+    :class:`~kd.teachers.asked.Address`, by address, model, prompt and classes.
+
+    Args:
+        url: of the endpoint.
+        model: the endpoint's name of the model.
+        key: name of the environment variable that holds the endpoint's key; default: no key is sent.
+        prompt: the question; ``{classes}`` in it is replaced by a line for each class, ``A: apple``.
+        batch: requests at once, of one picture each.
+        rate: pictures a second at most; default: as fast as it answers.
+        budget: as of :class:`~kd.teachers.asked.Address`.
+        price: likewise.
+        retries: likewise.
+        timeout_s: likewise.
+        folder: likewise.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        key: str | None = None,
+        prompt: str = PROMPT,
+        batch: int = 4,
+        rate: float | None = None,
+        budget: int | None = None,
+        price: float | None = None,
+        retries: int = 8,
+        timeout_s: float = 60.0,
+        folder: str | None = None,
+    ) -> None:
+        super().__init__(url, rate, budget, price, retries, timeout_s, batch, folder=folder)
+        if not self._parts.path.endswith(CHAT):
+            raise ValueError(f"url must end with {CHAT}, got '{url}'")
+        if not model:
+            raise ValueError("model must be the endpoint's name of a model, got ''")
+        if "{classes}" not in prompt:
+            raise ValueError(f"prompt must hold {{classes}}, got '{prompt}'")
+        self.path = self._parts.path
+        self.model, self.key, self.prompt = model, key, prompt
+        self.classes: list[str] = []
+        self._secret = ""
+
+    def name_classes(self, classes: Sequence[str]) -> None:
+        """Takes the names of the data's classes, by class id."""
+        self.classes = list(classes)
+
+    def build(self, num_classes: int, img_size: object = None) -> "ChatAddress":
+        """Opens the answers that were kept; the endpoint is first asked with the first picture.
+
+        Raises:
+            UserError: more classes than there are letters, or a key that is not in the environment.
+        """
+        if num_classes > len(LETTERS):
+            raise UserError(
+                f"{KEY}: {self.url} is asked for one letter of {len(LETTERS)}, the data has {num_classes} classes"
+            )
+        if self.key is not None:
+            self._secret = os.environ.get(self.key, "")
+            if not self._secret:
+                raise UserError(
+                    f"model.teacher.builder.key: the environment has no variable {self.key}"
+                )
+        asks = json.dumps([self.url, self.model, self._question])
+        self._probe = hashlib.sha256(asks.encode()).hexdigest()[:16]
+        file = self._folder / f"{self._probe}-{num_classes}.bin"
+        self._journal = AnswerJournal(file, num_classes)
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """The address, the model and a digest of both with the question."""
+        return {"url": self.url, "model": self.model, "question": self._probe}
+
+    @property
+    def _question(self) -> str:
+        lines = [f"{LETTERS[i]}: {name}" for i, name in enumerate(self.classes)]
+        return self.prompt.replace("{classes}", "\n".join(lines))
+
+    # -- the protocol ------------------------------------------------------------------------------------------------
+    def _headers(self, json_bytes: int) -> dict[str, str]:
+        headers = {"Content-Type": "application/json"}
+        if self._secret:
+            headers["Authorization"] = f"Bearer {self._secret}"
+        return headers
+
+    def _infer(self, views: np.ndarray, classes: int, exact: bool = True) -> np.ndarray:
+        """A request for each view, some at once: logarithms of probabilities ``(N, C)``, float32."""
+        self._keep_rate(len(views))
+        start = time.monotonic()
+        with ThreadPoolExecutor(len(views)) as pool:
+            rows = list(pool.map(self._asked_for, views))
+        self.seconds += time.monotonic() - start
+        return np.stack(rows)
+
+    def _asked_for(self, view: np.ndarray) -> np.ndarray:
+        """The answer to one view uint8 ``(H, W, 3)``, ``(C,)``."""
+        file = io.BytesIO()
+        Image.fromarray(view).save(file, "PNG")
+        picture = base64.b64encode(file.getvalue()).decode()
+        parts = [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}},
+            {"type": "text", "text": self._question},
+        ]
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": parts}],
+            "max_tokens": 1,
+            "temperature": 0,
+            "logprobs": True,
+            "top_logprobs": ALTERNATIVES,
+        }
+        answer, _ = self._send("POST", self.path, json.dumps(body).encode(), 0)
+        try:
+            tokens = json_of(answer)["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            logprobs = [(str(each["token"]), float(each["logprob"])) for each in tokens]
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise UserError(
+                f"{KEY}: {self.url} did not answer with choices[0].logprobs.content[0].top_logprobs"
+            ) from error
+        return self._log_probabilities(logprobs)
+
+    def _log_probabilities(self, logprobs: Sequence[tuple[str, float]]) -> np.ndarray:
+        """Logarithms of the classes' probabilities ``(C,)``, float32, of tokens with the logarithms of theirs.
+
+        Raises:
+            UserError: NaN, or no token that is a letter of a class.
+        """
+        p_C = np.zeros(len(self.classes))
+        seen_C = np.zeros(len(self.classes), bool)
+        for token, logprob in logprobs:
+            if math.isnan(logprob) or logprob > 0.01:
+                raise UserError(
+                    f"{KEY}: {self.url} answers {logprob} as the logarithm of a probability"
+                )
+            letter = re.sub(r"[^A-Za-z]", "", token)
+            class_id = LETTERS.find(letter) if len(letter) == 1 else -1
+            if 0 <= class_id < len(p_C):
+                p_C[class_id] += math.exp(logprob)
+                seen_C[class_id] = True
+        if not seen_C.any():
+            tokens = ", ".join(repr(token) for token, _ in logprobs[:3])
+            raise UserError(f"{KEY}: {self.url} answers no letter of a class, but {tokens}")
+        rest = max(0.0, 1 - p_C.sum()) / max(1, (~seen_C).sum())
+        p_C = np.where(seen_C, p_C, rest)
+        return np.log(np.clip(p_C / p_C.sum(), SMALLEST, 1)).astype(np.float32)

@@ -1,0 +1,175 @@
+"""A chat endpoint as the teacher: its probabilities of named classes, asked once, and what it costs on the page."""
+
+import base64
+import io
+import json
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kd.cli import main, train_main
+from kd.errors import UserError
+from kd.teachers.chat import ChatAddress
+from tests._helpers import CLASSES, write_recipe
+
+Choose = Callable[[np.ndarray, dict[str, str]], dict[str, float]]
+"""A picture and the letters' classes -> the probability of each of the likeliest tokens."""
+
+
+def of_colour(picture: np.ndarray, classes: dict[str, str]) -> dict[str, float]:
+    """Half of it for the class that the red tells, a quarter with a blank, the rest for a word."""
+    red = picture[..., 0].mean() / 60
+    letter = list(classes)[min(len(classes) - 1, round(red))]
+    return {letter: 0.5, f" {letter}": 0.25, "The": 0.2}
+
+
+class Endpoint(ThreadingHTTPServer):
+    """OpenAI's chat protocol, with one token and its alternatives."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Chat)
+        self.seen: list[bytes] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.failures: list[int] = []
+        self.choose: Choose = of_colour
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1/chat/completions"
+
+
+class Chat(BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def log_message(self, *args: object) -> None:
+        """Silent."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.failures:
+            self._reply(self.server.failures.pop(0), {"error": "busy"})
+            return
+        picture, text = body["messages"][0]["content"]
+        file = base64.b64decode(picture["image_url"]["url"].removeprefix("data:image/png;base64,"))
+        view = np.asarray(Image.open(io.BytesIO(file)))
+        self.server.seen.append(view.tobytes())
+        self.server.bodies.append(body)
+        self.server.keys.append(self.headers["Authorization"])
+        classes = dict(re.findall(r"^(\w): (.+)$", text["text"], re.MULTILINE))
+        tokens = self.server.choose(view, classes)
+        top = [{"token": token, "logprob": math.log(p)} for token, p in tokens.items()]
+        content = [{**top[0], "top_logprobs": top}]
+        self._reply(200, {"choices": [{"logprobs": {"content": content}}]})
+
+    def _reply(self, status: int, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture()
+def endpoint() -> Iterator[Endpoint]:
+    server = Endpoint()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def chat(endpoint: Endpoint, folder: Path, **settings: Any) -> ChatAddress:
+    teacher = ChatAddress(endpoint.url, "eyes", folder=str(folder), **settings)
+    teacher.name_classes(CLASSES)
+    return teacher.build(len(CLASSES))
+
+
+def views_of(*reds: int) -> np.ndarray:
+    views = np.zeros((len(reds), 8, 8, 3), np.uint8)
+    views[..., 0] = np.array(reds)[:, None, None]
+    return views
+
+
+def test_letters_become_the_probabilities_of_classes(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens of one letter are added; what is missing of 1 is spread over the other classes."""
+    monkeypatch.setenv("MY_KEY", "secret")
+    teacher = chat(endpoint, tmp_path, key="MY_KEY", price=5.0)
+    found = np.exp(teacher.logits_of(views_of(0, 120, 180)))
+    expected = np.full((3, 4), 0.25 / 3)
+    expected[[0, 1, 2], [0, 2, 3]] = 0.75
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert set(endpoint.keys) == {"Bearer secret"}
+    body = endpoint.bodies[0]
+    assert (body["model"], body["logprobs"], body["top_logprobs"]) == ("eyes", True, 20)
+    assert "A: apple\nB: bread\nC: cake\nD: dates" in body["messages"][0]["content"][1]["text"]
+
+    again = chat(endpoint, tmp_path)
+    np.testing.assert_array_equal(again.logits_of(views_of(120, 0)), np.log(found)[[1, 0]])
+    assert len(endpoint.seen) == 3
+    report = teacher.report()
+    assert (report["asked"], report["requests"], report["price"]) == (3, 3, 0.015)
+    other = chat(endpoint, tmp_path, prompt="Which food?\n{classes}")
+    assert other.identity() != teacher.identity()
+    other.logits_of(views_of(0))
+    assert len(endpoint.seen) == 4
+
+
+def test_what_is_no_answer_is_one_line(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kd.teachers.asked.time.sleep", lambda seconds: None)
+    teacher = chat(endpoint, tmp_path, retries=2, budget=3)
+    endpoint.failures = [429, 500]
+    teacher.logits_of(views_of(0))
+    assert teacher.report()["repeated"] == 2
+    endpoint.choose = lambda picture, classes: {"I": 0.9, "Sorry": 0.1}
+    with pytest.raises(UserError, match="answers no letter of a class, but 'I', 'Sorry'"):
+        teacher.logits_of(views_of(9))
+    endpoint.choose = lambda picture, classes: {"A": 2.0}
+    with pytest.raises(UserError, match="as the logarithm of a probability"):
+        teacher.logits_of(views_of(9))
+    endpoint.failures = [401]
+    with pytest.raises(UserError, match="can't be asked: 401"):
+        teacher.logits_of(views_of(9))
+    with pytest.raises(UserError, match="budget of 3 pictures is used up"):
+        teacher.logits_of(views_of(1, 2, 3, 4))
+    with pytest.raises(UserError, match="the environment has no variable NOT_SET"):
+        chat(endpoint, tmp_path, key="NOT_SET")
+    with pytest.raises(UserError, match="one letter of 52, the data has 81 classes"):
+        ChatAddress(endpoint.url, "eyes").build(81)
+    with pytest.raises(ValueError, match="prompt must hold {classes}"):
+        ChatAddress(endpoint.url, "eyes", prompt="What is it?")
+
+
+def test_a_run_learns_from_it_and_its_page_says_what_it_cost(
+    endpoint: Endpoint, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    losses = {"kd": {"class_path": "kd.losses.KDLoss"}}
+    recipe = write_recipe(tmp_path / "chat.yaml", pictures, None, model__distill_losses=losses)
+    answers = f"model.teacher.answers={endpoint.url}"
+    items = [f"recipe={recipe}", answers, "trainer.max_epochs=1", "data.num_workers=auto"]
+    assert main("train", items) == 2  # no model
+    model = ["model.teacher.builder.model=eyes", "model.teacher.builder.price=2"]
+    assert train_main([*items, *model]) == 0
+    run = tmp_path / "runs" / "tiny" / "000"
+    summary = json.loads((run / "summary.json").read_text())
+    asked = summary["teacher"]["asked"][""]
+    assert asked["asked"] == asked["requests"] == len(endpoint.seen) == len(set(endpoint.seen))
+    assert summary["teacher"]["val"]["acc1"] == 1
+    page = (run / "report.html").read_text()
+    for text in ("Answers from elsewhere", endpoint.url, f"{asked['price']:g}"):
+        assert text in page
