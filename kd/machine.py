@@ -75,9 +75,8 @@ def signals_kept(handler: Callable[[int, FrameType | None], None] | None = None)
         handler: called with the signal's number and the frame, as by :func:`signal.signal`; None: what runs inside sets
             its own (Ray does when it is joined).
     """
-    main = (
-        threading.current_thread() is threading.main_thread()
-    )  # Python handles signals in it alone
+    # Python handles signals in it alone
+    main = threading.current_thread() is threading.main_thread()
     handlers = {
         number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if main
     }

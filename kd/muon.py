@@ -43,9 +43,8 @@ def own_muon() -> type[Optimizer]:
     def step(
         params: list[Tensor], grads: list[Tensor], momentum_bufs: list[Tensor], **settings: object
     ) -> None:
-        plain_tensors = (
-            type(params[0].data) is Tensor
-        )  # a shard (DTensor) has no whole matrix to stack
+        # a shard (DTensor) has no whole matrix to stack
+        plain_tensors = type(params[0].data) is Tensor
         if params[0].is_cpu or not plain_tensors:
             one_by_one(params, grads, momentum_bufs, **settings)
         else:

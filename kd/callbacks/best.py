@@ -37,9 +37,8 @@ class Best(Callback):
         self.sign = -1 if mode == "min" else 1
         self.newest: dict[str, dict[str, float]] = {}
         self.best: dict[str, dict[str, float]] = {}
-        self.top: dict[
-            str, float
-        ] = {}  # the highest value so far, which the best may miss by its error
+        # the highest value so far, which the best may miss by its error
+        self.top: dict[str, float] = {}
         self.improved: set[str] = set()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -53,9 +52,8 @@ class Best(Callback):
         if trainer.sanity_checking:
             return
         run = RunContext.of(trainer)
-        found = sorted(
-            trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl")
-        )  # after the task's
+        # after the task's
+        found = sorted(trainer.callback_metrics.items(), key=lambda item: item[0].endswith("/kl"))
         for name, student in run.students.named().items():
             place = f"{name}/val/" if name else "val/"
             now = self.newest[name] = {

@@ -57,9 +57,8 @@ class LastCheckpoint(Checkpoint):
         state = checkpoint.get(type(data).__qualname__, {})
         if not state.get("samples"):
             return
-        done = data.batches_before(
-            state["samples"]
-        )  # batches of this process, as large as they are now
+        # batches of this process, as large as they are now
+        done = data.batches_before(state["samples"])
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
         # saved at the end of a batch: Lightning counts that one as completed after it has saved
         progress.update(ready=done, started=done, processed=done, completed=max(done - 1, 0))

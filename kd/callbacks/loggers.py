@@ -46,9 +46,8 @@ def placed(spec: dict[str, Any], run: Path) -> dict[str, Any]:
         "experiment_name": run.parent.name,
     }
     ours |= {"save_dir": str(run), "root_dir": str(run)}
-    in_folders = (
-        defaults.get("name") == LIGHTNINGS
-    )  # its name and version are folders, not a run's name
+    # its name and version are folders, not a run's name
+    in_folders = defaults.get("name") == LIGHTNINGS
     ours |= {"name": kind, "version": ""} if in_folders else {"name": ours["run_name"]}
     ours["flush_logs_every_n_steps"] = 1  # of the CSVLogger: a killed run loses no row
     if name == "MLFlowLogger":

@@ -74,9 +74,8 @@ class Preemption(Closing):
             return  # Python handles signals in the main thread alone
         numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
         for number in [*numbers, *([signal.SIGUSR2] if in_job() else [])]:
-            if (
-                number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
-            ):  # nohup ignores SIGHUP
+            # nohup ignores SIGHUP
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._on_signal)
 
     def stop_for(self, reason: str) -> None:
@@ -111,9 +110,8 @@ class Preemption(Closing):
             self._stop_after_epoch = True
             return
         self._last.save(trainer)
-        log_this_step(
-            trainer
-        )  # Lightning logs a step after this hook, and the resumed run starts at the next one
+        # Lightning logs a step after this hook, and the resumed run starts at the next one
+        log_this_step(trainer)
         self._stop(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -74,7 +74,6 @@ class FeatureProbe(Callback):
             pl_module.log_dict(values, rank_zero_only=False, sync_dist=False)
 
     def _look(self, run: RunContext, models: Mapping[str, Callable[[Tensor], Tensor]]) -> Labelled:
-        self._loader = self._loader or run.data.eval_dataloader(
-            "probe"
-        )  # once: it may have processes of its own
+        # once: it may have processes of its own
+        self._loader = self._loader or run.data.eval_dataloader("probe")
         return look_at(models, run.data, self._loader, run.device)

@@ -65,9 +65,8 @@ class RunFolder(Callback):
         if trainer.is_global_zero:
             try:
                 self.path = self.resume or self._claim()
-                folder_for(
-                    guard(self.path)
-                )  # loggers, profilers and callbacks write there by themselves
+                # loggers, profilers and callbacks write there by themselves
+                folder_for(guard(self.path))
                 if not self.resume:
                     self._write_settings()
             except UserError as error:
@@ -80,9 +79,8 @@ class RunFolder(Callback):
         self.path = run.module.folder = guard(self.resume or self.parent / name)
         self.begun = not self.resume
         _move_paths(trainer, unclaimed(self.parent), self.path)
-        default = str(
-            Path(trainer.default_root_dir, "checkpoints")
-        )  # set by the callbacks' own ``setup``
+        # set by the callbacks' own ``setup``
+        default = str(Path(trainer.default_root_dir, "checkpoints"))
         for checkpoint in trainer.checkpoint_callbacks:
             if isinstance(checkpoint, (LastCheckpoint, ModelCheckpoint)) and checkpoint.dirpath in (
                 None,

@@ -11,7 +11,8 @@ def plain(given: object) -> str:
     ('cat', '3', '3', '', True)
     """
     text = ""
-    if not (given is None or given != given):
+    is_nan = given != given
+    if given is not None and not is_nan:
         text = unicodedata.normalize("NFC", str(given)).strip()
     # A table's column of numbers with a missing one.
     whole = re.fullmatch(r"(-?[0-9]{1,18})\.0+", text)

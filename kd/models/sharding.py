@@ -54,8 +54,7 @@ def shard(
         parameter.data = parameter.data.contiguous()  # weights in channels-last order can't be cut
     for block in repeated_blocks(model):
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    # else torch decides
-    own: dict[str, Any] = {}
+    own: dict[str, Any] = {}  # torch decides
     if frozen:
         own = {"reshard_after_forward": True}
     fully_shard(model, mesh=mesh, mp_policy=policy, **own)

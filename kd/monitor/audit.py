@@ -33,9 +33,8 @@ class Audit(Callback):
         folder = RunContext.of(trainer).folder / "records"
         self._file = folder / f"samples.rank{trainer.global_rank}.jsonl"
         for file in folder.glob("samples.rank*.jsonl"):
-            gone = (
-                int(file.stem.removeprefix("samples.rank")) >= trainer.world_size
-            )  # a rank of the run before
+            # a rank of the run before
+            gone = int(file.stem.removeprefix("samples.rank")) >= trainer.world_size
             if file == self._file or (gone and trainer.is_global_zero):
                 kept = []
                 for line in read(file):

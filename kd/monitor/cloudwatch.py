@@ -107,9 +107,8 @@ class CloudWatch(Outlet):
                 values = {(): mean(list(values.values()))}
             for key, value in values.items():
                 if math.isfinite(value):  # it takes no other numbers
-                    of = self._own | {
-                        k: v for k, v in zip(labels, key, strict=True) if v
-                    }  # nor empty names
+                    # nor empty names
+                    of = self._own | {k: v for k, v in zip(labels, key, strict=True) if v}
                     dimensions = [{"Name": k, "Value": v} for k, v in of.items()]
                     yield {
                         "MetricName": name,

@@ -95,9 +95,8 @@ class Headspace(Callback):
                 f"trainer.max_epochs: must be 3 in a headspace run, got {trainer.max_epochs}"
             )
         teacher = run.module.teacher
-        if teacher is not None and teacher.cache_modes != {
-            "off"
-        }:  # it would keep answers to views of another epoch
+        # it would keep answers to views of another epoch
+        if teacher is not None and teacher.cache_modes != {"off"}:
             raise UserError(
                 "model.teacher.cache: must be off in a headspace run, which repeats an epoch's views"
             )

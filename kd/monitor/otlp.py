@@ -48,9 +48,8 @@ class Otlp(Outlet):
             "host.name": host,
         }
         exporter: Any = OTLPMetricExporter(endpoint=self.endpoint, timeout=TIMEOUT_S)
-        logging.getLogger("opentelemetry.exporter").setLevel(
-            logging.CRITICAL
-        )  # several lines a failed sending
+        # several lines a failed sending
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         exporter.export = self._reporting(exporter.export)
         reader = PeriodicExportingMetricReader(exporter, 1000 * self.every_s, 1000 * TIMEOUT_S)
         self._provider = MeterProvider([reader], Resource.create(of), shutdown_on_exit=False)

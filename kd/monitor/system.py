@@ -242,9 +242,8 @@ class System(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the sampling in the first process of each machine; outside of a job SIGUSR2 turns it off and on."""
         mine = socket.gethostname(), os.getpid(), gpu_id(trainer.strategy.root_device)
-        here = [
-            process for process in of_all_processes(mine) if process[0] == mine[0]
-        ]  # however they were started
+        # however they were started
+        here = [process for process in of_all_processes(mine) if process[0] == mine[0]]
         ranks = [pid for _, pid, _ in here]
         gpus = [gpu for _, _, gpu in here]
         if trainer.local_rank != 0:

@@ -139,9 +139,8 @@ def built(kind: object, value: object, key: str, trusted: Sequence[str] = ()) ->
     Raises:
         UserError: names ``key``, also where a class refuses its arguments.
     """
-    takes_text = str in members(
-        kind
-    )  # as Lightning's max_time, which reads days:hours:minutes:seconds itself
+    # as Lightning's max_time, which reads days:hours:minutes:seconds itself
+    takes_text = str in members(kind)
     if value is not None and timedelta in members(kind) and not takes_text:
         return typed.duration(value)
     group = keys.group_in(kind)

@@ -213,11 +213,12 @@ def _tell_failure(run: Run, error: Exception) -> None:
 
 def _status_of_stop(signal_number: int) -> int:
     """128 + signal; but 0 on Lightning's child processes, whose parent takes any other for a crash."""
+    # these have started them themselves
     others = (
         "TORCHELASTIC_RUN_ID",
         "SLURM_PROCID",
         "OMPI_COMM_WORLD_RANK",
-    )  # these have started them themselves
+    )
     child = os.environ.get("LOCAL_RANK", "0") != "0" and not any(
         name in os.environ for name in others
     )

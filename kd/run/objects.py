@@ -118,9 +118,8 @@ def _check_built(run: Run) -> None:
     run.data.splits.check_fraction()
     if run.module.teacher is not None:
         check_precision(run.module.teacher, run.data, run.module.students.wanted)
-    if runs_in_child_processes(
-        run.trainer
-    ):  # the run would be in a child process, and lost with it
+    # the run would be in a child process, and lost with it
+    if runs_in_child_processes(run.trainer):
         strategy = run.config["trainer"]["strategy"]
         raise UserError(f"trainer.strategy: '{strategy}' is not supported; take ddp")
 

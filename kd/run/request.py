@@ -114,10 +114,9 @@ class Request:
         if isinstance(optim, dict):
             rate = optim.get("lr")
         try:
-            # YAML 1.1 takes 1e-3 for text
             if rate is None:
                 return None
-            return float(rate)
+            return float(rate)  # YAML 1.1 takes 1e-3 for text
         except (TypeError, ValueError):
             return None
 

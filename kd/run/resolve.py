@@ -227,9 +227,8 @@ class _Merge:
         inner_key = _join(key, name)
         group = group_in(kind)
         if (group is not None and name not in fields(group)) or inner_key in FILLED:
-            self.put(
-                None, [], value, Any, inner_key
-            )  # another program's key may come with a suggestion
+            # another program's key may come with a suggestion
+            self.put(None, [], value, Any, inner_key)
             self.unknown.append(_join(inner_key, ".".join(rest)) if rest else inner_key)
             return before
         if not _has_keys(kind):

@@ -103,9 +103,8 @@ def teacher_settings(
             f"data.batch_size: {size} in place of {asked}, for {count} training pictures",
             flush=True,
         )
-    if size < _batch(
-        resolved(items)
-    ):  # few pictures or little memory: that holds for the teacher too
+    # few pictures or little memory: that holds for the teacher too
+    if size < _batch(resolved(items)):
         items.append(f"data.batch_size={size}")
     own = resolved(items)
     backbone = own["model"]["student"]
@@ -224,11 +223,12 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
     """
     teacher = config["model"]["teacher"]
     data = config["data"]
+    # a trial run trains a trial teacher
     limits = (
         "accelerator",
         "limit_train_batches",
         "limit_val_batches",
-    )  # a trial run trains a trial teacher
+    )
     passed = {
         **{
             f"data.{key}": data[key]
@@ -340,9 +340,8 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
             return final
         part = home / f"{name}-{key}.part"
         with appended(home / f"{name}-{key}.owner") as owner:
-            fcntl.flock(
-                owner, fcntl.LOCK_EX
-            )  # the training of a process that was killed may still be saving
+            # the training of a process that was killed may still be saving
+            fcntl.flock(owner, fcntl.LOCK_EX)
             with part_of_the_start("training of the teacher"):
                 status = _run(_begin(items, part, name), owner.fileno())
         if status != 0:
@@ -387,9 +386,8 @@ def _run(items: list[str], owner: int) -> int:
     def hand_on(number: int, frame: FrameType | None) -> None:
         again = number == signal.SIGINT and received
         received.append(number)
-        child.send_signal(
-            signal.SIGINT if again else signal.SIGTERM
-        )  # a second Ctrl-C stops it at once
+        # a second Ctrl-C stops it at once
+        child.send_signal(signal.SIGINT if again else signal.SIGTERM)
 
     child = start_kd_train(items, pass_fds=(owner,), env={TRAINS_TEACHER: "1"})
     with signals_kept(hand_on):

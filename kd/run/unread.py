@@ -8,11 +8,12 @@ from kd.errors import UserError
 from kd.run import keys
 from kd.run.files import flatten
 
+# a run's config.yaml holds them too, as it holds every other key
 RESOLVED = {
     "name",
     "resume",
     "students",
-}  # a run's config.yaml holds them too, as it holds every other key
+}
 
 
 READERS: tuple[tuple[str, Callable[[Iterable[object]], bool], tuple[str, ...], str], ...] = (

@@ -152,10 +152,9 @@ def upright(image: Image.Image) -> Image.Image:
     """The picture turned by its EXIF orientation; damaged EXIF is ignored."""
     try:
         turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
-        # Pillow would copy
         if turned:
             return ImageOps.exif_transpose(image)
-        return image
+        return image  # which Pillow would copy
     except Exception:  # damaged EXIF says nothing of the pixels
         return image
 

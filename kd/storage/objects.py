@@ -210,10 +210,11 @@ class LocalCache:
         if self._written <= self.limit // 50:
             return
         self._written = 0
+        # else another does
         with (
             suppress(Timeout),
             FileLock(self.folder / "lock-evict", timeout=0),
-        ):  # else another does
+        ):
             copies = []
             for file in self.folder.glob("*/*"):
                 with suppress(OSError):
@@ -374,9 +375,9 @@ def whole_file(url: str, size: int) -> bytes:
         file = path + url[len(folder) :]
         data: bytes = files.cat_file(file, start=0, end=size + 1)  # one more: has it grown?
         if len(data) != size:
-            received = "more than the listed"
-            if not (len(data) > size):
-                received = f"{len(data)} of"
+            received = f"{len(data)} of"
+            if len(data) > size:
+                received = "more than the listed"
             raise OSError(f"received {received} {size} bytes")
         return data
 

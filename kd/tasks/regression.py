@@ -40,9 +40,8 @@ class Regression(Task):
         if loss not in FORMS:
             raise ValueError(f"loss must be one of {', '.join(FORMS)}, got {loss}")
         self.form = loss
-        self.names = [
-            ""
-        ]  # of the C numbers, set by `build` and `name_metrics`; a single one needs none
+        # of the C numbers, set by `build` and `name_metrics`; a single one needs none
+        self.names = [""]
 
     def build(self, num_classes: int, ignore_index: int | None = None) -> None:
         """Makes the errors' metric for ``num_classes`` numbers a picture, and the buffers that standardise targets."""

@@ -215,9 +215,8 @@ class Search:
         self.free.append(job.slot)
         job.owner.close()
         if job.stopped in ("", "pruned", TOO_LONG):
-            here_s = (
-                time.monotonic() - job.began
-            )  # the run may have begun before, and was resumed here
+            # the run may have begun before, and was resumed here
+            here_s = time.monotonic() - job.began
             self.seconds.append(max(here_s, summary.get("wall_s") or 0.0))
             say(self.line(running))
             self.changed(self)
