@@ -291,12 +291,15 @@ def _patches_of(
             spec,
             f"has fewer patches than its teacher; {key} gives it as many ({side} pixels): slower, and closer",
         )
-    few = (
-        backbone_of(model).patch_embed.num_patches
-        < backbone_of(parent.model).patch_embed.num_patches
-    )
-    why = f"keeps its own patches, fewer than its teacher's: as many can't be had by {key}"
-    return spec, why if auto and few else ""
+    if not auto:
+        return spec, ""
+    student_patches = getattr(backbone_of(model), "patch_embed", None)
+    teacher_patches = getattr(backbone_of(parent.model), "patch_embed", None)
+    if student_patches is None or teacher_patches is None:  # of CNNs
+        return spec, ""
+    if student_patches.num_patches >= teacher_patches.num_patches:
+        return spec, ""
+    return spec, f"keeps its own patches, fewer than its teacher's: as many can't be had by {key}"
 
 
 def not_inheritable(model: nn.Module, teacher: RunTeacher) -> str:

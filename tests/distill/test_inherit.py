@@ -117,6 +117,75 @@ def test_arch_auto_is_a_quarter_of_the_teacher(
     assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 0
 
 
+EVA = {**TINY, "num_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("arch", "kwargs", "halves"),
+    [
+        ("vit_small_patch16_dinov3", EVA, {"embed_dim": 16, "num_heads": 1}),
+        ("eva02_tiny_patch14_224", EVA, {"embed_dim": 16, "num_heads": 1}),
+        ("vit_pe_core_tiny_patch16_384", EVA, {"embed_dim": 16, "num_heads": 1}),
+        ("vit_base_patch16_siglip_224", EVA, {"embed_dim": 16, "num_heads": 1}),
+        (
+            "convnext_tiny.dinov3_lvd1689m",
+            {"depths": [1, 1, 1, 1], "dims": [8, 16, 24, 32]},
+            {"dims": [4, 8, 12, 16]},
+        ),
+        (
+            "resnet50",
+            {"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16]},
+            {"channels": [4, 4, 8, 8]},
+        ),
+    ],
+)
+def test_arch_auto_of_each_family(
+    arch: str, kwargs: dict, halves: dict, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A whole run, and the relative that it names."""
+    takes_size = {"img_size": 32} if "patch_size" in kwargs else {}
+    teacher = timm.create_model(arch, num_classes=len(CLASSES), **kwargs, **takes_size)
+    weights = recipe.parent / "teacher.safetensors"
+    save_file(teacher.state_dict(), weights)
+    items = [
+        f"recipe={recipe}",
+        f"model.teacher.arch={arch}",
+        f"model.teacher.kwargs={json.dumps(kwargs)}",
+        f"model.teacher.checkpoint={weights}",
+        "model.student.arch=auto",
+        "model.student.kwargs={}",
+        "model.student.inherit=true",
+        "preflight=off",
+        "trainer.max_epochs=1",
+    ]
+    assert train_main(items) == 0
+    assert f"{arch} with { {**kwargs, **halves} }" in capsys.readouterr().out
+    summary = json.loads((recipe.parent / "runs" / "tiny" / "000" / "summary.json").read_text())
+    assert summary["student"]["start"] == "inherited"
+
+
+def test_arch_auto_says_why_a_teacher_has_no_relative(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher = timm.create_model("mobilenetv3_small_050", num_classes=len(CLASSES))
+    weights = recipe.parent / "teacher.safetensors"
+    save_file(teacher.state_dict(), weights)
+    items = [
+        f"recipe={recipe}",
+        "model.teacher.arch=mobilenetv3_small_050",
+        "model.teacher.kwargs={}",
+        f"model.teacher.checkpoint={weights}",
+        "model.student.arch=auto",
+        "model.student.kwargs={}",
+    ]
+    assert train_main(items) == 2
+    assert (
+        "model.student.arch: auto needs a teacher whose layers can be inherited, got "
+        "mobilenetv3_small_050: the student must be a plain vision transformer or a ConvNeXt or a ResNet "
+        "of timm's, got MobileNetV3"
+    ) in capsys.readouterr().err
+
+
 def test_a_student_takes_as_many_patches_as_its_teacher_has(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
