@@ -119,7 +119,7 @@ def evaluate(
 def size(
     recipe: str | Path, settings: Mapping[str, Any] | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Searches the student for a budget as ``kd-size`` does, before training.
+    """Searches the student for a budget as ``kd-size`` does, before training; writes ``sizes.json`` and its page likewise.
 
     Args:
         recipe: a recipe's name, or a YAML file.
@@ -127,7 +127,8 @@ def size(
 
     Returns:
         All candidates (``name``, ``arch``, ``kwargs``, ``latency_ms``, ``mb``, ``params``, ``front``, ``within``, and
-        ``score`` where it is within the budget, a share in 0..1), and the chosen one.
+        ``score`` where it is within the budget, a share in 0..1), and the chosen one, None where the
+            search has chosen none.
 
     Raises:
         UserError: a mistake in them, or a budget that no candidate meets; nothing is written.

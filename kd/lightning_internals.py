@@ -142,7 +142,7 @@ class HookedDDP(DDPStrategy):
         super()._register_ddp_hooks()
 
     def join_process_group(self) -> None:
-        """Joins it without Lightning's ``device_id``, which other packages' backends may not take."""
+        """Joins the process group without Lightning's ``device_id``, which other packages' backends may not take."""
         self.set_world_ranks()
         environment: Any = self.cluster_environment
         _init_dist_connection(environment, self._get_process_group_backend(), timeout=self._timeout)

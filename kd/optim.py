@@ -327,6 +327,8 @@ def settle_resumed(
 ) -> None:
     """Puts this run's settings in place of those that came with a checkpoint, and the schedule in its place.
 
+    Each state also gets the memory order of its weight, which fused steps need and a checkpoint may have otherwise.
+
     Args:
         optimizer: after its state was loaded.
         schedule: likewise.

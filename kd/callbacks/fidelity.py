@@ -124,17 +124,19 @@ def examples(
     shown: dict[str, list[dict[str, Any]]] = {}
     for kind, mistakes in found.mistakes.items():
         shown[kind] = []
-        worst_first = sorted(mistakes, key=lambda mistake: mistake[:2], reverse=True)
-        for _, place, entry in worst_first:
-            number = -place
+        worst_first = sorted(
+            mistakes, key=lambda mistake: (mistake.score, mistake.negative_index), reverse=True
+        )
+        for mistake in worst_first:
+            number = -mistake.negative_index
             picture = view(decode(pictures.read(number))).permute(1, 2, 0).numpy()
             folder_and_name = Path(pictures.name(number)).parts[-2:]
             example: dict[str, Any] = {"name": "/".join(folder_and_name)}
             if found.kind == "segmentation":
-                example |= _panels(picture, entry, len(classes))
+                example |= _panels(picture, mistake.entry, len(classes))
             else:
                 example["image"] = thumbnail(picture)
-                example |= _named(entry, classes)
+                example |= _named(mistake.entry, classes)
             shown[kind].append(example)
     return shown
 
@@ -142,10 +144,12 @@ def examples(
 def _named(entry: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
     """The truth and each model's answers of a mistake, by class name."""
     named: dict[str, Any] = {"truth": []}
-    for class_id in entry.pop("truth"):
+    for class_id in entry["truth"]:
         if 0 <= class_id < len(classes):
             named["truth"].append(classes[class_id])
     for model, answers in entry.items():
+        if model == "truth":
+            continue
         named[model] = [[classes[class_id], round(share, 4)] for class_id, share in answers]
     return named
 

@@ -46,7 +46,8 @@ class Objective(nn.Module):
 
     Raises:
         ValueError: a negative weight, or a probability outside [0, 1].
-        UserError: nothing to learn from, or taps for a loss that does not exist.
+        UserError: nothing to learn from, or a loss with a reserved name; taps for a loss that does not exist are refused
+            by :meth:`bind`.
     """
 
     def __init__(

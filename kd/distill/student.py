@@ -82,7 +82,8 @@ class Student(nn.Module):
         if spec is not None and spec.freeze:
             self._trained = freeze_backbone(model, self.arch)
         self._scale_output()
-        self.train()  # Lightning leaves modes as it finds them
+        # Lightning leaves modes as it finds them. This class's own train() reads _trained: frozen parts stay in eval.
+        self.train()
         self.taps = Taps(model, [], prepare)
         objective.bind(data, teacher, model, self.taps, self._trial)
         self.sample_taps: SampleTaps | None = None

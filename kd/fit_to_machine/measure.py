@@ -230,7 +230,11 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
 
 
 def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any], None]:
-    """A step on a batch, of copies of the students: the run's own stay as they are."""
+    """Costs what a step on a batch costs but for the optimizer; the run's own students stay as they are.
+
+    The teacher runs unless its answers are read from a cache; copies of the students run forwards, and backwards from a
+    stand-in for the loss.
+    """
     device = run.trainer.strategy.root_device
     copies = _copies(run, device)
     teacher = run.teacher

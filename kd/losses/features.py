@@ -177,13 +177,16 @@ class ViTKDLoss(LayersLoss):
         """``mean(mimic of the shallow layers) + generation_weight * generation of the last`` -> scalar.
 
         Args:
-            student: maps ``(N, C_s, H, W)``, from shallow to deep; at least two.
+            student: maps ``(N, C_s, H', W')``, from shallow to deep; at least two. The projections bring each to its
+                teacher map's width and grid.
             teacher: as many maps ``(N, C_t, H, W)``.
             target: unused.
         """
         projected = []
-        for projection, student_map in zip(self.projections, student, strict=True):
-            projected.append(projection(student_map))
+        for projection, student_map, teacher_map in zip(
+            self.projections, student, teacher, strict=True
+        ):
+            projected.append(projection(student_map, teacher_map))
         *shallow, last = projected
 
         # Shallow layers are mimicked.

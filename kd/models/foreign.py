@@ -148,7 +148,7 @@ def _mobilenet_renamed(
 
 
 def _in_order(module: str) -> tuple[bool, list[tuple[int, str]]]:
-    """Sorts the layers of torchvision's MobileNets as pictures pass them."""
+    """Sort key of a module's name: torchvision's MobileNets in the order in which pictures pass them, classifier last."""
     parts = module.split(".")
     return parts[0] == "classifier", [
         (int(part), "") if part.isdigit() else (0, part) for part in parts

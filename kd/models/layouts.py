@@ -341,18 +341,18 @@ def _with_positions(
     if positions.ndim != 3 or patch.ndim != 4:
         return state, ""
     prefix_tokens = int(getattr(model, "num_prefix_tokens", 0))
-    without_patch = 0
+    prefix_positions = 0
     if not getattr(model, "no_embed_class", False):
-        without_patch = prefix_tokens
+        prefix_positions = prefix_tokens
 
     report = ""
     if img_size is not None:
         patch_size = patch.shape[-2:]
         grid = [img_size[0] // patch_size[0], img_size[1] // patch_size[1]]
-        if positions.shape[1] - grid[0] * grid[1] != without_patch:
+        if positions.shape[1] - grid[0] * grid[1] != prefix_positions:
             return state, ""  # another layout: the filter knows it
     else:
-        grid = _grid_of(positions[0], without_patch, prefix_tokens)
+        grid = _grid_of(positions[0], prefix_positions, prefix_tokens)
         if grid:
             of_file = f"{grid[0]}x{grid[1]}"
             of_model = f"{model_grid[0]}x{model_grid[1]}"
@@ -364,27 +364,29 @@ def _with_positions(
     if not grid or grid == list(model_grid):
         return state, ""
     resampled = resample_abs_pos_embed(
-        positions, list(model_grid), grid, num_prefix_tokens=without_patch
+        positions, list(model_grid), grid, num_prefix_tokens=prefix_positions
     )
     return {**state, "pos_embed": resampled}, report
 
 
-def _grid_of(positions: Tensor, without_patch: int, prefix_tokens: int) -> list[int]:
-    """The grid that is not square which position embeddings ``(L, D)`` show; nothing where they leave it to timm.
+def _grid_of(positions: Tensor, prefix_positions: int, prefix_tokens: int) -> list[int]:
+    """The grid that is not square which position embeddings ``(L, D)`` show; an empty list where timm takes a square.
+
+    As many patches as a square by the model's own convention may still lie on another grid (64 as 4 x 16): they are
+    looked at. A square by another convention is timm's. Where no convention gives a square, the model's own counts.
 
     Args:
         positions: all of the file's, those of the class token and the like first.
-        without_patch: how many are not patches', by the model's convention.
+        prefix_positions: how many are not patches', by the model's convention.
         prefix_tokens: of the model; a file of another convention may have a position for each, or for one.
     """
-    for count in (without_patch, 1, prefix_tokens, 0):
+    for count in (prefix_positions, 1, prefix_tokens, 0):
         patches = len(positions) - count
-        # A square: timm's filter takes it so.
         if patches > 0 and math.isqrt(patches) ** 2 == patches:
-            if count == without_patch:
+            if count == prefix_positions:
                 return grid_shown(positions[count:])
             return []
-    return grid_shown(positions[without_patch:])
+    return grid_shown(positions[prefix_positions:])
 
 
 def grid_shown(positions: Tensor) -> list[int]:

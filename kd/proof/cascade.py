@@ -134,7 +134,7 @@ def first_to_last(test: Test, measured: Measured, error: float, rising: bool) ->
 
     Args:
         test: the p-value of a threshold.
-        measured: pictures that chose nothing else.
+        measured: pictures by which nothing else was chosen: no student, no score.
         error: 1 less the confidence.
         rising: begins where the teacher is never asked, to ask it more and more; else where it is always asked.
 

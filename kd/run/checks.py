@@ -67,13 +67,14 @@ def _check_overlap(model: dict[str, Any]) -> None:
 
 
 def _check_strategy(strategy: str | dict[str, Any], optimizer: str) -> None:
+    """Refuses optimizers that need whole weights under DeepSpeed, whose shards are flat."""
     if "deepspeed.DeepSpeed" in str(strategy) and optimizer not in (
         "adamw",
         "adam",
         "sgd",
         "momentum",
     ):
-        allowed = "adamw, adam, sgd or momentum with DeepSpeed, whose shards are flat (each has its own optim.lr)"
+        allowed = "adamw, adam, sgd or momentum with DeepSpeed, whose shards are flat (each optimizer has its own optim.lr)"
         raise UserError(f"optim.name: must be {allowed}, got {optimizer}")
 
 

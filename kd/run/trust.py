@@ -93,7 +93,9 @@ def vouched(
 
     Returns:
         Names, paths, and ``KEY=VALUE`` where a value counts for its key alone; :data:`ALL` first where every file is
-        one's own, as with no file at all. Lightning's short names of classes (``ModelSummary``) stand in full.
+        one's own, as with no file at all. A module that a setting imports is there as ``KEY=VALUE`` and, with dots, by
+        its name too; another machine's address as ``KEY=VALUE`` alone. ``KEY`` stands without ``.init_args``, as the
+        checks look it up. Lightning's short names of classes (``ModelSummary``) stand in full.
     """
     own_files = {}
     for file, content in contents.items():

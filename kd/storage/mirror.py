@@ -199,7 +199,15 @@ class Mirror:
         )
 
     def _upload(self, file: Path, name: str) -> None:
-        """One file, whole; one that changes meanwhile is left for the next time."""
+        """Sends one file, whole; one that changes meanwhile is left for the next time.
+
+        What the store has under another name (the last checkpoint before this one) is copied there. The size of what is
+        sent is noted beforehand, so that an upload which was killed still counts as this machine's; the file counts as
+        sent once the store has as many bytes.
+
+        Raises:
+            OSError: it has not, though the file is unchanged here, or the store can't be reached.
+        """
         path = f"{self.root}/{self.place}/{name}"
         try:
             if name == LATEST:

@@ -190,7 +190,10 @@ class BlockTargets:
     def outputs(
         self, centre: bool, key: object, select: Callable[[BlockActivations], Tensor]
     ) -> Iterator[CentredRows]:
-        """The outputs that a student's layer is fitted to, one part of the sample after the other.
+        """The teacher's own outputs that a student's layer is fitted to, one part of the sample after the other.
+
+        They are of the chosen heads or units (queries, gates, hidden values), as many as the student's layer gives;
+        :attr:`projection` is not applied to them, as it is in :meth:`missing`.
 
         Args:
             centre: whether their mean is subtracted: that of a layer with a bias.
