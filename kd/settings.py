@@ -488,6 +488,12 @@ class Augment(Checked):
     random_erasing: Share = 0.0
     """Probability that a rectangle is erased."""
 
+    transform: Class | None = None
+    """A transform by class path with arguments, of torchvision.transforms.v2, albumentations or your
+    own: each view, and its mask, goes through it in the loader, after the crop and the changes above
+    and before the erasing (recipes/OWN_PARTS.md). It keeps uint8 and the size.
+    """
+
     mixup: Weight = 0.0
     """Alpha of mixup's beta distribution. 0: none."""
 
@@ -605,6 +611,11 @@ class DataSettings(Checked):
 
     balance_classes: bool = False
     """Training sees all classes equally often, whatever their numbers of pictures."""
+
+    sampler: Class | None = None
+    """Which labelled pictures an epoch shows, and how often, by a class of your own with the method
+    ``draw(targets, epoch, rng)`` (recipes/OWN_PARTS.md). An epoch keeps its length.
+    """
 
     unlabeled: str | None = None
     """A folder or URL of pictures without labels (at any depth), to learn from the teacher's

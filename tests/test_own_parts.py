@@ -1,12 +1,32 @@
 """The parts of the page "Your own parts" train together, as its command names them."""
 
+import json
 import os
+import random
 import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+import timm
+import torch
+from pytorch_lightning import Trainer
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from kd.cli import train_main
+from kd.data.own_transform import OwnTransform, described
+from kd.data.sampler import TrainBatches, draw_by
+from kd.data.transforms import seeded, train_transform
+from kd.errors import UserError
+from kd.run import trust
+from kd.settings import Augment
 from tests._helpers import ROOT
 
 PAGE = (ROOT / "recipes/OWN_PARTS.md").read_text()
@@ -15,7 +35,7 @@ PAGE = (ROOT / "recipes/OWN_PARTS.md").read_text()
 def test_the_parts_of_the_page_train(recipe: Path, pictures: Path) -> None:
     code = "\n\n".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.S))
     (recipe.parent / "mine.py").write_text(code)
-    (command,) = re.findall(r"```bash\nkd-train (.*?)```", PAGE, flags=re.S)
+    command = re.findall(r"```bash\nkd-train (.*?)```", PAGE, flags=re.S)[0]
     words = shlex.split(command.replace("\\\n", " "))
     stands_for = {
         "recipe=R": f"recipe={recipe}",
@@ -38,3 +58,163 @@ def test_the_parts_of_the_page_train(recipe: Path, pictures: Path) -> None:
     assert "epoch 0: " in done.stdout
     header = (recipe.parent / "runs/tiny/000/metrics.csv").read_text().splitlines()[0]
     assert "gap" in header
+
+
+def test_a_vit_teaches_a_resnet_without_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's function as it is, but for weights that are downloaded, and the progress bar."""
+    code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)[-1]
+    named: dict[str, Any] = {}
+    exec(code, named)
+    create = timm.create_model
+    monkeypatch.setattr(
+        timm, "create_model", lambda name, pretrained=False, **more: create(name, **more)
+    )
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "accelerator": "cpu",
+    }
+    named["Trainer"] = partial(Trainer, enable_model_summary=False, **quiet)
+    module = named["vit_into_resnet"](torch.rand(16, 3, 32, 32), side=32)
+    assert module.trainer.global_step == 1
+    assert 0 < float(module.trainer.callback_metrics["train/maps_loss"]) < 2
+
+
+# -- transforms --------------------------------------------------------------------------------------------------------
+class Chance:
+    """A callable of no library, whose chance is Python's and NumPy's; of a mask the same."""
+
+    def __call__(self, picture: Tensor, *masks: Tensor) -> Any:
+        by = random.randrange(100) + np.random.randint(100)  # noqa: NPY002
+        changed = (picture.int() + by).clamp(max=255).to(torch.uint8)
+        return (changed, *masks) if masks else changed
+
+
+def albumentations_flip() -> Any:
+    library = pytest.importorskip("albumentations")
+    return library.Compose([library.HorizontalFlip(p=0.5), library.RandomBrightnessContrast(p=1.0)])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: v2.RandomHorizontalFlip(0.5), Chance, albumentations_flip],
+    ids=["torchvision", "own", "albumentations"],
+)
+def test_a_view_follows_from_the_seed_alone_and_its_mask_goes_along(make: Any) -> None:
+    augment = Augment(transform=make(), scale=1.0, hflip=0.0)
+    transform = train_transform((24, 32), augment)
+    picture = torch.randint(256, (3, 24, 32), dtype=torch.uint8)
+    mask = tv_tensors.Mask((picture[:1] > 127).to(torch.uint8))
+    views = []
+    for view in [*range(12), *range(12)]:
+        random.seed(view * 7 + len(views))  # what other code draws makes no difference
+        with seeded(0, 5, view):
+            views.append(transform(tv_tensors.Image(picture), mask))
+    assert all(
+        torch.equal(a, b) and torch.equal(c, d)
+        for (a, c), (b, d) in zip(views[:12], views[12:], strict=True)
+    )
+    assert len({tuple(image.flatten().tolist()) for image, _ in views}) > 1
+    if not isinstance(augment.transform, Chance):  # flipped together
+        kinds = {torch.equal(seen, mask) for _, seen in views}
+        assert kinds == {True, False}
+        assert all(torch.equal(seen, mask) or torch.equal(seen, mask.flip(-1)) for _, seen in views)
+
+
+@pytest.mark.parametrize(("transform", "said"), [
+    (v2.Resize(8), "Resize gives uint8 (3, 8, 8), it must give uint8 (3, 16, 16)"),
+    (v2.ToDtype(torch.float32, scale=True), "ToDtype gives float32 (3, 16, 16)"),
+    (3, "int can't be called with a picture"),
+    (dict.fromkeys("a").__getitem__, "failed on a picture: "),
+])  # fmt: skip
+def test_what_can_not_work_is_refused_before_the_first_batch(transform: Any, said: str) -> None:
+    with pytest.raises(UserError, match="data.augment.transform: ") as refused:
+        OwnTransform(transform, (16, 16))
+    assert said in str(refused.value)
+
+
+def test_a_description_tells_settings_apart_and_is_the_same_in_each_process() -> None:
+    assert (
+        described(v2.GaussianBlur(3))
+        == described(v2.GaussianBlur(3))
+        != described(v2.GaussianBlur(5))
+    )
+    assert described(v2.AutoAugment()) == described(v2.AutoAugment())
+    text = json.dumps(
+        described(
+            v2.Compose([v2.RandomApply([v2.ColorJitter(0.1)], p=0.2), v2.TrivialAugmentWide()])
+        )
+    )
+    assert " at 0x" not in text
+
+
+def test_a_listed_transform_trains_and_a_file_names_no_other(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["config=debug", "model.teacher.cache=off"]
+    assert (
+        train_main([f"recipe={recipe}", *short, "data.augment.transform=TrivialAugmentWide"]) == 0
+    )
+    assert (
+        train_main(
+            [
+                f"recipe={recipe}",
+                *short,
+                "data.augment.transform=GaussianBlur",
+                "data.augment.transform.p=1",
+            ]
+        )
+        == 2
+    )
+    assert "data.augment.transform.p" in capsys.readouterr().err
+    assert (
+        train_main(
+            [f"recipe={recipe}", "data.engine=device", "data.augment.transform=TrivialAugmentWide"]
+        )
+        == 2
+    )
+    assert "data.augment.transform: needs data.engine=torch, got device" in capsys.readouterr().err
+    for name in (
+        "os.system",
+        "torchvision.transforms.v2.Lambda",
+        "torchvision.datasets.ImageFolder",
+        "albumentations.Lambda",
+    ):
+        for key in ("transform", "sampler"):
+            setting = {"class_path": name, "init_args": {"p": 1}}
+            data = (
+                {"augment": {"transform": setting}} if key == "transform" else {"sampler": setting}
+            )
+            assert trust._refusal({"data": data}, []), (name, key)
+
+
+# -- a sampler ---------------------------------------------------------------------------------------------------------
+class Twice:
+    """The first two pictures alone."""
+
+    def draw(self, targets: list[int], epoch: int, rng: np.random.Generator) -> list[int]:
+        return [1, 0] if epoch % 2 else [0, 1]
+
+
+def test_a_sampler_fills_the_epoch_and_repeated_pictures_get_other_views() -> None:
+    batches = TrainBatches(6, 2, seed=0, draw=draw_by(Twice(), [0, 0, 1, 1, 1, 1]))
+    seen = [key for batch in batches for key in batch]
+    assert sorted(index for index, _ in seen) == [0, 0, 0, 1, 1, 1]
+    assert len(set(seen)) == 6
+    ranks = [TrainBatches(6, 1, 0, rank, 2, draw=draw_by(Twice(), [0] * 6)) for rank in range(2)]
+    assert [key for pair in zip(*ranks, strict=True) for batch in pair for key in batch] == seen
+
+
+@pytest.mark.parametrize("drawn", [[], [6], [-1], [0.5], [[1]]])
+def test_a_sampler_that_draws_something_else_is_refused(drawn: list[Any]) -> None:
+    class Wrong:
+        def draw(self, *_: Any) -> list[Any]:
+            return drawn
+
+    with pytest.raises(
+        UserError, match="data.sampler: Wrong.draw must return a list of whole numbers from 0 to 5"
+    ):
+        TrainBatches(6, 2, seed=0, draw=draw_by(Wrong(), [0] * 6)).order(0)
+    with pytest.raises(UserError, match="data.sampler: int needs the method draw"):
+        draw_by(3, [])

@@ -19,7 +19,8 @@ from kd.clock import part_of_the_start
 from kd.data.batch import Batch, DataInfo, Target
 from kd.data.class_facts import ClassFacts, read_class_facts
 from kd.data.loader import Loader
-from kd.data.sampler import EvalBatches, Key, TrainBatches
+from kd.data.own_transform import described
+from kd.data.sampler import EvalBatches, Key, TrainBatches, draw_by
 from kd.data.samples import Collate, PictureSet
 from kd.data.sources import FoodTagMini, Source, Split, identity
 from kd.data.splits import Splits, info_of
@@ -134,6 +135,7 @@ class DistillationDataModule(LightningDataModule):
         self.unlabeled = data.unlabeled
         self.unlabeled_ratio = data.unlabeled_ratio
         self.balance_classes = data.balance_classes
+        self.sampler = data.sampler
         self.class_facts = data.class_facts
         self._facts: ClassFacts | None = None  # read once the classes are known
         self.probe = data.probe
@@ -193,6 +195,7 @@ class DistillationDataModule(LightningDataModule):
             crop_ratio=self.crop_ratio,
             unlabeled_ratio=self.unlabeled_ratio,
             balance_classes=self.balance_classes,
+            samples_freely=self.sampler is not None,
             probed=bool(self.probe and self.splits.listed("probe")),
         )
         if self.class_facts is None:
@@ -279,6 +282,7 @@ class DistillationDataModule(LightningDataModule):
             views=self.views,
             paired=self.augment.mixes,
             classes=np.asarray(targets[:labelled]) if self.balance_classes else None,
+            draw=None if self.sampler is None else draw_by(self.sampler, targets[:labelled]),
         )
 
     @property
@@ -460,6 +464,7 @@ class DistillationDataModule(LightningDataModule):
             "seed": self.seed,
             "unlabeled_ratio": self.unlabeled_ratio,
             "balance_classes": self.balance_classes,
+            "sampler": described(self.sampler),
             "train": len(split.targets),
             "content": identity(split),
         }
@@ -505,7 +510,9 @@ def check_same_samples(before: Mapping[str, Any], now: Mapping[str, Any]) -> Non
     Raises:
         UserError: names the key.
     """
-    for name in ("seed", "unlabeled_ratio", "balance_classes"):
+    for name in ("seed", "unlabeled_ratio", "balance_classes", "sampler"):
+        if name not in now:
+            continue
         if before.get(name, now[name]) != now[name]:
             key = "seed"
             if name != "seed":

@@ -1,11 +1,14 @@
 """The order of samples: a function of (seed, epoch) alone, the same for every number of processes."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
+
+from kd.errors import UserError
 
 Key = tuple[int, int]
 """(index, view), with which a data set is indexed. The view is the epoch, or ``epoch % views`` with a fixed number of
@@ -13,6 +16,8 @@ views; a sample that repeats within an epoch gets another view (:data:`TURN`). P
 TURN = 2**32
 """Added to the view for each repetition of a sample in an epoch: more than there are epochs."""
 
+Draw = Callable[[int, np.random.Generator], np.ndarray]
+"""An epoch's number and a generator that is seeded by it -> numbers of labelled samples, with repetitions."""
 GOLDEN = (5**0.5 - 1) / 2
 """The golden ratio's fraction: the first n multiples of it, modulo 1, are spread evenly over [0, 1) for every n."""
 
@@ -47,6 +52,7 @@ class TrainBatches(Sampler[list[Key]]):
             size.
         classes: the class of each labelled sample, ``(length,)``, to see all classes equally often: an epoch is as long
             as without, takes another part of a large class each time, and repeats the samples of a small one.
+        draw: chooses the labelled samples of each epoch, in place of each once.
     """
 
     length: int
@@ -59,6 +65,7 @@ class TrainBatches(Sampler[list[Key]]):
     views: int | None = None
     paired: bool = False
     classes: np.ndarray | None = None
+    draw: "Draw | None" = None
     epoch: int = field(default=0, init=False)
     repeats: bool = field(default=False, init=False)
     resume_at: tuple[int, int] | None = field(default=None, init=False)
@@ -125,7 +132,10 @@ class TrainBatches(Sampler[list[Key]]):
         return rng.permutation(np.concatenate([self._labelled(epoch), unlabelled]))
 
     def _labelled(self, epoch: int) -> np.ndarray:
-        """The labelled samples of an epoch, ``(length,)``: each once, or with ``classes`` as many of each class."""
+        """The labelled samples of an epoch, ``(length,)``: each once, as drawn, or as many of each class."""
+        if self.draw is not None:
+            rng = np.random.default_rng([self.seed, epoch, 5])
+            return np.resize(self.draw(epoch, rng), self.length)
         if not self.groups:
             return np.arange(self.length)
         rng = np.random.default_rng([self.seed, epoch, 3])
@@ -201,7 +211,7 @@ class TrainBatches(Sampler[list[Key]]):
             shown_epoch = self.epoch
         order = self.order(shown_epoch)
         views = np.full(len(order), self.view(shown_epoch))
-        may_repeat = bool(self.groups or self.unlabelled)
+        may_repeat = bool(self.groups or self.unlabelled or self.draw)
         if may_repeat and self.views is None:  # with a cache a repetition has the same view
             views += TURN * _turns(order)
 
@@ -214,6 +224,33 @@ class TrainBatches(Sampler[list[Key]]):
             first = start + self.rank * self.batch_size
             share = slice(first, first + self.batch_size)
             yield list(zip(order[share].tolist(), views[share].tolist(), strict=True))
+
+
+def draw_by(sampler: Any, targets: Sequence[Any]) -> Draw:
+    """The samples of an epoch as a class of the user's draws them.
+
+    Args:
+        sampler: has ``draw(targets, epoch, rng)``, which returns numbers of samples, each from 0 to ``len(targets) - 1``,
+            in any order and number; an epoch repeats or cuts them to its own length.
+        targets: of the labelled samples, as the source has them.
+
+    Raises:
+        UserError: it has no such method; later, from the result: it draws something else.
+    """
+    name = type(sampler).__name__
+    if not hasattr(sampler, "draw"):
+        needs = "draw(self, targets, epoch, rng), which returns the numbers of an epoch's pictures"
+        raise UserError(f"data.sampler: {name} needs the method {needs}")
+
+    def draw(epoch: int, rng: np.random.Generator) -> np.ndarray:
+        numbers = np.asarray(sampler.draw(targets, epoch, rng))
+        are_whole = numbers.ndim == 1 and np.issubdtype(numbers.dtype, np.integer) and len(numbers)
+        if not are_whole or numbers.min() < 0 or numbers.max() >= len(targets):
+            wanted = f"a list of whole numbers from 0 to {len(targets) - 1}"
+            raise UserError(f"data.sampler: {name}.draw must return {wanted}")
+        return numbers
+
+    return draw
 
 
 def _pairs(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

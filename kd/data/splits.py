@@ -336,6 +336,7 @@ def info_of(
     crop_ratio: float,
     unlabeled_ratio: float | None,
     balance_classes: bool,
+    samples_freely: bool = False,
     probed: bool = False,
 ) -> DataInfo:
     """What is known of the data, once their settings are seen to fit each other."""
@@ -354,6 +355,14 @@ def info_of(
         raise UserError(
             "data.balance_classes: needs data.augment.mixup=0 and cutmix=0 beside data.unlabeled"
         )
+    if samples_freely:
+        if balance_classes or unlabelled_alone:
+            other = "data.balance_classes=true" if balance_classes else "data.unlabeled alone"
+            raise UserError(f"data.sampler: chooses labelled pictures, not with {other}")
+        if sizes["unlabeled"] and augment.mixes:
+            raise UserError(
+                "data.sampler: needs data.augment.mixup=0 and cutmix=0 beside data.unlabeled"
+            )
     if source.classes == [] and sizes["unlabeled"]:
         raise UserError(
             "data.unlabeled: needs labelled pictures in data.source, which has none; leave it out"
@@ -371,7 +380,7 @@ def info_of(
         ignore_index=source.ignore_index,
         crop_ratio=crop_ratio,
         probed=probed,
-        counts=None if balance_classes else counts,
+        counts=None if balance_classes or samples_freely else counts,
         scales=source.kind.scales(targets, len(source.classes)),
     )
 

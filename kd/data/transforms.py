@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tvf
 
 from kd.data.batch import Batch
+from kd.data.own_transform import OwnTransform
 from kd.settings import Augment
 from kd.storage.decoding import MAX_PIXELS, frame
 
@@ -65,6 +66,8 @@ def train_transform(size: tuple[int, int], augment: Augment) -> v2.Compose:
         steps = [*changes, *crop]
     else:
         steps = [*crop, *changes]
+    if augment.transform is not None:
+        steps.append(OwnTransform(augment.transform, size))
     if augment.random_erasing:
         steps.append(v2.RandomErasing(augment.random_erasing, value=MEAN_COLOUR))
     return v2.Compose(steps)

@@ -12,10 +12,17 @@ from kd.data.batch import Batch, DataInfo, RangeCheck
 from kd.distill.headless import student_of
 from kd.distill.objective import Objective, Terms
 from kd.distill.student import Student
-from kd.losses import BinaryKDLoss, DistillLoss, KDLoss, PixelKDLoss, RegressionKDLoss
+from kd.losses import (
+    BinaryKDLoss,
+    DistillLoss,
+    KDLoss,
+    LogitLoss,
+    PixelKDLoss,
+    RegressionKDLoss,
+)
 from kd.models import Prepare, Preprocess, TapSpec, input_of
 from kd.optim import OptimSpec
-from kd.tasks import Classification, Task
+from kd.tasks import Classification, Features, Task
 from kd.teachers import Ensemble, FrozenTeacher, OwnTeacher, RunTeacher, Teacher
 from kd.teachers.answer import Answer
 
@@ -38,7 +45,8 @@ class Distillation(nn.Module):
     Args:
         student: any model that gives logits for pictures (:func:`kd.models.own.logits_of`).
         teacher: likewise, or any callable, or a :class:`kd.Teacher`, or several models by name; frozen.
-        task: what the labels mean; default: one class a picture, as many classes as the student's last layer has.
+        task: what the labels mean; default: one class a picture, as many classes as the student's last layer has; of a
+            timm model with ``num_classes=0`` and losses that read no logits none at all: it needs no labels.
         losses: distillation losses by name, each with its weight. Default with a teacher: ``{"kd": KDLoss()}``, or
             BinaryKDLoss, PixelKDLoss or RegressionKDLoss where the task needs it; ``{}``: none.
         task_loss_weight: weight of the task's own loss, >= 0.
@@ -80,7 +88,9 @@ class Distillation(nn.Module):
         self.teacher: RunTeacher | None
         run_teacher = as_teacher(teacher, teacher_prepare)
         object.__setattr__(self, "teacher", run_teacher)  # not registered: it is not trained
-        objective = objective_of(task, losses, task_loss_weight, taps, teacher_of, run_teacher)
+        objective = objective_of(
+            task, losses, task_loss_weight, taps, teacher_of, run_teacher, student
+        )
         self.student = make_student(student, run_teacher, objective, data, prepare)
         self._range = RangeCheck()
 
@@ -121,8 +131,13 @@ def objective_of(
     taps: Mapping[str, TapSpec] | None,
     teacher_of: Mapping[str, str] | None,
     teacher: RunTeacher | None = None,
+    student: nn.Module | None = None,
 ) -> Objective:
-    """What a student learns; see :class:`Distillation` for the arguments."""
+    """What a student learns; see :class:`Distillation` for the arguments.
+
+    A ``student`` without a classifier (timm's ``num_classes=0``) whose losses read no logits learns features alone, from
+    pictures without labels, where no task is given.
+    """
     check_type("task", task, Task, "a task, such as kd.Classification(num_classes=10)")
     check_type(
         "losses",
@@ -146,6 +161,10 @@ def objective_of(
     check_type(
         "teacher_of", teacher_of, Mapping, "a dict: the name of a teacher by the name of a loss"
     )
+    no_classifier = getattr(student, "num_classes", None) == 0
+    reads_logits = any(isinstance(loss, LogitLoss) for loss in (losses or {}).values())
+    if task is None and losses and no_classifier and not reads_logits:
+        task, task_loss_weight = Features(), 0.0
     task = task or Classification()
     if losses is None and teacher is not None:
         losses = usual_losses(task)

@@ -99,7 +99,9 @@ class DistillationModule(Inference):
         # answers in training: the teacher, or a cache in front of it
         self.answering_teacher: RunTeacher | None
         if not isinstance(student, Student):
-            objective = objective_of(task, losses, task_loss_weight, taps, teacher_of, self.teacher)
+            objective = objective_of(
+                task, losses, task_loss_weight, taps, teacher_of, self.teacher, student
+            )
             student = make_student(
                 student, self.teacher, objective, data, prepare, ema_decay, as_optim(optim)
             )

@@ -45,6 +45,12 @@ CLASSES: dict[str, dict[str, str]] = {
     },
     "profiler": {"pytorch_lightning.profilers": "AdvancedProfiler PyTorchProfiler SimpleProfiler"},
     "plugin": {},
+    "transform": {
+        "torchvision.transforms.v2": "AugMix AutoAugment ColorJitter ElasticTransform GaussianBlur JPEG RandAugment "
+        "RandomAdjustSharpness RandomAffine RandomAutocontrast RandomChannelPermutation RandomEqualize RandomGrayscale "
+        "RandomInvert RandomPerspective RandomPhotometricDistort RandomPosterize RandomSolarize TrivialAugmentWide"
+    },
+    "sampler": {},
 }
 """By what they are: module -> names of its classes."""
 
@@ -62,6 +68,8 @@ SEVERAL = ("callback", "logger", "plugin")
 
 PLACES = {
     r"data\.source": "source",
+    r"data\.augment\.transform": "transform",
+    r"data\.sampler": "sampler",
     r"model\.task": "task",
     r"model\.distill_losses\.[^.]+": "loss",
     r"model\.(student|teacher|teachers\.[^.]+)\.builder": "builder",
@@ -88,6 +96,7 @@ _TORCH_DDP = (
     "init_sync: bool, bucket_cap_mb: float | None, find_unused_parameters: bool, check_reduction: bool, "
     "gradient_as_bucket_view: bool, static_graph: bool, skip_all_reduce_unused_params: bool, batched_grad_copy: bool"
 )
+_ONE_OR_TWO = "float | list[float]"
 _IN_FILES = "dirpath: str | None, filename: str | None"
 
 FIELDS = {
@@ -129,6 +138,28 @@ FIELDS = {
     "export_to_chrome: bool, row_limit: int, sort_by_key: str | None, record_module_names: bool, "
     "table_kwargs: dict | None, record_shapes: bool, profile_memory: bool, with_stack: bool, with_flops: bool",
     "pytorch_lightning.profilers.SimpleProfiler": f"{_IN_FILES}, extended: bool",
+    "torchvision.transforms.v2.AugMix": "severity: int, mixture_width: int, chain_depth: int, alpha: float, all_ops: bool",
+    "torchvision.transforms.v2.AutoAugment": "",
+    "torchvision.transforms.v2.ColorJitter": f"brightness: {_ONE_OR_TWO} | None, contrast: {_ONE_OR_TWO} | None, "
+    f"saturation: {_ONE_OR_TWO} | None, hue: {_ONE_OR_TWO} | None",
+    "torchvision.transforms.v2.ElasticTransform": f"alpha: {_ONE_OR_TWO}, sigma: {_ONE_OR_TWO}",
+    "torchvision.transforms.v2.GaussianBlur": f"kernel_size: int | list[int], sigma: {_ONE_OR_TWO}",
+    "torchvision.transforms.v2.JPEG": "quality: int | list[int]",
+    "torchvision.transforms.v2.RandAugment": "num_ops: int, magnitude: int, num_magnitude_bins: int",
+    "torchvision.transforms.v2.RandomAdjustSharpness": "sharpness_factor: float, p: float",
+    "torchvision.transforms.v2.RandomAffine": f"degrees: {_ONE_OR_TWO}, translate: list[float] | None, "
+    f"scale: list[float] | None, shear: {_ONE_OR_TWO} | None",
+    "torchvision.transforms.v2.RandomAutocontrast": "p: float",
+    "torchvision.transforms.v2.RandomChannelPermutation": "",
+    "torchvision.transforms.v2.RandomEqualize": "p: float",
+    "torchvision.transforms.v2.RandomGrayscale": "p: float",
+    "torchvision.transforms.v2.RandomInvert": "p: float",
+    "torchvision.transforms.v2.RandomPerspective": "distortion_scale: float, p: float",
+    "torchvision.transforms.v2.RandomPhotometricDistort": "brightness: list[float], contrast: list[float], "
+    "saturation: list[float], hue: list[float], p: float",
+    "torchvision.transforms.v2.RandomPosterize": "bits: int, p: float",
+    "torchvision.transforms.v2.RandomSolarize": "threshold: float, p: float",
+    "torchvision.transforms.v2.TrivialAugmentWide": "num_magnitude_bins: int",
 }
 """Fields of classes of other packages, and of ours that take ``**kwargs``; those of all others are in their source."""
 
@@ -299,5 +330,6 @@ def _homes(module: str, name: str) -> Iterator[str]:
             and node.module
             and name in {alias.name for alias in node.names}
         ):
-            yield node.module
-            yield from _homes(node.module, name)
+            home = f"{module}.{node.module}" if node.level else node.module
+            yield home
+            yield from _homes(home, name)

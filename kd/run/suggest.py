@@ -25,7 +25,7 @@ WORDS = (  # words of the field -> our keys
     ("padding", ["data.augment.pad"]),
     ("crop_pct crop_percent", ["data.crop_ratio"]),
     ("crop", ["data.augment.scale", "data.augment.pad", "data.crop_ratio"]),
-    ("sampler", ["data.balance_classes"]),
+    ("sampler", ["data.balance_classes", "data.sampler"]),
     ("batch bs", ["data.batch_size"]),
     (
         "imgsz resolution size input_size",

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 import torchvision
 
 from kd.data.datamodule import DistillationDataModule
+from kd.data.own_transform import described
 from kd.data.sources import cache_dir
 from kd.data.sources.base import content
 from kd.errors import UserError
@@ -77,10 +78,14 @@ class Layout:
             "img_size": list(data.size),
             "seed": data.seed,
             "engine": engine,
-            **asdict(data.augment),
+            **asdict(replace(data.augment, transform=None)),
             "torch": torch.__version__.split("+")[0],
             "torchvision": torchvision.__version__.split("+")[0],
         }
+        if data.augment.transform is None:
+            del self.views["transform"]
+        else:
+            self.views["transform"] = described(data.augment.transform)
         if data.augment.mixes and data.unlabeled_ratio is not None:  # which decides the mixed pairs
             self.views["unlabeled_ratio"] = data.unlabeled_ratio
 

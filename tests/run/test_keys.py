@@ -122,7 +122,6 @@ GUESSES = {  # what an engineer would type, and what was meant
     "early_stopping": "monitor.actions",
     "save_every": "checkpoint.every_n_steps",
     "resume_from": "resume",
-    "data.sampler": "data.balance_classes",
     "weighted_sampler": "data.balance_classes",
     "class_weight": "model.task.class_weights",
     "save_top_k": "checkpoint.monitor",

@@ -1,0 +1,132 @@
+"""``data.augment.transform``: a transform of the user's own, or of another library, as a step of the training views."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchvision import tv_tensors
+
+from kd.errors import UserError, plain
+
+KEY = "data.augment.transform"
+
+
+class OwnTransform(nn.Module):
+    """A view through another library's transform: uint8 ``(3, H, W)`` -> uint8 ``(3, H, W)``; a mask likewise.
+
+    All chance comes from torch's generator, which the caller seeds by picture and view (:func:`kd.data.transforms.seeded`):
+    libraries with generators of their own are seeded with a number that is drawn from it.
+
+    Args:
+        transform: one of albumentations, which takes ``image=`` and ``mask=`` as NumPy arrays; one of
+            ``torchvision.transforms.v2``, or any other callable that takes the picture, or the picture and its mask
+            ``(1, H, W)``, as tensors, and returns as many.
+        size: height and width of a view in pixels, which the transform must keep.
+
+    Raises:
+        UserError: a first try shows that it does something else.
+    """
+
+    def __init__(self, transform: Any, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.transform = transform
+        self.name = type(transform).__name__
+        self.library = _library_of(transform)
+        if not callable(transform):
+            raise UserError(f"{KEY}: {self.name} can't be called with a picture")
+        self._try(size)
+
+    def forward(self, picture: Tensor, *masks: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """One view, and its masks where there are any."""
+        if self.library == "albumentations":
+            return self._with_arrays(picture, *masks)
+        if self.library == "torchvision":
+            return self.transform(picture, *masks)  # type: ignore[no-any-return]
+        with _seeded_by_torch():
+            return self.transform(picture, *masks)  # type: ignore[no-any-return]
+
+    def _with_arrays(self, picture: Tensor, *masks: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Albumentations: ``(H, W, 3)`` uint8 and ``(H, W)``, by keyword; its generators are its own."""
+        if hasattr(self.transform, "set_random_seed"):
+            self.transform.set_random_seed(_drawn())
+        arrays = {"image": picture.permute(1, 2, 0).contiguous().numpy()}
+        for mask in masks:
+            arrays["mask"] = mask[0].numpy()
+        changed = self.transform(**arrays)
+        view = torch.from_numpy(np.ascontiguousarray(changed["image"])).permute(2, 0, 1)
+        if not masks:
+            return view
+        mask = torch.from_numpy(np.ascontiguousarray(changed["mask"]))[None]
+        return view, tv_tensors.Mask(mask)
+
+    def _try(self, size: tuple[int, int]) -> None:
+        """A grey picture, once, so that a transform that can't work is reported before the first batch."""
+        grey = torch.full((3, *size), 128, dtype=torch.uint8)
+        state = torch.default_generator.get_state()
+        try:
+            view = self(grey)
+        except Exception as error:
+            raise UserError(f"{KEY}: {self.name} failed on a picture: {plain(error)}") from error
+        finally:
+            torch.default_generator.set_state(state)
+        is_tensor = isinstance(view, Tensor)
+        if is_tensor and view.dtype == torch.uint8 and view.shape == grey.shape:  # type: ignore[union-attr]
+            return
+        made = f"{str(view.dtype)[6:]} {tuple(view.shape)}" if is_tensor else type(view).__name__  # type: ignore[union-attr]
+        wanted = f"uint8 {tuple(grey.shape)}: kd cuts before it and normalises after it"
+        raise UserError(f"{KEY}: {self.name} gives {made}, it must give {wanted}")
+
+
+def _library_of(transform: object) -> str:
+    """``albumentations`` or ``torchvision`` where the class, or one that it inherits from, is of these; else ""."""
+    for cls in type(transform).__mro__:
+        library = cls.__module__.partition(".")[0]
+        if library in ("albumentations", "torchvision"):
+            return library
+    return ""
+
+
+def _drawn() -> int:
+    """A seed of 31 bits from torch's generator."""
+    return int(torch.randint(2**31, ()))
+
+
+@contextmanager
+def _seeded_by_torch() -> Iterator[None]:
+    """Seeds the generators of Python and NumPy from torch's, and restores them."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the user's code may use it)
+    random.seed(_drawn())
+    np.random.seed(_drawn())  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+def described(value: object, depth: int = 8) -> object:
+    """What an object is made of, as plain values: two processes give the same for the same class and settings.
+
+    Args:
+        value: a transform: its class path, and its attributes or what it says itself (``to_dict``).
+        depth: of objects in objects; below it, and for what has no attributes, the text that Python shows. That may
+            name an address: then no cache of an earlier run is found, and never one of other views.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): described(inner, depth - 1) for name, inner in value.items()}
+    if isinstance(value, Sequence | set):
+        return [described(inner, depth - 1) for inner in value]
+    path = f"{type(value).__module__}.{type(value).__qualname__}"
+    if _library_of(value) == "albumentations" and hasattr(value, "to_dict"):
+        return {path: described(value.to_dict(), depth - 1)}
+    if depth > 0 and hasattr(value, "__dict__"):
+        return {path: described(vars(value), depth - 1)}
+    return repr(value)
