@@ -50,9 +50,14 @@ SETUP = [c for c in commands() if "pip install" in c or c.endswith("pytest")]
 
 
 def test_the_first_screen_has_the_commands_for_your_pictures() -> None:
-    """With a teacher, without one, with nothing at hand: before the quick start, within 20 lines."""
+    """With a teacher, without one, without labels, with nothing at hand: before the quick start, within 20 lines."""
     first = "\n".join(README.splitlines()[:20])
-    assert re.findall(r"kd-train recipe=(\w+)", first) == ["grocery_vit", "photos", "foodtag_vit"]
+    assert re.findall(r"kd-train recipe=(\w+)", first) == [
+        "distill",
+        "photos",
+        "foundation_vit",
+        "foodtag_vit",
+    ]
     assert README.index("kd-train recipe=foodtag_vit") < README.index("## Quick start")
 
 

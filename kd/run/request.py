@@ -10,7 +10,7 @@ from kd.errors import UserError
 from kd.launch.sagemaker import CHANNEL, folder_of
 from kd.run import files, keys
 from kd.run.listed import kind_at
-from kd.run.paths import SETTINGS, find, holds_settings, is_file, part_of
+from kd.run.paths import OTHER_NAMES, SETTINGS, find, holds_settings, is_file, part_of
 from kd.run.resolve import Value, Word, keys_of_classes, merged, resolve
 from kd.run.shorthand import notes, written_out
 from kd.run.suggest import as_question, suggest
@@ -86,7 +86,9 @@ class Request:
         layers: list[Mapping[str, Any]] = []
         for file, content in contents.items():
             layers.append(self._with_files("", content, file.parent))
-        if self.recipe and layers[0].get("recipe") is None:
+        if self.recipe in OTHER_NAMES:  # its runs are found under the name that was typed
+            layers.append({"recipe": self.recipe})
+        elif self.recipe and layers[0].get("recipe") is None:
             layers.append({"recipe": next(iter(contents)).stem})
         layers.append(self.cluster)
         for key, word in sorted(words, key=_is_argument):

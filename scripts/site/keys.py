@@ -105,7 +105,9 @@ def page() -> str:
                 continue
             lines += [f"### {name}", "", cell(summary), ""]
             if part == "sources":
-                lines += [f"`kd-train recipe=grocery_vit {EXAMPLES[name]}`", ""]
+                example = EXAMPLES[name]
+                recipe = "" if example.startswith("recipe=") else "recipe=grocery_vit "
+                lines += [f"`kd-train {recipe}{example}`", ""]
             arguments = keys.arguments(name)
             if arguments:
                 lines += table([row(key, key.name, True) for key in arguments.values()])
