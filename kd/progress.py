@@ -1,8 +1,8 @@
 """One look for all progress bars; where nobody watches, lines."""
 
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Sized
+from typing import Any, TextIO, cast
 
 from tqdm import tqdm
 
@@ -94,24 +94,40 @@ def bar(
     *,
     label: str,
     unit: str = " images",
+    total: int | None = None,
     calm: float | None = None,
     **kwargs: Any,
 ) -> tqdm:
-    """A bar on stderr that is erased at its end; without a terminal a line every ``calm`` seconds (10)."""
+    """A bar on stderr that is erased at its end; without a terminal a line every ``calm`` seconds (10).
+
+    It shows its share in per cent, the total and the time left, so it has a total.
+
+    Args:
+        iterable: what is counted; None: the caller updates the bar.
+        label: what is done.
+        unit: of what is counted, after a space.
+        total: how many; default: the length of ``iterable``.
+        calm: seconds between two lines in a log file, and before the first.
+        kwargs: of tqdm.
+
+    Raises:
+        TypeError: neither a total nor a length.
+    """
+    if total is None:
+        total = len(cast(Sized, iterable))
     calm = CALM if calm is None else calm
     delay = 0.0
     if not sys.stderr.isatty():
         delay = calm
     label = " ".join(label.split())
-    known = kwargs.get("total") is not None or hasattr(iterable, "__len__")
-    shape = COUNTED if known else None
     return WholeItems(
         iterable,
         desc=label,
         unit=unit,
         leave=False,
         delay=delay,
-        bar_format=shape,
+        total=total,
+        bar_format=COUNTED,
         dynamic_ncols=sys.stderr.isatty(),
         **drawn(calm),
         **kwargs,

@@ -1,9 +1,9 @@
 """Views of a picture: torchvision's v2 transforms on uint8 tensors, seeded by (seed, index, epoch) alone."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -339,7 +339,23 @@ CORRUPTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
 }  # fmt: skip
 
 
-def corrupted(batches: Iterable[Batch], name: str, strength: int) -> Iterator[Batch]:
-    """The same batches, their pictures damaged: uint8 ``(N, 3, H, W)`` as before, targets as they are."""
-    for batch in batches:
-        yield {**batch, "image": CORRUPTIONS[name](batch["image"], strength)}
+class Corrupted:
+    """The same batches, their pictures damaged: uint8 ``(N, 3, H, W)`` as before, targets as they are.
+
+    Args:
+        batches: of a loader.
+        name: a key of :data:`CORRUPTIONS`.
+        strength: one of :data:`STRENGTHS`.
+    """
+
+    def __init__(self, batches: Iterable[Batch], name: str, strength: int) -> None:
+        self.batches = batches
+        self.corrupt = CORRUPTIONS[name]
+        self.strength = strength
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.batches))
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.batches:
+            yield {**batch, "image": self.corrupt(batch["image"], self.strength)}

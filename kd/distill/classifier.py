@@ -136,11 +136,9 @@ def _features(
     labelled_pictures = iter(sample(count, True))
     hook = classifier.register_forward_pre_hook(record)
     hidden = getattr(rank_zero_only, "rank", 0) != 0
-    with (
-        hook,
-        evaluating(student.model),
-        bar(label="a first classifier", calm=CALM_AT_START, disable=hidden) as shown,
-    ):
+    label = "a first classifier"
+    shown = bar(label=label, total=count, calm=CALM_AT_START, disable=hidden)
+    with hook, evaluating(student.model), shown:
         while batch := list(islice(labelled_pictures, BATCH)):
             pictures = torch.stack([picture for picture, _ in batch])
             student.model(student.prepare(pictures))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kd.callbacks.fidelity import write
 from kd.data.datamodule import DistillationDataModule
 from kd.data.sources import classes_below, identity, printable
-from kd.data.transforms import CORRUPTIONS, STRENGTHS, corrupted
+from kd.data.transforms import CORRUPTIONS, STRENGTHS, Corrupted
 from kd.errors import UserError
 from kd.models import Prepare, TeacherSpec, count_parameters
 from kd.models.weights import about, weights_file
@@ -541,7 +541,7 @@ def _robust(
         by_model: dict[str, list[float]] = {}
         for strength in STRENGTHS:
             task.reset()
-            batches = corrupted(subject.data.eval_dataloader(options.place), damage, strength)
+            batches = Corrupted(subject.data.eval_dataloader(options.place), damage, strength)
             metrics = metrics_of_student(
                 subject.model, subject.prepare, batches, task, subject.teacher, device
             )

@@ -1,13 +1,15 @@
 """Terminals that are narrow: whole items go, no word is cut."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from kd.progress import COUNTED, WholeItems
+from kd.progress import COUNTED, WholeItems, bar
 from kd.report import terminal
 from kd.report.terminal import fits, print_summary
+from tests._helpers import ROOT
 
 SUMMARY = {
     "recipe": "food", "epochs": 5, "wall_s": 120.0, "images_per_s": 300.0, "device": "cpu", "precision": "32-true",
@@ -64,3 +66,24 @@ def test_the_closing_table(
         "  parameters: 5.00 M",
     ]
     assert "86.0%" in shown and fits(["", "a"], [["student", "1"]], 16)
+
+
+def test_no_bar_lacks_a_total() -> None:
+    """kd.progress.bar refuses to be one; who draws another way is named here, with the reason."""
+    with pytest.raises(TypeError):
+        bar(iter([1, 2]), label="endless")
+    with pytest.raises(TypeError):
+        bar(label="nothing to count")
+    assert [*bar([1, 2], label="two", disable=True)] == [1, 2]
+    drawn = re.compile(r"\b(?:WholeItems|tqdm|trange|track|Progress)\(")
+    others = {}
+    for file in (ROOT / "kd").rglob("*.py"):
+        lines = [line.strip() for line in file.read_text().splitlines() if drawn.search(line)]
+        if lines:
+            others[file.relative_to(ROOT).as_posix()] = lines
+    assert others.pop("kd/progress.py") == ["class WholeItems(tqdm):", "return WholeItems("]
+    assert others.pop("kd/callbacks/progress.py") == [
+        "class Progress(Closing):",
+        "self._bar = WholeItems(",  # a training without an end (trainer.max_time alone) has no total
+    ]
+    assert set(others) <= {"kd/run/objects.py"}, others
