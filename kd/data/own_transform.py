@@ -45,9 +45,9 @@ class OwnTransform(nn.Module):
         if self.library == "albumentations":
             return self._with_arrays(picture, *masks)
         if self.library == "torchvision":
-            return self.transform(picture, *masks)  # type: ignore[no-any-return]
+            return self.transform(picture, *masks)
         with _seeded_by_torch():
-            return self.transform(picture, *masks)  # type: ignore[no-any-return]
+            return self.transform(picture, *masks)
 
     def _with_arrays(self, picture: Tensor, *masks: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Albumentations: ``(H, W, 3)`` uint8 and ``(H, W)``, by keyword; its generators are its own."""
@@ -74,9 +74,9 @@ class OwnTransform(nn.Module):
         finally:
             torch.default_generator.set_state(state)
         is_tensor = isinstance(view, Tensor)
-        if is_tensor and view.dtype == torch.uint8 and view.shape == grey.shape:  # type: ignore[union-attr]
+        if is_tensor and view.dtype == torch.uint8 and view.shape == grey.shape:
             return
-        made = f"{str(view.dtype)[6:]} {tuple(view.shape)}" if is_tensor else type(view).__name__  # type: ignore[union-attr]
+        made = f"{str(view.dtype)[6:]} {tuple(view.shape)}" if is_tensor else type(view).__name__
         wanted = f"uint8 {tuple(grey.shape)}: kd cuts before it and normalises after it"
         raise UserError(f"{KEY}: {self.name} gives {made}, it must give {wanted}")
 
