@@ -68,7 +68,7 @@ def run(request: Request) -> int | None:
     if "tune" in request.flags:
         target = _search(place, request)
         place = SEARCH
-    job = read_job(request, options)
+    job = read_job(request, options, target.example)
     files = target.write(job)
     if "dry-run" in request.flags:
         _show(job, files)
@@ -102,7 +102,9 @@ def usage() -> str:
     """The help, with the keys of each place."""
     text = HELP
     for place in TARGETS:
-        for key, meaning in _target(place).keys.items():
+        target = _target(place)
+        text += f"  {place:<12} {'instances=':<16} for example {target.example}\n"
+        for key, meaning in target.keys.items():
             text += f"  {place:<12} {key + '=':<16} {meaning}\n"
     return text
 

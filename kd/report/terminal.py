@@ -364,7 +364,9 @@ def print_disputed(found: dict[str, Any] | None) -> None:
         suggested = f"{row['suggested']} ({row['p_suggested']:.0%})"
         rows.append([row["picture"], label, suggested])
     if rows:
-        print_table(None, ["picture", "its label", "rather"], rows, left=(0, 1, 2))
+        print_table(
+            None, ["picture", "its label", "rather"], rows, left=("picture", "its label", "rather")
+        )
 
 
 def disputed_line(found: dict[str, Any]) -> str:

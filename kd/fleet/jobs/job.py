@@ -204,12 +204,13 @@ def _groups(machines: Machines, data_machines: Machines | None) -> dict[str, Mac
     return {"train": machines, "data": data_machines}
 
 
-def read_job(request: Request, options: dict[str, str]) -> Job:
+def read_job(request: Request, options: dict[str, str], example: str = "2xml.p4d.24xlarge") -> Job:
     """Checks a command line of ``kd-launch`` as a whole, with the settings of the run that it would start.
 
     Args:
         request: the command line without ``options``; a price given is added to it.
         options: keys of ``kd-launch`` and of the place.
+        example: of ``instances=``, as the place counts machines.
 
     Raises:
         UserError: a mistake in it, or in the settings of the run.
@@ -217,9 +218,7 @@ def read_job(request: Request, options: dict[str, str]) -> Job:
     if not request.recipe:
         raise UserError("recipe: must be given (kd-train --list)")
     if "instances" not in options:
-        raise UserError(
-            "instances: must be given: the machines that train (instances=2xml.p4d.24xlarge)"
-        )
+        raise UserError(f"instances: must be given: the machines that train (instances={example})")
     machines = read_machines("instances", options["instances"])
     data_machines = None
     if "data_instances" in options:

@@ -18,6 +18,7 @@ RUNS, FILES = "/kd-runs", "/kd-files"
 class Kubernetes(Target):
     """A TrainJob; a data tier is a Job beside it."""
 
+    example = "2xgpu:8"
     keys: Mapping[str, str] = {
         "claim": "PersistentVolumeClaim for runs and data, at /kd-runs in every container; shared by all machines",
         "namespace": "of the job (default)",

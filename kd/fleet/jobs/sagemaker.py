@@ -2,13 +2,14 @@
 
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kd.errors import UserError, did_you_mean, needs_extra
 from kd.fleet.jobs.channels import Channel, channels, network
@@ -32,6 +33,7 @@ METRIC = r"(?:^|\s){name} (-?[0-9.]+(?:e[+-]?[0-9]+)?)"  # A value in the line t
 class SageMaker(Target):
     """A SageMaker training job, one request of CreateTrainingJob."""
 
+    example = "2xml.p4d.24xlarge"
     keys: Mapping[str, str] = {
         "role": "ARN of the role that the job takes",
         "bucket": "s3://BUCKET[/FOLDER] for results and checkpoints",
@@ -289,7 +291,7 @@ def _machines(job: Job) -> dict[str, Any]:
 
 
 def check_type(key: str, machines: Machines, kind: str = "TrainingInstanceType") -> None:
-    """Checks an instance type against boto3's model of the service.
+    """Checks an instance type against boto3's model of the service; without boto3 its first letters alone.
 
     Args:
         key: named in the message.
@@ -299,25 +301,42 @@ def check_type(key: str, machines: Machines, kind: str = "TrainingInstanceType")
     Raises:
         UserError: unknown type; the message has the nearest one.
     """
-    known = _model().shape_for(kind).enum
+    model = _model()
+    if model is None:
+        if not machines.type.startswith("ml."):
+            raise UserError(
+                f"{key}: SageMaker has no '{machines.type}' ({SageMaker.example}, 1xml.g5.xlarge, ...)"
+            )
+        return
+    known = model.shape_for(kind).enum
     if machines.type not in known:
         hint = did_you_mean(machines.type, known) or " (ml.p4d.24xlarge, ml.g5.xlarge, ...)"
         raise UserError(f"{key}: SageMaker has no '{machines.type}'{hint}")
 
 
-def _model() -> "ServiceModel":
-    return _import("botocore.session").get_session().get_service_model("sagemaker")
+def _model() -> "ServiceModel | None":
+    """boto3's description of the service; None without boto3, which a dry run does not need."""
+    try:
+        session = import_module("botocore.session").get_session()
+    except ImportError:
+        return None
+    return cast("ServiceModel", session.get_service_model("sagemaker"))
 
 
 def check_request(operation: str, request: dict[str, Any]) -> None:
-    """Holds a request against the service's own model.
+    """Holds a request against the service's own model; without boto3, which sending needs, it says that it did not.
 
     Raises:
         UserError: it would be refused.
     """
+    model = _model()
+    if model is None:
+        unchecked = "kd-launch: the request is not held against SageMaker's own model"
+        print(f"{unchecked}: {needs_extra('aws')}", file=sys.stderr)
+        return
     from botocore.validate import ParamValidator
 
-    report = ParamValidator().validate(request, _model().operation_model(operation).input_shape)
+    report = ParamValidator().validate(request, model.operation_model(operation).input_shape)
     if report.has_errors():
         raise UserError(
             f"SageMaker would refuse the request: {' '.join(report.generate_report().split())[:300]}"

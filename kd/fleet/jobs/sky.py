@@ -19,6 +19,7 @@ SCHEMES = "s3|gs|https|r2|cos|oci|nebius"  # of the stores that SkyPilot mounts
 class SkyPilot(Target):
     """SkyPilot's managed job: an interrupted machine is replaced, and the run resumes from the bucket."""
 
+    example = "2xA100:8"
     keys: Mapping[str, str] = {
         "bucket": "s3://BUCKET[/FOLDER], gs://... for the runs",
         "infra": "cloud and region (aws/us-east-1); default: the cheapest",

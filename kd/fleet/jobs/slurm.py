@@ -52,6 +52,7 @@ END_DATA = 'kill "$data" 2>/dev/null\nwait "$data"\n'
 class Slurm(Target):
     """A batch job of SLURM; machines that prepare data are the second part of a heterogeneous job."""
 
+    example = "4xgpu:8"
     keys: Mapping[str, str] = {
         "partition": "of the cluster",
         "account": "that pays",

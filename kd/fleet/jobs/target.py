@@ -55,6 +55,9 @@ class Target(Protocol):
     keys: Mapping[str, str]
     """Its own keys -> what they are."""
 
+    example: str
+    """Of ``instances=``, as this place counts machines."""
+
     def write(self, job: Job) -> dict[str, str]:
         """File name -> text of what will be sent, exactly; the first one is the request itself.
 

@@ -38,6 +38,7 @@ exec {python} -m kd.cli {command}
 class Torchrun(Target):
     """One ``torchrun`` on each machine: this one, or those that ``ssh`` reaches."""
 
+    example = "1xcpu:2"
     keys: Mapping[str, str] = {
         "hosts": "machines that train, as ssh knows them; none: this one",
         "data_hosts": "machines that prepare data",
