@@ -32,6 +32,8 @@ class StepTimes:
     """CPU time of the training thread while it waited for (or made) the batch."""
     ready_ms: float = 0.0
     """Time that the training thread waited for a free core (Linux; else 0)."""
+    data_ready_ms: float = 0.0
+    """The part of it that fell into the wait for the batch."""
     launch_ms: float = 0.0
     """Host time outside ``data``."""
     t: float = 0.0
@@ -74,7 +76,7 @@ class Clock:
     def _begin(self) -> None:
         self._start = self._last = time.perf_counter()
         self._last_cpu = time.thread_time()
-        self._ready = self._ready_aside = self._ready_ms()
+        self._ready = self._ready_aside = self._data_ready = self._ready_ms()
         self._step = StepTimes()
         self._host = dict[str, float]()
         self._marks: list[tuple[str, Any]] = []
@@ -118,24 +120,31 @@ class Clock:
             cpu = time.thread_time()
             if phase == "data":
                 self._step.data_cpu_ms += 1000 * (cpu - self._last_cpu)
+                self._step.data_ready_ms += self._ready_ms() - self._data_ready
             self._last_cpu = cpu
         if self._make_event is not None:
             self._marks.append((phase, self._event()))
 
     def enter(self, phase: str) -> None:
         """Opens a phase inside the current one; time counts for the innermost alone."""
-        if phase != self._open[-1]:
+        changes = phase != self._open[-1]
+        if changes:
             self._mark()
         self._open.append(phase)
+        if changes:
+            self._data_begins()
         if self.ranges is not None:
             self.ranges.range_push(phase)
 
     def leave(self) -> None:
         """Closes the innermost phase; the rest always stays open."""
         if len(self._open) > 1:
-            if self._open[-1] != self._open[-2]:
+            changes = self._open[-1] != self._open[-2]
+            if changes:
                 self._mark()
             self._open.pop()
+            if changes:
+                self._data_begins()
             if self.ranges is not None:
                 self.ranges.range_pop()
 
@@ -143,6 +152,12 @@ class Clock:
         """Ends the innermost phase and begins ``phase`` in its place."""
         self._mark()
         self._open[-1] = phase
+        self._data_begins()
+
+    def _data_begins(self) -> None:
+        """Reads how long the thread has waited for a core so far, where a wait for a batch begins."""
+        if self._open[-1] == "data":
+            self._data_ready = self._ready_ms()
 
     def within(self, scope: str | None) -> None:
         """From now on all but checkpoints counts as ``scope``, which is no part of the step; ``None`` ends it."""

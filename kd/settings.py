@@ -684,6 +684,11 @@ class MonitorSettings(Checked):
     nvtx: bool = False
     """Name the phases of a step as NVTX ranges, for Nsight."""
 
+    communication: bool = True
+    """Time DDP's all-reduces after the last gradient, by a Python hook on each bucket of gradients;
+    without it they are part of ``backward``.
+    """
+
     prometheus_port: Count | None = None
     """Serve the numbers to Prometheus on this port (extra ``prometheus``; ``kd-report --dashboard``
     writes a dashboard for Grafana).

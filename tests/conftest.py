@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests._clock import HandClock
+from tests._clock import HandClock, OwnTime
 
 # Each of the tests' processes would compile kd's 300 files again. A process started by them finds the variable too.
 sys.dont_write_bytecode = False
@@ -79,6 +79,13 @@ def hand_clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
     """What the test measures is measured by a clock that only ``time.sleep`` moves; no wait for a core counts."""
     monkeypatch.setattr("kd.clock.Clock._ready_ms", lambda self: 0.0)
     return HandClock(monkeypatch)
+
+
+@pytest.fixture
+def own_time(monkeypatch: pytest.MonkeyPatch) -> OwnTime:
+    """What the test measures is its own computing and its sleeps, however busy the machine is."""
+    monkeypatch.setattr("kd.clock.Clock._ready_ms", lambda self: 0.0)
+    return OwnTime(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,8 @@ from kd.cli import train_main
 from kd.report.facts import Facts
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import sentence
-from scripts.bench.truth import callback, own_limit, plants, train
+from scripts.bench import foreign
+from scripts.bench.truth import callback, foreign_plants, own_limit, plants, train
 from tests._clock import HandClock
 from tests._helpers import ARCH, TINY, draw_folder, write_recipe
 
@@ -34,6 +35,19 @@ def test_a_planted_bottleneck_is_named(
     found = own_limit(trained(recipe, *plant.items))
     assert found.bound in plant.bound, found
     assert plant.mention in sentence(found)
+
+
+@pytest.mark.parametrize(
+    "name", ["sleeping loader", "slow optimizer", "slow callback", "slow checkpoints"]
+)
+def test_a_bottleneck_planted_into_a_training_that_is_not_kds_is_named(
+    tmp_path: Path, name: str, hand_clock: HandClock
+) -> None:
+    plant = next(p for p in foreign_plants() if p.name == name)
+    named = own_limit(read_run(foreign.train(tmp_path, plant.items)))
+    assert named.bound in plant.bound, named
+    assert plant.mention in sentence(named)
+    assert "data." not in sentence(named)
 
 
 @pytest.mark.parametrize("name", ["slow callback", "huge teacher"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
 from kd.clock import annotate, aside
 from kd.errors import UserError, did_you_mean, first_line
@@ -94,7 +94,7 @@ class Monitor(Callback):
     def _watch(self, watched: Watched, spec: MonitorSpec, stop_for: Callable[[str], None]) -> None:
         """Makes the parts, in the order in which the trainer calls them."""
         self.spec = spec
-        self.phases = Phases(watched, spec.costs(), spec.nvtx)
+        self.phases = Phases(watched, spec.costs(), spec.nvtx, spec.communication)
         self.parts = []
         if not spec.enabled:
             return
@@ -128,17 +128,19 @@ class Monitor(Callback):
         self._begin(WatchedLoop(on_disk(self._place)), self.spec)
         return self
 
-    def __call__(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+    def __call__(self, loader: Iterable[Batch], model: nn.Module | None = None) -> Iterator[Batch]:
         """The batches of an epoch; a rule or a limit that stops the training ends them early.
 
         Args:
             loader: anything that gives batches; it may differ from epoch to epoch.
+            model: that trains on several processes (``DistributedDataParallel``): what its gradients travel is timed as
+                the phase ``communication``. The first call's counts.
         """
         if not self.spec.enabled:
             yield from loader
             return
         if self._loop is None:
-            self._loop = PlainLoop()
+            self._loop = PlainLoop(model)
             self._loop.expect(loader)
             for hook in ("setup", "on_fit_start", "on_train_start"):
                 self._call(hook, *(["fit"] if hook == "setup" else []))
@@ -211,7 +213,8 @@ def _spec_of(settings: Mapping[str, object]) -> MonitorSpec:
     try:
         return MonitorSpec(**cast(dict[str, Any], settings))
     except (TypeError, ValueError) as error:
-        raise UserError(f"kd.Monitor: {first_line(error)}") from error
+        reason = first_line(error).replace("monitor.", "")
+        raise UserError(f"kd.Monitor: {reason}") from error
 
 
 def _changed(spec: MonitorSpec) -> dict[str, Any]:

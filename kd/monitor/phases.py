@@ -141,7 +141,7 @@ class Phases(Recording):
     """Writes ``records/phases.rank<r>.jsonl``: a record a step, and exact totals every few seconds.
 
     A step lasts from the request for its batch to the request for the next one. A communication hook of the user's own
-    leaves ``communication`` inside ``backward``.
+    leaves ``communication`` inside ``backward``, as ``monitor.communication=false`` does.
     """
 
     _process_is_used = (
@@ -149,10 +149,15 @@ class Phases(Recording):
     )
 
     def __init__(
-        self, watched: Watched, costs: Mapping[str, Any] | None = None, nvtx: bool = False
+        self,
+        watched: Watched,
+        costs: Mapping[str, Any] | None = None,
+        nvtx: bool = False,
+        communication: bool = True,
     ) -> None:
         self.watched = watched
         self.costs, self.nvtx = costs or {}, nvtx
+        self._times_communication = communication
         self._built = run_start(Phases._process_is_used)
         Phases._process_is_used = True
         self.profiler: PhaseProfiler | None = None
@@ -219,8 +224,9 @@ class Phases(Recording):
         self._writer = Writer(self.watched.folder(trainer) / "records" / name, self.header)
         self._total = self._writer.last_total or _no_steps()
         model = trainer.strategy.model
-        if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
-            model.register_comm_hook(None, self._all_reduce)
+        timed = model if self._times_communication else None
+        if isinstance(timed, DistributedDataParallel) and not timed._comm_hooks:
+            timed.register_comm_hook(None, self._all_reduce)
         self._train_started = time.time()
         run_clock(self.clock)
         self.clock.restart()
@@ -274,6 +280,7 @@ class Phases(Recording):
             "p": phases,
             "host_ms": round(times.host_ms, 3),
             "ready_ms": round(times.ready_ms, 3),
+            "data_ready_ms": round(times.data_ready_ms, 3),
             "data_cpu_ms": round(times.data_cpu_ms, 3),
             "launch_ms": round(times.launch_ms, 3),
         }
@@ -355,7 +362,7 @@ def _no_steps() -> dict[str, Any]:
 def _add(total: dict[str, Any], record: dict[str, Any]) -> None:
     total["steps"] += 1
     total["max_ms"] = max(total["max_ms"], record["ms"])
-    for key in ("ms", "host_ms", "ready_ms", "data_cpu_ms", "launch_ms"):
+    for key in ("ms", "host_ms", "ready_ms", "data_ready_ms", "data_cpu_ms", "launch_ms"):
         before = total.get(key, 0.0)
         total[key] = before + record[key]
     phases = total["p"]

@@ -237,6 +237,11 @@ class Facts(StepFacts):
         return min(1.0, ratio(self.views, self.epochs_done or self.epochs))
 
     @cached_property
+    def has_teacher(self) -> bool:
+        """Whether a teacher answers in the training."""
+        return bool(self._teacher) or "teacher" in self.phases
+
+    @cached_property
     def teacher_ms(self) -> float | None:
         """Ms of the teacher in a step that computes its answers; ``None``: no step has."""
         if not self.computed_share:

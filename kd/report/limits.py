@@ -288,7 +288,10 @@ def checkpoint_bound(facts: Facts, at: float = 0.05) -> Limit | None:
 
 
 def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit | None:
-    """The time before the first step is a share ``at`` of the whole run, and at least ``least_s`` seconds."""
+    """The time before the first step is a share ``at`` of the whole run, and at least ``least_s`` seconds.
+
+    The gain is that without the start's longest part, which the lever names; the rest of a start stays.
+    """
     startup_s, parts = facts.startup["s"], facts.startup["parts"]
     run_s = facts.planned_s or 0.0
     if startup_s < least_s or run_s <= startup_s or share(startup_s, run_s) < at:
@@ -301,7 +304,10 @@ def startup_bound(facts: Facts, at: float = 0.3, least_s: float = 60.0) -> Limit
     if longest == FIT_OF_THE_START:
         shorter = "fit the start on fewer pictures (model.student.inherit_pictures)"
     lever = f"{shorter}, or train longer in one run: at most"
-    return Limit("startup", text, lever, speedup(run_s, run_s - startup_s))
+    if facts.crowded_out:
+        text += f", while other processes use {facts.other_cores:.1f} cores"
+        lever = f"run alone on the machine, {lever}"
+    return Limit("startup", text, lever, speedup(run_s, run_s - parts.get(longest, startup_s)))
 
 
 def student_bound(facts: Facts, alone: bool = True, at: float = 0.5) -> Limit | None:

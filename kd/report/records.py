@@ -99,6 +99,8 @@ class Step(TypedDict, total=False):
     """Milliseconds by the host's clock."""
     ready_ms: float
     """Milliseconds that the main thread was ready to run but had no core."""
+    data_ready_ms: float
+    """The part of ``ready_ms`` that fell into the wait for the batch."""
     data_cpu_ms: float
     """CPU time of the main thread during the wait for data."""
     launch_ms: float

@@ -29,6 +29,7 @@ BOUNDS = (
 )
 NAMES = {
     **{name: f"{name}-bound" for name in BOUNDS},
+    "model": "model-bound",  # as "student", of a training that is not kd's
     "startup": "start-up-bound",
     "none": "balanced",
 }
@@ -533,7 +534,13 @@ class Explained:
             self.failures,
             lambda: limits_of(self.facts, "", self.failures),
         )
-        return [self._worded(limit) for limit in ordered or []]
+        limits_in_words = []
+        for limit in ordered or []:
+            limit = self._worded(limit)
+            if limit.bound == "student" and not self.facts.of_kd:
+                limit = replace(limit, bound="model")
+            limits_in_words.append(limit)
+        return limits_in_words
 
     def _worded(self, evidence: Evidence) -> Evidence:
         """A limit or a finding in the words of the training: kd's keys are those of kd's own runs alone."""

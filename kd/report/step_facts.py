@@ -242,8 +242,7 @@ class StepFacts:
         wait_ms = self.phases.get("data", 0.0)
         if self.workers:
             return wait_ms * min(1.0, self.loader_wait or 0.0)
-        idle_ms = (1 - self.loading_busy) * wait_ms
-        return min(idle_ms, self.per_step("ready_ms"))
+        return min(wait_ms, self.per_step("data_ready_ms"))
 
     @cached_property
     def crowded_out(self) -> bool:

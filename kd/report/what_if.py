@@ -370,6 +370,7 @@ def predict(facts: Facts, change: Change) -> Outlook:
     Raises:
         UserError: too little is recorded to predict from, or the change contradicts the run.
     """
+    _check_known(facts, change)
     epochs = change.epochs or facts.length
     if not facts.step_ms or not epochs or not math.isfinite(facts.batches_per_epoch):
         raise UserError(f"{facts.run.folder}: too few records to predict from")
@@ -388,6 +389,27 @@ def predict(facts: Facts, change: Change) -> Outlook:
     price = _price(facts, change)
     images_per_s = 1000 * facts.header["batch_size"] * processes / step
     return Outlook(step, images_per_s, hours, None if price is None else price * hours)
+
+
+def _check_known(facts: Facts, change: Change) -> None:
+    """Refuses changes of what a training has not, or of what its records do not say.
+
+    Raises:
+        UserError: a cache without a teacher; a data tier of a training that is not kd's; loader processes of a loader
+            that does not say how many it has.
+    """
+    if change.cache and not facts.has_teacher:
+        raise UserError(f"cache: {facts.run.folder} has no teacher whose answers could be kept")
+    if facts.of_kd:
+        return
+    if change.of_the_tier:
+        raise UserError(
+            f"data_machines: needs a run of kd-train, {facts.run.folder} is another training"
+        )
+    if change.workers is not None and not facts.workers_known:
+        raise UserError(
+            f"workers: the loader of {facts.run.folder} does not say how many processes it has"
+        )
 
 
 def _mean_step(facts: Facts, change: Change, epochs: float, processes: int) -> float:

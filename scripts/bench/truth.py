@@ -2,6 +2,7 @@
 
     python scripts/bench/truth.py --out scripts/bench/truth_cpu_2026-11-22.md
     python scripts/bench/truth.py --only "slow optimizer"
+    python scripts/bench/truth.py --foreign                # the plants in a training that is not kd's: foreign.py
 
 Each plant is a short run of a tiny pair on drawn pictures; "reached" is images/s of the run that follows the advice
 over images/s of the planted one (after the first step, validation left out). Both are repeated in turn, and the median
@@ -14,6 +15,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -30,7 +32,7 @@ if str(ROOT) not in sys.path:
 from kd.report.facts import Facts  # noqa: E402
 from kd.report.limits import Limit  # noqa: E402
 from kd.report.records import RunRecords, read_run  # noqa: E402
-from kd.report.rules import limits_of, sentence  # noqa: E402
+from kd.report.rules import Explained, sentence  # noqa: E402
 
 QUIET = 0.25  # cores that other processes may use, on average
 
@@ -51,7 +53,7 @@ def folder(pictures: Path, **arguments: Any) -> str:
 
 def workers(run: RunRecords) -> list[str]:
     """The item in a verdict's lever that sets the number of loader processes."""
-    return re.findall(r"data\.num_workers=\d+", own_limit(run).lever)
+    return re.findall(r"(?:data\.)?num_workers=\d+", own_limit(run).lever)
 
 
 @dataclass
@@ -81,7 +83,7 @@ class Plant:
         if not self.neighbours:
             return own_limit(run)
         return next(
-            limit for limit in limits_of(Facts(run)) if limit.bound != "startup"
+            limit for limit in Explained(run).limits if limit.bound != "startup"
         )  # beside them the short run starts slowly
 
 
@@ -120,12 +122,43 @@ def plants(pictures: Path) -> list[Plant]:
     ]  # fmt: skip
 
 
+def foreign_plants() -> list[Plant]:
+    """Those of a training that is not kd's; the items are words of ``foreign.py``."""
+    pace = "slow=forward:0.06"
+    sleepy, costly, busy = "sleep_s=0.02", "burn_s=0.004", "burn_s=0.012"
+    two = ["devices=2"]
+    return [
+        Plant("sleeping loader", ("data",), [pace, sleepy], lambda run: [pace, sleepy, *workers(run)],
+              "num_workers"),
+        Plant("16 workers on few cores", ("host", "data"), [costly, "num_workers=16"],
+              lambda run: workers(run) or ["num_workers=1"], "16 loader processes"),
+        Plant("2 ranks x 8 busy workers on 2 cores", ("host", "data"), [*two, busy, "num_workers=8"],
+              lambda run: [*two, *([] if "cheaper" in own_limit(run).lever else [busy]),
+                           *(workers(run) or ["num_workers=1"])],
+              "16 loader processes", cores=2),
+        Plant("slow optimizer", ("model",), ["slow=optimizer:0.15"], lambda run: [], "optimizer"),
+        Plant("slow callback", ("host",), ["slow=callback:0.15"], lambda run: [], "Slow.on_train_batch_start"),
+        Plant("slow checkpoints", ("checkpoint",), ["slow=checkpoint:0.1"], lambda run: [], "checkpoint"),
+        Plant("one slow rank", ("communication",), [*two, "slow=forward:0.3:1"], lambda run: two, "rank 1 computes"),
+        Plant("a neighbour on the only core", ("host",), [], lambda run: [], "other processes use", 1, neighbours=1),
+    ]  # fmt: skip
+
+
 def train(
     recipe: Path, items: list[str], cores: int | None = None, neighbours: int = 0
 ) -> RunRecords:
-    """One run in a process of its own, one compute thread, on the first ``cores`` cores, beside others that compute."""
+    """One run in a process of its own, one compute thread, on the first ``cores`` cores, beside others that compute.
+
+    Args:
+        recipe: of kd-train, or a copy of ``foreign.py``.
+        items: settings, or words of ``foreign.py``.
+        cores: that it may use; default: all.
+        neighbours: processes that compute on them meanwhile.
+    """
     root = Path(tempfile.mkdtemp(dir=recipe.parent))
     command = [sys.executable, "-m", "kd.cli", f"recipe={recipe}", f"runs_dir={root}", *items]
+    if recipe.suffix == ".py":
+        command = [sys.executable, str(recipe), str(root), *items]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     pin = (
         []
@@ -169,7 +202,7 @@ def prepare(place: Path, per_class: int = 48) -> tuple[Path, Path]:
 
 def own_limit(run: RunRecords) -> Limit:
     """What limits a run first, other processes of the machine left aside: they are no doing of the run's."""
-    own = (limit for limit in limits_of(Facts(run)) if "other processes use" not in limit.text)
+    own = (limit for limit in Explained(run).limits if "other processes use" not in limit.text)
     return next(own, Limit("none", "no part of the step stands out", "", None))
 
 
@@ -233,6 +266,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", help="the plant of this name")
+    parser.add_argument("--foreign", action="store_true", help="a training that is not kd's")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
@@ -242,17 +276,26 @@ def main() -> None:
         "|---|---|---|---:|---:|---:|---:|",
     ]
     with tempfile.TemporaryDirectory() as place:
-        pictures, recipe = prepare(Path(place))
-        items = [f"trainer.max_epochs={arguments.epochs}"]
+        if arguments.foreign:
+            recipe = Path(shutil.copy(ROOT / "scripts/bench/foreign.py", place))
+            items, one_worker, planted = (
+                [f"epochs={arguments.epochs}"],
+                "num_workers=1",
+                foreign_plants(),
+            )
+        else:
+            pictures, recipe = prepare(Path(place))
+            items, one_worker = [f"trainer.max_epochs={arguments.epochs}"], "data.num_workers=1"
+            planted = plants(pictures)
         errors: dict[str, float] = {}
-        for plant in plants(pictures):
+        for plant in planted:
             if arguments.only in (None, plant.name):
                 rounds = [play(plant, recipe, items) for _ in range(arguments.rounds)]
                 lines.append(row(plant, rounds))
                 print(lines[-1], flush=True)
                 predicted, reached = prediction(quiet_ones(rounds) or rounds)
                 errors[plant.name] = predicted / reached - 1
-        healthy = train(recipe, [*items, "data.num_workers=1"])
+        healthy = train(recipe, [*items, one_worker])
         alarms = ", ".join(finding["rule"] for finding in healthy.summary["findings"]) or "none"
         text = f"{sentence(own_limit(healthy))}; rules: {alarms}"
         lines.append(f"| nothing | | {text} | | | | {Facts(healthy).other_cores:.1f} |")
@@ -260,9 +303,10 @@ def main() -> None:
     worst = max(errors, key=lambda name: abs(errors[name]), default="")
     lines.append(f"\nWorst error: {errors[worst]:+.0%} ({worst})." if worst else "")
     print(lines[-1])
+    foreign = " --foreign" if arguments.foreign else ""
     head = (
         f"# Planted bottlenecks, {platform.machine()}, {os.cpu_count()} cores\n\n"
-        f"`python scripts/bench/truth.py --epochs {arguments.epochs} --rounds {arguments.rounds}`; batch 8, one "
+        f"`python scripts/bench/truth.py{foreign} --epochs {arguments.epochs} --rounds {arguments.rounds}`; batch 8, one "
         f"compute thread; medians of the rounds in which other processes took {QUIET} cores or less.\n\n"
     )
     if arguments.out:

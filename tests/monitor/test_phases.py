@@ -198,7 +198,7 @@ def test_the_progress_bar_says_what_limits_the_run_so_far() -> None:
     assert phases.so_far() == "data wait 0%, teacher-bound"
 
 
-COUNTED = ("host_ms", "ready_ms", "data_cpu_ms", "launch_ms")
+COUNTED = ("host_ms", "ready_ms", "data_ready_ms", "data_cpu_ms", "launch_ms")
 
 
 class Queue(Clock):
@@ -220,6 +220,25 @@ def test_a_wait_for_a_core_outside_the_step_is_not_the_steps() -> None:
         clock.waited += 3
         clock.cut()
     assert [step.ready_ms for step in clock.take()] == [8, 8]
+
+
+def test_a_wait_for_a_core_counts_to_the_data_only_where_it_fell_into_it() -> None:
+    """A loader that sleeps on a crowded machine waits for its source: the cores are waited for elsewhere."""
+    clock = Queue()
+    clock.waited += 100
+    clock.turn("data")
+    clock.waited += 2
+    clock.enter("data")
+    clock.enter("h2d")
+    clock.waited += 40
+    clock.leave()
+    clock.waited += 3
+    clock.leave()
+    clock.turn("logging")
+    clock.waited += 50
+    clock.cut()
+    (step,) = clock.take()
+    assert (step.ready_ms, step.data_ready_ms) == (195, 5)
 
 
 class Device:

@@ -205,6 +205,7 @@ def shared(count: int, others: float, wait: float, ready: float, **sample: Any) 
     """Two cores, of which other processes use so many; ``wait`` and ``ready`` of a step's 207 ms."""
     run = run_of({"data": wait, "student": 207 - wait}, cores=2, threads=1, num_workers=count)
     run.totals[0] |= {"ready_ms": 100 * ready, "data_cpu_ms": 100 * 0.2 * wait}
+    run.totals[0]["data_ready_ms"] = 100 * min(ready, 0.8 * wait)
     used = {"main": 40.0, "workers": [30.0] * count, **sample}
     rest = 100 * others + used["main"] + sum(used["workers"])
     run.samples["n"] = [{"t": 0.5 * i, "cpu": [rest / 2] * 2, **used} for i in range(50)]
@@ -335,7 +336,7 @@ def test_startup_and_the_whole_run_are_timed_by_one_clock() -> None:
     found = Explained(run).verdict
     assert found["bound"] == "startup"
     assert "68 of 82 s" in found["text"]
-    assert found["predicted_speedup"] == pytest.approx(82 / 14, abs=0.01)
+    assert found["predicted_speedup"] == pytest.approx(82 / 16, abs=0.01)
     run.summary = {}  # still trains: 100 epochs are to come
     run.headers[0] |= {"batches_per_epoch": 1000, "max_epochs": 100}
     assert "startup" not in {limit.bound for limit in Explained(run).limits}
@@ -391,7 +392,16 @@ def test_startup_needs_a_long_start_of_a_short_run() -> None:
     limit = limits.startup_bound(given({}, startup={"s": 520.0, "parts": parts}, planned_s=1000.0))
     assert limit is not None
     assert "imports, models, data" in limit.lever
-    assert limit.gain == pytest.approx(1000 / 480)
+    assert limit.gain == pytest.approx(1000 / 500)  # without its longest part
+    crowded = {"crowded_out": True, "other_cores": 1.6}
+    parts = {"imports, models, data": 40.0, "first step": 36.2}
+    limit = limits.startup_bound(
+        given({}, startup={"s": 76.2, "parts": parts}, planned_s=77.2, **crowded)
+    )
+    assert limit is not None
+    assert limit.gain == pytest.approx(77.2 / 37.2)  # not 77.2x
+    assert "while other processes use 1.6 cores" in limit.text
+    assert limit.lever.startswith("run alone on the machine, shorten 'imports")
     assert (
         limits.startup_bound(given({}, startup={"s": 520.0, "parts": parts}, planned_s=100_000.0))
         is None
