@@ -89,7 +89,10 @@ def free_port() -> str:
 
 
 def start_ranks(
-    items: list[str], log: Path, world_size: int = 2, program: str = "train"
+    items: list[str],
+    log: Path,
+    world_size: int = 2,
+    program: str | Callable[[list[str]], int] = "train",
 ) -> list[int]:
     """One run of several processes on this machine, as a launcher would start them; rank ``r`` logs to ``log.r``."""
     job = {
@@ -104,7 +107,12 @@ def start_ranks(
     ]  # fmt: skip
 
 
-def run_ranks(items: list[str], log: Path, world_size: int = 2, program: str = "train") -> None:
+def run_ranks(
+    items: list[str],
+    log: Path,
+    world_size: int = 2,
+    program: str | Callable[[list[str]], int] = "train",
+) -> None:
     """One run of several processes to its end; fails where one fails, with what it said."""
     pids = start_ranks(items, log, world_size, program)
     statuses = [status_of(pid) for pid in pids]

@@ -1,6 +1,7 @@
 """``metrics.csv`` of a run, by Lightning's logger."""
 
 import csv
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ class MetricsCSV(LazyCSVLogger):
         aside = file_for(self._file.with_name(f"{self._file.name}.part"))
         if file_for(self._file).is_file():
             move(self._file, aside)  # Lightning's writer removes a file of this name
-        writer = kind(log_dir=self.log_dir)
+        with warnings.catch_warnings():  # Lightning's, that it deletes files: none is here now
+            warnings.filterwarnings("ignore", "Experiment logs directory")
+            writer = kind(log_dir=self.log_dir)
         if aside.is_file():
             move(aside, self._file)
             writer.metrics_keys = text_of(self._file, LARGEST_LOG).splitlines()[0].split(",")

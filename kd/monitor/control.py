@@ -1,13 +1,11 @@
 """The file ``monitor`` in a run's folder: what is watched is changed while the job runs."""
 
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from tqdm import tqdm
 
 from kd.callbacks.hooks import ranks_meet
 from kd.monitor.health import Health
@@ -73,7 +71,7 @@ class Control(Callback):
         try:
             command = parse(content[0])
         except ValueError as error:
-            tqdm.write(f"kd-train: the file {CONTROL}: {error}", file=sys.stderr)
+            self.watched.report(f"the file {CONTROL}: {error}")
             return {}
         if content == self._before_start:
             command.pop("kernels", None)

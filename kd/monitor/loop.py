@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from pytorch_lightning.profilers import PassThroughProfiler, Profiler
-from torch import Tensor
+from torch import Tensor, nn
 
 Batch = TypeVar("Batch")
 Value = TypeVar("Value")
@@ -21,9 +21,8 @@ _NO_MORE = object()
 class LoopStrategy:
     """Where a loop trains, and what its processes say to each other; of ``torch.distributed``, if it is used."""
 
-    model = None
-
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module | None) -> None:
+        self.model = model
         self.root_device = torch.device("cpu")
         if torch.cuda.is_initialized():  # a program that has placed nothing on a GPU trains on none
             self.root_device = torch.device("cuda", torch.cuda.current_device())
@@ -45,6 +44,9 @@ class PlainLoop:
     """What the monitor reads of a training loop; each pass over a loader is an epoch.
 
     The names are those of :class:`pytorch_lightning.Trainer`.
+
+    Args:
+        model: that the loop trains, where it is known.
     """
 
     num_nodes = 1
@@ -56,8 +58,8 @@ class PlainLoop:
     lightning_module = None
     sanity_checking = False
 
-    def __init__(self) -> None:
-        self.strategy = LoopStrategy()
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self.strategy = LoopStrategy(model)
         together = dist.is_available() and dist.is_initialized()
         self.global_rank = dist.get_rank() if together else 0
         self.world_size = dist.get_world_size() if together else 1

@@ -1,12 +1,10 @@
 """A run's numbers at this moment, by name, for whoever serves or sends them. Nothing is worked out unasked."""
 
-import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import NamedTuple
 
 from pytorch_lightning import LightningModule, Trainer
-from tqdm import tqdm
 
 from kd.callbacks.hooks import Closing
 from kd.monitor.health import Health
@@ -50,7 +48,7 @@ class RunNumbers:
 
     def folder(self, trainer: Trainer) -> Path:
         """The run's folder, whose name says whose numbers they are."""
-        return self.phases.watched.folder(trainer)
+        return self.phases.watched.folder(trainer).absolute()
 
     def read(self) -> dict[str, Values]:
         """The values of each of :data:`GAUGES` that has some now."""
@@ -186,7 +184,7 @@ class Outlet(Closing, ABC):
     def report_once(self, problem: object) -> None:
         """Prints a problem, the first one alone: a monitor never stops a run."""
         if not self._reported:
-            tqdm.write(f"kd-train: {problem}", file=sys.stderr)
+            self.numbers.phases.watched.report(problem)
         self._reported = True
 
     @abstractmethod

@@ -30,6 +30,7 @@ class OwnRun(Watched):
     step_phase = "loss"  # what training_step takes without the teacher and the student
     program = "kd-train"
     resume = "kd-train resume=RUN with more of it"
+    keys = "monitor."
 
     def __init__(self) -> None:
         super().__init__(Path())

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
-from tqdm import tqdm
 
 from kd.callbacks.hooks import Closing
 from kd.errors import UserError, first_line
@@ -101,7 +100,7 @@ class Watch(Closing):
             "step": self._trainer.global_step,
         }
         if action is not None:
-            tqdm.write(f"{self.watched.program}: {rule}: {text}; {lever}", file=sys.stderr)
+            self.watched.report(f"{rule}: {text}; {lever}")
         try:
             with self._writing:
                 self._writer.write(
@@ -113,10 +112,8 @@ class Watch(Closing):
                     {"run": str(self._folder), "host": socket.gethostname(), **event},
                 )
         except Exception as error:
-            key = "monitor.webhook" if action == "webhook" else "monitor"
-            tqdm.write(
-                f"{self.watched.program}: {key}: {rule}: {first_line(error)}", file=sys.stderr
-            )
+            key = "monitor.webhook: " if action == "webhook" else ""
+            self.watched.report(f"{key}{rule}: {first_line(error)}")
 
     def state_dict(self) -> dict[str, Any]:
         """Seconds that the run has trained, those before a resume included."""

@@ -1,5 +1,6 @@
 """What a monitor reads of the training that it watches: of any that Lightning's Trainer runs."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from pytorch_lightning import Callback, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from tqdm import tqdm
 
 
 class Watched:
@@ -28,6 +30,8 @@ class Watched:
     """Who speaks, in messages."""
     resume = "train on from its checkpoint with more of it"
     """What to do where the time or the budget of the training is spent."""
+    keys = ""
+    """What precedes a setting's name in messages."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,6 +39,11 @@ class Watched:
     def folder(self, trainer: Trainer) -> Path:
         """The run's folder."""
         return self._folder
+
+    def report(self, problem: object) -> None:
+        """Prints a problem that ends nothing, with kd's settings by the names that this training's user has given."""
+        text = str(problem).replace("monitor.", self.keys)
+        tqdm.write(f"{self.program}: {text}", file=sys.stderr)
 
     def parts(self) -> list[Callback]:
         """Further callbacks that record what such trainings alone have."""

@@ -1,5 +1,6 @@
 """A run's folder in an object store (``runs_dir=s3://...``): written on this disk, followed by a copy there."""
 
+import math
 import os
 import socket
 import sys
@@ -122,7 +123,9 @@ class Mirror:
 
     def _run(self) -> None:
         """The thread: sends all that has changed when there is a new checkpoint, and now and then without one."""
-        sent_at = time.monotonic()
+        sent_at = (
+            -math.inf
+        )  # the first time at once: who asks for the run from outside finds its settings
         reported: set[str] = set()
         while not self._end.wait(EVERY_S):
             try:
@@ -138,7 +141,8 @@ class Mirror:
                 if problem not in reported:
                     reported.add(problem)
                     print(
-                        f"kd-train: warning: {problem}; the upload is tried again", file=sys.stderr
+                        f"{'kd-train' if self.of_kd else 'kd.Monitor'}: warning: {problem}; the upload is tried again",
+                        file=sys.stderr,
                     )
 
     def _files(self) -> dict[str, Path]:

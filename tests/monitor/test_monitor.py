@@ -13,6 +13,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import kd
 from kd.errors import UserError
+from kd.monitor.confusion import Confusion
+from kd.monitor.control import Control
+from kd.monitor.health import Health
+from kd.monitor.kernels import Kernels
+from kd.monitor.keys import MonitorSpec
+from kd.monitor.own_run import OwnRun
+from kd.monitor.phases import Phases
+from kd.monitor.prometheus import Prometheus
+from kd.monitor.results import BeginResults, WatchedResults
+from kd.monitor.stopping import Stopping
+from kd.monitor.system import System
+from kd.monitor.tier import TierRecord
+from kd.monitor.watch import Watch
 from kd.report.records import RunRecords, read_run
 from kd.report.rules import Explained
 
@@ -192,3 +205,13 @@ def test_a_loop_that_stops_says_why(tmp_path: Path) -> None:
     assert watch.stopped == "MaxHours"
     assert epochs < 100
     assert read_run(tmp_path / "run").summary["status"] == "stopped: MaxHours"
+
+
+def test_kds_own_runs_are_watched_by_the_same_parts(tmp_path: Path) -> None:
+    """Nothing twice: a run of kd's adds what such runs alone have, another training its results and its way to stop."""
+    spec = MonitorSpec(prometheus_port=9000)
+    own = kd.Monitor.of_own_run(OwnRun(), spec, lambda rule: None)
+    other = kd.Monitor(tmp_path / "run", prometheus_port=9000)
+    shared = {Phases, System, Watch, Health, Kernels, Control, Prometheus}
+    assert {type(part) for part in own.parts} == shared | {TierRecord, Confusion}
+    assert {type(part) for part in other.parts} == shared | {BeginResults, Stopping, WatchedResults}

@@ -1,0 +1,334 @@
+"""What ``kd.Monitor`` promises, output by output, of a training that is not kd's: on one process and on two."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import kd
+from kd.cli import report_main
+from kd.monitor import control
+from kd.report.live import Live
+from kd.report.records import RunRecords, read_run
+from kd.report.rules import Explained
+from kd.storage import mirror as mirror_module
+from kd.storage.objects import file_system
+from tests._forks import free_port, run_ranks
+from tests._helpers import ROOT
+from tests.monitor.test_senders import Receiver, collector  # noqa: F401 (a fixture)
+from tests.report.test_live import get
+
+BATCH = 2
+LATE_S = 0.4  # of rank 1, in each step: long against what a step computes, on a busy machine too
+
+
+class Classifier(LightningModule):
+    """A plain module; its second rank may be late."""
+
+    def __init__(self, late_s: float = 0.0) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(48, 4))
+        self.late_s = late_s
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        if self.global_rank == 1:
+            time.sleep(self.late_s)
+        pictures, labels = batch
+        return nn.functional.cross_entropy(self.net(pictures), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Meanwhile(Callback):
+    """Calls something while the training runs, at batch 15.
+
+    Args:
+        call: the something.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        if batch_idx == 15:
+            self.call()
+
+
+def loader(batches: int = 30) -> DataLoader:
+    count = batches * BATCH
+    pictures = torch.rand(count, 3, 4, 4)
+    return DataLoader(TensorDataset(pictures, torch.arange(count) % 4), batch_size=BATCH)
+
+
+def trainer_with(*callbacks: Callback, **settings: Any) -> Trainer:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    chosen = {"max_epochs": 1, "accelerator": "cpu", "enable_model_summary": False, **settings}
+    return Trainer(callbacks=list(callbacks), **quiet, **chosen)  # type: ignore[arg-type]
+
+
+# -- what it needs -----------------------------------------------------------------------------------------------------
+NEEDS = """
+import sys, torch, kd
+import pytorch_lightning as pl
+from torch import nn
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(48, 4))
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+data = torch.utils.data.TensorDataset(torch.rand(90, 3, 4, 4), torch.zeros(90, dtype=torch.long))
+trainer = pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=[kd.Monitor("mine")],
+                     enable_checkpointing=False)
+trainer.fit(Module(), torch.utils.data.DataLoader(data, batch_size=3))
+rooms = ("timm", "kd.models", "kd.teachers", "kd.distill", "kd.module", "kd.losses", "kd.tasks",
+         "kd.data", "kd.run", "kd.ship", "kd.fleet", "kd.callbacks.context")
+loaded = [name for name in sys.modules if any(name == room or name.startswith(room + ".") for room in rooms)]
+assert not loaded, loaded
+"""
+
+
+def test_it_imports_neither_timm_nor_what_distills(tmp_path: Path) -> None:
+    """In a process of its own, the first 20 lines of somebody else's training; and nothing is said of old files."""
+    done = subprocess.run(
+        [sys.executable, "-c", NEEDS],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Experiment logs directory" not in done.stderr
+    run = read_run(tmp_path / "mine")
+    assert run.notes == []
+    assert run.summary["status"] == "done"
+    for step in run.steps[0]:
+        assert {"data", "forward", "backward", "optimizer"} <= set(step["p"])
+        assert not {"teacher", "student", "loss"} & set(step["p"])
+        parts = sum(ms for name, ms in step["p"].items() if name != "validation")
+        assert parts == pytest.approx(step["ms"], rel=0.02, abs=0.05)
+
+
+# -- what it gives -----------------------------------------------------------------------------------------------------
+def test_prometheus(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    port = int(free_port())
+    pages: list[str] = []
+    watch = kd.Monitor(tmp_path / "run", prometheus_port=port, interval_s=0.1)
+    scrape = Meanwhile(lambda: pages.append(get(f"http://127.0.0.1:{port}/metrics")))
+    trainer_with(watch, scrape).fit(Classifier(), loader())
+    assert 'kd_phase_seconds{phase="forward"}' in pages[0]
+    assert "kd_images_per_second" in pages[0]
+    assert 'phase="teacher"' not in pages[0]
+
+
+def test_otlp(tmp_path: Path, collector: str) -> None:  # noqa: F811
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+    Receiver.bodies.clear()
+    watch = kd.Monitor(tmp_path / "run", otlp=collector, interval_s=0.1)
+    trainer_with(watch).fit(Classifier(), loader())
+    assert b"kd.phase_seconds" in Receiver.bodies[-1]
+    assert b"forward" in Receiver.bodies[-1]
+
+
+def test_cloudwatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a folder without a parent in its name; a store that refuses is reported in the user's words."""
+    pytest.importorskip("boto3")
+    moto = pytest.importorskip("moto")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.chdir(tmp_path)
+    with moto.mock_aws():
+        import boto3
+
+        watch = kd.Monitor("mine", cloudwatch="KD/Foreign", interval_s=0.1)
+        trainer_with(watch).fit(Classifier(), loader())
+        client = boto3.client("cloudwatch")
+        pages = client.get_paginator("list_metrics").paginate(Namespace="KD/Foreign")
+        metrics = [metric for page in pages for metric in page["Metrics"]]
+    of_phases = [
+        {dimension["Name"]: dimension["Value"] for dimension in metric["Dimensions"]}
+        for metric in metrics
+        if metric["MetricName"] == "phase_seconds"
+    ]
+    assert {"forward", "backward"} <= {of["phase"] for of in of_phases}
+    assert (of_phases[0]["Recipe"], of_phases[0]["Run"]) == (tmp_path.name, "mine")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDWATCH", "http://127.0.0.1:9")
+    capsys.readouterr()
+    trainer_with(kd.Monitor("gone", cloudwatch="KD/Foreign")).fit(Classifier(), loader(3))
+    assert capsys.readouterr().err.count("kd.Monitor: cloudwatch: ") == 1
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trainings: of Lightning's Trainer, with a price; of a plain loop."""
+    folder = tmp_path_factory.mktemp("runs")
+    watch = kd.Monitor(folder / "lightning", rules_every_s=0, price_per_hour=3.0, interval_s=0.1)
+    trainer_with(watch, max_epochs=2).fit(Classifier(), loader())
+    net = nn.Sequential(nn.Flatten(), nn.Linear(48, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with kd.Monitor(folder / "plain", rules_every_s=0) as watch:
+        for pictures, labels in watch(iter(loader())):  # no length, no batch size
+            with watch.phase("forward"):
+                loss = nn.functional.cross_entropy(net(pictures), labels)
+            with watch.phase("backward"):
+                loss.backward()
+            with watch.phase("optimizer"):
+                optimizer.step()
+            watch.log(loss)
+    return folder
+
+
+def test_page_verdict_and_comparison(two_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(two_runs / name) for name in ("lightning", "plain")]
+    for folder in folders:
+        assert report_main([folder]) == 0
+        page = Path(folder, "report.html").read_text()
+        assert '"kind":"phases"' in page
+        for word in (
+            "student",
+            "teacher",
+            "data.num_workers",
+            "optim.",
+            "kd-train",
+        ):
+            assert word not in page.partition('id="data"')[2].partition("</script>")[0], word
+    assert report_main(folders) == 0
+    assert "forward" in (two_runs / "plain" / "comparison.html").read_text()
+    summary = read_run(two_runs / "lightning").summary
+    assert summary["verdict"]["bound"] in {"model", "host", "data", "none"}
+
+
+def test_what_if(two_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the records do not say is refused, not answered with 1.00x."""
+    run = str(two_runs / "lightning")
+    assert report_main([run, "--what-if", "gpus=8", "epochs=100", "price=24"]) == 0
+    table = capsys.readouterr().out
+    assert "8.00x" in table
+    assert "cost" in table
+    for folder, change, message in (
+        (run, "cache=on", "has no teacher whose answers could be kept"),
+        (run, "data_machines=2", "needs a run of kd-train"),
+        (str(two_runs / "plain"), "workers=2", "does not say how many processes it has"),
+    ):
+        assert report_main([folder, "--what-if", change]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_live_page(two_runs: Path) -> None:
+    import json
+    import threading
+
+    with Live(two_runs) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        (table,) = json.loads(get(f"{server.address}?json"))["sections"]
+        assert {row[0] for row in table["rows"]} == {"lightning", "plain"}
+        page = get(f"{server.address}lightning?json")
+        server.shutdown()
+    assert "forward" in page
+
+
+# -- on and off from outside -------------------------------------------------------------------------------------------
+def test_words_reach_a_training_through_an_object_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``kd-report URL --set kernels=2`` while it trains: five seconds of a laptop's user, here without a pause."""
+    url = "memory://foreign/mine/a"
+    monkeypatch.setattr(control, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setenv("KD_CACHE", str(tmp_path / "cache"))
+    watch = kd.Monitor(url, rules_every_s=0)
+    folder = watch.phases.watched._folder
+
+    files, _ = file_system(url, "")
+
+    def order() -> None:
+        deadline = time.monotonic() + 60
+        while not files.exists(f"{url}/config.yaml") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert report_main([url, "--set", "kernels=2", "colour=blue"]) == 2
+        assert "'colour=blue' is not known" in capsys.readouterr().err
+        assert report_main([url, "--set", "kernels=2"]) == 0
+        deadline = time.monotonic() + 60
+        while not (folder / "monitor").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    with mock.patch.object(mirror_module, "EVERY_S", 0.05):
+        trainer_with(watch, Meanwhile(order)).fit(Classifier(), loader())
+    (window,) = read_run(folder).kernels
+    assert window["first"] >= 15
+    assert window["last"] == window["first"] + 1
+    assert b'"status": "done"' in files.cat_file(f"{url}/summary.json")
+
+
+# -- two processes -----------------------------------------------------------------------------------------------------
+def lightning_ranks(items: list[str]) -> int:
+    """A program of a rank: Lightning's DDP, until a limit ends it."""
+    watch = kd.Monitor(items[0], max_hours=13 / 3600, rules_every_s=0)
+    strategy = {"devices": 2, "strategy": "ddp", "max_epochs": 100}
+    trainer_with(watch, **strategy).fit(Classifier(late_s=LATE_S), loader(2 * 10))
+    return 0
+
+
+def plain_ranks(items: list[str]) -> int:
+    """A program of a rank: a loop around DistributedDataParallel."""
+    rank = int(os.environ["LOCAL_RANK"])
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    net = DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(48, 4)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with kd.Monitor(items[0], rules_every_s=0) as watch:
+        for pictures, labels in watch(loader(24), net):
+            with watch.phase("forward"):
+                time.sleep(LATE_S * rank)
+                loss = nn.functional.cross_entropy(net(pictures), labels)
+            with watch.phase("backward"):
+                loss.backward()
+            with watch.phase("optimizer"):
+                optimizer.step()
+                optimizer.zero_grad()
+    return 0
+
+
+def check_that_rank_1_is_named(run: RunRecords) -> None:
+    """The other waits for its gradients; both have done the same steps."""
+    assert set(run.steps) == {0, 1}
+    assert run.steps[0][-1]["step"] == run.steps[1][-1]["step"]
+    facts = Explained(run).facts
+    assert facts.phases["communication"] > 0.3 * facts.step_ms
+    communication = [limit for limit in Explained(run).limits if limit.bound == "communication"]
+    assert "because rank 1 computes" in communication[0].text
+
+
+def test_two_ranks_of_lightnings_ddp_stop_at_the_same_step(tmp_path: Path) -> None:
+    run_ranks([str(tmp_path / "run")], tmp_path / "log", program=lightning_ranks)
+    run = read_run(tmp_path / "run")
+    assert run.summary["status"] == "stopped: MaxHours"
+    assert run.summary["world_size"] == 2
+    check_that_rank_1_is_named(run)
+
+
+def test_two_ranks_of_a_plain_loop(tmp_path: Path) -> None:
+    run_ranks([str(tmp_path / "run")], tmp_path / "log", program=plain_ranks)
+    run = read_run(tmp_path / "run")
+    assert run.headers[0]["world_size"] == 2
+    check_that_rank_1_is_named(run)
