@@ -228,6 +228,8 @@ class DistillationDataModule(LightningDataModule):
             accumulate = trainer.accumulate_grad_batches
         if accumulate > 1 and self.windows_are_known:
             loader = WindowedLoader(loader, accumulate, partial(_batches_left, trainer))
+        if trainer is not None and self.engine == "dali":
+            loader = self._engine.OneAhead(loader, self._finish, trainer.strategy.root_device)  # type: ignore[union-attr]
         if self.wrap_loader:
             return self.wrap_loader(loader)
         return loader

@@ -4,7 +4,8 @@
     OMP_NUM_THREADS=1 python scripts/bench/load_factor.py --models resnet10t --size 64 --count 176 --batch 8 --workers 1
 
 A unit of load is a horizontal flip, a vertical flip and a rotation by up to 30 degrees of each picture
-(``data.augment.repeat`` times), the same for every engine, after the crop or before it (``--before-resize``).
+(``data.augment.repeat`` times), the same for every engine: of the whole picture before it is cut and resized, as in the
+case study, or of the view (``--after-resize``).
 """
 
 import argparse
@@ -20,7 +21,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from kd.report.records import percentile, read_run
-from kd.report.rules import Explained
+from kd.report.rules import FEWEST, Explained
 from scripts.bench.harness import options, spread, write
 from scripts.bench.input import drawn
 
@@ -36,7 +37,12 @@ def prepare(place: Path, asked: Any, model: str) -> Path:
             file = place / "pictures" / split / "ab"[i % 2] / f"{i}.jpg"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(few[i % different if split == "train" else different + i])
-    augment = {"hflip": 0.5, "vflip": 0.5, "rotation": 30.0, "before_resize": asked.before_resize}
+    augment = {
+        "hflip": 0.5,
+        "vflip": 0.5,
+        "rotation": 30.0,
+        "before_resize": not asked.after_resize,
+    }
     source = {
         "class_path": "kd.data.sources.ImageFolder",
         "init_args": {"root": str(place / "pictures")},
@@ -102,12 +108,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--before-resize", action="store_true")
+    parser.add_argument("--after-resize", action="store_true", help="the load on the small views")
     asked = options(parser)
+    if asked.count // asked.batch < FEWEST + 2:
+        parser.error(f"--count must give {FEWEST + 2} steps an epoch, which a verdict needs")
     lines = [
         f"{asked.count} pictures of 341 x 256 an epoch -> {asked.size} px, batch {asked.batch}, {asked.workers} loader "
         f"process(es); {asked.rounds} run(s) of one epoch of each engine, in turn; load "
-        f"{'before' if asked.before_resize else 'after'} resizing. Seconds: mean step times steps; CPU s: those of the "
+        f"{'after' if asked.after_resize else 'before'} resizing. Seconds: mean step times steps; CPU s: those of the "
         "run's own processes. Cores and GPU: p50 / p95, %. Data: its share of the step.",
         "",
         "| model | load | engine | seconds an epoch: median (least to most) | CPU s | cores | GPU | data | limit |",

@@ -1,21 +1,29 @@
 """The engine ``dali``: NVIDIA DALI decodes, cuts and resizes, on a GPU or the CPU; the engine ``device`` does the rest.
 
-Crop boxes and everything else that is random come from the loader, drawn as the engine ``torch`` draws them. On the CPU
-DALI decodes to the same pixels (libjpeg-turbo), on a GPU nvJPEG differs by a few levels. Its antialiased resize rounds
+Crop boxes and everything else that is random come from the loader, drawn as the engine ``torch`` draws them. Where whole
+pictures are flipped and rotated before the crop (``data.augment.before_resize``), DALI does that too. On the CPU DALI
+decodes to the same pixels (libjpeg-turbo), on a GPU nvJPEG differs by a few levels. Its antialiased resize rounds
 differently: views differ by a third of a level in the mean, by a few levels in single pixels.
 """
 
+from collections import deque
+from collections.abc import Iterator
 from functools import partial
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torchvision.transforms import v2
 
-from kd.data.engines.device import CutSet, DeviceViews
+from kd.data.engines.device import CutSet, DeviceViews, Plan
 from kd.data.engines.device import check as _check
 from kd.data.engines.device import pack as _pack
 from kd.data.pictures import MAX_PIXELS, decode, encode_png, plain_jpeg
 from kd.data.sources import Source
+from kd.data.targets import Targets
+from kd.data.transforms import MixPairs
 from kd.errors import UserError, needs_extra
 from kd.machine import cores
 from kd.processes import local_processes
@@ -26,14 +34,13 @@ def check(augment: Augment, source: Source) -> None:
     """Checks that DALI can make these views.
 
     Raises:
-        UserError: DALI is not installed, targets that are cut with the picture, or an augmentation that it does not
-            have.
+        UserError: DALI is not installed, or an augmentation that it does not have.
     """
-    if source.kind.cut_with_picture:
-        raise UserError(
-            f"data.engine: dali can't make views of {source.kind.name}; data.engine=device can"
-        )
     _check(augment, source, "dali")
+    if augment.before_resize and augment.color_jitter:
+        raise UserError(
+            "data.augment.before_resize: with data.augment.color_jitter needs data.engine=torch or device, got dali"
+        )
     try:
         import nvidia.dali  # noqa: F401
     except ImportError as error:
@@ -48,7 +55,7 @@ class DaliCutSet(CutSet):
         return plain(data, self.max_pixels)
 
     def cut(self, picture: bytes, box: tuple[int, int, int, int]) -> np.ndarray:
-        """The whole encoded picture as uint8 ``(bytes,)``: DALI cuts while it decodes."""
+        """The whole encoded picture as uint8 ``(bytes,)``: DALI cuts it."""
         return np.frombuffer(picture, np.uint8)
 
 
@@ -65,57 +72,117 @@ pack = partial(_pack, encoded=True)  # pictures stay on the host until a decoder
 
 
 class DaliViews(DeviceViews):
-    """Makes the views of a packed batch with a DALI pipeline on the device that the batch is on."""
+    """Makes the views of a packed batch with a DALI pipeline on the device that the batch is on.
 
-    _pipeline: Any = None
-    _most = 0
+    A batch may be scheduled before it is wanted (:class:`OneAhead`): DALI's threads and streams then work beside the
+    training step. What is scheduled comes out in the order in which it went in.
+    """
+
+    def __init__(
+        self, size: tuple[int, int], augment: Augment, mix: MixPairs, kind: Targets | None = None
+    ) -> None:
+        super().__init__(size, augment, mix, kind)
+        self._pipeline: Any = None
+        self._most = 0  # pictures of a batch that the pipeline takes
+        self._scheduled: deque[tuple[Plan, Any]] = deque()  # with the pipeline that makes it
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         plan = batch["plan"]
         device = batch["target"].device
-        if self._pipeline is None or len(plan.encoded) > self._most:
-            self._most = len(plan.encoded)
+        if not self._scheduled or self._scheduled[0][0] is not plan:
+            self.forget()
+            self.schedule(plan, device)
+        images = self._take(device)
+        boxes = [recipe.box for recipe in plan.recipes]
+        target = self.kind.resize(batch["target"], boxes, self.size)
+        finished = dict(batch)
+        del finished["plan"]
+        finished.update(self.finish(images, target, plan))
+        return finished
+
+    def schedule(self, plan: Plan, device: torch.device) -> None:
+        """Begins to make a batch's views; the host does not wait."""
+        count = len(plan.encoded)
+        if self._pipeline is None or count > self._most:
+            self._most = count
             self._pipeline = self._build(device)
         boxes = np.array([recipe.box for recipe in plan.recipes], np.int32)
         self._pipeline.feed_input("encoded", plan.encoded)
         self._pipeline.feed_input("start", list(boxes[:, :2]))
         self._pipeline.feed_input("shape", list(boxes[:, 2:]))
-        (made,) = self._pipeline.run()
+        for number in range(self.crop_number):
+            drawn = [dict(recipe.steps).get(number) for recipe in plan.recipes]
+            self._pipeline.feed_input(f"change {number}", [_amount(one) for one in drawn])
+        self._pipeline.schedule_run()
+        self._scheduled.append((plan, self._pipeline))
+
+    def _take(self, device: torch.device) -> Tensor:
+        """The oldest scheduled batch's resized crops, uint8 ``(N, 3, *size)``; the host waits for its own part alone."""
+        _, pipeline = self._scheduled.popleft()
         if device.type == "cuda":
+            stream = torch.cuda.current_stream(device).cuda_stream
+            (made,) = pipeline.outputs(cuda_stream=stream)
             pixels = torch.from_dlpack(made.as_tensor()).clone()  # DALI uses its buffers again
         else:
-            pixels = torch.from_numpy(np.array(made.as_array()))
-        images = pixels.permute(0, 3, 1, 2).contiguous()
-        finished = dict(batch)
-        del finished["plan"]
-        finished.update(self.finish(images, batch["target"], plan))
-        return finished
+            (made,) = pipeline.outputs()
+            pixels = torch.from_numpy(np.array(made.as_tensor()))
+        return pixels.permute(0, 3, 1, 2).contiguous()
+
+    def forget(self) -> None:
+        """Drops what is scheduled: an epoch that ends early leaves a batch behind."""
+        while self._scheduled:
+            _, pipeline = self._scheduled.popleft()
+            pipeline.outputs()
 
     def _build(self, device: torch.device) -> Any:
+        """A pipeline: encoded pictures -> whole pictures, changed, cut and resized; or cut while they are decoded."""
         from nvidia.dali import fn, pipeline_def, types
 
         gpu = device.type == "cuda"
+        decoder = "mixed" if gpu else "cpu"
+
+        def number(name: str, dtype: Any, ndim: int) -> Any:
+            return fn.external_source(name=name, dtype=dtype, ndim=ndim)
+
+        def changed(picture: Any, number_of_change: int) -> Any:
+            amount = number(f"change {number_of_change}", types.FLOAT, 0)
+            transform = self.chain[number_of_change]
+            if isinstance(transform, v2.RandomRotation):
+                return fn.rotate(
+                    picture,
+                    angle=amount,
+                    keep_size=True,
+                    fill_value=0,
+                    interp_type=types.INTERP_NN,
+                )
+            axis = "horizontal" if isinstance(transform, v2.RandomHorizontalFlip) else "vertical"
+            flags = {"horizontal": 0, "vertical": 0} | {axis: fn.cast(amount, dtype=types.INT32)}
+            return fn.flip(picture, **flags)
 
         @pipeline_def(
             batch_size=self._most,
             num_threads=max(1, cores() // local_processes()),
             device_id=device.index or 0 if gpu else None,
-            prefetch_queue_depth=1,
-            exec_async=False,
-            exec_pipelined=False,
+            exec_dynamic=True,
+            prefetch_queue_depth=1,  # the first schedule_run starts so many runs, each with an input
         )
         def views() -> Any:
-            encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
-            start = fn.external_source(name="start", dtype=types.INT32, ndim=1)
-            shape = fn.external_source(name="shape", dtype=types.INT32, ndim=1)
-            cut = fn.decoders.image_slice(
-                encoded,
-                start,
-                shape,
-                device="mixed" if gpu else "cpu",
-                axis_names="HW",
-                output_type=types.RGB,
-            )
+            encoded = number("encoded", types.UINT8, 1)
+            start, shape = number("start", types.INT32, 1), number("shape", types.INT32, 1)
+            if self.crop_number > 0:
+                picture = fn.decoders.image(encoded, device=decoder, output_type=types.RGB)
+                for change in range(self.crop_number):
+                    picture = changed(picture, change)
+                cut = fn.slice(picture, start, shape, axis_names="HW")
+            else:
+                cut = fn.decoders.image_slice(
+                    encoded,
+                    start,
+                    shape,
+                    device=decoder,
+                    axis_names="HW",
+                    output_type=types.RGB,
+                )
             return fn.resize(
                 cut, size=list(self.size), interp_type=types.INTERP_LINEAR, antialias=True
             )
@@ -123,6 +190,39 @@ class DaliViews(DeviceViews):
         pipeline = views()
         pipeline.build()
         return pipeline
+
+
+def _amount(parameters: dict[str, Any] | None) -> np.ndarray:
+    """Of a change of a whole picture: its angle in degrees, 1 for a flip, 0 where chance has not chosen it."""
+    amount = 0.0 if parameters is None else parameters.get("angle", 1.0)
+    return np.array(amount, np.float32)
+
+
+class OneAhead:
+    """A loader that gives each batch once the views of the next one are scheduled.
+
+    Args:
+        loader: of this process's batches.
+        views: make them.
+        device: that they are trained on.
+    """
+
+    def __init__(self, loader: Any, views: DaliViews, device: torch.device) -> None:
+        self.loader, self.views, self.device = loader, views, device
+        self.batch_sampler = loader.batch_sampler  # Lightning sets its epoch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.views.forget()
+        for batch, _ in pairwise(chain(map(self._begun, self.loader), [None])):
+            yield batch
+
+    def _begun(self, batch: Any) -> Any:
+        if isinstance(batch, dict) and "plan" in batch:
+            self.views.schedule(batch["plan"], self.device)
+        return batch
 
 
 SAMPLES = DaliCutSet

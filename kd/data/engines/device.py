@@ -58,18 +58,13 @@ def check(augment: Augment, source: Source, engine: str = "device") -> None:
     """Checks that the device can make these views.
 
     Raises:
-        UserError: a transform of the user's, which takes pictures in the loader; RandAugment, which draws random
-            numbers while it computes, so only the loader can run it; or an engine that cuts while it decodes is to
-            change the whole picture first.
+        UserError: a transform of the user's, which takes pictures in the loader; or RandAugment, which draws random
+            numbers while it computes, so only the loader can run it.
     """
     if augment.transform is not None:
         raise UserError(f"data.augment.transform: needs data.engine=torch, got {engine}")
     if augment.rand_augment:
         raise UserError(f"data.augment.rand_augment: needs data.engine=torch, got {engine}")
-    if augment.before_resize and engine != "device":
-        raise UserError(
-            f"data.augment.before_resize: needs data.engine=torch or device, got {engine}"
-        )
 
 
 def draw(chain: Sequence[v2.Transform], height: int, width: int, size: tuple[int, int]) -> Recipe:
