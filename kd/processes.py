@@ -9,6 +9,7 @@ The collectives of a training's own tensors (gradients, batches that a loss comp
 
 import os
 import weakref
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -108,6 +109,24 @@ def from_first(strategy: Strategy, value: T) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0, group=group)
     return box[0]
+
+
+@torch.no_grad()
+def tensors_from_first(strategy: Strategy, tensors: Iterable[Tensor]) -> None:
+    """Overwrites tensors by the first process's, to the bit.
+
+    Every process must call this, with tensors of the same shapes and dtypes.
+    """
+    if not _together():
+        return
+    group = _host_group(strategy)
+    place = strategy.root_device if group is None else torch.device("cpu")
+    for tensor in tensors:
+        if not tensor.numel():
+            continue
+        sent = tensor.detach().to(place).contiguous()
+        dist.broadcast(sent.reshape(-1).view(torch.uint8), src=0, group=group)
+        tensor.copy_(sent)
 
 
 def _together() -> bool:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.optim import Optimizer
 from kd.data.batch import Batch, DataInfo, RangeCheck, as_batch
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.classifier import fit_new_classifier, fit_to_answers
-from kd.distill.settle import settle_losses
 from kd.distill.sharding import Sharding
 from kd.distill.step import GivenTeacher, as_teacher, make_student, objective_of
 from kd.distill.student import Student
@@ -39,8 +37,8 @@ from kd.module.pace import (
     seed_step,
 )
 from kd.module.resume import Resume
+from kd.module.start import begin_once, settle_once
 from kd.optim import OptimSpec, Pace, as_optim
-from kd.processes import from_first
 from kd.tasks import Task
 from kd.teachers import CachedTeacher, RunTeacher, caches_of, dtype_for
 from kd.teachers.ahead import run_ahead, taken
@@ -178,7 +176,7 @@ class DistillationModule(Inference):
         if self.data is not None:
             sample = sample_for_fits(self.trainer, self.data)
         if stage == "fit" and not self.resumed and not self.begun:
-            lines = self.begin(sample, self.data)
+            lines = begin_once(self, sample)
             if lines and self.trainer.is_global_zero:
                 print("\n".join(lines), flush=True)
         if self.teacher is not None:
@@ -189,8 +187,7 @@ class DistillationModule(Inference):
         if stage != "fit":
             return
         if self.teacher is not None and sample is not None and not self.resumed:
-            of_the_first = partial(from_first, self.trainer.strategy)
-            settle_losses(self.students, self.teacher, sample, of_the_first)
+            settle_once(self, sample)
         if self.data is not None:
             self.answer_by(apply_auto(self, self.data))
             run_ahead(
