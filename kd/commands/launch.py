@@ -70,6 +70,7 @@ def run(request: Request) -> int | None:
         place = SEARCH
     job = read_job(request, options, target.example)
     files = target.write(job)
+    print(f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)", file=sys.stderr)
     if "dry-run" in request.flags:
         _show(job, files)
         return 0
@@ -89,7 +90,6 @@ def _show(job: Job, files: Mapping[str, str]) -> None:
     missing = job.what_is_missing()
     if missing:
         print(f"kd-launch: to send it, {missing}", file=sys.stderr)
-    print(f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)", file=sys.stderr)
     for name, text in files.items():
         if job.secret:
             text = text.replace(job.secret, "SECRET")

@@ -36,6 +36,10 @@ LIMITS = {
     "graphs": 170,
     "input": 150,
     "fp8": 90,
+    "group": 480,
+    "muon": 330,
+    "masks": 180,
+    "label_free": 120,
 }
 WHEELS = ("omegaconf",)
 CLASSES = 1000
@@ -459,24 +463,25 @@ def pictures_of(part: Part) -> Path:
     return root
 
 
-def kd_train(part: Part, name: str, limit: float, *items: str) -> None:
-    """One run, and its speed by its own records."""
+def kd_train(part: Part, name: str, limit: float, *items: str, command: str = "train") -> None:
+    """One run, and its speed by its own records; or another of kd's commands, which makes no run."""
     runs, start = part.work / "runs" / f"{time.time():.0f}", time.perf_counter()
     limit *= 4 if part.small else 1  # a busy machine's cores
     env = {**os.environ, "KD_CACHE": str(part.work / "cache"),
            "PYTHONPATH": os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")])}  # fmt: skip
-    command = [
-        sys.executable,
-        "-m",
-        "kd.cli",
-        *items,
-        f"runs_dir={runs}",
-        f"name={name}",
-        "monitor.interval_s=1",
-    ]
+    program = [sys.executable, "-m", "kd.cli"]
+    own_items = [f"runs_dir={runs}", f"name={name}", "monitor.interval_s=1"]
+    if command != "train":
+        entry = f"import sys; from kd.cli import main; sys.exit(main({command!r}, sys.argv[1:]))"
+        program, own_items = [sys.executable, "-c", entry], []
     try:
         done = subprocess.run(
-            command, cwd=REPO, env=env, capture_output=True, text=True, timeout=limit
+            [*program, *items, *own_items],
+            cwd=REPO,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=limit,
         )
         code, tail = done.returncode, (done.stdout + done.stderr).strip()[-300:]
     except subprocess.TimeoutExpired as error:
@@ -581,9 +586,88 @@ def train(part: Part) -> None:
         kd_train(part, name, 150, f"recipe={file}", *items)
 
 
+FEW_PICTURES = 'data.source={"class_path": "FoodTagMini", "init_args": {"train_per_class": 20, "val_per_class": 4}}'
+TINY_PAIR = ["recipe=foodtag_vit", "trainer.max_epochs=1", "trainer.limit_train_batches=6",
+             "trainer.limit_val_batches=1", FEW_PICTURES, "preflight=off"]  # fmt: skip
+
+
+def group(part: Part) -> None:
+    """A process group of one, over the device's backend (NCCL on a GPU): what it takes of tensors shows with one."""
+    ddp = ["trainer.strategy=ddp", "trainer.devices=1"]
+    fsdp = ["trainer.strategy=kd.strategies.fsdp.FSDP", "trainer.devices=1"]
+    cache = [f"model.teacher.cache_dir={part.work / 'group_cache'}", "model.teacher.cache_views=1"]
+    runs = {
+        "ddp": ddp,
+        "no-hook": [*ddp, "monitor.communication=false"],
+        "zero": [*ddp, "optim.zero=true"],
+        "fsdp": fsdp,
+    }
+    for name, items in runs.items():
+        kd_train(part, name, 90, *TINY_PAIR, *items)
+    kd_train(part, "kd-cache", 120, *TINY_PAIR, *ddp, *cache, command="cache")
+    kd_train(part, "cache-only", 90, *TINY_PAIR, *ddp, *cache, "model.teacher.cache=only")
+
+
+def muon(part: Part) -> None:
+    """The optimizer Muon, alone and in a group of one; the device's iteration is in bfloat16."""
+    base = [*TINY_PAIR, "optim.name=muon", "optim.lr=0.001"]
+    kd_train(part, "muon", 90, *base)
+    kd_train(part, "muon-compiled", 150, *base, "model.student.compile=true")
+    kd_train(part, "muon-group", 90, *base, "trainer.strategy=ddp", "trainer.devices=1")
+
+
+def masks(part: Part) -> None:
+    """Segmentation: masks that are cut by the loader, and by the device."""
+    import yaml
+
+    from tests._scenes import NAMES, draw
+
+    scenes, recipe = part.work / "scenes", part.work / "masks.yaml"
+    if not scenes.is_dir():
+        draw(scenes, train=16, val=4)
+    vit = {"arch": "vit_tiny_patch16_224", "img_size": 32, "kwargs": {"patch_size": 8, "depth": 2}}
+    source = {
+        "class_path": "kd.data.sources.SegmentationFolder",
+        "init_args": {"root": str(scenes), "class_names": NAMES, "ignore_index": 9},
+    }
+    recipe.write_text(yaml.safe_dump({
+        "recipe": "masks", "preflight": "off",
+        "data": {"source": source, "img_size": 32, "batch_size": 4, "num_workers": 0},
+        "model": {"task": {"class_path": "kd.tasks.Segmentation"}, "teacher": None, "student": vit,
+                  "task_loss_weight": 1.0, "distill_losses": {}},
+        "optim": {"lr": 1e-4, "warmup_epochs": 0}, "trainer": {"max_epochs": 2}}))  # fmt: skip
+    for engine in ("torch", "device"):
+        kd_train(part, f"masks-{engine}", 90, f"recipe={recipe}", f"data.engine={engine}")
+
+
+def label_free(part: Part) -> None:
+    """A student without a classifier, from a teacher's features alone: no labels are read."""
+    import timm
+    import yaml
+    from safetensors.torch import save_file
+
+    weights, recipe = part.work / "features.safetensors", part.work / "label_free.yaml"
+    sizes = {"patch_size": 8, "depth": 4, "embed_dim": 64, "num_heads": 2}
+    arch = "vit_tiny_patch16_224"
+    save_file(timm.create_model(arch, img_size=32, num_classes=0, **sizes).state_dict(), weights)
+    loss = {"class_path": "kd.losses.RADIOLoss", "init_args": {"standardize": "phi_s"}}
+    recipe.write_text(yaml.safe_dump({
+        "recipe": "label_free", "preflight": "off",
+        "data": {"source": {"class_path": "kd.data.sources.ImageFolder", "init_args": {"root": str(pictures_of(part))}},
+                 "img_size": 32, "batch_size": 8, "num_workers": 0, "check": "headers"},
+        "model": {"teacher": {"arch": arch, "img_size": 32, "checkpoint": str(weights), "kwargs": sizes},
+                  "student": {"arch": arch, "img_size": 32, "head": False, "kwargs": {**sizes, "depth": 2}},
+                  "task": {"class_path": "kd.tasks.Features"}, "task_loss_weight": 0.0,
+                  "distill_losses": {"patches": loss},
+                  "taps": {"patches": {"student": "maps", "teacher": "maps"}}},
+        "optim": {"lr": 1e-4, "warmup_epochs": 0},
+        "trainer": {"max_epochs": 1, "limit_train_batches": 8}}))  # fmt: skip
+    kd_train(part, "label-free", 120, f"recipe={recipe}")
+
+
 PARTS: dict[str, Callable[[Part], None]] = {
     "facts": facts, "step": step, "smoke": smoke, "train": train, "compile": compiled, "graphs": graphs,
-    "input": feed, "fp8": fp8,
+    "input": feed, "fp8": fp8, "group": group, "muon": muon, "masks": masks, "label_free": label_free,
 }  # fmt: skip
 
 

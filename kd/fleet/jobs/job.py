@@ -267,7 +267,7 @@ def _step(config: dict[str, Any], machines: Machines) -> str:
     """Pictures of an optimizer step in words: ``1024 = 64 x 16 processes``."""
     batch = config["data"]["batch_size"]
     accumulate = config["trainer"]["accumulate_grad_batches"] or 1
-    processes_each = _processes(config, machines)
+    processes_each = _processes(config, machines) or gpus_of(machines.type)
     processes = None
     if processes_each:
         processes = machines.count * processes_each

@@ -116,6 +116,24 @@ def test_the_dry_run_says_what_a_step_takes(tiny: Path, capsys: pytest.CaptureFi
     )
 
 
+def test_every_place_tells_the_global_batch_in_the_same_words(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SageMaker's machines are named by their type alone, SLURM's by their GPUs."""
+    lines = set()
+    for place, instances in (
+        ("slurm", "4xa100:8"),
+        ("slurm", "4xml.p4d.24xlarge"),
+        ("sagemaker", "4xml.p4d.24xlarge"),
+    ):
+        items = [f"recipe={tiny}", f"instances={instances}", "data.batch_size=16", "--dry-run"]
+        main("launch", [place, *items])
+        lines |= {line for line in capsys.readouterr().err.splitlines() if "optimizer step" in line}
+    assert lines == {
+        "kd-launch: pictures in an optimizer step: 512 = 16 x 32 processes (optim.lr_batch)"
+    }
+
+
 def test_slurm(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "slurm", f"recipe={tiny}", "instances=4xa100:8", "hours=2", "partition=gpu", "optim.lr=0.1",
                  "trust=tests")  # fmt: skip
