@@ -153,9 +153,10 @@ def _resampled(
     reference: Outcomes, candidate: Outcomes, wanted: ProofMargin, group: np.ndarray | None
 ) -> dict[str, Any]:
     """The bootstrap of a measure that is no count of independent pictures."""
-    numbers = group
     if group is None:
         numbers = np.arange(len(reference.values))
+    else:
+        numbers = group
     groups = int(numbers.max()) + 1
     if groups < FEWEST:
         what = "pictures" if group is None else "groups of pictures"

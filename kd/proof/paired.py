@@ -213,8 +213,7 @@ def mcnemar_mid_p(b: int, c: int) -> float:
     point = float(pmf(np.array(b), b + c, 0.5))
     if b == c:
         return 1 - point / 2
-    at_most = 1 - float(at_least(min(b, c) + 1, b + c, 0.5))
-    return min(1.0, 2 * at_most - point)
+    return min(1.0, 2 * _smaller_tail(b, c) - point)
 
 
 def mcnemar_exact(b: int, c: int) -> float:
@@ -223,7 +222,15 @@ def mcnemar_exact(b: int, c: int) -> float:
     >>> round(mcnemar_exact(1, 7), 4)
     0.0703
     """
-    return min(1.0, 2 * (1 - float(at_least(min(b, c) + 1, b + c, 0.5))))
+    return min(1.0, 2 * _smaller_tail(b, c))
+
+
+def _smaller_tail(b: int, c: int) -> float:
+    """``P(X <= min(b, c))`` of ``X ~ Bin(b + c, 1/2)``.
+
+    As ``P(X >= max(b, c))``: 1 less its complement has no digit left below 1e-16.
+    """
+    return float(at_least(max(b, c), b + c, 0.5))
 
 
 def worse_p_value(b: int, c: int) -> float:

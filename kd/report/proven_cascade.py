@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import numpy as np
+
 from kd.report.charts import Section, line_chart, table
 from kd.report.records import RunRecords
 from kd.storage.elsewhere import mapping_of
 
 FILE = "cascade.json"
+POINTS = 41
+"""Of the chart."""
 
 
 def cascade_sections(run: RunRecords) -> list[Section | None]:
@@ -32,8 +36,11 @@ def cascade_sections(run: RunRecords) -> list[Section | None]:
         rows.append(cells)
     title = "The student where it is sure, else the teacher"
     columns = ["teacher answers", "accuracy", "ms a picture", "of the teacher's ms"]
+    # The chart's points are at even distances; between two thresholds a share of the pictures takes either one.
+    even = np.linspace(times[0], times[-1], POINTS)
+    shown = {"accuracy, %": np.interp(even, times, accuracies).round(2).tolist()}
     return [
-        line_chart(title, times, "ms a picture", {"accuracy, %": accuracies}),
+        line_chart(title, even.round(2).tolist(), "ms a picture", shown),
         table("The same in numbers", columns, rows, note=_note(found)),
     ]
 

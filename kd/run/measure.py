@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from kd.run.request import Request
 from kd.run.run import Run
 from kd.ship.export.student import read_metadata
 from kd.ship.finished import check_classes, teacher_of
+from kd.storage.elsewhere import mapping_of
 from kd.storage.objects import is_url
 from kd.storage.run_urls import run_at
 from kd.storage.shown import Table
@@ -142,13 +143,29 @@ class Evaluation:
         for result, run in zip(results, runs, strict=True):
             if run is not None:
                 files.append(run / options.file)
-                write_json(files[-1], result)
+                write_json(files[-1], {**_proven_before(files[-1], result), **result})
         if options.out is not None:
             files.append(options.out)
             if options.out.suffix == ".json":
                 content = results[0] if len(results) == 1 else results
                 options.out.write_text(json.dumps(content, indent=2) + "\n")
         return cls(results, files)
+
+
+def _proven_before(file: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The certificate and the cascade in a run's file that are about the same student on the same pictures.
+
+    They stay where the new figures have none: the page and the card show them.
+
+    Args:
+        file: of earlier figures, or missing.
+        result: the new figures.
+    """
+    before = mapping_of(file)
+    same = all(before.get(key) == result.get(key) for key in ("data", "pictures", "student"))
+    if not same:
+        return {}
+    return {key: before[key] for key in ("certificate", "cascade") if key in before}
 
 
 def is_run(word: str) -> bool:

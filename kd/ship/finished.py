@@ -108,10 +108,9 @@ class FinishedRun:
                 )
                 return False
             if not _has_checkpoint(spec):
-                of_file = isinstance(spec.builder, AnswersFile)
-                what = (
-                    f"answers {spec.builder.file}" if of_file else f"checkpoint {spec.checkpoint}"
-                )
+                what = f"checkpoint {spec.checkpoint}"
+                if isinstance(spec.builder, AnswersFile):
+                    what = f"answers {spec.builder.file}"
                 print(
                     f"the teacher's {what} not found: only the student is measured", file=sys.stderr
                 )

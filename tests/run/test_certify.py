@@ -31,8 +31,18 @@ def test_a_run_is_certified_on_test_and_each_look_is_counted(
     assert (counts[0] + counts[2]) / 64 == pytest.approx(found["student"]["acc1"])
     assert (counts[0] + counts[1]) / 64 == pytest.approx(found["teacher"]["acc1"])
     assert certificate["shown"] == (certificate["largest_loss"] <= 0.4)
+    # other figures of the same student on the same pictures leave the certificate where it is
+    assert main("eval", [str(with_test), "split=test", root]) == 0
+    assert main("eval", [str(with_test), "cascade=true", "share=0.5", root]) == 0
+    after = json.loads((with_test / "eval_test.json").read_text())
+    assert after["certificate"] == certificate
+    assert after["cascade"]["goal"] == "share=0.5"
+    after["student"]["acc1"] += 0.1  # as of another student
+    (with_test / "eval_test.json").write_text(json.dumps(after))
+    assert main("eval", [str(with_test), "split=test", root]) == 0
+    assert "certificate" not in json.loads((with_test / "eval_test.json").read_text())
     again = kd.evaluate(with_test, {"margin": 40, "data.source.root": with_test.parent / "data"})
-    assert again["certificate"]["looks"] == 2
+    assert again["certificate"]["looks"] == 5
     assert again["certificate"]["students"] == 1
 
 

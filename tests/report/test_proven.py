@@ -1,0 +1,32 @@
+"""The cascade and the answers from elsewhere on the page."""
+
+import json
+from pathlib import Path
+
+from kd.report.proven_cascade import cascade_sections
+from kd.report.records import RunRecords
+from tests._pages import write_run
+
+CURVE = [
+    {"share": 0.0, "accuracy": 0.776, "ms": 98.0},
+    {"share": 0.1, "accuracy": 0.806, "ms": 126.9},
+    {"share": 1.0, "accuracy": 0.867, "ms": 388.1},
+]
+CASCADE = {"curve": CURVE, "teacher": 0.867, "teacher_ms": 290.1, "goal": "accuracy=0.98*teacher",
+           "confidence": 0.95, "score": "probability", "threshold": None}  # fmt: skip
+
+
+def test_the_curve_is_drawn_over_milliseconds(tmp_path: Path) -> None:
+    """At even distances, as the page draws them, and with the numbers that were measured below."""
+    run = RunRecords(write_run(tmp_path / "run", steps=4, samples=4))
+    assert cascade_sections(run) == []
+    (tmp_path / "run" / "cascade.json").write_text(json.dumps(CASCADE))
+    chart, numbers = cascade_sections(run)
+    assert chart is not None
+    assert numbers is not None
+    steps = {round(b - a, 1) for a, b in zip(chart["x"], chart["x"][1:], strict=False)}
+    assert max(steps) - min(steps) < 0.11
+    accuracies = chart["series"]["accuracy, %"]
+    assert (accuracies[0], accuracies[-1]) == (77.6, 86.7)
+    assert numbers["rows"][1] == ["10.0%", "80.6%", "126.9", "44%"]
+    assert "no threshold is sure to reach it" in numbers["note"]
