@@ -314,8 +314,8 @@ class TapSpec:
 
     Module paths (``blocks.11``, ``norm``, ``layer3``) or shell-style patterns, in which ``*`` does not cross a dot
     (``blocks.*``, ``stages.[23]``), ``maps``, the layer of the last map (of a ViT its last patch tokens), ``maps@1/3``,
-    that after a third of timm's blocks or stages (of a ViT as the next block's norm gives it), or ``prelogits``, the
-    classifier's input.
+    that after a third of timm's blocks or stages (of a ViT as the next block's norm gives it), ``maps@stride16``, a
+    CNN's last map with one position for 16 pixels a side, or ``prelogits``, the classifier's input.
     """
 
     student: str | list[str]

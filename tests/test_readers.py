@@ -43,7 +43,7 @@ METHODS = {"from_pretrained", "read_model", "cat_file", "get_file", "InferenceSe
            "load_checkpoint",
            "resume_start", "pl_load", "_load_state", "load_hparams_from_yaml", "load_hparams_from_tags_csv",
            "get_image_processor_dict", "download_file", "load_state_dict_from_url", "extractall", "urlopen",
-           "unsafe_load"}  # fmt: skip
+           "unsafe_load", "load_program", "Interpreter", "MLModel", "load_spec"}  # fmt: skip
 BUILTIN = {"eval", "exec", "__import__", "compile"}
 
 WEIGHTS = "tensors and plain values alone: safetensors, or weights_only"
@@ -78,6 +78,9 @@ ALLOWED = {  # who reads what elsewhere than in the gate, and why that is safe
     "kd.ship.export": {"importlib.import_module": NAMES},
     "kd.ship.export.backbone": {"safetensors.torch.load_file": WEIGHTS, "timm.create_model": BUILT},
     "kd.ship.export.base": {"importlib.import_module": NAMES},
+    "kd.ship.export.coreml": {"tools.models.MLModel": OURS, "tools.utils.load_spec": OURS},
+    "kd.ship.export.executorch": {"runtime.Runtime.get().load_program": OURS},
+    "kd.ship.export.litert": {"litert.Interpreter": OURS},
     "kd.ship.export.hub": {"timm.create_model": OURS},
     "kd.ship.export.fp16": {"onnx.load": OURS, "runtime.InferenceSession": OURS},
     "kd.ship.export.onnx": {"onnx.load": OURS,

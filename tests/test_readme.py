@@ -217,6 +217,8 @@ def prepare(command: str, items: list[str], filled: dict[str, str]) -> None:
         assert (
             train_main(["recipe=foundation_vit", f"data.source.root={filled['DIR']}", *SMALL]) == 0
         )
+    if "runs/detector_backbone/" in command and not Path("runs/detector_backbone/000").exists():
+        assert train_main(["recipe=detector_backbone", *SMALL]) == 0
     if filled["PACK"] in command and "kd-pack" not in command and not Path(filled["PACK"]).exists():
         assert (
             pack_main(
@@ -259,7 +261,7 @@ def shrunk(command: str, items: list[str], filled: dict[str, str]) -> list[str]:
         return ["--print_config"]
     if "camvid_seg" in command:
         return [*SMALL, *TINY_SCENES, *(TINY_SCENE_TEACHER if "model.teacher" in command else [])]
-    if "recipe=foundation" in command:
+    if "recipe=foundation" in command or "recipe=detector" in command:
         return SMALL
     if "recipe=finetune" in command:  # config=debug draws the pictures of this recipe
         return [

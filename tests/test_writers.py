@@ -146,6 +146,7 @@ ALLOWED = {  # module -> call -> why it need not go by a door
     "kd.run.typed": {"f.read_text": OURS, "file.read_text": OURS},
     "kd.ship.export.cascade": {"program.save": NEW},
     "kd.ship.export.backbone": {"load_file": DOOR, "save": STREAM},
+    "kd.ship.export.coreml": {"model.save": NEW},
     "kd.ship.export.gate": {"kind.open": NO_FILE, "mkdtemp": NEW, "part.chmod": NEW, "shutil.rmtree": NEW},
     "kd.ship.export.onnx": {"onnx_program(job).save": NEW, "onnx.save": NEW},
     "kd.ship.export.openvino": {"openvino.save_model": NEW},

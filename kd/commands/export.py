@@ -12,6 +12,7 @@ from kd.run.run import Run
 from kd.run.trust import remember_made
 
 if TYPE_CHECKING:
+    from kd.ship.export.base import Format
     from kd.ship.export.gate import Fp16
     from kd.ship.export.manifest import Layout
 
@@ -22,17 +23,21 @@ kd-export: a run's student for other programs, compared with the student in torc
 
   to=onnx           model.onnx: uint8 pictures in, preprocessing inside, any batch (extra export)
   to=openvino       model.xml, model.bin: likewise (extra openvino)
+  to=executorch     model.pte: likewise, for phones and small machines, batches up to max_batch (extra executorch)
+  to=litert         model.tflite (TensorFlow Lite): likewise, one picture at a time (extra litert)
+  to=coreml         model.mlpackage: an RGB image in, one at a time; written anywhere, runs on macOS (extra coreml)
   to=torch_export   model.pt2: likewise, for torch.export.load
   to=triton         a model repository for NVIDIA Triton
   to=sagemaker      model.tar.gz for SageMaker's Triton images
   to=hub            config.json, model.safetensors: timm.create_model("local-dir:FOLDER", pretrained=True)
   to=backbone       backbone.safetensors: the layers below the classifier, for detectors built on timm
   to=cascade        student.onnx, teacher.onnx and the rule of kd-eval cascade=true, with ten lines of Python that run them
-  int8=true         int8 weights and activations, calibrated on training pictures (extra openvino)
+  int8=true         int8 weights and activations, calibrated on training pictures (extra openvino, or the format's own)
   fp16=true         FP16 weights and activations, proven on the CPU; layers that overflow stay in float32
   fp16=all          FP16 without exception, for machines that have nothing else; refused where a layer overflows
   layout=nhwc       or nchw: layout of the input pictures
   out=FOLDER        default: RUN_FOLDER/export/FORMAT, with _int8 or _fp16 after it
+  max_batch=8       largest batch that to=executorch plans memory for
   calibrate=300     number of training pictures for the calibration
   min_agreement=99.9    per cent of the validation pictures for which a float export must answer as the student does
   margin=1              instead of these: kept only if the export is shown to lose less than a point, by the same pictures
@@ -43,7 +48,9 @@ kd-export: a run's student for other programs, compared with the student in torc
 An export that loses more is not kept: exit status 1. The comparison goes to RUN_FOLDER/export/export.json either way.
 """
 
-HALVES = "to=onnx, openvino, triton, sagemaker"
+QUANTISE = "to=onnx, openvino, executorch, litert, triton, sagemaker"
+"""Formats that have int8, for the message."""
+HALVES = "to=onnx, openvino, executorch, coreml, triton, sagemaker"
 """Formats that have FP16, for the message."""
 
 KEYS = (
@@ -53,6 +60,7 @@ KEYS = (
     "out",
     "layout",
     "calibrate",
+    "max_batch",
     "min_agreement",
     "max_drop",
     "margin",
@@ -80,6 +88,7 @@ def run(request: Request) -> int | None:
     int8 = truth(options, "int8")
     fp16 = _fp16(options)
     calibrate = whole_number(options, "calibrate", 300)
+    max_batch = whole_number(options, "max_batch", 8)
     min_agreement = _share(options, "min_agreement", 99.9)
     claim = claim_of(options)
     for key in ("min_agreement", "max_drop"):
@@ -91,17 +100,14 @@ def run(request: Request) -> int | None:
     export_format = find_format(name)
     if claim is not None and export_format.features:
         raise UserError(f"margin: needs a classifier, and to={name} has none")
-    if int8 and not export_format.quantises:
-        raise UserError(f"int8: to={name} has no int8 (to=onnx, openvino, triton, sagemaker have)")
-    if fp16 and not export_format.halves:
-        raise UserError(f"fp16: to={name} has no FP16 ({HALVES} have)")
-    if fp16 and int8:
-        raise UserError("fp16: an export is in FP16 or in int8, not both")
+    _check_abilities(export_format, name, int8, fp16, "max_batch" in options)
     export_format.check(f"to={name}", int8)  # before torch is loaded
     opened = Run.open(request.rest[0], request)
     from kd.ship.export.gate import ExportRequest, export, lines
 
-    export_request = ExportRequest(name, export_format, int8, layout, calibrate, limits, fp16)
+    export_request = ExportRequest(
+        name, export_format, int8, layout, calibrate, limits, fp16, max_batch
+    )
     out = opened.folder / "export" / export_request.name
     if "out" in options:
         out = Path(options["out"])
@@ -114,6 +120,22 @@ def run(request: Request) -> int | None:
         return 1
     print(f"written to {out}")
     return 0
+
+
+def _check_abilities(
+    export_format: "Format", name: str, int8: bool, fp16: "Fp16", max_batch: bool
+) -> None:
+    """Raises a UserError where a format lacks what was requested."""
+    if int8 and not export_format.quantises:
+        raise UserError(f"int8: to={name} has no int8 ({QUANTISE} have)")
+    if fp16 and not export_format.halves:
+        raise UserError(f"fp16: to={name} has no FP16 ({HALVES} have)")
+    if fp16 and int8:
+        raise UserError("fp16: an export is in FP16 or in int8, not both")
+    if max_batch and not export_format.bounded:
+        raise UserError(
+            f"max_batch: has no effect with to={name} (to=executorch has a largest batch)"
+        )
 
 
 def _fp16(options: dict[str, str]) -> "Fp16":

@@ -19,6 +19,8 @@ PRELOGITS = "prelogits"  # the name of the classifier's input, which in most mod
 MAPS = "maps"  # the name of whichever layer gives a model's last map, before its classifier
 # The map after such a share of the blocks or stages.
 MAPS_AT = re.compile(r"maps@([1-9]\d*)/([1-9]\d*)")
+# The last map of a CNN whose positions are so many pixels apart, as detectors name their levels.
+MAPS_OF_STRIDE = re.compile(r"maps@stride([1-9]\d*)")
 TRIAL = 2  # pictures of the forward that finds the layers' shapes
 KEY = "model.taps"  # the setting that names layers, where no other is given
 
@@ -138,6 +140,9 @@ class Taps:
 
     def _map_at(self, pattern: str, key: str) -> str:
         """The layer that ``maps@1/3`` means in timm's list of features; a ViT's map as its next block normalises it."""
+        stride = MAPS_OF_STRIDE.fullmatch(pattern)
+        if stride is not None:
+            return self._map_of_stride(int(stride[1]), key)
         share = MAPS_AT.fullmatch(pattern)
         if share is None:
             return pattern
@@ -152,6 +157,18 @@ class Taps:
         if layer == f"blocks.{place - 1}" and normed in self._layers:
             return normed
         return layer
+
+    def _map_of_stride(self, stride: int, key: str) -> str:
+        """The last layer in timm's list of features whose map has one position for so many pixels a side."""
+        layers = {}
+        for feature in getattr(self._model, "feature_info", ()):
+            layers[feature["reduction"]] = feature["module"]
+        if stride not in layers:
+            strides = ", ".join(str(known) for known in sorted(layers)) or "none"
+            raise UserError(
+                f"{key}: timm's features of {_title(self._model)} have no stride {stride}; strides: {strides}"
+            )
+        return layers[stride]
 
     def _run(self) -> None:
         """A forward of two pictures of zeros."""

@@ -20,7 +20,7 @@ from kd.storage.elsewhere import mapping_of
 
 ROUNDS = 5
 """Each model is timed so often, in turns with the others."""
-RUNNABLE = ("onnx", "openvino", "torch_export", "triton")
+RUNNABLE = ("onnx", "openvino", "executorch", "litert", "torch_export", "triton")
 """Formats whose exports can be timed here."""
 Row = dict[str, Any]
 """One line of the table: a model at a batch size and number of threads."""

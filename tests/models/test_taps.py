@@ -119,6 +119,23 @@ def test_a_share_beyond_the_model_is_refused() -> None:
         Taps(tiny_vit(), ["maps@0/3"], (32, 32))
 
 
+@pytest.mark.parametrize(
+    ("arch", "widths"),
+    [("resnet18", [128, 256, 512]), ("mobilenetv3_large_100", [40, 112, 960]),
+     ("convnext_atto", [80, 160, 320])],
+)  # fmt: skip
+def test_the_levels_that_detectors_read(arch: str, widths: list[int]) -> None:
+    cnn = timm.create_model(arch)
+    levels = [f"maps@stride{stride}" for stride in (8, 16, 32)]
+    sides = [64 // stride for stride in (8, 16, 32)]
+    expected = [(2, width, side, side) for width, side in zip(widths, sides, strict=True)]
+    assert shapes(cnn, levels, size=64) == expected
+    with pytest.raises(UserError, match=f"features of {arch} have no stride 12; strides: .*8, 16"):
+        Taps(cnn, ["maps@stride12"], (64, 64))
+    with pytest.raises(UserError, match="features of Linear have no stride 8; strides: none"):
+        Taps(torch.nn.Linear(2, 2), ["maps@stride8"], (32, 32))
+
+
 def test_patterns_name_layers_in_the_models_order() -> None:
     taps = Taps(tiny_vit(depth=12), [["blocks.[!2]", "norm"]], (32, 32))
     assert taps.paths(["norm", "blocks.?"]) == ["norm", *(f"blocks.{i}" for i in range(10))]

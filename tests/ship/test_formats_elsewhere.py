@@ -3,7 +3,7 @@
 import pytest
 
 from kd.cli import export_main
-from kd.ship.export.base import ELSEWHERE, FORMATS, OTHER_NAMES
+from kd.ship.export.base import ELSEWHERE, FORMATS, OLD_NAMES, OTHER_NAMES
 from tests._helpers import ROOT
 
 
@@ -13,6 +13,16 @@ def test_a_format_of_another_program(name: str, capsys: pytest.CaptureFixture[st
     message = capsys.readouterr().err
     assert "to: kd does not write" in message and "another program does: " in message
     assert not {*ELSEWHERE, *OTHER_NAMES} & {*FORMATS}
+
+
+@pytest.mark.parametrize("name", [*OLD_NAMES, "TFLite"])
+def test_a_name_of_a_file_leads_to_its_format(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export_main(["runs/none", f"to={name}"]) == 2
+    format_name = OLD_NAMES[name.lower()]
+    assert f"to: '{name}' is written by to={format_name}" in capsys.readouterr().err
+    assert format_name in FORMATS and name not in FORMATS
 
 
 def test_the_page_has_a_row_for_each() -> None:

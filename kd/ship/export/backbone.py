@@ -18,6 +18,7 @@ from kd.ship.export.base import ExportJob, Format, Runtime, in_torch
 from kd.ship.export.hub import made_of, model_size
 from kd.ship.export.manifest import from_metadata
 from kd.ship.export.student import in_order, read_metadata, tensors_in
+from kd.ship.export.torchvision_keys import detector_backbones
 from kd.storage.elsewhere import LARGEST_STUDENT, json_of, regular
 from kd.storage.writing import write_bytes
 
@@ -26,7 +27,8 @@ class Backbone(Format):
     """``backbone.safetensors``: a plain timm state dict without a classifier.
 
     ``timm.create_model(arch, features_only=True, pretrained=True, pretrained_cfg_overlay={"file": FILE}, **kwargs)``
-    loads it; ``arch`` and ``kwargs`` are in the file's metadata.
+    loads it; ``arch`` and ``kwargs`` are in the file's metadata. Beside it are files under the names of torchvision's
+    detectors, where torchvision has the same network (:mod:`kd.ship.export.torchvision_keys`).
     """
 
     features = True
@@ -55,6 +57,9 @@ class Backbone(Format):
         }
         file = folder / "backbone.safetensors"
         write_bytes(file, in_order(save(state, metadata)))
+        for part in detector_backbones(model, arch):
+            about = {**metadata, "torchvision": f"detector.{part.place}.load_state_dict"}
+            write_bytes(folder / part.file, in_order(save(part.state, about)))
         return file
 
     def reference(self, job: ExportJob) -> nn.Module:

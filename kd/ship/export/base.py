@@ -1,7 +1,10 @@
 """What a format is, and what runs its files."""
 
+import logging
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +29,9 @@ INPUT, OUTPUT = "pictures", "answer"  # Names of the exported graph's input and 
 FORMATS = {
     "onnx": "kd.ship.export.onnx.Onnx",
     "openvino": "kd.ship.export.openvino.OpenVino",
+    "executorch": "kd.ship.export.executorch.ExecuTorch",
+    "litert": "kd.ship.export.litert.LiteRT",
+    "coreml": "kd.ship.export.coreml.CoreML",
     "torch_export": "kd.ship.export.torch_export.TorchExport",
     "triton": "kd.ship.export.triton.Triton",
     "sagemaker": "kd.ship.export.sagemaker.SageMakerArchive",
@@ -36,18 +42,12 @@ FORMATS = {
 """By the names that ``kd-export to=`` takes; another format is given by its class path."""
 
 ELSEWHERE = {
-    "coreml": "to=torch_export, then coremltools.convert(torch.export.load(FILE).run_decompositions({}))",
-    "litert": "litert_torch.convert(timm.create_model('local-dir:RUN/student', pretrained=True).eval(), (picture,))",
     "tensorrt": "to=onnx, then trtexec --onnx=model.onnx --saveEngine=model.plan, on the GPU that runs it",
 }
 """Formats that kd does not write: how another program makes them today. kd does not compare what they make."""
-OTHER_NAMES = {
-    "mlmodel": "coreml",
-    "mlpackage": "coreml",
-    "tflite": "litert",
-    "trt": "tensorrt",
-    "engine": "tensorrt",
-}
+OTHER_NAMES = {"trt": "tensorrt", "engine": "tensorrt"}
+OLD_NAMES = {"tflite": "litert", "mlmodel": "coreml", "mlpackage": "coreml", "pte": "executorch"}
+"""Names of files and former names of formats that kd writes under another name."""
 
 Calibration = Callable[
     [], Iterator[np.ndarray]
@@ -79,6 +79,8 @@ class ExportJob:
     """Loads the run's teacher, for a format that ships it too."""
     halve: "Callable[[onnx.ModelProto], onnx.ModelProto] | None" = None
     """Makes the FP16 copy of a graph; None for float32 and int8."""
+    max_batch: int = 8
+    """Largest batch of a format that plans its memory ahead."""
 
 
 @dataclass(frozen=True)
@@ -99,22 +101,32 @@ class Format(ABC):
     Attributes:
         quantises: whether it knows int8.
         halves: whether it knows FP16.
+        mixes: whether its FP16 files can keep layers in float32.
+        bounded: whether its files have a largest batch (``max_batch``).
         features: its answer is the features below the classifier.
         needs: modules by the extra that brings them.
+        quantiser: the modules of int8 likewise.
     """
 
     quantises = False
     halves = False
+    mixes = True
+    bounded = False
     features = False
     needs: Mapping[str, Sequence[str]] = {}
+    quantiser: Mapping[str, Sequence[str]] = {"openvino": ("nncf",)}
 
     def check(self, key: str, int8: bool) -> None:
         """Raises a UserError that names ``key`` and the extra where one is missing."""
-        for extra, modules in self.needs.items():
-            for module in modules:
-                need(module, extra, key)
-        if int8:
-            need("nncf", "openvino", "int8=true")
+        with quiet():
+            for extra, modules in self.needs.items():
+                for module in modules:
+                    need(module, extra, key)
+            if not int8:
+                return
+            for extra, modules in self.quantiser.items():
+                for module in modules:
+                    need(module, extra, "int8=true")
 
     @abstractmethod
     def write(self, job: ExportJob, folder: Path) -> Path:
@@ -130,6 +142,10 @@ class Format(ABC):
     @abstractmethod
     def open(self, file: Path, threads: int = 0) -> Runtime:
         """Loads what :meth:`write` wrote; ``threads`` 0 leaves their number to the runtime."""
+
+    def note(self) -> str:
+        """What the comparison with the student did not see; "" where it ran the file itself."""
+        return ""
 
     def simulate(self, file: Path) -> Runtime:
         """Runs an FP16 export as a machine with FP16 would, each result rounded; of formats with :attr:`halves`."""
@@ -151,12 +167,31 @@ def find_format(name: str) -> Format:
         raise UserError(
             f"to: kd does not write {elsewhere}; another program does: {ELSEWHERE[elsewhere]}"
         )
+    if name.lower() in OLD_NAMES:
+        raise UserError(f"to: '{name}' is written by to={OLD_NAMES[name.lower()]}")
     module, _, kind = FORMATS.get(name, name).rpartition(".")
     try:
         return getattr(import_module(module), kind)()
     except (ImportError, AttributeError, ValueError) as error:
         hint = did_you_mean(name, FORMATS)
         raise UserError(f"to: must be one of {', '.join(FORMATS)}, got '{name}'{hint}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings and log lines of libraries that convert a graph."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def attends(student: "nn.Module") -> bool:
+    """Whether a student has attention layers; quantisers treat such models differently."""
+    return any("Attention" in type(module).__name__ for module in student.modules())
 
 
 def in_torch(call: "Callable[[Tensor], Tensor]", layout: Layout = "nchw") -> Runtime:

@@ -217,6 +217,8 @@ class ExportRequest:
     """How far it may be from the student."""
     fp16: Fp16 = ""
     """FP16 for ``all`` layers, or (``mixed``) all but those that need float32; "" for none."""
+    max_batch: int = 8
+    """Largest batch of a format that plans its memory ahead."""
 
     @property
     def name(self) -> str:
@@ -255,7 +257,15 @@ def export(
         raise UserError("margin: needs a student that answers in classes, masks or numbers")
     weights = run.folder / "student.safetensors"
     calibration = partial(run.calibration, layout, wanted.calibrate)
-    job = ExportJob(run.prepared(layout), run.model, manifest, weights, calibration, run.teacher)
+    job = ExportJob(
+        run.prepared(layout),
+        run.model,
+        manifest,
+        weights,
+        calibration,
+        run.teacher,
+        max_batch=wanted.max_batch,
+    )
     # before the work: missing pictures are reported at once
     batches = run.data.eval_dataloader("val")
     half = None
@@ -273,11 +283,15 @@ def export(
         reference, exported = kind.reference(job), kind.open(file)
         second_task = copy.deepcopy(run.task)  # without the first comparison's answers
         measured = compare(reference, exported, manifest, batches, run.task, certificate)
+        if kind.note():
+            measured["note"] = kind.note()
         problem = failure(measured, wanted.int8, wanted.limits)
         if half:
             write_json(part / LAYERS, half.records())
             problem = problem or half.overflow()
             measured["float32_layers"] = half.float32_layers()
+            if not kind.mixes and not problem:
+                problem = _unmixed(wanted.to, half.float32_layers())
         if half and not problem:
             exported = kind.simulate(file)
             simulated = compare(reference, exported, manifest, batches, second_task, certificate)
@@ -307,6 +321,16 @@ def export(
     return problem, record
 
 
+def _unmixed(to: str, float32_layers: list[str]) -> str:
+    """Why a format that computes all layers in FP16 can't take a student; "" where no layer needs float32."""
+    if not float32_layers:
+        return ""
+    return (
+        f"to={to} keeps no layer in float32, and FP16 is too small for {shortened(float32_layers)}; "
+        "fp16=all leaves it to the comparison alone, unless a layer overflows"
+    )
+
+
 def lines(record: dict[str, Any]) -> list[str]:
     """The measured numbers as aligned lines for the terminal."""
     rows = {
@@ -325,10 +349,12 @@ def lines(record: dict[str, Any]) -> list[str]:
     if record.get("float32_layers"):
         rows["kept in float32"] = shortened(record["float32_layers"])
     student_ms, export_ms = record["student_ms"], record["export_ms"]
-    rows["one picture"] = f"student {student_ms:.2f} ms, export {export_ms:.2f} ms"
+    if "note" not in record:
+        rows["one picture"] = f"student {student_ms:.2f} ms, export {export_ms:.2f} ms"
     rows["size"] = f"{record['size_mb']:.1f} MB"
-    certificate = record.get("certificate", {}).get("text", [])
-    return [*(f"{name:<22} {value}" for name, value in rows.items()), *certificate]
+    texts = [record["note"]] if "note" in record else []
+    texts += record.get("certificate", {}).get("text", [])
+    return [*(f"{name:<22} {value}" for name, value in rows.items()), *texts]
 
 
 def _score(record: dict[str, Any], name: str) -> str:

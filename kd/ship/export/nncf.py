@@ -5,7 +5,7 @@ import io
 import logging
 from typing import TYPE_CHECKING
 
-from kd.ship.export.base import INPUT, ExportJob, need
+from kd.ship.export.base import INPUT, ExportJob, attends, need
 
 if TYPE_CHECKING:
     import onnx
@@ -30,12 +30,11 @@ def quantized(
     """
     nncf = need("nncf", "openvino", "int8=true")
     pictures = list(job.calibration())
-    attends = any("Attention" in type(module).__name__ for module in job.student.modules())
     logging.getLogger("nncf").setLevel(logging.ERROR)
     of_onnx = type(model).__module__.startswith("onnx")
     data = nncf.Dataset(pictures, (lambda picture: {INPUT: picture}) if of_onnx else None)
     with contextlib.redirect_stdout(io.StringIO()):  # its progress bars
-        kind = nncf.ModelType.TRANSFORMER if attends else None
+        kind = nncf.ModelType.TRANSFORMER if attends(job.student) else None
         # weights of 7 bits: on CPUs without VNNI products of 8 bits overflow, and a ViT loses 4 points in silence there
         fix = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)
         return nncf.quantize(

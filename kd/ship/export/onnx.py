@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,6 +62,19 @@ class Onnx(Format):
     def simulate(self, file: Path) -> Runtime:
         """Runs an FP16 file with each result rounded to FP16 (:func:`kd.ship.export.fp16.rounded`)."""
         return simulate(file)
+
+
+def prove_half(job: ExportJob) -> Runtime:
+    """The FP16 proof of a format that has another graph: on the ONNX graph of the same student.
+
+    Args:
+        job: with ``halve``, which measures each layer as it converts the graph.
+
+    Returns:
+        Runs the FP16 graph with each result rounded to FP16.
+    """
+    with TemporaryDirectory() as part:
+        return simulate(Onnx().write(job, Path(part)))
 
 
 def open_session(file: Path, threads: int = 0) -> "onnxruntime.InferenceSession":

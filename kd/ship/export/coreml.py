@@ -1,0 +1,179 @@
+"""CoreML: ``model.mlpackage`` for iPhones, iPads and Macs. It is written anywhere and runs on macOS alone."""
+
+import contextlib
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kd.errors import UserError, first_line
+from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime, in_torch, need, quiet
+from kd.ship.export.onnx import prove_half, why
+
+EXTRA = "coreml"
+KEY = "to=coreml"
+MACOS = "darwin"
+
+
+class CoreML(Format):
+    """``model.mlpackage`` with an image input: one RGB picture of the manifest's size.
+
+    Elsewhere than on a Mac the gate compares the traced graph that CoreML converts, and the file's input and output
+    are checked for name, shape and type.
+    """
+
+    halves = True
+    mixes = False
+    needs: Mapping[str, Sequence[str]] = {EXTRA: ("coremltools",)}
+
+    def write(self, job: ExportJob, folder: Path) -> Path:
+        """``model.mlpackage`` in float32; in FP16 where the job has ``halve``.
+
+        Raises:
+            UserError: the extra is missing, or the student has an operator that CoreML lacks.
+        """
+        import torch
+
+        tools = need("coremltools", EXTRA, KEY)
+        if job.halve:
+            self._simulation = prove_half(job)
+        height, width = job.manifest.size
+        picture_13HW = torch.zeros(1, 3, height, width)
+        precision = tools.precision.FLOAT16 if job.halve else tools.precision.FLOAT32
+        try:
+            with quiet(), contextlib.redirect_stderr(io.StringIO()), torch.no_grad():
+                self._trace: Any = torch.jit.trace(_image_first(job), (picture_13HW,))
+                self._answer = tuple(self._trace(picture_13HW).shape)
+                model = tools.convert(
+                    self._trace,
+                    inputs=[tools.ImageType(name=INPUT, shape=picture_13HW.shape)],
+                    outputs=[tools.TensorType(name=OUTPUT, dtype=np.float32)],
+                    convert_to="mlprogram",
+                    compute_precision=precision,
+                    minimum_deployment_target=tools.target.iOS16,
+                    skip_model_load=True,
+                )
+                model.user_defined_metadata.update(job.manifest.as_metadata())
+                file = folder / "model.mlpackage"
+                model.save(str(file))
+        except Exception as error:  # what its passes raise has no common class
+            raise UserError(
+                f"{KEY}: {job.manifest.arch} can't be exported: {why(error)}"
+            ) from error
+        check_interface(file, job.manifest.size, self._answer)
+        return file
+
+    def open(self, file: Path, threads: int = 0) -> Runtime:
+        """On a Mac the file; elsewhere the traced graph that :meth:`write` has just converted, in torch.
+
+        Raises:
+            UserError: not a Mac, and the file is not of this process.
+        """
+        if sys.platform == MACOS:
+            return _on_a_mac(file)
+        if not hasattr(self, "_trace"):
+            raise UserError(f"{file}: CoreML runs on macOS alone")
+        run = in_torch(lambda images: self._trace(images.float()), self._layout_of(file))
+        # One picture after another, as the file takes them.
+        return lambda pictures: np.concatenate([run(picture[None]) for picture in pictures])
+
+    def note(self) -> str:
+        """What the comparison did not see."""
+        if sys.platform == MACOS:
+            return ""
+        return (
+            "CoreML runs on macOS alone: compared was the graph that it converts; the file's input and output "
+            "were checked for shape and type"
+        )
+
+    def simulate(self, file: Path) -> Runtime:
+        """The student's FP16 graph in ONNX with each result rounded to FP16."""
+        return self._simulation
+
+    def _layout_of(self, file: Path) -> Any:
+        """The layout in which the gate gives pictures, from the file's own metadata."""
+        tools = need("coremltools", EXTRA, str(file))
+        metadata = tools.utils.load_spec(str(file)).description.metadata.userDefined
+        return "nchw" if "nchw" in metadata["kd.layout"] else "nhwc"
+
+
+def check_interface(file: Path, size: tuple[int, int], answer: Sequence[int]) -> None:
+    """Checks that a package takes an RGB image of a size, and gives a float32 array of a shape.
+
+    Args:
+        file: the package.
+        size: height and width in pixels.
+        answer: the shape of the student's answer to one picture.
+
+    Raises:
+        UserError: anything else.
+    """
+    tools = need("coremltools", EXTRA, KEY)
+    description = tools.utils.load_spec(str(file)).description
+    image = description.input[0].type.imageType
+    array = description.output[0].type.multiArrayType
+    kinds = tools.proto.FeatureTypes_pb2
+    written = {
+        "inputs": [feature.name for feature in description.input],
+        "outputs": [feature.name for feature in description.output],
+        "size": (image.height, image.width),
+        "colours": image.colorSpace == kinds.ImageFeatureType.RGB,
+        "answer": tuple(array.shape),
+        "float32": array.dataType == kinds.ArrayFeatureType.FLOAT32,
+    }
+    wanted = {
+        "inputs": [INPUT],
+        "outputs": [OUTPUT],
+        "size": size,
+        "colours": True,
+        "answer": tuple(answer),
+        "float32": True,
+    }
+    for name, value in wanted.items():
+        if written[name] != value:
+            raise UserError(f"{KEY}: the file's {name} are {written[name]}, expected {value}")
+
+
+def _image_first(job: ExportJob) -> Any:
+    """The student with its preprocessing for float pictures ``(1, 3, H, W)`` of 0..255, which CoreML's image input gives."""
+    import torch
+
+    class ImageFirst(torch.nn.Module):
+        """Brings a picture into the layout that the student's preprocessing expects."""
+
+        def __init__(self, prepared: torch.nn.Module, channels_last: bool) -> None:
+            super().__init__()
+            self.prepared = prepared
+            self.channels_last = channels_last
+
+        def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+            if self.channels_last:
+                pictures = pictures.permute(0, 2, 3, 1)
+            return self.prepared(pictures)
+
+    return ImageFirst(job.prepared, job.manifest.layout == "nhwc").eval()
+
+
+def _on_a_mac(file: Path) -> Runtime:
+    """Runs a package with CoreML, one picture after another; written after its documentation and never run."""
+    from PIL import Image
+
+    tools = need("coremltools", EXTRA, str(file))
+    try:
+        model = tools.models.MLModel(str(file))
+    except Exception as error:  # what its loader raises has no common class
+        raise UserError(f"{file} is not a CoreML model: {first_line(error)}") from error
+
+    def run(pictures: np.ndarray) -> np.ndarray:
+        answers = []
+        for picture in pictures:
+            if picture.shape[0] == 3:
+                picture = picture.transpose(1, 2, 0)
+            answer = model.predict({INPUT: Image.fromarray(picture)})[OUTPUT]
+            answers.append(answer)
+        return np.concatenate(answers)
+
+    return run

@@ -1,0 +1,137 @@
+"""A backbone under the names of torchvision's detectors: FasterRCNN, MaskRCNN, RetinaNet, FCOS and SSDLite.
+
+timm and torchvision have the same ResNets and MobileNets. The names of a ResNet's tensors are equal, those of a MobileNet
+differ, but both list its layers in the order in which a picture passes them. Each file is loaded by torchvision's own
+code, strictly, and must give the student's features, before it is written.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision import models
+from torchvision.models.detection import backbone_utils, ssdlite
+
+BODY, SSDLITE = "torchvision.safetensors", "torchvision_ssdlite.safetensors"
+MOBILENETS = {
+    "mobilenetv3_large_100": "mobilenet_v3_large",
+    "mobilenetv3_small_100": "mobilenet_v3_small",
+}
+"""torchvision's names by timm's."""
+
+SSDLITE_EPSILON = 1e-3
+"""Of the norms of torchvision's SSDLite; those of the other detectors have torch's 1e-5."""
+
+CLOSE = 1e-3
+"""Largest difference of the features, as a share of their largest magnitude."""
+
+SIDE = 96  # pixels of the pictures that the features are compared on
+
+
+@dataclass
+class DetectorBackbone:
+    """One part of a torchvision detector, with a student's weights."""
+
+    file: str
+    """Name of the file."""
+    place: str
+    """What loads it: a module of the detector."""
+    state: dict[str, Tensor]
+    """The tensors under the names of that module."""
+
+
+def detector_backbones(model: nn.Module, arch: str) -> list[DetectorBackbone]:
+    """A student's layers for each part of torchvision's detectors that has them.
+
+    Args:
+        model: a timm model in eval mode on the CPU, with ``forward_features``.
+        arch: timm's name of it.
+
+    Returns:
+        Empty where torchvision has no such network, or where its network computes something else with these weights.
+    """
+    makers: dict[tuple[str, str], Callable[[], nn.Module]] = {}
+    if arch in MOBILENETS:
+        makers[BODY, "backbone.body"] = partial(_mobilenet_body, MOBILENETS[arch])
+        if arch == "mobilenetv3_large_100":  # the one that torchvision's SSDLite has
+            makers[SSDLITE, "backbone.features"] = _ssdlite_features
+    elif re.fullmatch(r"(wide_)?res(net|next)[\w]+", arch) and arch in models.list_models(models):
+        makers[BODY, "backbone.body"] = partial(_resnet_body, arch)
+
+    backbones = []
+    for (file, place), make in makers.items():
+        body = make().eval()
+        state = _state_for(body, model)
+        if state is None:
+            continue
+        body.load_state_dict(state, strict=True)
+        if _same_features(body, model):
+            backbones.append(DetectorBackbone(file, place, state))
+    return backbones
+
+
+def _resnet_body(arch: str) -> nn.Module:
+    """What FasterRCNN, RetinaNet and their kin run of a ResNet, below their pyramid."""
+    fpn: Any = backbone_utils.resnet_fpn_backbone(
+        backbone_name=arch, weights=None, norm_layer=nn.BatchNorm2d, trainable_layers=5
+    )
+    return fpn.body
+
+
+def _mobilenet_body(arch: str) -> nn.Module:
+    """What FasterRCNN runs of a MobileNetV3, below its pyramid."""
+    fpn: Any = backbone_utils.mobilenet_backbone(
+        backbone_name=arch, weights=None, fpn=True, norm_layer=nn.BatchNorm2d, trainable_layers=6
+    )
+    return fpn.body
+
+
+def _ssdlite_features() -> nn.Module:
+    """What SSDLite runs of a MobileNetV3, below its extra layers; its last stage has the full width."""
+    norm = partial(nn.BatchNorm2d, eps=SSDLITE_EPSILON, momentum=0.03)
+    mobilenet = models.mobilenet_v3_large(weights=None, norm_layer=norm)
+    extractor: Any = ssdlite._mobilenet_extractor(mobilenet, 6, norm)
+    return extractor.features
+
+
+def _state_for(body: nn.Module, model: nn.Module) -> dict[str, Tensor] | None:
+    """The model's tensors under the names of ``body``, layer by layer in order; None where a shape differs.
+
+    A norm divides by ``sqrt(variance + epsilon)``, so a variance makes up for another epsilon.
+    """
+    expected = body.state_dict()
+    layers = dict(model.named_modules())
+    state: dict[str, Tensor] = {}
+    for name, layer in zip(_layers_with_tensors(body), _layers_with_tensors(model), strict=False):
+        for kind, value in layers[layer].state_dict().items():
+            key = f"{name}.{kind}"
+            if key not in expected or expected[key].shape != value.shape:
+                return None
+            state[key] = value.clone()
+        norm: Any = layers[layer]
+        theirs: Any = body.get_submodule(name)
+        if isinstance(norm, nn.BatchNorm2d):
+            state[f"{name}.running_var"] += norm.eps - theirs.eps
+    return state if state.keys() == expected.keys() else None
+
+
+def _layers_with_tensors(model: nn.Module) -> list[str]:
+    """Names of the layers that hold tensors themselves, in the order in which they were made."""
+    return list(dict.fromkeys(key.rpartition(".")[0] for key in model.state_dict()))
+
+
+@torch.no_grad()
+def _same_features(body: nn.Module, model: Any) -> bool:
+    """Whether torchvision's network gives the student's last map, on pictures of noise."""
+    images_N3HW = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    expected = model.forward_features(images_N3HW)
+    output = body(images_N3HW)
+    last_map = list(output.values())[-1] if isinstance(output, dict) else output
+    if last_map.shape != expected.shape:
+        return False
+    difference = (last_map - expected).abs().max()
+    return bool(difference <= CLOSE * expected.abs().max())

@@ -1,0 +1,132 @@
+"""to=backbone in the keys of torchvision's detectors, loaded by their own code."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+from torchvision.models import detection, mobilenet_v3_large
+from torchvision.models.detection import ssdlite
+from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
+from torchvision.models.detection.ssd import SSD
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+from kd.cli import main
+from kd.ship.export.torchvision_keys import BODY, SSDLITE, detector_backbones
+from tests._helpers import draw_folder
+
+PICTURES = [torch.rand(3, 64, 96, generator=torch.Generator().manual_seed(1))]
+WHOLE = {"weights": None, "weights_backbone": None, "num_classes": 3}
+
+
+def trained_like(arch: str) -> nn.Module:
+    """A model whose norms have statistics as after training; some variances are below SSDLite's epsilon."""
+    torch.manual_seed(0)
+    model = timm.create_model(arch, num_classes=0).eval()
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.running_mean.normal_(0, 0.1)
+            layer.running_var.uniform_(5e-4, 2)
+    return model
+
+
+def faster_rcnn(arch: str) -> nn.Module:
+    """FasterRCNN with torchvision's backbone of that name."""
+    if arch.startswith("mobilenet"):
+        return detection.fasterrcnn_mobilenet_v3_large_320_fpn(**WHOLE)
+    norm = nn.BatchNorm2d
+    fpn = detection.backbone_utils.resnet_fpn_backbone(
+        backbone_name=arch, weights=None, norm_layer=norm, trainable_layers=5
+    )
+    return detection.FasterRCNN(fpn, 3)
+
+
+def retina_net(arch: str) -> nn.Module:
+    """RetinaNet with torchvision's backbone of that name, whose norms are frozen."""
+    fpn = detection.backbone_utils.resnet_fpn_backbone(
+        backbone_name=arch,
+        weights=None,
+        trainable_layers=5,
+        returned_layers=[2, 3, 4],
+        extra_blocks=LastLevelP6P7(256, 256),
+    )
+    return detection.RetinaNet(fpn, 3)
+
+
+@pytest.mark.parametrize(
+    ("arch", "make"),
+    [("resnet18", faster_rcnn), ("resnet18", retina_net), ("mobilenetv3_large_100", faster_rcnn),
+     pytest.param("resnet50", faster_rcnn, marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_detectors_load_the_body_strictly(arch: str, make: object, tmp_path: Path) -> None:
+    model = trained_like(arch)
+    (body, *_) = detector_backbones(model, arch)
+    assert body.file == BODY and body.place == "backbone.body"
+    detector = make(arch).eval()  # type: ignore[operator]
+    detector.backbone.body.load_state_dict(body.state, strict=True)
+    with torch.no_grad():
+        images = torch.rand(1, 3, 64, 64)
+        last = list(detector.backbone.body(images).values())[-1]
+        expected = model.forward_features(images)
+        torch.testing.assert_close(last, expected, rtol=1e-3, atol=1e-3 * expected.abs().max())
+        assert set(detector(PICTURES)[0]) == {"boxes", "labels", "scores"}
+
+
+def test_ssdlite_loads_its_features_strictly() -> None:
+    model = trained_like("mobilenetv3_large_100")
+    of_ssdlite = detector_backbones(model, "mobilenetv3_large_100")[1]
+    assert of_ssdlite.file == SSDLITE and of_ssdlite.place == "backbone.features"
+    norm = partial(nn.BatchNorm2d, eps=0.001, momentum=0.03)
+    backbone = ssdlite._mobilenet_extractor(mobilenet_v3_large(norm_layer=norm), 6, norm)
+    widths = ssdlite.det_utils.retrieve_out_channels(backbone, (320, 320))
+    anchors = DefaultBoxGenerator([[2, 3] for _ in widths], min_ratio=0.2, max_ratio=0.95)
+    head = ssdlite.SSDLiteHead(widths, anchors.num_anchors_per_location(), 3, norm)
+    detector = SSD(backbone, anchors, (320, 320), 3, head=head).eval()
+    detector.backbone.features.load_state_dict(of_ssdlite.state, strict=True)
+    with torch.no_grad():
+        images = torch.rand(1, 3, 64, 64)
+        expected = model.forward_features(images)
+        last = detector.backbone.features(images)
+        torch.testing.assert_close(last, expected, rtol=1e-3, atol=1e-3 * expected.abs().max())
+        assert set(detector(PICTURES)[0]) == {"boxes", "labels", "scores"}
+
+
+@pytest.mark.parametrize("arch", ["resnet18d", "resnet26", "convnext_atto", "vit_tiny_patch16_224"])
+def test_networks_that_torchvision_lacks(arch: str) -> None:
+    assert not detector_backbones(timm.create_model(arch, num_classes=0).eval(), arch)
+
+
+def test_another_function_with_the_same_tensors_is_left_out() -> None:
+    """The names and shapes of a ResNet with dilated convolutions are those of one without."""
+    model = timm.create_model("resnet18", num_classes=0, output_stride=8).eval()
+    assert not detector_backbones(model, "resnet18")
+
+
+def test_the_recipe_from_pictures_to_a_detector(tmp_path: Path) -> None:
+    """kd-train recipe=detector_backbone, kd-export to=backbone, torchvision's FasterRCNN: with a small teacher."""
+    data = draw_folder(tmp_path / "data", train=6, val=2)
+    small = "embed_dim: 32, depth: 4, num_heads: 2"
+    items = [
+        "recipe=detector_backbone", f"data.source.root={data}", f"runs_dir={tmp_path}", "preflight=warn",
+        "model.teachers.dino.pretrained=false", f"model.teachers.dino.kwargs={{{small}}}",
+        "data.img_size=56", "model.student.img_size=56", "model.teachers.dino.img_size=56",
+        "trainer.max_steps=2", "data.batch_size=4", "data.num_workers=0",
+    ]  # fmt: skip
+    assert main("train", items) == 0
+    run = tmp_path / "detector_backbone" / "latest"
+    summary = json.loads((run / "summary.json").read_text())
+    assert {"stride8_loss", "stride16_loss", "stride32_loss"} <= set(summary["student"]["val"])
+    out = tmp_path / "backbone"
+    assert main("export", [str(run), "to=backbone", f"out={out}"]) == 0
+    detector = faster_rcnn("resnet18")
+    detector.backbone.body.load_state_dict(load_file(out / BODY), strict=True)
+    student = load_file(run / "student.safetensors")
+    for name, value in detector.backbone.body.state_dict().items():
+        assert torch.equal(value, student[name]), name
+    with safe_open(out / BODY, "pt") as opened:
+        assert json.loads(opened.metadata()["kd.mean"]) == [0.485, 0.456, 0.406]
