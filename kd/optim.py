@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule."""
+"""Optimizer and learning-rate schedule, by optimizer steps: linear warm-up, then a cosine or steps downwards."""
 
 import math
 from bisect import bisect_right

@@ -1,4 +1,9 @@
-"""Measures the teacher before the first step: a wrong one costs the whole run."""
+"""Measures the teacher before the first step: a wrong one costs the whole run.
+
+Every teacher answers the validation pictures once. One that is no better than guessing is *weak*: the run ends, or
+warns (``preflight``). What would mend it, such as another order of classes or another input, is its *remedy*. The
+answers are kept for the student's agreement.
+"""
 
 import copy
 import hashlib

@@ -1,4 +1,9 @@
-"""The splits of a source: completed by what it lacks, and without damaged pictures."""
+"""The splits of a source: completed by what it lacks, and without damaged pictures.
+
+A split as the source *lists* it may hold damaged pictures; ``split(name)`` is it without them. ``train`` may have two
+parts, labelled and unlabelled pictures; where the source has no ``val``, a share of each class of ``train`` is *held
+out* for it.
+"""
 
 import os
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Losses for dense prediction."""
+"""Losses for dense prediction: the classes of all pixels, or maps of features. See kd/losses/README.md."""
 
 import torch
 from torch import Tensor

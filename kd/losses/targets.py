@@ -1,4 +1,8 @@
-"""Teachers' features on one scale."""
+"""Teachers' features on one scale: a loss that regresses several of them weighs each alike.
+
+``variance`` divides every channel by its own deviation; ``phi_s`` (:func:`kd.losses.functional.phi_s`) turns and scales
+all channels together.
+"""
 
 import torch
 import torch.distributed as dist

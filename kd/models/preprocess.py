@@ -1,4 +1,4 @@
-"""Each model's own input."""
+"""Each model's own input: teacher and student may differ in size, mean and deviation, and see the same pictures."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

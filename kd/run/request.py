@@ -1,4 +1,8 @@
-"""A command line, sorted by kind. Imports nothing heavy: a wrong word is reported at once."""
+"""A command line, sorted by kind. Imports nothing heavy: a wrong word is reported at once.
+
+A *recipe* is a YAML file of settings; an *overlay* (``config=NAME``) is another one on top of it; an *override* is a
+word ``KEY=VALUE``; a *flag* is one of :data:`FLAGS`. ``rest`` holds all other words: runs, files, pictures.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,8 @@
-"""How faithful a student is to its teacher, from the logits of both on the same pictures."""
+"""How faithful a student is to its teacher, from the logits of both on the same pictures.
+
+*Agreement* is how often both answer alike, right or wrong. What is counted are pictures, labels (``multilabel``) or
+pixels (``segmentation``); a picture is *lost* where the teacher is right and the student is wrong.
+"""
 
 import heapq
 import math

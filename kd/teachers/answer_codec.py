@@ -1,4 +1,10 @@
-"""How a teacher's answer is written as a record of a fixed size, and read again."""
+"""How a teacher's answer is written as a record of a fixed size, and read again.
+
+A *record* is the bytes of one picture's answer; N records are uint8 ``(N, bytes)``. A *codec* writes one thing into a
+record and reads it: a feature (:class:`HalfFeature`, :class:`Int8Feature`), logits (:class:`DenseCodec`,
+:class:`TopKCodec`, :class:`MapCodec`), or a whole answer (:class:`AnswerCodec`). The *tail* of logits of which the k
+largest are kept is the logsumexp of all others, at each temperature that a loss uses.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

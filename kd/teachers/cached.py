@@ -1,4 +1,8 @@
-"""A teacher that answers from a cache where it can, and fills it where it can't."""
+"""A teacher that answers from a cache where it can, and fills it where it can't.
+
+The *live* teacher is the model that the cache stands in front of. An answer is known by (sample, view): the picture's
+number in the training split, and the number of the random crop and changes that it is shown with.
+"""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence

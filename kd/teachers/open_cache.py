@@ -1,4 +1,9 @@
-"""Opens, or makes, the caches that the teachers' settings name."""
+"""Opens, or makes, the caches that the teachers' settings name.
+
+``cache=on`` reads answers and stores those that are missing; ``only`` ends a run for one that is missing; ``auto`` has
+become one of ``on`` and ``off`` before, by measurement. *Filling* is what ``kd-cache`` does: all answers are computed
+ahead, and nothing is trained.
+"""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,8 @@
-"""The data tier in a training process: a loader of batches that other machines make, the same views to the last bit."""
+"""The data tier in a training process: a loader of batches that other machines make, the same views to the last bit.
+
+The *tier* is all machines that prepare data. A *maker* is a process there that makes batches; a *work* is a kind of
+batches (samples and what collates them), sent to each maker once; a *stream* is one pass over a loader.
+"""
 
 import atexit
 import sys

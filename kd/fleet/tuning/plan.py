@@ -1,4 +1,8 @@
-"""A search by its command line, checked as a whole before anything is written."""
+"""A search by its command line, checked as a whole before anything is written.
+
+A *trial* is a run with one choice of the searched settings; the *space* is what they may be; an *objective* is a metric
+that the search makes as large, or as small, as it can; ``jobs`` is how many trials run at a time.
+"""
 
 import json
 from collections.abc import Sequence
