@@ -29,9 +29,7 @@ def read_prices(file: Path) -> dict[str, dict[str, float]]:
 
 def _kinds(file: Path, name: str, value: object) -> dict[str, float]:
     """Prices and parts of one machine, from its value in the table: a price, or several by kind."""
-    kinds = value
-    if not isinstance(value, dict):
-        kinds = {"on_demand": value}
+    kinds = value if isinstance(value, dict) else {"on_demand": value}
     numbers = {}
     for kind, number in kinds.items():
         known = kind in PRICES or kind in PARTS

@@ -91,9 +91,7 @@ def save_student(
         checkpoint: take the weights from this training checkpoint instead of the module's present ones.
     """
     path = Path(path)
-    student = module
-    if isinstance(module, DistillationModule):
-        student = module.student_of_one
+    student = module.student_of_one if isinstance(module, DistillationModule) else module
     if checkpoint is None:
         weights = student.final.state_dict()
     else:
