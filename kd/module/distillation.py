@@ -37,7 +37,7 @@ from kd.module.pace import (
     seed_step,
 )
 from kd.module.resume import Resume
-from kd.module.start import begin_once, settle_once
+from kd.module.start import by_the_first, settle_once
 from kd.optim import OptimSpec, Pace, as_optim
 from kd.tasks import Task
 from kd.teachers import CachedTeacher, RunTeacher, caches_of, dtype_for
@@ -176,7 +176,8 @@ class DistillationModule(Inference):
         if self.data is not None:
             sample = sample_for_fits(self.trainer, self.data)
         if stage == "fit" and not self.resumed and not self.begun:
-            lines = begin_once(self, sample)
+            lines = by_the_first(self.trainer, self.students, lambda: self.begin(sample, self.data))
+            self.begun = True
             if lines and self.trainer.is_global_zero:
                 print("\n".join(lines), flush=True)
         if self.teacher is not None:
@@ -187,7 +188,7 @@ class DistillationModule(Inference):
         if stage != "fit":
             return
         if self.teacher is not None and sample is not None and not self.resumed:
-            settle_once(self, sample)
+            settle_once(self.trainer, self.students, self.teacher, sample)
         if self.data is not None:
             self.answer_by(apply_auto(self, self.data))
             run_ahead(

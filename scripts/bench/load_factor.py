@@ -65,7 +65,8 @@ def train(recipe: Path, engine: str, load: int) -> Explained:
     name = f"{recipe.stem}_{engine}_{load}_{len(list(recipe.parent.glob('runs/load/*')))}"
     command = [sys.executable, "-m", "kd.cli", f"recipe={recipe}", f"name={name}", f"data.engine={engine}",
                f"data.augment.repeat={load}"]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )

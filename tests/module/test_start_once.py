@@ -11,7 +11,7 @@ import kd.distill.students as students_module
 import kd.module.distillation as module_module
 from kd.cli import train_main
 from kd.distill.inherit.start import inherit_together
-from kd.module.start import begin_once
+from kd.module.start import by_the_first
 from tests._forks import run_ranks, start_ranks, status_of
 
 TWO = [
@@ -32,16 +32,16 @@ def watched(items: list[str]) -> int:
         Path(folder, f"fit.{rank}").touch()
         inherit_together(*arguments)
 
-    def begun(module: Any, sample: Any) -> list[str]:
+    def begun(trainer: Any, students: Any, compute: Any) -> list[str]:
         torch.rand(int(rank))  # ranks that had drawn differently draw alike from here
-        messages = begin_once(module, sample)
-        state = {**module.students.state_dict(), "random": torch.get_rng_state()}
+        messages = by_the_first(trainer, students, compute)
+        state = {**students.state_dict(), "random": torch.get_rng_state()}
         torch.save({"state": state, "messages": messages}, Path(folder, f"after.{rank}"))
         return messages
 
     with (
         mock.patch.object(students_module, "inherit_together", fits),
-        mock.patch.object(module_module, "begin_once", begun),
+        mock.patch.object(module_module, "by_the_first", begun),
     ):
         return train_main(settings)
 

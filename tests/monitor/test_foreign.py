@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,13 +25,18 @@ from kd.report.records import RunRecords, read_run
 from kd.report.rules import Explained
 from kd.storage import mirror as mirror_module
 from kd.storage.objects import file_system
+from tests._collector import Receiver, collector  # noqa: F401 (a fixture)
 from tests._forks import free_port, run_ranks
 from tests._helpers import ROOT
-from tests.monitor.test_senders import Receiver, collector  # noqa: F401 (a fixture)
-from tests.report.test_live import get
 
 BATCH = 2
 LATE_S = 0.4  # of rank 1, in each step: long against what a step computes, on a busy machine too
+
+
+def get(address: str) -> str:
+    """What is served there."""
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        return str(answer.read().decode())
 
 
 class Classifier(LightningModule):

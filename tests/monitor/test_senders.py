@@ -1,51 +1,21 @@
 """The numbers leave the machine: by OTLP to a receiver of the tests' own, to CloudWatch as moto plays it."""
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kd.cli import train_main
 from kd.report.rules import RULES
+from tests._collector import Receiver, collector  # noqa: F401 (a fixture)
 
 TOPIC = "arn:aws:sns:us-east-1:123456789012:kd"
 SLOW = json.dumps({"class_path": "tests._stop.Slow", "init_args": {"seconds": 0.05}})
 SHORT = [f"trainer.callbacks+={SLOW}", "monitor.interval_s=0.1", "trainer.max_epochs=1"]
 
 
-class Receiver(BaseHTTPRequestHandler):
-    """An OTLP collector: keeps what is posted."""
-
-    bodies: list[bytes] = []  # noqa: RUF012 (the test reads it)
-    paths: list[str] = []  # noqa: RUF012
-
-    def do_POST(self) -> None:
-        Receiver.paths.append(self.path)
-        Receiver.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-protobuf")
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None: ...
-
-
-@pytest.fixture()
-def collector() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Receiver)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_otlp(recipe: Path, collector: str) -> None:
+def test_otlp(recipe: Path, collector: str) -> None:  # noqa: F811
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
         ExportMetricsServiceRequest,
