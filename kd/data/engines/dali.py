@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from kd.data.engines.device import CutSet, DeviceViews, Plan
@@ -141,10 +142,10 @@ class DaliViews(DeviceViews):
         gpu = device.type == "cuda"
         decoder = "mixed" if gpu else "cpu"
 
-        def number(name: str, dtype: Any, ndim: int) -> Any:
+        def number(name: str, dtype: object, ndim: int) -> object:
             return fn.external_source(name=name, dtype=dtype, ndim=ndim)
 
-        def changed(picture: Any, number_of_change: int) -> Any:
+        def changed(picture: object, number_of_change: int) -> object:
             amount = number(f"change {number_of_change}", types.FLOAT, 0)
             transform = self.chain[number_of_change]
             if isinstance(transform, v2.RandomRotation):
@@ -207,19 +208,19 @@ class OneAhead:
         device: that they are trained on.
     """
 
-    def __init__(self, loader: Any, views: DaliViews, device: torch.device) -> None:
+    def __init__(self, loader: DataLoader, views: DaliViews, device: torch.device) -> None:
         self.loader, self.views, self.device = loader, views, device
         self.batch_sampler = loader.batch_sampler  # Lightning sets its epoch
 
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         self.views.forget()
         for batch, _ in pairwise(chain(map(self._begun, self.loader), [None])):
             yield batch
 
-    def _begun(self, batch: Any) -> Any:
+    def _begun(self, batch: object) -> object:
         if isinstance(batch, dict) and "plan" in batch:
             self.views.schedule(batch["plan"], self.device)
         return batch
