@@ -36,7 +36,7 @@ class Need(NamedTuple):
 
 
 def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
-    """Refuses settings for which a package or a GPU is missing.
+    """Refuses settings for which a package, a GPU, or a model is missing.
 
     Args:
         config: the resolved settings.
@@ -45,6 +45,8 @@ def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
     Raises:
         UserError: names the setting and the command that installs the package.
     """
+    _check_student(config)
+    refuse_random_weights(config)
     for name in _class_names(config["trainer"]["logger"]):
         packages = LOGGERS.get(name, ())
         if packages and not any(map(_installed, packages)):
@@ -61,6 +63,43 @@ def check_needs(config: Mapping[str, Any], overlays: list[str]) -> None:
             "lacks; config=nodes_4x8 trains on the same machines over NCCL"
         )
     _check_gpus(config["trainer"], overlays)
+
+
+def _check_student(config: Mapping[str, Any]) -> None:
+    """Refuses a student without a name, a checkpoint or a builder; several students may each have their own."""
+    student = config["model"]["student"]
+    if config.get("students") or any(student[name] for name in ("arch", "checkpoint", "builder")):
+        return
+    raise UserError(
+        "model.student.arch: which model? Give one of timm.list_models(), "
+        "or a model.student.checkpoint with its name"
+    )
+
+
+def refuse_random_weights(config: Mapping[str, Any]) -> None:
+    """A teacher that nobody has trained is a forgotten key, and the preflight would take a minute to find out.
+
+    Args:
+        config: the resolved settings.
+
+    Raises:
+        UserError: names the teacher's checkpoint, and the recipe for those who have no teacher.
+    """
+    if config["preflight"] != "stop":
+        return
+    model = config["model"]
+    teachers = {
+        f"model.teachers.{name}": spec for name, spec in (model.get("teachers") or {}).items()
+    }
+    if model.get("teacher"):
+        teachers = {"model.teacher": model["teacher"]}
+    for key, spec in teachers.items():
+        if not any(spec[name] for name in ("checkpoint", "pretrained", "recipe", "builder")):
+            raise UserError(
+                f"{key}.checkpoint: must be given, or {key}.pretrained=true: its weights would be random; "
+                "no teacher yet: recipe=photos fine-tunes one first "
+                "(preflight=warn distils from random weights nevertheless)"
+            )
 
 
 def _needs(config: Mapping[str, Any]) -> Iterator[Need]:

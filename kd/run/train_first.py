@@ -27,6 +27,7 @@ from kd.models.hub import check_weights
 from kd.models.weights import about, weights_file
 from kd.report.metric import format_metric
 from kd.run.build import data_of, teachers_in
+from kd.run.needs import refuse_random_weights
 from kd.run.paths import find
 from kd.storage.checkpoints import newest_whole
 from kd.storage.elsewhere import LARGEST_WEIGHTS, bytes_of, json_of, open_regular, regular, text_of
@@ -159,16 +160,6 @@ def shipped_teacher(teacher: dict[str, Any], source: Source) -> Path | None:
     if json_of(made["classes"]) == list(source.classes):
         return file
     return None
-
-
-def refuse_random_weights(config: dict[str, Any]) -> None:
-    """A teacher that nobody has trained is a forgotten key, and the preflight would take a minute to find out."""
-    for key, spec in teachers_in(config["model"]).items() if config["preflight"] == "stop" else ():
-        if not any(spec[k] for k in ("checkpoint", "pretrained", "recipe", "builder")):
-            raise UserError(
-                f"{key}.checkpoint: must be given, or {key}.pretrained=true: its weights would be "
-                "random (preflight=warn distils from it nevertheless)"
-            )
 
 
 def what_files_say(config: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

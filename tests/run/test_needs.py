@@ -42,6 +42,29 @@ def test_what_is_missing_is_named(
         assert f"{Path(sys.executable).name} -m pip install" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["recipe=distill"], "model.teacher.checkpoint: must be given, or "),
+        (["recipe=distill"], "no teacher yet: recipe=photos fine-tunes one first"),
+        (["recipe=finetune"], "model.student.arch: which model? "),
+    ],
+)
+def test_a_model_that_nobody_has_named_is_missed_before_torch(
+    words: list[str], message: str
+) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; from kd.cli import train_main;"
+        f"sys.exit(train_main({words!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
 def test_an_overlay_for_gpus_on_a_laptop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needs, "GPU_FILES", ("nothing-of-this-name",))
     monkeypatch.setattr(needs, "recognise", lambda: None)

@@ -12,11 +12,11 @@ from kd.errors import UserError
 from kd.launch.groups import WHY_TOO_OLD, gpus_of, has_gpus, too_old
 from kd.report.prices import price_of, read_prices
 from kd.run import files
+from kd.run.needs import refuse_random_weights
 from kd.run.own_keys import positive, take, truth
 from kd.run.paths import find
 from kd.run.request import Request
 from kd.run.run import Run
-from kd.run.train_first import refuse_random_weights
 from kd.storage.run_urls import folder_of_runs
 
 KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job", "wait")
