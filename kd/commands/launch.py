@@ -70,13 +70,13 @@ def run(request: Request) -> int | None:
         place = SEARCH
     job = read_job(request, options, target.example)
     files = target.write(job)
+    missing = job.what_is_missing()
+    if missing and "dry-run" not in request.flags:
+        raise UserError(missing)
     print(f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)", file=sys.stderr)
     if "dry-run" in request.flags:
         _show(job, files)
         return 0
-    missing = job.what_is_missing()
-    if missing:
-        raise UserError(missing)
     target.check(job)
     folder = job.runs_dir / job.recipe / "jobs" / job.name
     send(target, job, folder, files, place)
