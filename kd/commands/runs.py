@@ -147,7 +147,8 @@ def _clean(request: Request) -> int:
         size += bytes_of_path
         print(on_terminal(line))
     if not goes:
-        print(f"nothing may go that was not used in the last {days:g} days (older=DAYS)")
+        recent = f"; what was used in the last {days:g} days stays (older=DAYS)" if days else ""
+        print(f"nothing may go{recent}")
     elif deletes:
         print(f"{size / 1e6:,.1f} MB deleted")
     else:
