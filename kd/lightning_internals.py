@@ -43,7 +43,7 @@ def log_this_step(trainer: Trainer) -> None:
 
 
 def log_last_step(trainer: Trainer) -> None:
-    """Gives the step's values to the loggers where ``trainer.log_every_n_steps`` is not due."""
+    """Gives the values of an epoch's last step to the loggers where ``trainer.log_every_n_steps`` is not due."""
     connector = trainer._logger_connector
     if not loggers_take_this_step(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
         connector.log_metrics(connector.metrics["log"])

@@ -75,6 +75,9 @@ def limits(kind: object) -> list[Limit]:
 class Checked:
     """Settings that refuse what is out of range, in the class's own words (``lr must be >= 0, got -1``).
 
+    Every limit in a field's type is asked, those of all parts of a union too; a limit lets pass what it is not about:
+    None, or a text where it is a range of numbers. A subclass's own ``__post_init__`` calls this one.
+
     A ``ValueError`` while they are made; :mod:`kd.run.build` puts the key before it and makes it a user's message.
     """
 

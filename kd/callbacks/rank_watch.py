@@ -112,7 +112,7 @@ class RankWatch(Closing):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        """Counts."""
+        """Counts the batch's begin, and notes that this rank moves: it waits for no one."""
         self._move(trainer, 1)
 
     def on_train_batch_end(
@@ -123,7 +123,7 @@ class RankWatch(Closing):
         batch: Batch,
         batch_idx: int,
     ) -> None:
-        """Counts."""
+        """Counts the batch's end, as its begin; and notes that this rank moves."""
         self._move(trainer, 1)
 
     def on_validation_batch_end(

@@ -88,7 +88,7 @@ def run(request: Request) -> int | None:
 
 
 def evaluated(request: Request) -> "Evaluation":
-    """The evaluation that a command line asks for.
+    """Measures the models of a command line, and writes the files that are asked for; prints no table.
 
     Raises:
         UserError: no finished run or weights file, or a key that an evaluation does not take.

@@ -236,7 +236,7 @@ def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any
     stand-in for the loss.
     """
     device = run.trainer.strategy.root_device
-    copies = _copies(run, device)
+    learn_on_copies = _copies(run, device)
     teacher = run.teacher
     if teacher is not None and (teacher.elsewhere or teacher.cache_modes & {"on", "only"}):
         teacher = None  # its answers are read
@@ -245,7 +245,7 @@ def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any
         batch = data.on_after_batch_transfer(move_data_to_device(batch, device), 0)
         if teacher is not None:
             teacher(batch["image"])
-        copies(batch["image"])
+        learn_on_copies(batch["image"])
 
     return learn
 

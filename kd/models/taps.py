@@ -21,7 +21,7 @@ MAPS = "maps"  # the name of whichever layer gives a model's last map, before it
 MAPS_AT = re.compile(r"maps@([1-9]\d*)/([1-9]\d*)")
 # The last map of a CNN whose positions are so many pixels apart, as detectors name their levels.
 MAPS_OF_STRIDE = re.compile(r"maps@stride([1-9]\d*)")
-TRIAL = 2  # pictures of the forward that finds the layers' shapes
+TRIAL = 2  # number of pictures of the forward that finds the layers' shapes
 KEY = "model.taps"  # the setting that names layers, where no other is given
 
 

@@ -40,7 +40,7 @@ class CloudWatch(Outlet):
         self._client: Any = None
 
     def open(self, trainer: Trainer) -> None:
-        """Starts the thread that sends.
+        """Starts the thread that sends, in the first process of each machine; nothing is sent yet.
 
         Raises:
             UserError: the extra ``aws`` is missing, or there is no region.

@@ -48,7 +48,13 @@ class Kernels(Closing):
         self._profile: Any = None
 
     def begin(self, at: int, steps: int) -> None:
-        """Another window, in a running job; its trace takes the place of the one before."""
+        """Another window, in a running job; its trace takes the place of the one before.
+
+        Args:
+            at: its first batch, counted from 0 over the whole run, at least two after the running one (else it never
+                begins); ignored while a window is profiled.
+            steps: its batches.
+        """
         if self._profile is None:
             self.at = at
             self.steps = steps

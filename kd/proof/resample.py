@@ -92,7 +92,7 @@ def summed(rows: np.ndarray, group: np.ndarray) -> np.ndarray:
 
 
 def mean_gain(reference: np.ndarray, candidate: np.ndarray, group: np.ndarray) -> Statistic:
-    """The gain in the mean of a score by picture: accuracy, or less error.
+    """The gain in the mean of a score by picture, of which more is better.
 
     Args:
         reference: scores ``(N,)``, more is better.

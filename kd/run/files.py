@@ -66,7 +66,7 @@ BEGIN, END = "---\n", "...\n"
 
 
 def as_yaml(config: Mapping[str, Any]) -> str:
-    """Resolved settings as text; read again they are the same."""
+    """Resolved settings as text; read again they are the same. The first line names Lightning's version, for people."""
     header = f"# pytorch_lightning=={version('pytorch-lightning')}\n"
     text = yaml.dump(dict(config), Dumper=FAST, sort_keys=False, allow_unicode=True)
     return f"{BEGIN}{header}{text}{END}"

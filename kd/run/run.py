@@ -93,7 +93,14 @@ class Run:
         return as_yaml(tree)
 
     def with_teacher(self) -> list[str]:
-        """Adds what the teachers' files say of themselves, and the teacher that is trained first."""
+        """Adds to the settings what the teachers' files say of themselves; trains a teacher now where one is to be first.
+
+        Returns:
+            The settings that name the trained teacher, as ``key=value`` words of another run's command line.
+
+        Raises:
+            UserError: no such file, or the teacher's training failed.
+        """
         from kd.run.train_first import teacher_settings, what_files_say
 
         self.change(what_files_say(self.config, self._overrides))

@@ -183,6 +183,8 @@ class FrozenTeacher(RunTeacher):
         return paths, shapes
 
     def _trial(self) -> object:
+        """A forward of two black pictures without autocast, by which taps find layers and their shapes."""
+
         def run(images: Tensor) -> object:
             return self.model(images.to(self.device, self.dtype))
 
