@@ -3,8 +3,10 @@
 Of each kind of training the third step counts: the first ones may settle what is settled once.
 """
 
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -50,7 +52,9 @@ from kd.tasks.fidelity import KeptLogits
 from kd.teachers import Ensemble, FrozenTeacher
 from kd.teachers.ahead import Ahead
 from kd.teachers.answer_codec import AnswerCodec, DenseCodec, TopKCodec
+from tests._as_if_on_gpu import train_as_if_on_gpu
 from tests._fake_gpu import CUDA, Waits, backward, gpu
+from tests._forks import run_ranks
 
 N, SIDE, CLASSES = 4, 32, 12
 NAMES = [str(i) for i in range(CLASSES)]
@@ -402,6 +406,10 @@ STILL_WAIT = {
         "health.py: numbers = iter(torch.stack([leaf.double() for leaf in leaves]).tolist())":
             "a reading: one copy for all numbers of a student",
     },
+    "two ranks": {
+        "logger_connector.py: scalar_metrics = convert_tensors_to_scalars(metrics)":
+            "Lightning's own, every trainer.log_every_n_steps: a row of the log",
+    },
 }  # fmt: skip
 """Lines outside training steps that wait, by what is done, and why they are allowed to."""
 
@@ -538,3 +546,61 @@ def test_a_reading_of_the_health_waits_for_one_copy_a_student() -> None:
             scalars = OwnRun().answers(trainer, "", out, reading.answer) | reading.scalars()
         reading.record(health._on_host(scalars))
     assert lines(waits) == set(STILL_WAIT["health"])
+
+
+def waits_of_two_ranks(recipe: Path, *planted: Callable[[], None]) -> list[set[tuple[str, ...]]]:
+    """What stops the hosts in the batches of a real run of two processes (gloo), for each rank: part, line, kind."""
+    record, log = recipe.parent / "waits", recipe.parent / "log"
+    items = [
+        f"recipe={recipe}",
+        "trainer.accelerator=cpu",
+        "trainer.devices=2",
+        "trainer.strategy=ddp",
+        "data.batch_size=4",
+        "trainer.max_epochs=4",
+        "trainer.precision=32-true",
+    ]
+    run_ranks(items, log, program=train_as_if_on_gpu(record, *planted))
+    of_ranks = [json.loads(record.with_suffix(f".{rank}").read_text()) for rank in range(2)]
+    for of_rank in of_ranks:
+        assert of_rank["batches"]["training"] >= 6
+        assert of_rank["batches"]["validation"] >= 4
+    return [{tuple(wait) for wait in of_rank["waits"]} for of_rank in of_ranks]
+
+
+def test_no_batch_of_a_trainer_with_two_ranks_waits(recipe: Path) -> None:
+    """All callbacks of a run, training and validation."""
+    for waits in waits_of_two_ranks(recipe):
+        assert {line for _, line, _ in waits} == set(STILL_WAIT["two ranks"])
+
+
+def plant_reads() -> None:
+    """Makes a callback read a value in each batch of training, and another in each of validation."""
+    at_training, at_validation = Finite.on_train_batch_end, FidelityRecord.on_validation_batch_end
+
+    def reads_the_loss(callback: Any, trainer: Any, module: Any, out: Any, *rest: Any) -> None:
+        out["loss"].item()
+        at_training(callback, trainer, module, out, *rest)
+
+    def counts_a_class(
+        callback: Any, trainer: Any, module: Any, out: Any, batch: Any, *rest: Any
+    ) -> None:
+        (batch["target"] == 0).nonzero()
+        at_validation(callback, trainer, module, out, batch, *rest)
+
+    Finite.on_train_batch_end = reads_the_loss  # type: ignore[method-assign]
+    FidelityRecord.on_validation_batch_end = counts_a_class  # type: ignore[method-assign]
+
+
+def test_a_wait_in_a_callback_of_a_trainer_with_two_ranks_is_found(recipe: Path) -> None:
+    """Else the run without any would prove nothing."""
+    for waits in waits_of_two_ranks(recipe, plant_reads):
+        in_callbacks = {wait for wait in waits if wait[1] not in STILL_WAIT["two ranks"]}
+        assert in_callbacks == {
+            ("training", 'test_waits.py: out["loss"].item()', "reads a value"),
+            (
+                "validation",
+                'test_waits.py: (batch["target"] == 0).nonzero()',
+                "asks for the size of aten::nonzero",
+            ),
+        }
