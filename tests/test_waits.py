@@ -1,6 +1,7 @@
 """On a GPU a step must not wait for the device: each place where it would, found without one (:mod:`tests._fake_gpu`).
 
-Of each kind of training the third step counts: the first ones may settle what is settled once.
+Of each kind of training the third step counts: the first ones may settle what is settled once. A whole run with a Trainer
+and two ranks is watched by :mod:`tests._as_if_on_gpu`.
 """
 
 import json
