@@ -134,6 +134,7 @@ def _together() -> bool:
 
 
 def _count_of_yes(strategy: Strategy, answer: bool) -> int:
+    """How many processes say yes; every process must call this."""
     if not _together():  # asked after each batch: alone, without a tensor
         return int(answer)
     count = torch.tensor(int(answer))

@@ -143,7 +143,10 @@ class RankWatch(Closing):
         self._done.set()
 
     def explain(self, error: BaseException) -> RunError | None:
-        """The error of a collective that waited for ranks which are known by now; None for any other error."""
+        """The error of a collective that waited for ranks; None for any other error.
+
+        After a time-out it looks which are missing, where that is not known yet: for up to 14 s.
+        """
         if not self._world_size or not isinstance(error, RuntimeError):
             return None
         if not self.missing and TIMED_OUT.search(str(error)):

@@ -41,6 +41,7 @@ def usual(split: Split) -> Check:
 
 
 def _store(split: Split) -> Store | None:
+    """The object store that a split's pictures come from, below subsets too; None: on this disk, or in no files."""
     while isinstance(split, Subset):
         split = split.split
     if isinstance(split, FileSplit):

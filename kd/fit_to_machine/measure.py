@@ -232,8 +232,8 @@ def fastest_num_workers(run: AttachedModule, data: DistillationDataModule) -> tu
 def _learner(run: AttachedModule, data: DistillationDataModule) -> Callable[[Any], None]:
     """Costs what a step on a batch costs but for the optimizer; the run's own students stay as they are.
 
-    The teacher runs unless its answers are read from a cache; copies of the students run forwards, and backwards from a
-    stand-in for the loss.
+    The teacher runs unless its answers are read from a cache or it is elsewhere. Copies of the students run
+    forwards, and backwards from a stand-in for the loss.
     """
     device = run.trainer.strategy.root_device
     learn_on_copies = _copies(run, device)

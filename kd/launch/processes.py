@@ -91,7 +91,14 @@ def check_processes(trainer: Trainer, env: Mapping[str, str] = os.environ) -> No
 
 
 def _check_alone(env: Mapping[str, str], wanted: int, nodes: int, settings: str) -> None:
-    """Of a process that starts the others of its machine: what is left in the environment must not say otherwise."""
+    """Of a process that starts the others of its machine: what is left in the environment must not say otherwise.
+
+    Args:
+        env: the environment's variables.
+        wanted: processes of all machines.
+        nodes: machines.
+        settings: what wants them, in words.
+    """
     left_over = "in the environment, but no launcher has started processes"
     node_rank = whole_number(env, "NODE_RANK", default=0)
     if "LOCAL_RANK" in env and (wanted > 1 or whole_number(env, "LOCAL_RANK")):

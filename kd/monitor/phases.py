@@ -234,6 +234,7 @@ class Phases(Recording):
     def _all_reduce(
         self, state: dist.ProcessGroup | None, bucket: GradBucket
     ) -> torch.futures.Future[torch.Tensor]:
+        """DDP's hook: from the last bucket on, until backward ends, the time counts as communication."""
         if bucket.is_last():  # backward has nothing left to compute
             self.clock.turn("communication")
         return allreduce_hook(state, bucket)  # type: ignore[arg-type]  # None: all processes
