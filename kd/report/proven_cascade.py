@@ -1,8 +1,8 @@
 """The cascade of a run on its page: accuracy against milliseconds, as ``kd-eval cascade=true`` measured them."""
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from kd.report.charts import Section, line_chart, table
 from kd.report.records import RunRecords
@@ -37,12 +37,30 @@ def cascade_sections(run: RunRecords) -> list[Section | None]:
     title = "The student where it is sure, else the teacher"
     columns = ["teacher answers", "accuracy", "ms a picture", "of the teacher's ms"]
     # The chart's points are at even distances; between two thresholds a share of the pictures takes either one.
-    even = np.linspace(times[0], times[-1], POINTS)
-    shown = {"accuracy, %": np.interp(even, times, accuracies).round(2).tolist()}
+    step = (times[-1] - times[0]) / (POINTS - 1)
+    even = [times[0] + step * i for i in range(POINTS)]
+    between = [round(_between(ms, times, accuracies), 2) for ms in even]
+    shown = {"accuracy, %": between}
     return [
-        line_chart(title, even.round(2).tolist(), "ms a picture", shown),
+        line_chart(title, [round(ms, 2) for ms in even], "ms a picture", shown),
         table("The same in numbers", columns, rows, note=_note(found)),
     ]
+
+
+def _between(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+    """The value at ``x`` on the line through points, whose ``xs`` rise; the end's value outside of them.
+
+    >>> _between(1.5, [1, 2, 4], [10, 20, 20]), _between(9, [1, 2, 4], [10, 20, 20])
+    (15.0, 20)
+    """
+    right = bisect_left(xs, x)
+    if right == 0:
+        return ys[0]
+    if right == len(xs):
+        return ys[-1]
+    left = right - 1
+    width = xs[right] - xs[left]
+    return ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / width
 
 
 def _note(found: dict[str, Any]) -> str:

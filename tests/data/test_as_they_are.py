@@ -149,7 +149,9 @@ def test_a_split_that_a_list_does_not_have(tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text("path,label\na.jpg,x\n")
     source: Source = Manifest(str(tmp_path / "m.csv"))
     assert not source.has("val")
-    with pytest.raises(UserError, match="these lists have the splits train, val, got 'test'"):
+    with pytest.raises(
+        UserError, match=r"have the splits train, got 'test' \(data.source.test=FILE"
+    ):
         source.load("test")
 
 

@@ -173,7 +173,7 @@ def test_an_action_that_fails_leaves_the_others(
     items = ["monitor.actions.TemperatureTooHigh=log", "monitor.max_hours=0.0005"]
     assert train_main([f"recipe={recipe}", *LONG, *items]) == 0
     assert newest(recipe).summary["status"] == "stopped: MaxHours"
-    assert capsys.readouterr().err.count("kd-train: monitor: TemperatureTooHigh: no room\n") == 1
+    assert capsys.readouterr().err.count("kd-train: TemperatureTooHigh: no room\n") == 1
 
 
 def test_a_threshold_by_key_holds_for_all_who_ask(recipe: Path) -> None:

@@ -5,7 +5,6 @@ import inspect
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import MISSING, fields
 
 import pytest
@@ -107,19 +106,26 @@ def test_a_wrong_value_of_every_setting_is_told_without_torch() -> None:
     assert len(told) >= 150
 
 
-@pytest.mark.parametrize(
-    ("build", "settings"), [(DistillationDataModule, DataSettings), (assemble, LearningSettings)]
-)
-def test_what_is_built_takes_the_settings_in_their_order(
-    build: Callable[..., object], settings: type
-) -> None:
-    found = {p.name: p.default for p in inspect.signature(build).parameters.values() if p.annotation not in
-             (DataInfo, OptimSpec | None)}  # fmt: skip
-    own = {
-        field.name: inspect.Parameter.empty if field.default is MISSING else field.default
-        for field in fields(settings)
-    }
-    assert [*found.items()] == [*own.items()]
+def test_what_is_built_takes_the_settings_in_their_order() -> None:
+    taken = {}
+    for parameter in inspect.signature(assemble).parameters.values():
+        if parameter.annotation not in (DataInfo, OptimSpec | None):
+            taken[parameter.name] = parameter.default
+    settings = {}
+    for field in fields(LearningSettings):
+        is_required = field.default is MISSING
+        settings[field.name] = inspect.Parameter.empty if is_required else field.default
+    assert [*taken.items()] == [*settings.items()]
+
+
+def test_the_data_module_takes_the_fields_of_its_settings_alone() -> None:
+    defaults = {field.name: getattr(DataSettings(), field.name) for field in fields(DataSettings)}
+    assert DistillationDataModule(**defaults).crop_ratio == DataSettings().crop_ratio
+    assert DistillationDataModule(None, crop_ratio=0.5).crop_ratio == 0.5
+    with pytest.raises(TypeError, match="crop_ration"):
+        DistillationDataModule(crop_ration=0.5)
+    with pytest.raises(ValueError, match="crop_ratio must be"):
+        DistillationDataModule(crop_ratio=2.0)
 
 
 def test_a_bare_off_is_the_word_that_a_setting_takes() -> None:

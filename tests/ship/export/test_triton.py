@@ -24,6 +24,7 @@ def test_triton_is_told_the_shapes_and_the_labels() -> None:
 def test_tritons_own_reader_takes_the_configuration() -> None:
     """By the message that the server parses it into."""
     text_format = pytest.importorskip("google.protobuf.text_format")
+    pytest.importorskip("grpc")
     model_config = pytest.importorskip("tritonclient.grpc.model_config_pb2").ModelConfig
     manifest = ExportManifest(
         "classification", "x", ["a", "b"], (24, 32), 1.0, "nhwc", [0.0] * 3, [1.0] * 3, "onnx"
