@@ -73,13 +73,15 @@ def run(request: Request) -> int | None:
     missing = job.what_is_missing()
     if missing and "dry-run" not in request.flags:
         raise UserError(missing)
-    print(f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)", file=sys.stderr)
+    step = f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)"
     if "dry-run" in request.flags:
+        print(step, file=sys.stderr)
         _show(job, files)
         return 0
     target.check(job)
     folder = job.runs_dir / job.recipe / "jobs" / job.name
     send(target, job, folder, files, place)
+    print(step, file=sys.stderr)  # a mistake is one line: nothing is printed before it was sent
     if options.get("wait") == "false":
         return 0
     return follow(folder, _target)
