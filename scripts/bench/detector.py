@@ -37,7 +37,6 @@ KINDS = ("WBC", "RBC", "Platelets")
 """The boxes' classes; their numbers begin at 1, as torchvision's do."""
 
 STUDENT = "mobilenetv3_large_100"
-SIDE = 168  # pixels of the views that the student learns from; a multiple of the teacher's 14
 Sample = tuple[Tensor, dict[str, Tensor]]
 
 
@@ -101,7 +100,8 @@ def distilled_backbone(options: argparse.Namespace) -> Path:
     out = options.work / "backbone"
     if not (out / "torchvision.safetensors").is_file():
         sizes = [
-            f"{part}.img_size={SIDE}" for part in ("data", "model.student", "model.teachers.dino")
+            f"{part}.img_size={options.side}"
+            for part in ("data", "model.student", "model.teachers.dino")
         ]
         command(
             "train",
@@ -111,7 +111,8 @@ def distilled_backbone(options: argparse.Namespace) -> Path:
             f"model.student.arch={STUDENT}",
             *sizes,
             "model.teachers.dino.cache=on",
-            "model.teachers.dino.cache_views=4",
+            f"model.teachers.dino.cache_views={options.views}",
+            f"data.batch_size={options.views_batch}",
             f"trainer.max_epochs={options.epochs}",
             "optim.warmup_epochs=0.5",
             "data.num_workers=0",
@@ -124,11 +125,14 @@ def distilled_backbone(options: argparse.Namespace) -> Path:
     return out / "torchvision.safetensors"
 
 
-def detector(seed: int, backbone: Path | None) -> nn.Module:
+def detector(options: argparse.Namespace, backbone: Path | None) -> nn.Module:
     """FasterRCNN at 320 px; the same seed draws the same heads, whatever the backbone."""
-    torch.manual_seed(seed)
+    torch.manual_seed(options.seed)
     model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(
-        weights=None, weights_backbone=None, num_classes=1 + len(KINDS), trainable_backbone_layers=6
+        weights=None,
+        weights_backbone=None,
+        num_classes=1 + len(KINDS),
+        box_batch_size_per_image=options.proposals,
     )
     if backbone is not None:
         model.backbone.body.load_state_dict(load_file(backbone), strict=True)
@@ -154,7 +158,7 @@ def train(model: nn.Module, cells: BloodCells, options: argparse.Namespace) -> f
             nn.utils.clip_grad_norm_(model.parameters(), 10.0)
             optimizer.step()
             schedule.step()
-            losses.append(float(loss))
+            losses.append(loss.item())
             if len(losses) == options.steps:
                 break
     last = losses[-20:]
@@ -179,8 +183,12 @@ def main() -> None:
     parser.add_argument("--teacher", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=30, help="of the distillation")
+    parser.add_argument("--side", type=int, default=168, help="pixels of its views, 14 to a patch")
+    parser.add_argument("--views", type=int, default=4, help="of each picture")
+    parser.add_argument("--views-batch", type=int, default=32, help="views in a step of it")
     parser.add_argument("--steps", type=int, default=300, help="of each detector")
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--proposals", type=int, default=64, help="a picture, in the head's loss")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--starts", nargs="+", default=["random", "distilled"])
@@ -191,7 +199,7 @@ def main() -> None:
     rows: dict[str, Any] = {}
     for start in options.starts:
         backbone = distilled_backbone(options) if start == "distilled" else None
-        model = detector(options.seed, backbone)
+        model = detector(options, backbone)
         before = time.process_time()
         loss = train(model, BloodCells(options.data, "trainval"), options)
         seconds = time.process_time() - before
@@ -202,8 +210,8 @@ def main() -> None:
         numbers = f"{row['map50']:.1f} | {row['map']:.1f} | {row['loss']:.2f} | {row['cpu_s']:.0f}"
         lines.append(f"| {start} | {numbers} |")
     title = (
-        f"BCCD: {options.epochs} epochs of distillation, then {options.steps} steps of {options.batch} pictures, "
-        f"seed {options.seed}"
+        f"BCCD: {options.epochs} epochs of distillation at {options.side} px, then {options.steps} steps "
+        f"of {options.batch} pictures, seed {options.seed}"
     )
     write("detector", options.hardware, options.date, title, lines, options.write)
 
