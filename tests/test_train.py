@@ -143,6 +143,19 @@ def test_a_short_runs_average_does_not_keep_the_first_weights(recipe: Path) -> N
     assert_same({k: state[f"students.student.average.module.{k}"] for k in own}, own)
 
 
+def test_more_epochs_of_a_run_that_its_steps_have_ended(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A setting that would have no effect is refused, and the words of the message train on."""
+    folder = run(recipe, "trainer.max_steps=2")
+    capsys.readouterr()
+    assert train_main([f"resume={folder}", "trainer.max_epochs=2"]) == 2
+    message = "trainer.max_epochs: 2 has no effect, as trainer.max_steps=2 is reached: trainer.max_steps=-1 lifts it"
+    assert message in capsys.readouterr().err
+    assert train_main([f"resume={folder}", "trainer.max_epochs=2", "trainer.max_steps=-1"]) == 0
+    assert json.loads((folder / "summary.json").read_text())["epochs"] == 2
+
+
 def test_latest_is_resumed_and_evaluated_as_the_run_it_names(
     recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

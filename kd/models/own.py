@@ -172,12 +172,16 @@ def build_own(
         return model
     # What the model takes: by the settings, else by its own attributes.
     takes: dict[str, Any] = {"img_size": img_size, "mean": mean, "std": std}
+    examples = {"img_size": "224", "mean": "[0.5,0.5,0.5]", "std": "[0.5,0.5,0.5]"}
     for name in takes:
         takes[name] = takes[name] or getattr(model, name, None)
-        if takes[name] is None:
-            raise UserError(
-                f"{key}.{name}: {name_of(builder)} does not say what its model takes, so the settings must"
-            )
+    missing = [name for name, value in takes.items() if value is None]
+    if missing:
+        words = " ".join(f"{key}.{name}={examples[name]}" for name in missing)
+        raise UserError(
+            f"{key}.{missing[0]}: {name_of(builder)} does not say what its model takes, so the settings must, for "
+            f"example {words}"
+        )
     return OwnModel(
         model,
         num_classes,

@@ -98,10 +98,25 @@ def _all_done(run: Run) -> str:
     for kind, count in (("epochs", summary["epochs"]), ("steps", summary["steps"])):
         limit = getattr(run.trainer, f"max_{kind}")
         if limit is not None and 0 < limit <= count:
+            _check_no_other_limit(run, f"trainer.max_{kind}", limit)
             run.folder.path = folder
             run.summary.content = summary
             return f"kd-train: all {count} {kind} of {folder} are done; trainer.max_{kind}={2 * count} trains on"
     return ""
+
+
+def _check_no_other_limit(run: Run, ended_by: str, limit: int) -> None:
+    """Refuses to end at once where the command line asks for more by another limit than the one that is reached.
+
+    Raises:
+        UserError: names both.
+    """
+    for word in run.overrides:
+        key, _, value = word.partition("=")
+        if key in ("trainer.max_epochs", "trainer.max_steps") and key != ended_by:
+            raise UserError(
+                f"{key}: {value} has no effect, as {ended_by}={limit} is reached: {ended_by}=-1 lifts it"
+            )
 
 
 def _fit(run: Run, resume_from: Path | None) -> int:

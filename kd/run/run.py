@@ -51,7 +51,7 @@ class Run:
         check_values(config)
         self.config = config
         self.trusted = list(trusted)
-        self._overrides = overrides
+        self.overrides = overrides
         self.cluster: Cluster | None = None
         self.marker: Path | None = None
         self.student_configs: dict[str, str] = {}
@@ -103,8 +103,8 @@ class Run:
         """
         from kd.run.train_first import teacher_settings, what_files_say
 
-        self.change(what_files_say(self.config, self._overrides))
-        trained = teacher_settings(self.config, self._overrides, settings_of, self.trusted)
+        self.change(what_files_say(self.config, self.overrides))
+        trained = teacher_settings(self.config, self.overrides, settings_of, self.trusted)
         self.change(trained)
         return [f"{key}={value or 'null'}" for key, value in trained.items()]
 

@@ -138,7 +138,8 @@ def test_what_a_model_may_give(form: str) -> None:
         ),
         (
             [OURS[0], OURS[3]],
-            "model.student.mean: Nets does not say what its model takes, so the settings must",
+            "model.student.mean: Nets does not say what its model takes, so the settings must, for example "
+            "model.student.mean=[0.5,0.5,0.5] model.student.std=[0.5,0.5,0.5]",
         ),
         (["model.student.builder=collections.OrderedDict"], "model.student.builder"),
         (
