@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from kd.data.datamodule import DistillationDataModule
 from kd.data.pictures import decode
 from kd.data.transforms import EvalView
 from kd.processes import of_all_processes
+from kd.report.charts import JPEG
 from kd.storage.writing import write_text
 from kd.tasks.fidelity import Fidelity
 from kd.tasks.fidelity_numbers import NumbersFidelity
@@ -120,16 +121,15 @@ def examples(
 ) -> dict[str, list[dict[str, Any]]]:
     """The kept mistakes, worst first: ``name``, ``image`` (a data URL), and the models' answers by class name."""
     pictures = data.split(split)
-    view = EvalView(data.size, data.crop_ratio)
     shown: dict[str, list[dict[str, Any]]] = {}
     for kind, mistakes in found.mistakes.items():
         shown[kind] = []
         worst_first = sorted(
             mistakes, key=lambda mistake: (mistake.score, mistake.negative_index), reverse=True
         )
-        for mistake in worst_first:
-            number = -mistake.negative_index
-            picture = view(decode(pictures.read(number))).permute(1, 2, 0).numpy()
+        numbers = [-mistake.negative_index for mistake in worst_first]
+        seen = as_validated(data, split, numbers)
+        for mistake, number, picture in zip(worst_first, numbers, seen, strict=True):
             folder_and_name = Path(pictures.name(number)).parts[-2:]
             example: dict[str, Any] = {"name": "/".join(folder_and_name)}
             if found.kind == "segmentation":
@@ -139,6 +139,22 @@ def examples(
                 example |= _named(mistake.entry, classes)
             shown[kind].append(example)
     return shown
+
+
+def as_validated(
+    data: DistillationDataModule, split: str, numbers: Iterable[int]
+) -> Iterator[np.ndarray]:
+    """Pictures as validation sees them, uint8 ``(H, W, 3)``, one after the other.
+
+    Args:
+        data: holds the split.
+        split: its name.
+        numbers: of the pictures in it.
+    """
+    pictures = data.split(split)
+    view = EvalView(data.size, data.crop_ratio)
+    for number in numbers:
+        yield view(decode(pictures.read(number))).permute(1, 2, 0).numpy()
 
 
 def _named(entry: dict[str, Any], classes: Sequence[str]) -> dict[str, Any]:
@@ -173,4 +189,4 @@ def thumbnail(picture: np.ndarray, side: int = SIDE) -> str:
     small.thumbnail((side, side))
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=80)
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return f"{JPEG}{base64.b64encode(buffer.getvalue()).decode()}"

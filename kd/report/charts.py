@@ -43,6 +43,8 @@ HEALTH_GROUPS = {  # chart -> a value of the records with a number for each loss
     "Units that never fire": "dead",
 }
 Section = dict[str, Any]  # of a page
+JPEG = "data:image/jpeg;base64,"
+"""How the address of each picture on a page begins: it is in the page itself."""
 
 
 def table(
@@ -50,6 +52,23 @@ def table(
 ) -> Section:
     """A section with a table; ``more`` are its further keys (``note``, ``sort``)."""
     return {"kind": "table", "title": title, "columns": columns, "rows": rows, **more}
+
+
+def gallery(
+    title: str,
+    items: Sequence[Section],
+    legend: Sequence[tuple[str, str]] = (),
+    note: str = "",
+) -> Section:
+    """A section with pictures.
+
+    Args:
+        title: of the section.
+        items: ``image`` (:data:`JPEG`), ``name``, ``lines`` of a name and a text, and whether it is ``wide``.
+        legend: names with their colours.
+        note: below the title.
+    """
+    return {"kind": "pictures", "title": title, "items": items, "legend": legend, "note": note}
 
 
 def line_chart(

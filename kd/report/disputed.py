@@ -1,12 +1,11 @@
 """The labels that a teacher disputes (``kd-eval disputed=true``), with pictures, for people to look at."""
 
-from kd.report.charts import Section
+from kd.report.charts import JPEG, Section, gallery
 from kd.report.records import RunRecords
 from kd.report.terminal import disputed_line
 from kd.storage.elsewhere import mapping_of
 
 FILE = "disputed.json"
-IMAGE = "data:image/jpeg;base64,"
 
 
 def disputed(run: RunRecords) -> list[Section]:
@@ -22,14 +21,13 @@ def disputed(run: RunRecords) -> list[Section]:
     if not items:
         return []
     note = f"{line}. The least likely first; all are in disputed_labels.csv. A dispute is not yet an error: look."
-    section = {"kind": "pictures", "title": "Labels to look at", "items": items, "legend": []}
-    return [{**section, "note": note}]
+    return [gallery("Labels to look at", items, note=note)]
 
 
 def _item(example: dict[str, object]) -> Section:
     """A picture with its label and what its neighbours in the features say."""
     image = str(example["image"])
-    if not image.startswith(IMAGE):
+    if not image.startswith(JPEG):
         raise ValueError("no picture")
     lines = []
     for key, title in (("label", "label"), ("suggested", "rather")):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from kd.report.charts import Section, table
+from kd.report.charts import JPEG, Section, gallery, table
 from kd.report.classes import MODELS, classes_of_counts, classes_of_fidelity
 from kd.report.metric import short
 from kd.report.records import RunRecords
@@ -140,11 +140,10 @@ def _pictures(content: dict[str, Any], of: str) -> list[Section]:
         title = TITLES["alone" if alone else kind]
         items = []
         for example in examples:
-            if example["image"].startswith("data:image/jpeg;base64,"):
+            if example["image"].startswith(JPEG):
                 items.append(_item(example))
         if items:
-            section = {"kind": "pictures", "title": f"{title}{of}", "items": items}
-            sections.append({**section, "legend": colours})
+            sections.append(gallery(f"{title}{of}", items, colours))
     return sections
 
 

@@ -8,19 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kd.callbacks.fidelity import thumbnail
-from kd.data.pictures import decode
+from kd.callbacks.fidelity import as_validated, thumbnail
 from kd.data.sources import printable
-from kd.data.transforms import EvalView
 from kd.errors import UserError
 from kd.models.taps import classifier_of
+from kd.report.disputed import FILE
 from kd.run.cascade import Pair
 from kd.storage.elsewhere import mapping_of
 from kd.storage.shown import Table
 from kd.storage.writing import write_json, write_text
 from kd.tasks.disputed import Disputed, disputed_labels
 
-FILE = "disputed.json"
 TABLE = "disputed_labels.csv"
 EXAMPLES = 24
 """Pictures on the page."""
@@ -60,6 +58,8 @@ class Disputes:
     """``(N,)`` numbers of the pictures in their split."""
     answers: dict[str, list[Tensor]] = field(default_factory=dict)
     """By model, ``(N,)`` class ids."""
+    _newest: Tensor | None = None
+    """The newest input of the judge's classifier; damaged pictures go through it too, and are not kept."""
 
     @classmethod
     def of(cls, pair: Pair) -> "Disputes":
@@ -82,15 +82,16 @@ class Disputes:
         return disputes
 
     def _take(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Keeps a batch's input of the classifier, ``(N, D)`` or ``(N, D, 1, 1)``."""
-        self.features.append(inputs[0].detach().flatten(1).float().cpu())
+        """The classifier's input, ``(N, D)`` or ``(N, D, 1, 1)``, of whatever the judge is shown."""
+        self._newest = inputs[0].detach().flatten(1)
 
     def update(
         self, student: Tensor, teacher: Tensor | None, target: Tensor, index: Tensor
     ) -> None:
         """Adds a batch: logits ``(N, C)`` of both, class ids ``(N,)``, numbers of the pictures ``(N,)``."""
         judged = teacher if self.judge == "teacher" else student
-        assert judged is not None
+        assert judged is not None and self._newest is not None
+        self.features.append(self._newest.float().cpu())
         self.logits.append(judged.float().cpu())
         self.labels.append(target.cpu())
         self.numbers.append(index.cpu())
@@ -176,11 +177,9 @@ def _write(found: dict[str, Any], pair: Pair, place: str, numbers: Tensor) -> No
         table.add([row.get(column, "") for column in COLUMNS])
     write_text(pair.run / TABLE, text.getvalue())
 
-    pictures = pair.data.split(place)
-    view = EvalView(pair.data.size, pair.data.crop_ratio)
+    shown = numbers[:EXAMPLES].tolist()
     examples = []
-    for row, number in zip(rows[:EXAMPLES], numbers.tolist(), strict=False):
-        picture = view(decode(pictures.read(number))).permute(1, 2, 0).numpy()
+    for row, picture in zip(rows, as_validated(pair.data, place, shown), strict=False):
         examples.append({**row, "image": thumbnail(picture)})
     page = {key: value for key, value in found.items() if key != "labels"}
     write_json(pair.run / FILE, {**page, "examples": examples})
