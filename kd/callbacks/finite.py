@@ -77,8 +77,6 @@ class Finite(Callback):
                 self._before = float(loss)
                 if self._first_loss is None:
                     self._first_loss = self._before
-                else:
-                    self._first_loss = self._first_loss
                 continue
             self._losses.clear()
             named = ", ".join(str(int(i)) for i in index[:SHOWN])

@@ -136,9 +136,8 @@ class Preflight(Callback):
         self.lists = lists
         self.teacher_val: dict[str, float] = {}
         self.members: dict[str, dict[str, float]] = {}
-        self.remedy = (
-            ""  # what mends the teacher, as the preflight has found; of several teachers each one's
-        )
+        # what mends the teacher, as the preflight has found; of several teachers each one's
+        self.remedy = ""
         self._keep_as_it_comes = False  # with ``off``: from the validations, which run the teacher
         self.kept: KeptLogits | None = (
             None  # of all teachers together, for who compares the students with them
@@ -206,7 +205,9 @@ class Preflight(Callback):
             "params": count_parameters(teacher.model),
             "val": self.teacher_val,
         }
-        return about | ({"remedy": self.remedy} if self.remedy else {})
+        if self.remedy:
+            about["remedy"] = self.remedy
+        return about
 
     def keep_as_it_comes(self, run: RunContext) -> None:
         """Without a preflight: keeps what the teacher has answered to the validation batch that was just measured.
@@ -291,8 +292,7 @@ class Preflight(Callback):
         batches: Any = trainer.train_dataloader.batch_sampler  # type: ignore[union-attr]
         keys = []
         for batch in islice(batches, int(trainer.num_training_batches)):
-            for key in batch:
-                keys.append(key)
+            keys.extend(batch)
         index, view = (np.array(column) for column in zip(*keys, strict=True))
         for cache in caches:
             missing = sum(int((~cache.present(v, index[view == v])).sum()) for v in np.unique(view))
