@@ -29,6 +29,27 @@ MOST_BYTES = 1e9
 """Memory of one stream of maps of the whole sample; more pictures than fit in are left to the classifier alone."""
 
 
+def views_of_both(
+    pictures: Images, student_input: Preprocess, teacher_input: Preprocess, values: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The sample as each model sees it, ``(PART, 3, H, W)`` a part, both in the student's size.
+
+    Args:
+        pictures: the sample, uint8 ``(N, 3, H, W)``.
+        student_input: how the student's pictures are resized and normalised.
+        teacher_input: how the teacher's are.
+        values: numbers in a picture's largest maps; as many pictures are taken as :data:`MOST_BYTES` has room for.
+    """
+    as_student_sees = Preprocess(student_input.size, teacher_input.mean, teacher_input.std)
+    few = pictures[: max(PART, int(MOST_BYTES / (4 * values)))]
+    ours = []
+    theirs = []
+    for part in shown(few.split(PART), "pictures"):
+        ours.append(student_input(part))
+        theirs.append(as_student_sees(part))
+    return ours, theirs
+
+
 def positions_in(maps: Tensor, part: int, count: int = 4096) -> Positions:
     """Places in a part's maps ``(N, C, h, w)``, the same whenever they are drawn.
 

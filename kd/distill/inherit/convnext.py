@@ -24,12 +24,11 @@ from kd.distill.inherit.anatomy import CNN, Part
 from kd.distill.inherit.channels import Readout, chosen_channels
 from kd.distill.inherit.cnn import (
     GUIDE,
-    MOST_BYTES,
-    PART,
     fit_at_places,
     fit_classifier,
     inherits_classifier,
     positions_in,
+    views_of_both,
 )
 from kd.distill.inherit.maps import (
     as_reader,
@@ -140,15 +139,10 @@ def inherit_convnext(
         teacher_input: how the teacher's are; it sees the student's size here.
         taps: get what tapped layers of the models give on the sample.
     """
-    as_student_sees = Preprocess(student_input.size, teacher_input.mean, teacher_input.std)
     height, width = student_input.size
     stride = teacher.stem[0].stride[0]
     values = _width(teacher.stages[0]) * (height // stride) * (width // stride)
-    few = pictures[: max(PART, int(MOST_BYTES / (4 * values)))]
-    ours, theirs = [], []
-    for part in shown(few.split(PART), "pictures"):
-        ours.append(student_input(part))
-        theirs.append(as_student_sees(part))
+    ours, theirs = views_of_both(pictures, student_input, teacher_input, values)
     chosen, changes = _choose(student, teacher, theirs)
 
     # Scales and shifts of norms, and layer scales, go into the layers that are fitted.

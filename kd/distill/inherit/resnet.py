@@ -24,12 +24,11 @@ from kd.distill.inherit.anatomy import CNN, Part
 from kd.distill.inherit.channels import Readout, chosen_channels
 from kd.distill.inherit.cnn import (
     GUIDE,
-    MOST_BYTES,
-    PART,
     fit_at_places,
     fit_classifier,
     inherits_classifier,
     positions_in,
+    views_of_both,
 )
 from kd.distill.inherit.maps import (
     as_reader,
@@ -183,13 +182,9 @@ def inherit_resnet(
         teacher_input: how the teacher's are; it sees the student's size here.
         taps: get what tapped layers of the models give on the sample.
     """
-    as_student_sees = Preprocess(student_input.size, teacher_input.mean, teacher_input.std)
     fit = _Fit(student, teacher)
-    few = pictures[: fit.most_pictures(student_input.size)]
-    ours, theirs = [], []
-    for part in shown(few.split(PART), "pictures"):
-        ours.append(student_input(part))
-        theirs.append(as_student_sees(part))
+    values = fit.largest_maps(student_input.size)
+    ours, theirs = views_of_both(pictures, student_input, teacher_input, values)
     blocks = sum(len(stage) for stage in stages_of(teacher))
     with progress("the student's convolutions", blocks) as passed:
         chosen = fit.choose(theirs)
@@ -219,14 +214,18 @@ class _Fit:
         self.groups: list[list[list[int]]] = []
         """Of each stage, of each of the student's blocks: the numbers of the teacher's blocks whose work it does."""
 
-    def most_pictures(self, size: tuple[int, int]) -> int:
-        """How many pictures' maps of the widest stage fit into :data:`MOST_BYTES`."""
-        widest = max(
-            block_layers(stage[0])[-1][0].out_channels for stage in stages_of(self.teacher)
-        )
-        first = block_layers(stages_of(self.teacher)[0][0])[-1][0].out_channels
-        values = max(first * size[0] * size[1] // 16, widest)
-        return max(PART, int(MOST_BYTES / (4 * values)))
+    def largest_maps(self, size: tuple[int, int]) -> int:
+        """Numbers in the teacher's largest maps of one picture.
+
+        Args:
+            size: height and width of the picture in pixels; the first stage has a quarter of each.
+        """
+        widths = []
+        for stage in stages_of(self.teacher):
+            last_convolution, *_ = block_layers(stage[0])[-1]
+            widths.append(last_convolution.out_channels)
+        height, width = size
+        return max(widths[0] * height * width // 16, *widths)
 
     def choose(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The channels that are kept of the stem and of each stage's stream; sets :attr:`groups`.
