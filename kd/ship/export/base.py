@@ -1,6 +1,7 @@
 """What a format is, and what runs its files."""
 
 import logging
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from kd.errors import UserError, did_you_mean, needs_extra
+from kd.errors import UserError, causes, did_you_mean, needs_extra
 from kd.proof.certificate import ProofMargin
 from kd.ship.export.manifest import ExportManifest, Layout
 
@@ -187,6 +188,47 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+OF_OPERATOR = (
+    r"No ONNX function found for <OpOverload\(op='([\w.:]+)'",
+    r"(?:No decompositions? registered|not supported).*?(aten[.:]+\w+)",
+)
+"""Messages that name an operator which a format lacks."""
+
+
+@contextmanager
+def converting(job: ExportJob, key: str) -> Iterator[None]:
+    """Inside, a library converts the student: what its passes raise, which has no common class, is one line.
+
+    Args:
+        job: of the student.
+        key: the setting that names the format; the message begins with it.
+
+    Raises:
+        UserError: the conversion has failed, or the code inside has raised it.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{key}: {job.manifest.arch} can't be exported: {_why(error)}") from error
+
+
+def _why(error: BaseException) -> str:
+    """The unsupported operator, or else the first line of what went wrong."""
+    reason = ""
+    for cause in causes(error):
+        text = re.sub(r"\x1b\[[\d;]*m", "", str(cause))  # without colours
+        for pattern in OF_OPERATOR:
+            operator = re.search(pattern, text)
+            if operator:
+                return f"the operator {operator[1]} is not supported"
+        lines = text.strip().splitlines()
+        if lines:
+            reason = lines[0].strip()
+    return reason[:200]
 
 
 def attends(student: "nn.Module") -> bool:

@@ -10,8 +10,18 @@ from typing import Any
 import numpy as np
 
 from kd.errors import UserError, first_line
-from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime, in_torch, need, quiet
-from kd.ship.export.onnx import prove_half, why
+from kd.ship.export.base import (
+    INPUT,
+    OUTPUT,
+    ExportJob,
+    Format,
+    Runtime,
+    converting,
+    in_torch,
+    need,
+    quiet,
+)
+from kd.ship.export.onnx import prove_half
 
 EXTRA = "coreml"
 KEY = "to=coreml"
@@ -43,26 +53,26 @@ class CoreML(Format):
         height, width = job.manifest.size
         picture_13HW = torch.zeros(1, 3, height, width)
         precision = tools.precision.FLOAT16 if job.halve else tools.precision.FLOAT32
-        try:
-            with quiet(), contextlib.redirect_stderr(io.StringIO()), torch.no_grad():
-                self._trace: Any = torch.jit.trace(_image_first(job), (picture_13HW,))
-                self._answer = tuple(self._trace(picture_13HW).shape)
-                model = tools.convert(
-                    self._trace,
-                    inputs=[tools.ImageType(name=INPUT, shape=picture_13HW.shape)],
-                    outputs=[tools.TensorType(name=OUTPUT, dtype=np.float32)],
-                    convert_to="mlprogram",
-                    compute_precision=precision,
-                    minimum_deployment_target=tools.target.iOS16,
-                    skip_model_load=True,
-                )
-                model.user_defined_metadata.update(job.manifest.as_metadata())
-                file = folder / "model.mlpackage"
-                model.save(str(file))
-        except Exception as error:  # what its passes raise has no common class
-            raise UserError(
-                f"{KEY}: {job.manifest.arch} can't be exported: {why(error)}"
-            ) from error
+        with (
+            converting(job, KEY),
+            quiet(),
+            contextlib.redirect_stderr(io.StringIO()),
+            torch.no_grad(),
+        ):
+            self._trace: Any = torch.jit.trace(_image_first(job), (picture_13HW,))
+            self._answer = tuple(self._trace(picture_13HW).shape)
+            model = tools.convert(
+                self._trace,
+                inputs=[tools.ImageType(name=INPUT, shape=picture_13HW.shape)],
+                outputs=[tools.TensorType(name=OUTPUT, dtype=np.float32)],
+                convert_to="mlprogram",
+                compute_precision=precision,
+                minimum_deployment_target=tools.target.iOS16,
+                skip_model_load=True,
+            )
+            model.user_defined_metadata.update(job.manifest.as_metadata())
+            file = folder / "model.mlpackage"
+            model.save(str(file))
         check_interface(file, job.manifest.size, self._answer)
         return file
 

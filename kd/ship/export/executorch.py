@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kd.errors import UserError, first_line
-from kd.ship.export.base import ExportJob, Format, Runtime, attends, need, quiet
-from kd.ship.export.onnx import prove_half, why
+from kd.ship.export.base import ExportJob, Format, Runtime, attends, converting, need, quiet
+from kd.ship.export.onnx import prove_half
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
 from kd.storage.writing import write_bytes
 
@@ -45,20 +45,13 @@ class ExecuTorch(Format):
         if job.halve:
             self._simulation = prove_half(job)
             model = _in_half_precision(model)
-        try:
-            with quiet():
-                if job.manifest.int8:
-                    model = _quantized(model, job)
-                edge = exir.to_edge_transform_and_lower(
-                    _traced(model, job), partitioner=[partition.XnnpackPartitioner()]
-                )
-                program = edge.to_executorch()
-        except UserError:
-            raise
-        except Exception as error:  # what its passes raise has no common class
-            raise UserError(
-                f"{KEY}: {job.manifest.arch} can't be exported: {why(error)}"
-            ) from error
+        with converting(job, KEY), quiet():
+            if job.manifest.int8:
+                model = _quantized(model, job)
+            edge = exir.to_edge_transform_and_lower(
+                _traced(model, job), partitioner=[partition.XnnpackPartitioner()]
+            )
+            program = edge.to_executorch()
         file = folder / "model.pte"
         write_bytes(file, program.buffer)
         return file

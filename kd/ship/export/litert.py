@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from kd.errors import UserError, first_line
-from kd.ship.export.base import INPUT, ExportJob, Format, Runtime, attends, need, quiet
-from kd.ship.export.onnx import why
+from kd.ship.export.base import INPUT, ExportJob, Format, Runtime, attends, converting, need, quiet
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
 from kd.storage.writing import write_bytes
 
@@ -37,23 +36,17 @@ class LiteRT(Format):
         converter = need("litert_torch", EXTRA, KEY)
         file = folder / "model.tflite"
         picture = torch.zeros((1, *job.manifest.shape), dtype=torch.uint8)
-        try:
-            output = io.StringIO()  # progress bars
-            with (
-                quiet(),
-                contextlib.redirect_stdout(output),
-                contextlib.redirect_stderr(output),
-            ):
-                model = converter.convert(job.prepared, sample_kwargs={INPUT: picture})
-                model.export(str(file))
-                if job.manifest.int8:
-                    write_bytes(file, _quantized(file, job))
-        except UserError:
-            raise
-        except Exception as error:  # what its passes raise has no common class
-            raise UserError(
-                f"{KEY}: {job.manifest.arch} can't be exported: {why(error)}"
-            ) from error
+        output = io.StringIO()  # progress bars
+        with (
+            converting(job, KEY),
+            quiet(),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+        ):
+            model = converter.convert(job.prepared, sample_kwargs={INPUT: picture})
+            model.export(str(file))
+            if job.manifest.int8:
+                write_bytes(file, _quantized(file, job))
         return file
 
     def open(self, file: Path, threads: int = 0) -> Runtime:

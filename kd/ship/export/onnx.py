@@ -1,7 +1,6 @@
 """ONNX: one file with the preprocessing, for ONNX Runtime and most else."""
 
 import logging
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kd.errors import UserError, causes, first_line
-from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime, need
+from kd.errors import UserError, first_line
+from kd.ship.export.base import INPUT, OUTPUT, ExportJob, Format, Runtime, converting, need
 from kd.ship.export.fp16 import simulate
 from kd.ship.export.manifest import ExportManifest, from_metadata
 from kd.ship.export.nncf import quantized
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
     import torch
 
 EXTRA = "export"
-OF_OPERATOR = (
-    r"No ONNX function found for <OpOverload\(op='([\w.:]+)'",
-    r"(?:No decompositions? registered|not supported).*?(aten[.:]+\w+)",
-)  # messages that name an operator which ONNX lacks
 
 
 class Onnx(Format):
@@ -127,38 +122,19 @@ def onnx_program(job: ExportJob) -> "torch.onnx.ONNXProgram":
         warnings.catch_warnings(action="ignore"),
         torch.inference_mode(),
         _quiet("torch.onnx", "onnxscript"),
+        converting(job, "to=onnx"),
     ):
-        try:
-            program = torch.onnx.export(
-                job.prepared,
-                (example,),
-                dynamo=True,
-                input_names=[INPUT],
-                output_names=[OUTPUT],
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-                verbose=False,
-            )
-        except Exception as error:  # what its passes raise has no common class
-            raise UserError(
-                f"to=onnx: {job.manifest.arch} can't be exported: {why(error)}"
-            ) from error
+        program = torch.onnx.export(
+            job.prepared,
+            (example,),
+            dynamo=True,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            verbose=False,
+        )
     assert program is not None, "with dynamo=True it is one"
     return program
-
-
-def why(error: BaseException | None) -> str:
-    """The unsupported operator, or else the first line of what went wrong."""
-    reason = ""
-    for cause in causes(error):
-        text = re.sub(r"\x1b\[[\d;]*m", "", str(cause))  # without colours
-        for pattern in OF_OPERATOR:
-            operator = re.search(pattern, text)
-            if operator:
-                return f"the operator {operator[1]} is not supported"
-        lines = text.strip().splitlines()
-        if lines:
-            reason = lines[0].strip()
-    return reason[:200]
 
 
 @contextmanager

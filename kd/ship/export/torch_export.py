@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from kd.errors import UserError
-from kd.ship.export.base import INPUT, ExportJob, Format, Runtime, in_torch
+from kd.ship.export.base import INPUT, ExportJob, Format, Runtime, converting, in_torch
 from kd.storage.elsewhere import LARGEST_STUDENT, regular
 
 
@@ -18,17 +17,10 @@ class TorchExport(Format):
         """
         import torch
 
-        from kd.ship.export.onnx import why
-
         example = torch.zeros((2, *job.manifest.shape), dtype=torch.uint8)
         shapes = {INPUT: {0: torch.export.Dim("batch")}}
-        try:
-            with torch.no_grad():
-                program = torch.export.export(job.prepared, (example,), dynamic_shapes=shapes)
-        except Exception as error:  # what tracing raises has no common class
-            raise UserError(
-                f"to=torch_export: {job.manifest.arch} can't be exported: {why(error)}"
-            ) from error
+        with converting(job, "to=torch_export"), torch.no_grad():
+            program = torch.export.export(job.prepared, (example,), dynamic_shapes=shapes)
         file = folder / "model.pt2"
         torch.export.save(program, file, extra_files=job.manifest.as_metadata())
         return file
