@@ -36,7 +36,9 @@ from kd.callbacks.host_copies import HostCopies
 from kd.cli import main
 from tests._fake_gpu import CHECKS, INDEXING, READS, SIZES, _is_mask
 
-PLACES = (f"{Path(__file__).parent.parent}/", f"{Path(pytorch_lightning.__file__).parent}/")
+ROOT = Path(__file__).parent.parent
+PLACES = (f"{ROOT / 'kd'}/", f"{ROOT / 'tests'}/", f"{Path(pytorch_lightning.__file__).parent}/")
+"""Not the root itself, which may hold a virtual environment and so torch's own files."""
 OF_NO_PLACE = (__file__, torch._compile.__file__, torch._dynamo.eval_frame.__file__)
 aten = torch.ops.aten
 
