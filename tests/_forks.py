@@ -1,5 +1,6 @@
 """Runs as forked processes: what the tests have imported already is not imported again."""
 
+import faulthandler
 import math
 import os
 import signal
@@ -18,6 +19,9 @@ import kd.run.objects  # noqa: F401 (Lightning and the rest, the same)
 from kd.cli import main, train_main
 from tests._helpers import ROOT
 
+PATIENCE_S = 240
+"""A run that takes longer hangs; shortly before, it writes where to this process's stderr."""
+
 
 def start(
     items: list[str],
@@ -32,6 +36,7 @@ def start(
         return pid
     status = 99
     try:
+        faulthandler.dump_traceback_later(PATIENCE_S - 10, file=os.dup(2))
         os.setsid()
         os.chdir(ROOT)
         os.environ.update(env)
@@ -121,7 +126,7 @@ def run_ranks(
     )
 
 
-def status_of(pid: int, timeout_s: float = 240) -> int:
+def status_of(pid: int, timeout_s: float = PATIENCE_S) -> int:
     """Waits for the end of a process; its exit status, negative for a signal."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
