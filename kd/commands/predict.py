@@ -14,7 +14,8 @@ kd-predict: a run's student on pictures: labels, masks or features.
 
   kd-predict RUN_FOLDER PICTURES... [out=FILE_OR_FOLDER] [top=5] [device=cpu]
 
-  PICTURES   files, folders (with all below), patterns such as 'photos/*.jpg'
+  PICTURES   files, folders (with all below), patterns such as 'photos/*.jpg', lists of pictures (test.csv; read
+             as the run's own list: data.source.path_column=id data.source.image_dir=DIR change that)
   out=       labels: FILE.csv, FILE.json or FILE.jsonl; default: a line a picture on the terminal
              segmentation: a folder, of class ids (PICTURE.ids.png) and colours (PICTURE.colours.png)
              a student without a classifier: FILE.npz with its features and the pictures' names
@@ -40,8 +41,8 @@ def run(request: Request) -> int | None:
     out = None
     if "out" in options:
         out = Path(options["out"])
-    files = find_pictures(request.rest[1:])
     opened = Run.open(request.rest[0], request)
+    files = find_pictures(request.rest[1:], opened.config["data"]["source"])
     check_out(opened.kind, out)
     bad: dict[str, str] = {}
     answers = predict(opened, files, choose_device(options.get("device")), bad)

@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,9 @@ from kd.data.sources import (
     named,
     printable,
 )
+from kd.data.sources.endings import check_some_exist
 from kd.data.sources.folder import labelled_folder
-from kd.data.sources.places import IMAGE_SUFFIXES, expanded, joined, place_of
+from kd.data.sources.places import expanded, joined, place_of
 from kd.data.sources.unlabelled import unlabelled_folder
 from kd.errors import UserError
 from kd.settings import Augment, DataSettings, Probe
@@ -179,7 +179,7 @@ class Splits:
 
     def _checked(self, split: Split, name: str) -> Split:
         if isinstance(self.source, Manifest) and name in ("train", "val"):
-            _check_some_exist(split, f"data.source.{name}")
+            _check_files(split, f"data.source.{name}", self.source.folder_of(name))
         damaged, digests = scan(split, name, self.check or usual(split), self.max_pixels)
         intact_digests = [digest for i, digest in enumerate(digests) if i not in damaged]
         paths = split.paths if isinstance(split, FileSplit) else ()
@@ -390,21 +390,9 @@ def info_of(
     )
 
 
-def _check_some_exist(split: Split, key: str) -> None:
-    """Refuses a list of which no file is on this disk: its paths start at another folder, or lack their endings."""
+def _check_files(split: Split, key: str, start: str) -> None:
+    """Refuses a list of which no file is on this disk; ``start``: the folder that its relative paths start at."""
     while isinstance(split, Subset):
         split = split.split
-    if not isinstance(split, FileSplit) or split.store is not None:
-        return
-    paths = [Path(path) for path in split.paths]
-    if not paths or any(path.exists() for path in paths):
-        return
-    root = os.path.commonpath([path.parent for path in paths])
-    endings = [ending for ending in IMAGE_SUFFIXES if Path(f"{paths[0]}{ending}").exists()]
-    other = "another one: data.source.image_dir=FOLDER"
-    if endings:
-        other = f"there is {paths[0].name}{endings[0]}: the list's paths need their endings"
-    raise UserError(
-        f"{key}: none of the {len(paths)} files exists: paths start at {printable(root)} "
-        f"(the first is {printable(str(paths[0]))}); {other}"
-    )
+    if isinstance(split, FileSplit) and split.store is None:
+        check_some_exist(split.paths, start, key)

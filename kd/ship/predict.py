@@ -5,7 +5,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -20,7 +20,8 @@ from torch import nn
 from tqdm import tqdm
 
 from kd.data.pictures import MAX_BYTES, decode
-from kd.data.sources import IMAGE_SUFFIXES
+from kd.data.sources import IMAGE_SUFFIXES, pictures_in_list
+from kd.data.sources.lists import LISTS
 from kd.data.transforms import EvalView
 from kd.errors import UserError, first_line
 from kd.machine import cores
@@ -56,9 +57,14 @@ def choose_device(name: str | None) -> torch.device:
     return device
 
 
-def find_pictures(words: Sequence[str]) -> list[str]:
-    """The picture files that files, folders and patterns name, each once, in order; hidden ones in folders are left
-    out.
+def find_pictures(words: Sequence[str], source: Mapping[str, Any] | None = None) -> list[str]:
+    """The picture files that files, folders, patterns and lists name, each once, in order.
+
+    Hidden files in folders are left out.
+
+    Args:
+        words: of the command line.
+        source: the run's ``data.source``; how its lists are read counts for the lists among ``words`` too.
 
     Raises:
         UserError: a word that names no picture.
@@ -71,6 +77,9 @@ def find_pictures(words: Sequence[str]) -> list[str]:
                 for name in names:
                     if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
                         files.append(f"{folder}{os.sep}{name}")
+        elif word.lower().endswith(LISTS) and Path(word).is_file():
+            unique |= dict.fromkeys(pictures_in_list(word, **_reading_of(source or {})))
+            continue
         elif Path(word).is_file():
             files = [word]
         else:
@@ -79,6 +88,14 @@ def find_pictures(words: Sequence[str]) -> list[str]:
             raise UserError(f"no pictures: {word}")
         unique |= dict.fromkeys(sorted(files))
     return list(unique)
+
+
+def _reading_of(source: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a run's source by which a list's pictures are found."""
+    if not source.get("class_path", "").endswith(".Manifest"):
+        return {}
+    names = ("image_dir", "path_column", "delimiter")
+    return {name: source["init_args"][name] for name in names if name in source["init_args"]}
 
 
 def check_out(kind: str, out: Path | None) -> None:

@@ -8,7 +8,7 @@ from kd.data.sources import Manifest
 from kd.data.splits import Splits
 from kd.errors import UserError
 from kd.settings import DataSettings
-from tests._helpers import draw_folder
+from tests._helpers import draw_folder, run_cli, write_recipe
 
 
 @pytest.fixture
@@ -36,16 +36,90 @@ def test_paths_that_start_elsewhere_are_no_damaged_pictures(table: Path) -> None
         Splits(source, DataSettings()).split("train")
     message = str(raised.value)
     assert f"none of the {count} files exists: paths start at {table.parent}/train " in message
-    assert "data.source.image_dir=FOLDER" in message
+    assert f"data.source.image_dir={table.parent}/images" in message
 
 
-def test_ids_without_an_ending(table: Path) -> None:
-    text = table.read_text()
-    for ending in (".png", ".jpg"):
-        text = text.replace(f"{ending},", ",")
-    table.write_text(text)
-    source = Manifest(
-        str(table), image_dir=str(table.parent / "images"), path_column="id", label_column="kind"
+@pytest.fixture
+def table_of_ids(table: Path) -> Path:
+    """The same table with each picture's name without its ending."""
+    table.write_text(table.read_text().replace(".jpg,", ","))
+    return table
+
+
+def by_id(table: Path, folder: str = "images") -> Manifest:
+    return Manifest(
+        str(table), image_dir=str(table.parent / folder), path_column="id", label_column="kind"
     )
-    with pytest.raises(UserError, match="there is .*: the list's paths need their endings"):
+
+
+def test_ids_without_an_ending_are_completed(table_of_ids: Path) -> None:
+    source = by_id(table_of_ids)
+    split = Splits(source, DataSettings()).split("train")
+    names = [split.name(i) for i in range(len(split.targets))]
+    assert names and all(Path(name).is_file() for name in names)
+    count = len(table_of_ids.read_text().splitlines()) - 1
+    note = f"train: {count} paths lack an ending, which the files beside them give: '00' is 00.jpg"
+    assert note in source.notes
+
+
+def test_a_file_whose_name_has_no_ending_stays(table_of_ids: Path) -> None:
+    for picture in (table_of_ids.parent / "images" / "train").rglob("*.jpg"):
+        picture.with_suffix("").write_bytes(picture.read_bytes())
+    source = by_id(table_of_ids)
+    assert all(not Path(path).suffix for path in source.load("train").paths)
+    assert not source.notes
+
+
+def test_two_files_that_fit_an_id_are_refused_by_name(table_of_ids: Path) -> None:
+    picture = min((table_of_ids.parent / "images" / "train").rglob("*.jpg"))
+    picture.with_suffix(".PNG").write_bytes(picture.read_bytes())
+    with pytest.raises(UserError) as raised:
+        by_id(table_of_ids).load("train")
+    message = str(raised.value)
+    assert (
+        f"data.source.train: two pictures fit '{picture.with_suffix('')}': 00.PNG and 00.jpg"
+        in message
+    )
+
+
+def test_an_id_without_a_file_is_named_as_a_damaged_picture(table_of_ids: Path) -> None:
+    picture = min((table_of_ids.parent / "images" / "train").rglob("*.jpg"))
+    picture.unlink()
+    with pytest.raises(UserError, match=f"1 damaged picture: [a-z]+: {picture.with_suffix('')} "):
+        Splits(by_id(table_of_ids), DataSettings()).prepare()
+
+
+def test_the_folder_that_has_the_pictures_is_named(table_of_ids: Path) -> None:
+    source = Manifest(str(table_of_ids), path_column="id", label_column="kind")
+    with pytest.raises(UserError, match=f"data.source.image_dir={table_of_ids.parent}/images"):
         Splits(source, DataSettings()).split("train")
+
+
+def test_a_trained_student_answers_for_a_table_of_ids(table_of_ids: Path, tmp_path: Path) -> None:
+    """Training, evaluation and answers for a table without labels, as one types them in a competition."""
+    recipe = write_recipe(
+        tmp_path / "r.yaml", tmp_path, None, trainer__max_steps=1, data__batch_size=2
+    )
+    columns = ["data.source.path_column=id", "data.source.label_column=kind"]
+    pictures = [f"data.source.image_dir={tmp_path}/images", *columns]
+    words = [f"recipe={recipe}", f"data.source={table_of_ids}", *pictures, "name=ids"]
+    trained = run_cli(*words)
+    assert trained.returncode == 0, trained.stderr
+    assert "train: 8 paths lack an ending" in trained.stdout
+    run = str(tmp_path / "runs" / "tiny" / "ids")
+    measured = run_cli(run, program="eval")
+    assert measured.returncode == 0, measured.stderr
+
+    rows = [line.replace(",", ",0.5,") for line in table_of_ids.read_text().splitlines()[1:]]
+    ids = [row.partition(",")[0] for row in rows]
+    test = tmp_path / "test.csv"
+    test.write_text("\n".join(["id,age,shop", *rows]))
+    out = tmp_path / "answers.csv"
+    answered = run_cli(run, str(test), f"out={out}", program="predict")
+    assert answered.returncode == 0, answered.stderr
+    files = [line.partition(",")[0] for line in out.read_text().splitlines()[1:]]
+    assert files == [f"{tmp_path}/images/{name}.jpg" for name in ids]
+
+    elsewhere = run_cli(run, str(test), f"data.source.image_dir={tmp_path}", program="predict")
+    assert elsewhere.returncode == 2
+    assert f"data.source.image_dir={tmp_path}/images" in elsewhere.stderr

@@ -19,7 +19,7 @@ from kd.data.sources.folder import ImageFolder, class_folders, classes_below
 from kd.data.sources.food101 import Food101
 from kd.data.sources.foodtag import FoodTagCalories, FoodTagMini
 from kd.data.sources.hugging_face import HuggingFace
-from kd.data.sources.manifest import Manifest
+from kd.data.sources.manifest import Manifest, pictures_in_list
 from kd.data.sources.places import IMAGE_SUFFIXES, pictures_below
 from kd.data.sources.segmentation import MaskSplit, SegmentationFolder
 from kd.data.sources.shards import Shards
@@ -31,5 +31,5 @@ __all__ = [
     "IMAGE_SUFFIXES", "FileSplit", "Food101", "FoodTagCalories", "FoodTagMini", "HuggingFace", "ImageFolder", "Joined",
     "Manifest", "MaskSplit", "Pictures", "SegmentationFolder", "Shards", "Source", "Split", "Subset", "WebDataset",
     "cache_dir", "class_folders", "classes_below", "fetch", "fingerprint", "identity", "labelled", "named",
-    "pictures_below", "printable", "said",
+    "pictures_below", "pictures_in_list", "printable", "said",
 ]  # fmt: skip

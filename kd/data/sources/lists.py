@@ -11,6 +11,7 @@ from kd.data.sources.split_names import Column, Unfit, split_of, splits_by_row
 from kd.storage.elsewhere import json_of
 
 TABLES = (".csv", ".tsv", ".txt")
+LISTS = (*TABLES, ".json", ".jsonl", ".ndjson")
 DELIMITERS = "\t,;| "
 Columns = Column | list[str]  # of the labels: one column, or several of numbers
 FLAGS = {"0": False, "1": True, "0.0": False, "1.0": True, "": False, "false": False, "true": True}
@@ -20,7 +21,7 @@ class ListColumns(NamedTuple):
     """Where a list has what: columns by name, or by number in a table without a header."""
 
     path: Column = "path"
-    label: Columns = "label"
+    label: Columns = "label"  # []: labels are not read
     delimiter: str | None = None  # None: found by the first line
     # None: found by its name and values; "none": no column names splits.
     split: Column | None = None
@@ -85,7 +86,7 @@ def read_list(content: bytes, suffix: str, columns: ListColumns) -> ListContent:
 
 def _check_labels_are_classes(label: Columns) -> None:
     """Refuses columns of numbers to learn, which a list of classes does not have."""
-    if isinstance(label, list):
+    if isinstance(label, list) and label:
         raise Unfit("is a list of classes; data.source.targets=[...] reads a table or JSON lines")
 
 
@@ -108,12 +109,12 @@ def _labelled_rows(
         rows = []
         for record in records:
             numbers = [record.get(name) for name in label]
-            rows.append(Row(record[path], label=numbers))
+            rows.append(Row(str(record[path]), label=numbers))
         return rows, True
     if label in names:
-        return [Row(record[path], label=record.get(label)) for record in records], True
+        return [Row(str(record[path]), label=record.get(label)) for record in records], True
     if not rest:
-        return [Row(record[path], label=None) for record in records], False
+        return [Row(str(record[path]), label=None) for record in records], False
 
     one_hot = [name for name, values in rest.items() if _is_one_hot(values)]
     if label != ListColumns().label or len(one_hot) < 2:
@@ -124,7 +125,7 @@ def _labelled_rows(
     rows = []
     for record in records:
         labels = [str(name) for name in one_hot if FLAGS[_flag_text(record.get(name))]]
-        rows.append(Row(record[path], label=labels))
+        rows.append(Row(str(record[path]), label=labels))
     return rows, True
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from kd.data.label_text import plain
 from kd.data.sources.base import Source, bytes_of
+from kd.data.sources.endings import check_some_exist, complete_endings
 from kd.data.sources.files import UNLABELLED, FileSplit, printable, said
 from kd.data.sources.labels import (
     by_label,
@@ -51,7 +52,8 @@ class Manifest(Source):
 
     COCO's JSON (the categories of a picture's annotations) and Ultralytics' NDJSON for classification are read as they
     are. A list may name its rows' splits. Labels are class names; ids are their sorted order in the training list, by
-    value where all are whole numbers. Relative paths start at ``image_dir``. Lists of the one column ``path`` are
+    value where all are whole numbers. Relative paths start at ``image_dir``; one that lacks its file's ending
+    (``0001``) is completed where one picture fits (``0001.jpg``). Lists of the one column ``path`` are
     pictures without labels. Lists, folder and paths may be URLs (``s3://bucket/train.csv``; extra ``stream``).
 
     Args:
@@ -191,6 +193,15 @@ class Manifest(Source):
     def _file(self, split: str) -> str:
         return joined(self.lists.get(split) or self.lists["train"] or "")
 
+    def folder_of(self, split: str) -> str:
+        """The folder or URL that a split's relative paths start at."""
+        file = self._file(split)
+        if self.image_dir:
+            return self.image_dir
+        if is_url(file):
+            return joined(file, "..")
+        return str(Path(file).parent)
+
     def _content(self, split: str) -> ListContent:
         """The whole list of a split, which may hold other splits too."""
         key = f"data.source.{split}"
@@ -259,13 +270,11 @@ class Manifest(Source):
         if not rows:
             raise UserError(f"{where} lists no pictures{said(left_out)}")
 
-        if self.image_dir:
-            root = self.image_dir
-        elif is_url(file):
-            root = joined(file, "..")
-        else:
-            root = str(Path(file).parent)
+        root = self.folder_of(split)
         paths = [joined(root, expanded(row.path)) for row in rows]
+        paths, note = complete_endings(paths, f"data.source.{split}")
+        if note:
+            self.note(f"{split}: {note}")
         values = [row.label for row in rows]
         if self.targets:
             _check_same_numbers(paths, values, where)
@@ -319,3 +328,23 @@ def _check_same_numbers(
         texts = [str(number) for number in numbers]
         if texts_by_path.setdefault(path, texts) != texts:
             raise UserError(f"{where} lists {printable(path)} twice, with different numbers")
+
+
+def pictures_in_list(
+    file: str,
+    image_dir: str | None = None,
+    path_column: int | str = "path",
+    delimiter: str | None = None,
+) -> list[str]:
+    """The paths of all pictures of a list, whose labels are not read. The arguments are those of :class:`Manifest`.
+
+    Raises:
+        UserError: no list of pictures, or none of its files is on this disk.
+    """
+    source = Manifest(file, image_dir=image_dir, path_column=path_column, delimiter=delimiter)
+    source.columns = source.columns._replace(label=[])
+    start = source.folder_of("train")
+    paths = [joined(start, expanded(row.path)) for row in source._content("train").rows]
+    paths, _ = complete_endings(paths, file)
+    check_some_exist(paths, start, file)
+    return paths
