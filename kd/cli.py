@@ -49,7 +49,7 @@ def main(command: str, argv: Sequence[str] | None = None) -> int:
     end_with_starter()
     wait_asleep()
     quiet_libraries()
-    with unbroken_output():
+    with unbroken_output(command):
         return _status(command, sys.argv[1:] if argv is None else argv)
 
 

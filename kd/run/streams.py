@@ -8,12 +8,16 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from typing import Any, TextIO
 
+from kd.launch.cluster import is_rank_zero
 from kd.storage.shown import in_lines
 
+HEAVY = ("torch", "onnxruntime", "openvino", "optuna")
+"""Packages whose import takes a second or more."""
 UP = "\x1b[A"  # moves a terminal's cursor to the line above: tqdm draws bars below each other
 
 
@@ -28,6 +32,7 @@ class Unbroken:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self.has_written = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -47,6 +52,7 @@ class Unbroken:
         self._write(UP.join(in_lines(part, "\n\t\r") for part in text.split(UP)))
 
     def _write(self, text: str) -> None:
+        self.has_written = True
         try:
             self._stream.write(text)
         except OSError as error:
@@ -68,14 +74,44 @@ class Unbroken:
         os.close(nowhere)
 
 
+class FirstLine(MetaPathFinder):
+    """Prints that a command is loading before its first heavy import, unless the command has printed already.
+
+    It finds no module: Python asks it for each module first, whoever imports it. The line goes to standard error, as
+    the standard output may be another program's input.
+
+    Args:
+        command: the command's name, ``eval`` for ``kd-eval``.
+        streams: what the command prints to.
+    """
+
+    def __init__(self, command: str, streams: Sequence[Unbroken]) -> None:
+        self.command = command
+        self.streams = streams
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Prints at the first of :data:`HEAVY`."""
+        if name in HEAVY and not any(stream.has_written for stream in self.streams):
+            print(f"kd-{self.command}: loading {name} ...", file=sys.stderr, flush=True)
+
+
 @contextmanager
-def unbroken_output() -> Iterator[None]:
-    """Inside, nothing that prints moves a terminal's cursor, or fails because its reader has gone."""
+def unbroken_output(command: str) -> Iterator[None]:
+    """Inside, nothing that prints moves a terminal's cursor, or fails because its reader has gone.
+
+    The first line comes before the first heavy import (:class:`FirstLine`), in the process that speaks for the job.
+    """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (Unbroken(stream) for stream in before)
+    streams = [Unbroken(stream) for stream in before]
+    sys.stdout, sys.stderr = streams  # type: ignore[assignment]
+    first_line = FirstLine(command, streams)
+    if is_rank_zero():
+        sys.meta_path.insert(0, first_line)
     try:
         yield
     finally:
+        if first_line in sys.meta_path:
+            sys.meta_path.remove(first_line)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         sys.stdout, sys.stderr = before
@@ -101,3 +137,4 @@ def quiet_libraries() -> None:
         ".*You have overridden `on_before_batch_transfer`.*",
     ):
         warnings.filterwarnings("ignore", message=message)
+

@@ -38,14 +38,14 @@ def test_a_stream_without_a_reader_turns_silent_and_a_full_disk_does_not() -> No
 
 
 def test_the_streams_are_put_back(capsys: pytest.CaptureFixture[str]) -> None:
-    with unbroken_output():
+    with unbroken_output("train"):
         print("said")
     assert capsys.readouterr().out == "said\n"
 
 
 def test_names_from_files_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever prints: a print that nobody thought of is covered, a library's too."""
-    with unbroken_output():
+    with unbroken_output("train"):
         print("cat\x1b[2J\u202e\r.jpg\tok")
         sys.stderr.writelines(["a\x9b2J\n", "b\x07\n"])
         print("\x1b]0;title\x07", file=sys.stderr)
@@ -65,7 +65,7 @@ def test_bars_are_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     terminal = sys.stderr
-    with unbroken_output():
+    with unbroken_output("train"):
         for _ in bar(range(2), label="a\x1b[2J\r"):
             tqdm.write("line\x1b[2J", file=sys.stderr)
         drawing = terminal.getvalue()
