@@ -22,7 +22,6 @@ from kd.commands import (
     train,
     tune,
 )
-
 from tests._helpers import ROOT
 
 LOADING = 42

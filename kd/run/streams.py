@@ -137,4 +137,3 @@ def quiet_libraries() -> None:
         ".*You have overridden `on_before_batch_transfer`.*",
     ):
         warnings.filterwarnings("ignore", message=message)
-
