@@ -77,6 +77,21 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return ""
 
 
+def builder_hint(name: str, key: str) -> str:
+    """The end of a message for an architecture that timm lacks; empty where its name is no class path.
+
+    >>> builder_hint("mine.Nets", "model.student"), builder_hint("resnet10", "model.student")
+    ('; a class path goes to model.student.builder=mine.Nets', '')
+
+    Args:
+        name: what was given as ``arch``.
+        key: of the model.
+    """
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", name):
+        return f"; a class path goes to {key}.builder={name}"
+    return ""
+
+
 def needs_extra(extra: str) -> str:
     """The end of a message for a missing package: the extra, and the command that installs it for this Python."""
     package = f"'kd-train[{extra}]'"

@@ -69,6 +69,10 @@ def test_a_weights_file_alone_needs_only_pictures(
     for items, told in (
         ([], "arch: "),
         (["arch=resnet10"], "arch: timm has no model 'resnet10'; did you mean"),
+        (
+            ["arch=mine.Nets"],
+            "arch: timm has no model 'mine.Nets'; a class path goes to builder=mine.Nets",
+        ),
         (["arch=resnet18"], "checkpoint: "),
     ):
         assert main("eval", [str(tmp_path / "x.pth"), f"folder={val}", *items]) == 2

@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import nn
 
-from kd.errors import UserError, did_you_mean, plain
+from kd.errors import UserError, builder_hint, did_you_mean, plain
 from kd.models.arguments import check_arguments, check_memory, check_sides
 from kd.models.foreign import HUGGING_FACE, TRANSFORMERS
 from kd.models.hub import check_weights
@@ -201,9 +201,8 @@ def check_arch(arch: str, key: str) -> None:
             f"{key}.arch: '{arch}' is not a timm model; download it ({key}.checkpoint=DIR), or {loads}"
         )
     if not timm.is_model(arch):
-        raise UserError(
-            f"{key}.arch: timm has no model '{arch}'{did_you_mean(arch, timm.list_models(), 0.5)}"
-        )
+        other = builder_hint(arch, key) or did_you_mean(arch, timm.list_models(), 0.5)
+        raise UserError(f"{key}.arch: timm has no model '{arch}'{other}")
 
 
 def _check_pretrained_classes(spec: ModelSpec, num_classes: int, key: str) -> None:

@@ -263,7 +263,7 @@ def _file_settings(word: str, request: Request, options: Options) -> TeacherSpec
         config, trusted = Run.settings(None, replace(request, recipe=None, overrides=words))
         return teacher_specs(config, trusted)[""]
     except UserError as error:
-        raise UserError(str(error).removeprefix("model.teacher.")) from error
+        raise UserError(str(error).replace("model.teacher.", "")) from error
 
 
 def _foreign(

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -107,11 +107,13 @@ def teacher_settings(
     # few pictures or little memory: that holds for the teacher too
     if size < _batch(resolved(items)):
         items.append(f"data.batch_size={size}")
+    limits = trial_limits(config["trainer"], resolved(items)["trainer"])
+    items += [f"trainer.{name}={json.dumps(value)}" for name, value in limits.items()]
     own = resolved(items)
     backbone = own["model"]["student"]
     if backbone["pretrained"] and not backbone["checkpoint"] and not backbone["builder"]:
         check_weights(backbone["arch"], "model.teacher.backbone")
-    trained = trained_teacher(items, key_of(own, source), own["recipe"], is_rank_zero())
+    trained = trained_teacher(items, key_of(own, source), own["recipe"], is_rank_zero(), limits)
     fewer = {"data.batch_size": size} if size < asked else {}
     return {
         **fewer,
@@ -214,12 +216,6 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
     """
     teacher = config["model"]["teacher"]
     data = config["data"]
-    # a trial run trains a trial teacher
-    limits = (
-        "accelerator",
-        "limit_train_batches",
-        "limit_val_batches",
-    )
     passed = {
         **{
             f"data.{key}": data[key]
@@ -229,7 +225,7 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
             f"model.student.{key}": teacher[key]
             for key in ("arch", "img_size", "kwargs", "mean", "std")
         },
-        **{f"trainer.{key}": config["trainer"][key] for key in limits},
+        "trainer.accelerator": config["trainer"]["accelerator"],
     }
     if splits_itself:
         passed["seed"] = config["seed"]
@@ -244,6 +240,36 @@ def arguments(config: dict[str, Any], splits_itself: bool = False) -> list[str]:
         for key, value in passed.items()
     ]
     return [f"recipe={teacher['recipe']}", *items, *ONE_PROCESS]
+
+
+def trial_limits(trainer: Mapping[str, Any], teacher: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits that a run's trainer sets to its teacher's training too: a trial run trains a trial teacher.
+
+    Numbers of epochs and steps are at most those of the teacher's own recipe. The run's epochs count only where they
+    are shorter than its pictures: else ``trainer.max_epochs`` is how long the student learns.
+
+    Args:
+        trainer: the run's settings ``trainer``.
+        teacher: those of the teacher's own training, without limits.
+
+    Returns:
+        Settings of the teacher's trainer, by name; empty for a run without limits.
+    """
+    limits = {}
+    for name in ("fast_dev_run", "overfit_batches"):
+        if trainer[name]:
+            limits[name] = trainer[name]
+    for name in ("limit_train_batches", "limit_val_batches"):
+        if trainer[name] not in (None, 1.0) or isinstance(trainer[name], int):
+            limits[name] = trainer[name]
+    at_most = ["max_steps"]
+    if limits.keys() & {"limit_train_batches", "overfit_batches"}:
+        at_most.append("max_epochs")
+    for name in at_most:
+        if (trainer[name] or -1) > 0:
+            numbers = [trainer[name], teacher[name] or -1]
+            limits[name] = min(number for number in numbers if number > 0)
+    return limits
 
 
 def key_of(config: dict[str, Any], source: Source) -> str:
@@ -308,7 +334,9 @@ def _is_text(node: ast.AST) -> bool:
     )
 
 
-def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
+def trained_teacher(
+    items: list[str], key: str, name: str, say: bool, limits: Mapping[str, Any]
+) -> Path:
     """The teacher's run folder: from the cache, resumed or trained now; two processes at once train one.
 
     Args:
@@ -316,6 +344,7 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
         key: names it in the cache.
         name: the teacher recipe's name.
         say: print what happens (rank 0).
+        limits: of a trial run (:func:`trial_limits`), to report.
 
     Raises:
         UserError: the training failed.
@@ -334,7 +363,7 @@ def trained_teacher(items: list[str], key: str, name: str, say: bool) -> Path:
             # the training of a process that was killed may still be saving
             fcntl.flock(owner, fcntl.LOCK_EX)
             with part_of_the_start("training of the teacher"):
-                status = _run(_begin(items, part, name), owner.fileno())
+                status = _run(_begin(items, part, name, limits), owner.fileno())
         if status != 0:
             raise UserError(
                 f"model.teacher.recipe: training {name} failed (exit {status}), see above and {part}"
@@ -357,13 +386,17 @@ def _score(folder: Path) -> str:
     return f": {metric} {format_metric(metric, best)}"
 
 
-def _begin(items: list[str], part: Path, name: str) -> list[str]:
+def _begin(items: list[str], part: Path, name: str, limits: Mapping[str, Any]) -> list[str]:
     run = part / name / "000"
     if newest_whole(run / "checkpoints")[0] is not None:
         print(f"teacher: resuming the training that was stopped ({run})", flush=True)
         return [f"resume={run}"]
+    kept = "kept for later runs"
+    if limits:
+        words = ", ".join(f"trainer.{key}={value}" for key, value in limits.items())
+        kept = f"as short as this run: {words}; kept for runs with the same limits"
     print(
-        f"teacher: no checkpoint given, so recipe={name} trains one first (kept for later runs)",
+        f"teacher: no checkpoint given, so recipe={name} trains one first ({kept})",
         flush=True,
     )
     shutil.rmtree(part, ignore_errors=True)

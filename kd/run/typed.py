@@ -18,7 +18,7 @@ from typing import Annotated, Literal, cast, get_args, get_origin
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
-from kd.errors import UserError
+from kd.errors import UserError, builder_hint
 from kd.run import listed
 from kd.run.annotations import members, shown
 from kd.run.keys import definition
@@ -87,7 +87,7 @@ def checked(name: str, value: object, kind: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{name}: must be a finite number, got {value}")
     is_relative = (name, value) == ("model.student.arch", "auto")  # of the teacher
-    if name in TIMMS and not is_relative and (problem := _unknown_to_timm(TIMMS[name], value)):
+    if name in TIMMS and not is_relative and (problem := _unknown_to_timm(name, value)):
         raise UserError(f"{name}: {problem}")
     try:
         typed_value = _validator(kind).validate_python(value)
@@ -390,8 +390,9 @@ def timm_names(part: str) -> frozenset[str]:
     )
 
 
-def _unknown_to_timm(part: str, value: object) -> str:
+def _unknown_to_timm(key: str, value: object) -> str:
     """What is wrong with the name of an optimizer or a model; empty where it may be one."""
+    part = TIMMS[key]
     known = timm_names(part)
     if not value or not isinstance(value, str) or not known:
         return ""
@@ -404,4 +405,5 @@ def _unknown_to_timm(part: str, value: object) -> str:
     timm = sys.modules.get("timm")  # where it is imported, models of one's own may be registered
     if ":" in name or name.partition(".")[0] in known or (timm and timm.is_model(name)):
         return ""
-    return f"timm has no model '{name}'{near(name, known)}"
+    other = builder_hint(name, key.removesuffix(".arch")) or near(name, known)
+    return f"timm has no model '{name}'{other}"

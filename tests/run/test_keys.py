@@ -287,6 +287,10 @@ def test_wrong_keys_are_told_without_torch(recipe: Path) -> None:
             "model.student.arch=vit_tiny",
             "timm has no model 'vit_tiny'; did you mean 'vit_tiny_patch16_224'?",
         ),
+        (
+            "model.student.arch=mine.Nets",
+            "timm has no model 'mine.Nets'; a class path goes to model.student.builder=mine.Nets",
+        ),
         ("model=resnet18", "model: has settings of its own (model.NAME=VALUE), got 'resnet18'"),
         (
             "data.augment=strong",

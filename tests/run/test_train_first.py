@@ -137,6 +137,45 @@ def test_a_training_that_fails_is_told(student: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "steps", "limits"),
+    [
+        (["trainer.max_steps=2"], 2, "trainer.max_steps=2"),
+        (["trainer.fast_dev_run=true"], 1, "trainer.fast_dev_run=True"),
+        (
+            ["config=debug"],
+            4,
+            "trainer.limit_train_batches=4, trainer.limit_val_batches=4, trainer.max_epochs=1",
+        ),
+        (
+            ["trainer.limit_train_batches=3"],
+            3,
+            "trainer.limit_train_batches=3, trainer.max_epochs=1",
+        ),
+    ],
+)
+def test_a_trial_run_trains_a_trial_teacher(
+    student: Path,
+    pictures: Path,
+    words: list[str],
+    steps: int,
+    limits: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The teacher's recipe has five epochs of six steps, the run one epoch."""
+    home = student.parent
+    monkeypatch.setenv("KD_CACHE", str(home / "cache"))
+    monkeypatch.setattr(train_first, "start_kd_train", ForkedRun)
+    write_recipe(home / "own.yaml", pictures, None, recipe="own", trainer__max_epochs=5)
+    words = [f"recipe={student}", "data.batch_size=8", *words]
+    assert train_main(words) == 0
+    line = f"recipe=own trains one first (as short as this run: {limits}; kept for runs with the same limits)"
+    assert line in capfd.readouterr().out
+    (summary,) = (home / "cache" / "teachers").glob("own-*/summary.json")
+    assert json.loads(summary.read_text())["steps"] == steps
+
+
 # -- photographs and no teacher ----------------------------------------------------------------------------------------
 
 
