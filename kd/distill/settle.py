@@ -67,7 +67,7 @@ class SampleOutputs(NamedTuple):
     """What losses read of a sample, batch by batch."""
 
     student: list[dict[str, Tensor]]
-    """What the student's taps caught, by path."""
+    """What the student's taps caught, by path; of the first batch alone where no projection is fitted."""
     teacher: list[dict[Layer, Tensor]]
     """The teachers' features."""
 
@@ -103,23 +103,30 @@ def _read_by_the_start(student: Student, taps: SampleTaps | None) -> SampleOutpu
 
 
 def _read_anew(student: Student, teacher: RunTeacher, pictures: Tensor) -> SampleOutputs:
-    """Runs student and teacher on the pictures."""
-    tapped_batches = []
+    """Runs the teacher on the pictures, and the student on as many as are read of it.
+
+    Projections are fitted to an inherited student alone. Of another one only the size of its maps is read, which the
+    first part shows.
+    """
+    tapped_batches: list[dict[str, Tensor]] = []
     teacher_batches = []
     hidden = getattr(rank_zero_only, "rank", 0) != 0
-    parts = pictures.split(64)
     label = "what the losses read"
-    for part in bar(parts, label=label, unit=" parts", calm=CALM_AT_START, disable=hidden):
-        with evaluating(student), student.taps as tapped:
-            student.model(student.prepare(part))
-        tapped_batches.append(tapped)
-        answer = teacher.answer(Batch(image=part), student.objective.wanted)
-        teacher_batches.append(dict(answer.features))
+    shown = bar(label=label, total=len(pictures), calm=CALM_AT_START, disable=hidden)
+    with shown:
+        for part in pictures.split(64):
+            if student.start == "inherited" or not tapped_batches:
+                with evaluating(student), student.taps as tapped:
+                    student.model(student.prepare(part))
+                tapped_batches.append(tapped)
+            answer = teacher.answer(Batch(image=part), student.objective.wanted)
+            teacher_batches.append(dict(answer.features))
+            shown.update(len(part))
     return SampleOutputs(tapped_batches, teacher_batches)
 
 
 def _joined(student: Student, outputs: SampleOutputs) -> tuple[Read, Answer]:
-    """How to read the student's layers, and the teacher's answer, for all pictures."""
+    """How to read the student's layers, for all pictures that it has run on, and the teacher's answer for all."""
 
     def read(layers: list[str], form: str) -> list[Tensor]:
         batches = [student.taps.read(caught, layers, form) for caught in outputs.student]

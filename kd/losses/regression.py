@@ -68,7 +68,12 @@ class FeatureRegression(_Projected):
 
     @torch.no_grad()
     def settle(self, student_features: Tensor, teacher_features: Tensor) -> tuple[Tensor, Tensor]:
-        """Standardises by a sample of both models' features; gives what a projection maps from and to, ``(..., C)``."""
+        """Standardises by a sample of both models' features; gives what a projection maps from and to, ``(..., C)``.
+
+        Args:
+            student_features: shapes as for the loss; fewer pictures where no projection is fitted to them.
+            teacher_features: of all pictures.
+        """
         teacher_features = self._on_students_grid(student_features, teacher_features)
         if student_features.ndim == 4 and teacher_features.ndim != 4:
             student_features = student_features.mean(dim=(2, 3))

@@ -116,3 +116,22 @@ def test_a_layer_that_the_fit_does_not_run_is_read_anew(sample: Tensor) -> None:
     settle_losses(students, teacher, lambda _: sample, lambda value: value)
     (standardizer,) = students.only_or_first.standardizers
     assert standardizer.rows > 0
+
+
+def test_a_student_without_a_fit_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The teacher's statistics need the size of the student's maps alone: they are equal to the bit."""
+    sample = torch.randint(0, 256, (3 * 64, 3, 32, 32), dtype=torch.uint8)
+    batches: list[int] = []
+    buffers: list[dict[str, Tensor]] = []
+    for start in ("inherited", "scratch"):
+        student_model, teacher_model = resnets()
+        teacher = FrozenTeacher(teacher_model, THEIRS, classes=5)
+        student = inheriting(student_model, teacher, ["layer2"]).only_or_first
+        monkeypatch.setattr(student, "start", start)
+        student_model.register_forward_pre_hook(lambda _, inputs: batches.append(len(inputs[0])))
+        settle_losses(Students(student), teacher, lambda _: sample, lambda value: value)
+        (standardizer,) = student.standardizers
+        buffers.append(dict(standardizer.named_buffers()))
+    assert batches == [64, 64, 64, 64]  # three parts, then one
+    assert buffers[0]["rows"] >= len(sample)
+    torch.testing.assert_close(buffers[0], buffers[1], rtol=0, atol=0)
