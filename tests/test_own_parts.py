@@ -42,15 +42,11 @@ def test_the_parts_of_the_page_train(recipe: Path, pictures: Path) -> None:
         "data.source.folder=DIR": f"data.source.folder={pictures}",
     }
     given = [stands_for.get(word, word) for word in words]
-    inputs = [
-        "model.student.img_size=32",
-        "model.student.mean=[0.5,0.5,0.5]",
-        "model.student.std=[0.5,0.5,0.5]",
-    ]
     done = subprocess.run(
-        [sys.executable, "-m", "kd.cli", *given, *inputs, "trainer.max_epochs=1"],
+        # -P: as for an installed kd-train, the present folder is not on Python's path
+        [sys.executable, "-P", "-m", "kd.cli", *given, "trainer.max_epochs=1"],
         cwd=recipe.parent,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{recipe.parent}"},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
@@ -58,6 +54,34 @@ def test_the_parts_of_the_page_train(recipe: Path, pictures: Path) -> None:
     assert "epoch 0: " in done.stdout
     header = (recipe.parent / "runs/tiny/000/metrics.csv").read_text().splitlines()[0]
     assert "gap" in header
+
+
+OTHERS = "".join(re.findall(r"```bash\n(.*?)```", PAGE, flags=re.S)[1:]).splitlines()
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_the_other_commands_of_the_page_run(command: str, recipe: Path) -> None:
+    if "albumentations" in command:
+        pytest.importorskip("albumentations")
+    _, _, *words = shlex.split(command)
+    short = ["config=debug", "model.teacher.cache=off"]
+    assert train_main([f"recipe={recipe}", *short, *words]) == 0
+
+
+def test_a_part_that_is_not_found_or_fails_is_named(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(recipe.parent)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("half_done.py").write_text("import a_package_that_is_missing\n")
+    for name, why in (
+        ("nowhere.Nets", "; nowhere.py was not found in this folder, nor on PYTHONPATH"),
+        ("half_done.Nets", "half_done can't be imported: No module named 'a_package_that"),
+    ):
+        assert train_main([f"recipe={recipe}", f"model.student.builder={name}"]) == 2
+        message = capsys.readouterr().err
+        assert message.startswith("kd-train: model.student.builder: ")
+        assert why in message
 
 
 def test_a_vit_teaches_a_resnet_without_labels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from kd.errors import UserError
@@ -168,12 +169,40 @@ def class_named(name: str, kind: str, key: str, trusted: Iterable[str]) -> type:
         raise UserError(f"{key} {_refused_at(name, kind)}")
     module, _, last = (one.name if one else name).rpartition(".")
     try:
-        found = getattr(import_module(module or "kd.data.sources"), last, None)
-    except ImportError:
-        found = None
+        found = getattr(_imported(module or "kd.data.sources"), last, None)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if f"{name}.".startswith(f"{missing}."):
+            file = f"{missing.replace('.', '/')}.py"
+            raise UserError(
+                f"{key}: {typed.no_class(kind, key, name)}; {file} was not found in this folder, nor on PYTHONPATH"
+            ) from error
+        raise UserError(f"{key}: {module} can't be imported: {error}") from error
+    except ImportError as error:
+        raise UserError(f"{key}: {module} can't be imported: {error}") from error
     if not isinstance(found, type):
         raise UserError(f"{key}: {typed.no_class(kind, key, name)}")
     return found
+
+
+def _imported(module: str) -> ModuleType:
+    """A module by its path; one that Python does not find may be a file or package in the present folder.
+
+    That folder comes after all others, and only then: a folder there (``wandb/``) hides no package.
+
+    Raises:
+        ImportError: no such module, or it fails to import another.
+    """
+    top = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        here = Path.cwd()
+        is_here = (here / f"{top}.py").is_file() or (here / top / "__init__.py").is_file()
+        if error.name != top or not is_here:
+            raise
+    sys.path.append(str(here))
+    return import_module(module)
 
 
 def arguments_allowed(
@@ -207,9 +236,10 @@ def trusted_class(name: str, trusted: Iterable[str]) -> type | None:
     ):
         return None
     try:
-        found = getattr(import_module(module), last, None)
+        found = getattr(_imported(module), last, None)
     except ImportError as error:
-        raise UserError(f"trust: {error}") from error
+        where = "type the command in the folder of its file, or set PYTHONPATH"
+        raise UserError(f"trust: {name} can't be imported: {error} ({where})") from error
     if not (isinstance(found, type) and hasattr(found, "build")):
         raise UserError(f"trust: {name} is no class that builds a model")
     return found
