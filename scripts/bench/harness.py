@@ -95,6 +95,12 @@ class Turns(Callback):
         between: name -> an epoch of something else, run after each full turn and timed alike.
         after: epochs that come before the first turn (warm-up, filling), given to ``before``.
         before: set up for those.
+
+    Attributes:
+        seconds: what each epoch took, by arm.
+        cpu_seconds: what all threads of this process computed in it, in seconds of one core; other programs on the
+            machine hardly change it.
+        first: seconds of the epochs before the first turn.
     """
 
     def __init__(
@@ -106,8 +112,9 @@ class Turns(Callback):
     ) -> None:
         self.arms, self.between, self.after, self.before = arms, between or {}, after, before
         self.seconds: dict[str, list[float]] = {name: [] for name in [*arms, *self.between]}
+        self.cpu_seconds: dict[str, list[float]] = {name: [] for name in arms}
         self.first: list[float] = []
-        self._start = 0.0
+        self._start = self._cpu_start = 0.0
 
     def _arm(self, epoch: int) -> str | None:
         return (
@@ -118,13 +125,15 @@ class Turns(Callback):
         """Sets the arm up and starts its clock."""
         arm = self._arm(trainer.current_epoch)
         (self.arms[arm] if arm else self.before)(pl_module)
-        self._start = time.perf_counter()
+        self._start, self._cpu_start = time.perf_counter(), time.process_time()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Stops it; runs what goes between."""
         synchronize()
         seconds, arm = time.perf_counter() - self._start, self._arm(trainer.current_epoch)
         (self.seconds[arm] if arm else self.first).append(seconds)
+        if arm:
+            self.cpu_seconds[arm].append(time.process_time() - self._cpu_start)
         for name, epoch in self.between.items():
             start = time.perf_counter()
             epoch(trainer.current_epoch)
