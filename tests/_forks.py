@@ -36,12 +36,13 @@ def start(
         return pid
     status = 99
     try:
-        faulthandler.dump_traceback_later(PATIENCE_S - 10, file=os.dup(2))
         os.setsid()
         os.chdir(ROOT)
         os.environ.update(env)
         if first:
             first[0](*first[1:])
+        # Behind it: to enter a namespace a process must have no other thread, and this starts one.
+        faulthandler.dump_traceback_later(PATIENCE_S - 10, file=os.dup(2))
         with log.open("ab") as file:
             for stream in (1, 2):
                 os.dup2(file.fileno(), stream)

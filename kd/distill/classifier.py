@@ -5,6 +5,7 @@ A random one would first distort those weights (Kumar et al., Fine-Tuning can Di
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from kd.data.batch import Batch, Target
 from kd.distill.inherit.ridge import fit_linear
+from kd.distill.on_device import CPU, fit_on
 from kd.distill.student import Student
 from kd.models.loading import has_new_classifier
 from kd.models.preprocess import evaluating
@@ -33,7 +35,7 @@ BATCH = 64
 
 
 @torch.no_grad()
-def fit_new_classifier(student: Student, sample: Sample | None) -> str:
+def fit_new_classifier(student: Student, sample: Sample | None, device: torch.device = CPU) -> str:
     """Sets a new linear classifier to a ridge regression of labelled pictures' features.
 
     Left as they are: a classifier that came with the weights, one that is inherited, and one that labels do not train
@@ -42,6 +44,7 @@ def fit_new_classifier(student: Student, sample: Sample | None) -> str:
     Args:
         student: with pre-trained weights.
         sample: gives training pictures; None: there are none.
+        device: where the run trains, and the student computes the features.
 
     Returns:
         A message for the user, or "".
@@ -54,7 +57,9 @@ def fit_new_classifier(student: Student, sample: Sample | None) -> str:
     if not has_new_classifier(student.model):
         return ""
     count = min(PER_CLASS * len(student.classes), MOST)
-    features, labels = _features(student, classifier, sample, count)
+    features, labels = fit_on(
+        device, [student.model], partial(_features, student, classifier, sample, count)
+    )
     if features.ndim != 2 or len(labels) < 2:
         return ""
     weight, bias, accuracy = starting_classifier(features, labels, len(student.classes))
@@ -124,14 +129,17 @@ def fit_to_answers(
 
 
 def _features(
-    student: Student, classifier: nn.Linear, sample: Sample, count: int
+    student: Student, classifier: nn.Linear, sample: Sample, count: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The classifier's input for ``count`` pictures, ``(N, D)``, and their labels, ``(N,)``; empty without pictures."""
+    """The classifier's input for ``count`` pictures, ``(N, D)``, and their labels, ``(N,)``; empty without pictures.
+
+    The student is on ``device``; both results are on the CPU.
+    """
     features: list[Tensor] = []
     labels: list[Target] = []
 
     def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        features.append(inputs[0].float())
+        features.append(inputs[0].float().cpu())
 
     labelled_pictures = iter(sample(count, True))
     hook = classifier.register_forward_pre_hook(record)
@@ -141,9 +149,9 @@ def _features(
     with hook, evaluating(student.model), shown:
         while batch := list(islice(labelled_pictures, BATCH)):
             pictures = torch.stack([picture for picture, _ in batch])
-            student.model(student.prepare(pictures))
+            student.model(student.prepare(pictures.to(device)))
             labels += [target for _, target in batch]
             shown.update(len(batch))
     if not features:
-        return torch.empty(0), torch.empty(0)
-    return torch.cat(features), torch.tensor(labels)
+        return torch.empty(0, device=CPU), torch.empty(0, device=CPU)
+    return torch.cat(features), torch.tensor(labels, device=CPU)

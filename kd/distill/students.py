@@ -1,8 +1,10 @@
 """The students of a run: usually one, or several on the same batches."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypedDict
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -12,8 +14,10 @@ from kd.data.batch import Batch, DataInfo
 from kd.distill.inherit import inherit_together
 from kd.distill.inherit.sample_taps import SampleTaps
 from kd.distill.objective import Terms
+from kd.distill.on_device import CPU, fit_on
 from kd.distill.student import Student
 from kd.errors import UserError
+from kd.models import Prepare
 from kd.models.taps import Taps
 from kd.optim import Pace, Together
 from kd.report.records import FIT_OF_THE_START
@@ -76,13 +80,18 @@ class Students(nn.ModuleDict):
         return names
 
     def begin(
-        self, teacher: RunTeacher | None, pictures: Callable[[int], Tensor] | None
+        self,
+        teacher: RunTeacher | None,
+        pictures: Callable[[int], Tensor] | None,
+        device: torch.device = CPU,
     ) -> list[str]:
         """Takes first weights from the teacher's layers where the settings say so.
 
         Args:
             teacher: the run's.
             pictures: gives so many training pictures, uint8 ``(N, 3, H, W)``; None where there are none.
+            device: where the run trains; the fit runs there (:mod:`kd.distill.on_device`), and all are where they were
+                afterwards.
 
         Returns:
             Each student's message for the user, or "".
@@ -102,20 +111,16 @@ class Students(nn.ModuleDict):
                     "model.student.inherit: needs training pictures: a DistillationDataModule"
                 )
             assert teacher is not None
-            models = [(student.model, student.prepare) for student in students]
-            sample = pictures(count)
             parent_teacher = teacher.members[parent]
             parent_model = parent_teacher.original()
             taps = _taps_of_losses(students, parent_teacher, parent_model)
+            inherit = partial(
+                _inherit, students, parent_model, parent_teacher.prepare, pictures(count), taps
+            )
+            models = [parent_model, *(student.model for student in students)]
             try:
                 with part_of_the_start(FIT_OF_THE_START):
-                    inherit_together(
-                        models,  # type: ignore[arg-type]
-                        parent_model,
-                        sample,
-                        parent_teacher.prepare,
-                        taps,
-                    )
+                    fit_on(device, models, inherit)
             except ValueError as error:
                 raise UserError(f"model.student.inherit: {error}") from error
         return [student.begin(pictures) for student in self.named().values()]
@@ -175,6 +180,25 @@ class Students(nn.ModuleDict):
         """Brings classifiers that are made of the teacher's up to date."""
         for student in self.named().values():
             student.take_classifier()
+
+
+def _inherit(
+    students: list[Student],
+    parent_model: nn.Module,
+    parent_input: Prepare,
+    sample: Tensor,
+    taps: SampleTaps,
+    device: torch.device,
+) -> None:
+    """:func:`kd.distill.inherit.inherit_together` of models that are on ``device``; the sample is brought there."""
+    models = [(student.model, student.prepare) for student in students]
+    inherit_together(
+        models,  # type: ignore[arg-type]
+        parent_model,
+        sample.to(device),
+        parent_input,  # type: ignore[arg-type]
+        taps,
+    )
 
 
 def _taps_of_losses(

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from kd.data.batch import Batch, DataInfo, RangeCheck, as_batch
 from kd.data.datamodule import DistillationDataModule
 from kd.distill.classifier import fit_new_classifier, fit_to_answers
+from kd.distill.on_device import CPU
 from kd.distill.sharding import Sharding
 from kd.distill.step import GivenTeacher, as_teacher, make_student, objective_of
 from kd.distill.student import Student
@@ -176,7 +177,10 @@ class DistillationModule(Inference):
         if self.data is not None:
             sample = sample_for_fits(self.trainer, self.data)
         if stage == "fit" and not self.resumed and not self.begun:
-            lines = by_the_first(self.trainer, self.students, lambda: self.begin(sample, self.data))
+            device = self.trainer.strategy.root_device
+            lines = by_the_first(
+                self.trainer, self.students, lambda: self.begin(sample, self.data, device)
+            )
             self.begun = True
             if lines and self.trainer.is_global_zero:
                 print("\n".join(lines), flush=True)
@@ -202,13 +206,17 @@ class DistillationModule(Inference):
         self.students.compile_in_place()
 
     def begin(
-        self, sample: Callable[[int], Tensor] | None, data: DistillationDataModule | None
+        self,
+        sample: Callable[[int], Tensor] | None,
+        data: DistillationDataModule | None,
+        device: torch.device = CPU,
     ) -> list[str]:
         """Gives the students their first weights, while the teacher is whole and not yet placed.
 
         Args:
             sample: gives so many training pictures, uint8 ``(count, 3, H, W)``; None: there are none.
             data: labels them, for a new classifier that is fitted to labels; None: it is not.
+            device: where the run trains, and the fits run; all models are where they were afterwards.
 
         Returns:
             Messages for the user.
@@ -218,11 +226,11 @@ class DistillationModule(Inference):
         if data is not None:
             labelled = data.sample
         messages = []
-        started = self.students.begin(self.teacher, sample)
+        started = self.students.begin(self.teacher, sample, device)
         for of_start, student in zip(started, self.students.named().values(), strict=True):
             message = (
                 of_start
-                or fit_new_classifier(student, labelled)
+                or fit_new_classifier(student, labelled, device)
                 or fit_to_answers(student, self.teacher, sample)
             )
             if message:

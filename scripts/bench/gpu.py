@@ -40,6 +40,7 @@ LIMITS = {
     "muon": 330,
     "masks": 180,
     "label_free": 120,
+    "start": 240,
 }
 WHEELS = ("omegaconf",)
 CLASSES = 1000
@@ -665,9 +666,46 @@ def label_free(part: Part) -> None:
     kd_train(part, "label-free", 120, f"recipe={recipe}")
 
 
+def start(part: Part) -> None:
+    """The start from the teacher's layers on the device and on the CPU: seconds, and how far their answers differ."""
+    import timm
+    import torch
+
+    from kd.distill.inherit import inherit_together
+    from kd.distill.inherit.sample_taps import SampleTaps
+    from kd.distill.on_device import CPU, fit_on
+    from kd.models import Preprocess
+
+    side, count, depth = (32, 32, 2) if part.small else (224, 256, 12)
+    sizes = {"img_size": side, "depth": depth, "num_classes": 10}
+    torch.manual_seed(0)
+    teacher = timm.create_model("vit_small_patch16_224", **sizes).eval()
+    pictures = torch.randint(256, (count, 3, side, side), dtype=torch.uint8)
+    prepare = Preprocess(side, (0.5,) * 3, (0.5,) * 3)
+    places = {"device": torch.device("cuda" if torch.cuda.is_available() else "cpu"), "cpu": CPU}
+    answers = {}
+    for name, place in places.items():
+        torch.manual_seed(1)
+        student = timm.create_model("vit_tiny_patch16_224", **sizes).eval()
+
+        def fit(device: torch.device, student: Any = student) -> None:
+            sample = pictures.to(device)
+            inherit_together([(student, prepare)], teacher, sample, prepare, SampleTaps({}))
+
+        began = time.perf_counter()
+        fit_on(place, [teacher, student], fit)
+        seconds = time.perf_counter() - began
+        with torch.no_grad():
+            answers[name] = student(prepare(pictures[:32]))
+        part.say(place=name, device=place.type, pictures=count, seconds=round(seconds, 2))
+    difference = (answers["device"] - answers["cpu"]).norm() / answers["cpu"].norm()
+    part.say(relative_difference_of_answers=float(difference))
+
+
 PARTS: dict[str, Callable[[Part], None]] = {
     "facts": facts, "step": step, "smoke": smoke, "train": train, "compile": compiled, "graphs": graphs,
     "input": feed, "fp8": fp8, "group": group, "muon": muon, "masks": masks, "label_free": label_free,
+    "start": start,
 }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from kd.distill.inherit.anatomy import (
     QKV_PARTS,
@@ -34,7 +33,7 @@ from kd.distill.inherit.pair import (
     kept_prefix,
     pools_by_attention,
 )
-from kd.distill.inherit.ridge import RIDGE, CentredRows, centred_rows, fit_linear
+from kd.distill.inherit.ridge import RIDGE, CentredRows, centred_rows, fit_linear, layer_for
 from kd.distill.inherit.stream import embedding
 from kd.models.output_scale import set_in_units
 from kd.models.preprocess import Preprocess
@@ -362,7 +361,7 @@ def _fit_qkv(
                 return outputs
             return outputs[..., rows]
 
-        linear = skip_init(nn.Linear, start.shape[1], len(rows), bias=has_bias)
+        linear = layer_for(start[rows], has_bias)
         outputs = targets.outputs(has_bias, (key, *parts), outputs_of)
         pairs = zip(normed, outputs, strict=True)
         fit_linear(linear, pairs, start[rows], targets.shares)

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from kd.distill.inherit.anatomy import Part
-from kd.distill.inherit.ridge import fit_linear
+from kd.distill.inherit.ridge import fit_linear, layer_for
 
 ROWS = 16384
 """Positions that a fit reads, of all pictures together, at least (or all, where there are fewer)."""
@@ -41,8 +40,11 @@ def drawn_positions(pictures: int, height: int, width: int, count: int, seed: in
     total = pictures * height * width
     places = torch.arange(total)
     if count < total:
-        generator = torch.Generator().manual_seed(seed)
-        places = torch.randint(total, (count,), generator=generator)
+        generator = torch.Generator().manual_seed(
+            seed
+        )  # the CPU's: the same places on every device
+        drawn = torch.randint(total, (count,), generator=generator, device="cpu")
+        places = drawn.to(places.device)
     picture = places // (height * width)
     place = places % (height * width)
     return Positions(picture, place // width, place % width)
@@ -137,7 +139,7 @@ def fit_layer(
         start: the weight's start, in the weight's shape.
     """
     has_bias = layer.bias is not None or norm is not None
-    linear = skip_init(nn.Linear, start[0].numel(), len(start), bias=has_bias)
+    linear = layer_for(start.flatten(1), has_bias)
     count = sum(len(inputs) for inputs, _ in rows)
     ridge = min(1.0, max(RIDGE, RIDGE_OF_FEW * linear.in_features / count))
     fit_linear(linear, rows, start.flatten(1), ridge=ridge)

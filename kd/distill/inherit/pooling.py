@@ -21,7 +21,7 @@ from kd.distill.inherit.anatomy import Part, ViT
 from kd.distill.inherit.heads import Heads, map_heads
 from kd.distill.inherit.layers import BlockTargets, fit_mlp, folded, strongest_columns
 from kd.distill.inherit.measured import GUIDE, BlockActivations, MeasuredTeacher, recorded
-from kd.distill.inherit.pair import inherits_head, kept_tokens
+from kd.distill.inherit.pair import inherits_head, kept_prefix, kept_tokens
 from kd.distill.inherit.ridge import fit_linear
 from kd.distill.inherit.stream import (
     logit_directions,
@@ -127,9 +127,10 @@ def _measure(student: ViT, teacher: ViT, stream: Tensor, guides: bool) -> BlockA
     pool: Any = teacher.attn_pool
     with recorded([pool.kv, pool.proj, pool.norm, pool.mlp.fc1, pool.mlp.fc2]) as records:
         after = pool(pooled_tokens(teacher, stream))[:, None]
-    kept = kept_tokens(student, teacher, stream.shape[1])
+    # The pooling may leave out the first tokens, which may be among those that the student has, too.
     left_out = stream.shape[1] - records[pool.kv].output.shape[1]
-    kept = kept[kept >= left_out] - left_out
+    not_pooled = sum(place < left_out for place in kept_prefix(student, teacher))
+    kept = kept_tokens(student, teacher, stream.shape[1])[not_pooled:] - left_out
     keys_values = records[pool.kv].output[:, kept]
     query = pool.q(pool.latent)
     queries = query.expand(*keys_values.shape[:2], -1)

@@ -160,6 +160,15 @@ def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat([upper, lower])
 
 
+def layer_for(start: Tensor, has_bias: bool) -> nn.Linear:
+    """A linear layer of the shape and on the device of a weight ``(D_out, D_in)``, whose numbers are still to be set.
+
+    One that is drawn at random would move the run's random numbers.
+    """
+    width_out, width_in = start.shape
+    return skip_init(nn.Linear, width_in, width_out, bias=has_bias, device=start.device)
+
+
 def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> None:
     """Sets a linear layer or 1x1 convolution to a ridge regression, an orthogonal one to the nearest rotation.
 
@@ -179,9 +188,9 @@ def fit_projection(projection: Projection, inputs: Tensor, outputs: Tensor) -> N
         return
     assert isinstance(layer, nn.Linear | nn.Conv2d)
     has_bias = layer.bias is not None
-    # skip_init: a layer that is drawn at random would move the run's random numbers
-    linear = skip_init(nn.Linear, inputs.shape[-1], outputs.shape[-1], bias=has_bias)
-    fit_linear(linear, [(inputs.cpu(), outputs.cpu())], torch.zeros(linear.weight.shape))
+    start = torch.zeros(outputs.shape[-1], inputs.shape[-1])
+    linear = layer_for(start, has_bias)
+    fit_linear(linear, [(inputs.cpu(), outputs.cpu())], start)
     layer.weight.copy_(linear.weight.view_as(layer.weight))
     if layer.bias is not None:
         layer.bias.copy_(linear.bias)

@@ -5,8 +5,8 @@ what their layers give in just these runs; in all others (a layer that is not fi
 another grid of patches) they catch nothing.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 
@@ -34,17 +34,22 @@ class SampleTaps:
         """The taps on a model; raises a KeyError where it has none."""
         return self._taps[model]  # type: ignore[index]
 
-    def of_part(self, model: nn.Module, number: int) -> AbstractContextManager[object]:
-        """Inside, a model's layers run on a part of the sample as they will in training.
+    @contextmanager
+    def of_part(self, model: nn.Module, number: int) -> Iterator[None]:
+        """Inside, a model's layers run on a part of the sample as they will in training; outputs are kept on the CPU.
 
         Args:
             model: student or teacher.
             number: of the part, from 0.
         """
         if not self.reads(model):
-            return nullcontext()
+            yield
+            return
         caught = self._parts[model].setdefault(number, {})
-        return self._taps[model].into(caught)
+        with self._taps[model].into(caught):
+            yield
+        for path, output in caught.items():
+            caught[path] = output.cpu()
 
     def caught(self, model: nn.Module | None) -> list[dict[str, Tensor]]:
         """What a model's layers gave: of each part of the sample, in order, by path; empty of a model without taps."""

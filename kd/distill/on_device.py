@@ -1,0 +1,81 @@
+"""The fit of a start runs where the run trains: on the first process's GPU, where there is one.
+
+A fit is matrix products, which a GPU does a hundred times faster than the cores beside it, in float32 and float64. A
+context of torch's (``with device:``) makes its new tensors there, so the fit itself names no device.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Value = TypeVar("Value")
+CPU = torch.device("cpu")
+
+
+def fit_on(
+    device: torch.device,
+    models: Sequence[nn.Module],
+    fit: Callable[[torch.device], Value],
+) -> Value:
+    """Calls ``fit(device)`` with models on a GPU and brings them back; on the CPU where the GPU's memory is too small.
+
+    Args:
+        device: where the run trains. On another kind of device than a GPU (an Apple one has no float64) the models stay
+            where they are.
+        models: whose weights the fit reads or sets.
+        fit: is given the device for what it brings along (pictures). It may be called again after it ran out of memory:
+            then the models have their weights of before.
+
+    Returns:
+        What the fit returns.
+    """
+    if device.type != "cuda":
+        return fit(CPU)
+    weights_before = [_copy_of_weights(model) for model in models]
+    try:
+        with _placed_on(device, models), _full_precision(), device:
+            return fit(device)
+    except torch.cuda.OutOfMemoryError:
+        for model, weights in zip(models, weights_before, strict=True):
+            model.load_state_dict(weights)
+    torch.cuda.empty_cache()
+    print(
+        "student: the fit of the first weights finds too little free memory on the GPU and runs on the CPU; "
+        "fewer model.student.inherit_pictures need less",
+        flush=True,
+    )
+    return fit(CPU)
+
+
+def _copy_of_weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.to(CPU, copy=True) for name, value in model.state_dict().items()}
+
+
+@contextmanager
+def _placed_on(device: torch.device, models: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside, models are on a device; afterwards each is where it was before."""
+    places = [next(model.parameters()).device for model in models]
+    try:
+        for model in models:
+            model.to(device)
+        yield
+    finally:
+        for model, place in zip(models, places, strict=True):
+            model.to(place)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Inside, float32 products keep all bits: with TF32's ten a copy of a model does not answer as the model."""
+    products = torch.get_float32_matmul_precision()
+    convolutions = torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions

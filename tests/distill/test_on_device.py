@@ -1,0 +1,122 @@
+"""The fit of a start where the run trains, on a GPU that is not there (:mod:`tests._fake_gpu`)."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from kd.distill.inherit import inherit_together
+from kd.distill.inherit.sample_taps import SampleTaps
+from kd.distill.on_device import CPU, fit_on
+from kd.models import Preprocess
+from kd.models.taps import Taps
+from tests._fake_gpu import CUDA, gpu
+
+INPUT = Preprocess(32, (0.5,) * 3, (0.25,) * 3)
+THEIRS = Preprocess(32, (0.4,) * 3, (0.2,) * 3)
+VIT = {"img_size": 32, "patch_size": 8, "depth": 2}
+PAIRS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "plain": ("vit_tiny_patch16_224", {**VIT, "embed_dim": 64, "num_heads": 4},
+              {**VIT, "embed_dim": 32, "num_heads": 2}),
+    "heads of another size": ("vit_tiny_patch16_224", {**VIT, "embed_dim": 64, "num_heads": 4},
+                              {**VIT, "embed_dim": 32, "num_heads": 4}),
+    "rotary": ("vit_small_patch16_dinov3", {**VIT, "embed_dim": 64, "num_heads": 4},
+               {**VIT, "embed_dim": 32, "num_heads": 2}),
+    "attention pooling": ("vit_base_patch16_siglip_224", {**VIT, "embed_dim": 64, "num_heads": 4},
+                          {**VIT, "embed_dim": 32, "num_heads": 2}),
+    "convnext": ("convnext_atto", {"patch_size": 4, "depths": (1, 1, 2, 1), "dims": (16, 24, 32, 48)},
+                 {"patch_size": 4, "depths": (1, 1, 2, 1), "dims": (8, 12, 16, 24)}),
+    "resnet": ("resnet18", {"channels": (16, 24, 32, 48)}, {"channels": (8, 12, 16, 24)}),
+    "bottleneck": ("resnet26", {"channels": (8, 12, 16, 24)}, {"channels": (4, 6, 8, 12)}),
+}  # fmt: skip
+"""timm's name, the teacher's arguments, the student's."""
+
+
+def moved(model: nn.Module, device: torch.device) -> nn.Module:
+    """As ``model.to(device)``, which can't change a fake weight in its place."""
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                module._parameters[name] = nn.Parameter(weight.to(device), weight.requires_grad)
+        for name, value in module._buffers.items():
+            if value is not None:
+                module._buffers[name] = value.to(device)
+    return model
+
+
+@pytest.fixture()
+def on_gpu() -> Iterator[None]:
+    with gpu(), mock.patch.object(nn.Module, "to", moved):
+        yield
+
+
+def fit_of(name: str, sample: Tensor) -> tuple[list[nn.Module], Callable[[torch.device], None]]:
+    """A pair's models, and the fit of the student."""
+    arch, big, small = PAIRS[name]
+    teacher = timm.create_model(arch, num_classes=5, **big).eval()
+    student = timm.create_model(arch, num_classes=5, **small).eval()
+    last = next(path for path, layer in teacher.named_modules() if isinstance(layer, nn.Linear))
+    taps = {}
+    for model, prepare in ((teacher, THEIRS), (student, INPUT)):
+        taps[model] = Taps(model, [[last]], prepare)
+
+    def fit(device: torch.device) -> None:
+        inherit_together(
+            [(student, INPUT)], teacher, sample.to(device), THEIRS, SampleTaps(taps, teacher)
+        )
+
+    return [teacher, student], fit
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_each_family_is_fitted_on_the_device_alone(name: str, on_gpu: None) -> None:
+    """A tensor of the host in a product with one of the device would raise."""
+    sample = torch.zeros(8, 3, 32, 32, dtype=torch.uint8, device=CPU)
+    models, fit = fit_of(name, sample)
+    fit_on(CUDA, models, fit)
+    for model in models:
+        assert {value.device for value in model.state_dict().values()} == {CPU}
+
+
+def test_where_the_memory_is_too_small_the_cpu_goes_on_from_the_weights_of_before(
+    on_gpu: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layer = nn.Linear(2, 2)
+    before = layer.weight
+    places = []
+
+    def fit(device: torch.device) -> str:
+        places.append(layer.weight.device)
+        if device != CPU:
+            layer.load_state_dict({"weight": torch.ones(2, 2), "bias": torch.ones(2)})
+            raise torch.cuda.OutOfMemoryError
+        return "done"
+
+    loaded = []
+    load = nn.Module.load_state_dict
+
+    def load_weights(model: nn.Module, weights: dict[str, Tensor], **more: Any) -> Any:
+        loaded.append(weights["weight"])
+        return load(model, weights, **more)
+
+    with mock.patch.object(nn.Module, "load_state_dict", load_weights):
+        assert fit_on(CUDA, [layer], fit) == "done"
+    assert places == [CUDA, CPU]
+    assert loaded[-1].shape == before.shape
+    assert "runs on the CPU" in capsys.readouterr().out
+
+
+def test_products_keep_all_bits_in_the_fit_and_the_runs_own_after_it(on_gpu: None) -> None:
+    torch.set_float32_matmul_precision("high")
+    convolutions = torch.backends.cudnn.allow_tf32
+    try:
+        precision = fit_on(CUDA, [nn.Linear(2, 2)], lambda _: torch.get_float32_matmul_precision())
+        assert precision == "highest"
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.allow_tf32 == convolutions
+    finally:
+        torch.set_float32_matmul_precision("highest")
