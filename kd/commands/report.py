@@ -43,6 +43,7 @@ def run(request: Request) -> int | None:
     Raises:
         UserError: no run's folder, or a wrong word.
     """
+    from kd.report.comparison import headline
     from kd.report.html import write_comparison, write_report
     from kd.report.rules import Explained
 
@@ -76,12 +77,15 @@ def run(request: Request) -> int | None:
         for note in records.notes:
             print(f"kd-report: {records.folder}: {note}", file=sys.stderr)
     try:
+        explained = [Explained(records) for records in runs]
         if len(runs) == 1:
-            file = write_report(Explained(runs[0]), folders[0] / "report.html")
+            file = write_report(explained[0], folders[0] / "report.html")
         else:
-            file = write_comparison(runs, folders[-1] / "comparison.html")
+            file = write_comparison(explained, folders[-1] / "comparison.html")
     except OSError as error:
         raise UserError(f"{folders[-1]}: the page can't be written: {error.strerror}") from error
+    if len(runs) > 1:
+        print("\n".join(headline(explained)))
     print(f"written to {file}")
     if "open" in request.flags:
         webbrowser.open(file.resolve().as_uri())

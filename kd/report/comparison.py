@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from kd.report.charts import Section, by_epoch, epoch_chart, heat, line_chart, table
 from kd.report.facts import Facts
-from kd.report.metric import short
+from kd.report.metric import duration, format_metric, is_share, short
 from kd.report.ratio import ratio, times
 from kd.report.records import PHASES, percentile
 from kd.report.rules import Explained
@@ -237,14 +237,55 @@ def _quotient(a: float | None, b: float | None) -> float | None:
 
 def _change(name: str, before: float | None, after: float | None) -> str:
     """How a number has changed: a metric in points, utilisation in percent, all else by a factor."""
-    is_metric = " val " in name
-    if not is_metric and not name.endswith("(%)"):
+    _, is_metric, metric = name.partition(" val ")
+    if is_metric:
+        return _difference(metric, before, after)
+    if not name.endswith("(%)"):
         return times(before, after)
     if before is None or after is None or not math.isfinite(before - after):
         return ""
-    if is_metric:
-        return f"{100 * (after - before):+.1f} points"
     return f"{after - before:+.0f} %"
+
+
+def _difference(metric: str, before: float | None, after: float | None) -> str:
+    """The change of a metric with its sign: shares in points, all else in the metric's own units."""
+    if before is None or after is None or not math.isfinite(before - after):
+        return ""
+    if is_share(metric):
+        return f"{100 * (after - before):+.1f} points"
+    return f"{after - before:+.4g}"
+
+
+def headline(explained: Sequence[Explained]) -> list[str]:
+    """The comparison in a few lines, for a terminal: each run's metric and time, their difference, what they differ in.
+
+    Args:
+        explained: the runs; the last is compared with the first.
+    """
+    runs = [explained_run.facts for explained_run in explained]
+    names = [label(facts) for facts in runs]
+    lines = []
+    for facts, name in zip(runs, names, strict=True):
+        values = [name + ":"]
+        for student in facts.run.students:
+            value = format_metric(facts.run.primary, facts.best_val(student))
+            values.append(f"{student} val {facts.run.primary} {value or 'unknown'},".lstrip())
+        seconds = _product(facts.hours, 3600)
+        values.append(f"in {duration(seconds) or 'an unknown time'}")
+        lines.append(" ".join(values))
+    first = runs[0]
+    last = runs[-1]
+    changes = []
+    for student in first.run.students:
+        if student in last.run.students and first.run.primary == last.run.primary:
+            values_of_both = first.best_val(student), last.best_val(student)
+            change = _difference(first.run.primary, *values_of_both)
+            changes.append(f"{student} {change}".lstrip())
+    if first.hours and last.hours:
+        changes.append(f"{times(first.hours, last.hours)} the time")
+    lines.append(f"{names[-1]} against {names[0]}: {', '.join(filter(None, changes)) or 'unknown'}")
+    lines.append(_verdict(explained, names, _settings(runs))["text"])
+    return lines
 
 
 def _headline(before: Facts, after: Facts) -> str:

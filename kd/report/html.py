@@ -49,9 +49,8 @@ def write_explained(folder: Path, summary: dict[str, Any]) -> None:
         print(f"kd-train: no report: {type(problem).__name__}: {problem}", file=sys.stderr)
 
 
-def write_comparison(runs: Sequence[RunRecords], file: Path) -> Path:
+def write_comparison(explained: Sequence[Explained], file: Path) -> Path:
     """Writes the page that compares two runs or more; the first is the one that the others are held against."""
-    explained = [Explained(run) for run in runs]
     return write_page(
         file, " and ".join(label(one.facts) for one in explained), comparison(explained)
     )

@@ -18,7 +18,9 @@ def verdict_in(sections: list[dict[str, Any]]) -> str:
     return next(section["text"] for section in sections if section["kind"] == "verdict")
 
 
-def test_it_opens_with_what_came_of_the_runs(tmp_path: Path) -> None:
+def test_it_opens_with_what_came_of_the_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before, after = made(tmp_path / "a", 1, 10, 4, "GPU"), made(tmp_path / "b", 1, 5, 4, "GPU")
     for folder, agreement, right in ((before, 0.5, "[1.0, 0.6]"), (after, 0.75, "[1.0, 0.8]")):
         summary = json.loads((folder / "summary.json").read_text())
@@ -27,6 +29,12 @@ def test_it_opens_with_what_came_of_the_runs(tmp_path: Path) -> None:
         confusion = folder / "records" / "confusion.jsonl"
         confusion.write_text(confusion.read_text().replace("[1.0, 0.6]", right))
     assert report_main([str(before), str(after)]) == 0
+    first, second, change, why, place = capsys.readouterr().out.splitlines()
+    assert first == "demo/a: val acc1 50.0%, in 10.00 h"
+    assert second == "demo/b: val acc1 75.0%, in 5.00 h"
+    assert change == "demo/b against demo/a: +25.0 points, 0.50x the time"
+    assert why.startswith("no setting differs; ")
+    assert place == f"written to {after / 'comparison.html'}"
     sections = sections_of(after / "comparison.html")
     titles = [section.get("title", section["kind"]) for section in sections]
     assert titles[:7] == ["verdict", "What came of it", "train/loss", "val/acc1", "val/agreement",

@@ -266,7 +266,7 @@ def test_the_page_in_a_browser(tmp_path: Path, dark: bool) -> None:
         .replace("<head>", "<head>" + PROBE)
     )
     compared = (
-        write_comparison([run, other], tmp_path / "c.html")
+        write_comparison([Explained(run), Explained(other)], tmp_path / "c.html")
         .read_text()
         .replace("<head>", "<head>" + PROBE)
     )
@@ -314,7 +314,7 @@ def test_the_browser_s_console_stays_empty_however_narrow_the_page(tmp_path: Pat
     run, other = read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", slow=10))
     pages = [
         write_report(Explained(run), tmp_path / "r.html"),
-        write_comparison([run, other], tmp_path / "c.html"),
+        write_comparison([Explained(run), Explained(other)], tmp_path / "c.html"),
     ]
     frames = [
         f'<iframe src="{page.name}" width="{width}"></iframe>'

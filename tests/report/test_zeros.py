@@ -126,7 +126,7 @@ def test_zeros_make_a_whole_page_without_a_failure(tmp_path: Path, gpu: bool, st
         assert explained.verdict["text"] and "nan" not in explained.verdict["text"]
         assert all(limit.gain is None or 0 < limit.gain <= MOST for limit in explained.limits)
         write_report(explained, tmp_path / "report.html")
-        write_comparison([run, run], tmp_path / "comparison.html")
+        write_comparison([Explained(run), Explained(run)], tmp_path / "comparison.html")
 
 
 def test_records_that_lack_a_field_or_hold_nan_are_left_out_and_counted(tmp_path: Path) -> None:
