@@ -40,6 +40,30 @@ kd-launch: sends a run to other machines, follows it and fetches its folder.
 All other keys are the run's (kd-train --keys). Keys of the places:
 """
 
+PLACES_BY_OTHER_NAMES = {
+    "local": "torchrun",
+    "ssh": "torchrun",
+    "skypilot": "sky",
+    "k8s": "kubernetes",
+    "kubeflow": "kubernetes",
+    "aws": "sagemaker",
+    "sbatch": "slurm",
+}
+OTHER_DISKS = ("sagemaker", "sky", "kubernetes", SEARCH)
+"""Places whose machines do not share this machine's folders."""
+CHANNEL = " (channel.NAME=s3://BUCKET/FOLDER makes channel:NAME one)"
+MEANT = {
+    "time": "hours",
+    "walltime": "hours",
+    "nodes": "instances",
+    "gpus": "instances",
+    "machines": "instances",
+    "instance": "instances",
+    "instance_type": "instances",
+    "queue": "partition",
+}
+"""Keys of other programs -> keys of ``kd-launch``."""
+
 
 def run(request: Request) -> int | None:
     """Sends a run to a place, or follows one that was sent; returns the exit status, None to show the help.
@@ -57,9 +81,9 @@ def run(request: Request) -> int | None:
     if "delete" in request.flags:
         raise UserError("--delete: is for kd-launch endpoint RUN")
     if place not in TARGETS or request.rest:
-        raise UserError(
-            f"what is '{(request.rest or [place])[0]}'? Places are {', '.join(TARGETS)}"
-        )
+        word = (request.rest or [place])[0]
+        meant = f"; did you mean '{PLACES_BY_OTHER_NAMES[word]}'?" * (word in PLACES_BY_OTHER_NAMES)
+        raise UserError(f"what is '{word}'? Places are {', '.join(TARGETS)}{meant}")
     target = _target(place)
     options = _take_options(request, target.keys)
     if "job" in options and not request.recipe:
@@ -73,6 +97,13 @@ def run(request: Request) -> int | None:
     missing = job.what_is_missing()
     if missing and "dry-run" not in request.flags:
         raise UserError(missing)
+    if place in OTHER_DISKS:
+        for item in job.local_paths:
+            print(
+                f"kd-launch: {item} is on this machine alone: give a URL (s3://BUCKET/FOLDER), or its place on the "
+                f"job's machines{CHANNEL * (place == 'sagemaker')}",
+                file=sys.stderr,
+            )
     step = f"kd-launch: pictures in an optimizer step: {job.step} (optim.lr_batch)"
     if "dry-run" in request.flags:
         print(step, file=sys.stderr)
@@ -129,6 +160,9 @@ def _take_options(request: Request, place_keys: Iterable[str]) -> dict[str, str]
         if key in typed:
             raise UserError(f"no key '{key}'; did you mean '{flag}'?")
     keys = [*KEYS, *place_keys]
+    for key in typed:
+        if MEANT.get(key) in keys and key not in keys:
+            raise UserError(f"no key '{key}'; did you mean '{MEANT[key]}'?")
     for place_key in place_keys:
         if place_key.endswith(".NAME"):
             prefix = place_key.removesuffix("NAME")

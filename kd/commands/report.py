@@ -5,12 +5,16 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kd.errors import UserError
 from kd.report.records import is_run, read_run
 from kd.run.own_keys import take, take_all, whole_number
 from kd.run.request import Request
 from kd.storage.run_urls import run_at
+
+if TYPE_CHECKING:
+    from kd.report.rules import Explained
 
 HELP = """\
 kd-report: what limits a run, as one page.
@@ -43,8 +47,6 @@ def run(request: Request) -> int | None:
     Raises:
         UserError: no run's folder, or a wrong word.
     """
-    from kd.report.comparison import headline
-    from kd.report.html import write_comparison, write_report
     from kd.report.rules import Explained
 
     if "help" in request.flags or not (
@@ -77,19 +79,25 @@ def run(request: Request) -> int | None:
         for note in records.notes:
             print(f"kd-report: {records.folder}: {note}", file=sys.stderr)
     try:
-        explained = [Explained(records) for records in runs]
-        if len(runs) == 1:
-            file = write_report(explained[0], folders[0] / "report.html")
-        else:
-            file = write_comparison(explained, folders[-1] / "comparison.html")
+        file = _write_page([Explained(records) for records in runs], folders[-1])
     except OSError as error:
         raise UserError(f"{folders[-1]}: the page can't be written: {error.strerror}") from error
-    if len(runs) > 1:
-        print("\n".join(headline(explained)))
     print(f"written to {file}")
     if "open" in request.flags:
         webbrowser.open(file.resolve().as_uri())
     return 0
+
+
+def _write_page(explained: "list[Explained]", folder: Path) -> Path:
+    """Writes the page of one run, or of several, whose comparison is printed too; returns the file."""
+    from kd.report.comparison import headline
+    from kd.report.html import write_comparison, write_report
+
+    if len(explained) == 1:
+        return write_report(explained[0], folder / "report.html")
+    file = write_comparison(explained, folder / "comparison.html")
+    print("\n".join(headline(explained)))
+    return file
 
 
 def _alarms(request: Request) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kd.report.comparison import comparison, label
-from kd.report.records import RunRecords, read_run
+from kd.report.records import read_run
 from kd.report.rules import Explained
 from kd.report.sections import report
 from kd.storage.shown import in_html

@@ -12,11 +12,13 @@ from kd.errors import UserError
 from kd.launch.groups import WHY_TOO_OLD, gpus_of, has_gpus, too_old
 from kd.report.prices import price_of, read_prices
 from kd.run import files
+from kd.run.keys import plain
 from kd.run.needs import refuse_random_weights
 from kd.run.own_keys import positive, take, truth
 from kd.run.paths import find
 from kd.run.request import Request
 from kd.run.run import Run
+from kd.storage.objects import is_url
 from kd.storage.run_urls import folder_of_runs
 
 KEYS = ("instances", "data_instances", "spot", "image", "hours", "prices", "job", "wait")
@@ -176,6 +178,19 @@ class Job(Needs):
         for value in values:
             names |= set(re.findall(r"(?<![\w/])channel:([\w.-]+)", value))
         return sorted(names)
+
+    @property
+    def local_paths(self) -> list[str]:
+        """The ``key=value`` items, of the command line and of files of one's own, that name a file or folder here."""
+        settings = [item.partition("=")[::2] for item in self.items]
+        for file in self.files.values():
+            settings += [(key, str(value)) for key, value in files.leaves(files.read(file))]
+        paths = []
+        for key, value in settings:
+            may_be_path = key.startswith(("data.", "model.")) and value and not is_url(value)
+            if may_be_path and Path(value).expanduser().exists():
+                paths.append(f"{plain(key)}={value}")
+        return sorted(set(paths))
 
     @property
     def groups(self) -> dict[str, Machines]:

@@ -2,10 +2,11 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
-from kd.cli import main
+from kd.cli import launch_main, main
 from kd.commands.launch import TARGETS, _target
 
 RECIPE = "recipe=foodtag_vit"
@@ -48,3 +49,35 @@ def test_each_place_shows_an_example_that_it_takes(
     assert main("launch", [place, RECIPE, f"instances={example}", "--dry-run", *more]) == 0
     assert main("launch", ["--help"]) == 0
     assert f"for example {example}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["ssh", "instances=1xgpu:8"], "did you mean 'torchrun'?"),
+        (["skypilot", "instances=A100:8"], "did you mean 'sky'?"),
+        (["slurm", "instances=1xgpu:8", "time=04:00:00"], "no key 'time'; did you mean 'hours'?"),
+        (["sky", "gpus=8"], "no key 'gpus'; did you mean 'instances'?"),
+    ],
+)
+def test_other_programs_words_lead_to_its_own(
+    words: list[str], hint: str, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch_main([*words, f"recipe={recipe}", "--dry-run"]) == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_folders_of_this_machine_are_named_where_others_lack_them(
+    recipe: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"recipe={recipe}", f"data.source.root={pictures}", "--dry-run"]
+    local = f"kd-launch: data.source.root={pictures} is on this machine alone"
+    for place, machines in (
+        ("sky", "A100:8"),
+        ("kubernetes", "gpu:8"),
+        ("sagemaker", "ml.g5.xlarge"),
+    ):
+        assert launch_main([place, f"instances={machines}", *words]) == 0
+        assert local in capsys.readouterr().err
+    assert launch_main(["slurm", "instances=gpu:8", *words]) == 0
+    assert local not in capsys.readouterr().err
