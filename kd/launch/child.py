@@ -69,15 +69,15 @@ def with_outer_keys(message: str) -> str:
 
 
 def reason_in(log: Path) -> str:
-    """Why a ``kd-train`` failed, in a line, by the log of its output."""
+    """Why a ``kd-train`` failed, in a line, by the log of its output; it ends with the place of the log."""
     text = ""
     if log.is_file():
         text = text_of(log, LARGEST_LOG, errors="replace")
-    not_a_reason = "(?!the traceback|to resume|resume)"
-    message = rf"kd-(?:train|latency): {not_a_reason}(?:rank \d+: )?(?:failed: )?(.+)"
+    not_a_reason = "(?!the traceback|to resume|resume|loading )"
+    message = rf"kd-(?:train|latency|eval): {not_a_reason}(?:rank \d+: )?(?:failed: )?(.+)"
     reasons = re.findall(message, text)
     lines = reasons or text.strip().splitlines() or ["no output"]
-    return lines[-1][:200]
+    return f"{lines[-1][:200]} (log: {log})"
 
 
 def die_with_parent() -> None:

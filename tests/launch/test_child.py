@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kd.launch.child import SAYS_HOW, wait_asleep
+from kd.launch.child import SAYS_HOW, reason_in, wait_asleep
 from tests._forks import ForkedRun, as_program, start
 
 
@@ -87,3 +87,21 @@ def test_threads_wait_asleep_unless_the_environment_says_how(
         monkeypatch.setenv(said, "1")
     wait_asleep()
     assert os.environ.get("OMP_WAIT_POLICY") == {None: "passive", "OMP_WAIT_POLICY": "1"}.get(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("kd-train: failed: no memory\nkd-train: the traceback is in x\n", "no memory"),
+        (
+            "kd-eval: loading torch ...\nkd-eval: split: there is no test\n",
+            "split: there is no test",
+        ),
+        ("kd-eval: loading torch ...\nKilled\n", "Killed"),
+        ("", "no output"),
+    ],
+)
+def test_the_reason_names_the_log_that_it_is_from(tmp_path: Path, text: str, reason: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(text)
+    assert reason_in(log) == f"{reason} (log: {log})"

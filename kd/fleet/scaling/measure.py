@@ -113,7 +113,7 @@ class ScalingPlan:
                 if process.poll() is None:
                     process.terminate()
         if status:
-            raise UserError(f"{case.name}: {reason_in(log)} ({log})")
+            raise UserError(f"{case.name}: {reason_in(log)}")
         return read_run(self.folder / self.recipe / case.name)
 
 

@@ -286,8 +286,9 @@ def split_metrics(run: Path, split: str, slot: TrialPlace) -> dict[str, float]:
         process = slot.start(["eval", str(run), f"split={split}"], log, {})
         while process.poll() is None:
             time.sleep(0.05)
-    if not file.is_file():
-        return {}
+        if not file.is_file():
+            print(f"kd-tune: {run} is not measured on {split}: {reason_in(log)}", flush=True)
+            return {}
     return json_of(text_of(file))["student"]
 
 
