@@ -221,16 +221,17 @@ def prepare(command: str, items: list[str], filled: dict[str, str]) -> None:
         for number in range(2 if "kd-report" in command else 1):
             if not Path(f"runs/foodtag_vit/{number:03d}").exists():
                 assert train_main(["recipe=foodtag_vit", *SMALL, *TINY_FOOD]) == 0
-    if "kd-predict runs/grocery_vit/latest test.csv" in command:
+    if "kd-predict runs/distill/latest test.csv" in command:
         (training,) = [known for known in OURS if "data.source=train.csv" in known]
         _, *words = shlex.split(with_places(training, filled))
         assert train_main([*words, *shrunk(training, words, filled)]) == 0
-    if "runs/grocery_vit/" in command and not Path("runs/grocery_vit/000").exists():
-        given = [
-            f"data.source.root={filled['DIR']}",
-            f"model.teacher.checkpoint={filled['TEACHER']}",
-        ]
-        assert train_main(["recipe=grocery_vit", *given, *SMALL, *TINY_TEACHER]) == 0
+    for recipe in ("grocery_vit", "distill"):
+        if f"runs/{recipe}/" in command and not Path(f"runs/{recipe}/000").exists():
+            given = [
+                f"data.source.root={filled['DIR']}",
+                f"model.teacher.checkpoint={filled['TEACHER']}",
+            ]
+            assert train_main([f"recipe={recipe}", *given, *SMALL, *TINY_TEACHER]) == 0
     if "runs/foundation_vit/" in command and not Path("runs/foundation_vit/000").exists():
         assert (
             train_main(["recipe=foundation_vit", f"data.source.root={filled['DIR']}", *SMALL]) == 0
