@@ -72,6 +72,11 @@ class WholeItems(tqdm):
         return ", ".join(items)[:columns]
 
 
+def part_begins(name: str) -> None:
+    """One line on stderr for a part that takes seconds and has nothing to count: ``converting to onnx ...``."""
+    print(f"{name} ...", file=sys.stderr, flush=True)
+
+
 COUNTED = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt} of {total_fmt}{unit}, {rate_noinv_fmt}, {remaining} left"
 """A bar whose end is known."""
 

@@ -103,7 +103,7 @@ def unbroken_output(command: str) -> Iterator[None]:
     """
     before = sys.stdout, sys.stderr
     streams = [Unbroken(stream) for stream in before]
-    sys.stdout, sys.stderr = streams  # type: ignore[assignment]
+    sys.stdout, sys.stderr = streams
     first_line = FirstLine(command, streams)
     if is_rank_zero():
         sys.meta_path.insert(0, first_line)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from kd.errors import UserError
 from kd.machine import processor
-from kd.progress import bar
+from kd.progress import bar, part_begins
 from kd.report.records import percentile
 from kd.ship.export.stopwatch import Stopwatch, open_export
 from kd.ship.finished import FinishedRun
@@ -118,6 +118,7 @@ def _turns(
     rows: list[Row] = []
     try:
         for key, load in _loaders(run, reopen, runtimes, threads).items():
+            part_begins(f"loading {' in '.join(key)}, {threads} threads")
             watches[key] = _start(load, threads, key)
         turns = len(batches) * ROUNDS * len(watches)
         with bar(label=f"timing, {threads} threads", unit=" turns", total=turns) as shown:

@@ -18,7 +18,7 @@ from torch import nn
 from kd.data.batch import Batch
 from kd.errors import UserError
 from kd.module.outcomes import PictureOutcomes
-from kd.progress import bar
+from kd.progress import bar, part_begins
 from kd.proof.certificate import ProofMargin, certify
 from kd.ship.export.base import ExportJob, ExportLimits, Format, Runtime
 from kd.ship.export.fp16 import HalfPrecision, shortened
@@ -267,6 +267,7 @@ def export(
         max_batch=wanted.max_batch,
     )
     # before the work: missing pictures are reported at once
+    part_begins("loading the validation pictures")
     batches = run.data.eval_dataloader("val")
     half = None
     if wanted.fp16:
@@ -276,6 +277,7 @@ def export(
     make_folder(out.parent)
     part = Path(mkdtemp(prefix=".export-", dir=out.parent))
     try:
+        part_begins(f"converting the student to {wanted.name}")
         file = kind.write(job, part)
         if not (part / FILE).exists():
             manifest.write(part)
